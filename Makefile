@@ -1,0 +1,41 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+#
+# Each target installs what it needs first, and works on a fresh Debian 12 or Ubuntu machine.
+.PHONY: help setup lint format test integration lab pack clean
+
+help:  ## List the targets.
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+setup:  ## Install everything that the other targets need.
+	@scripts/setup
+
+lint:  ## Check format, style, types, spelling and shell scripts.
+	@scripts/setup lint
+	@scripts/lint
+
+format:  ## Format the code and mend what can be mended.
+	@scripts/setup lint
+	@.venv/bin/python -m ruff format .
+	@.venv/bin/python -m ruff check --fix .
+
+test:  ## Run all test suites; PYTEST_ARGS="-k name" goes on to pytest.
+	@scripts/test $(PYTEST_ARGS)
+
+integration:  ## Run the integration tests on the Juju model of the current controller.
+	@scripts/setup integration
+	@scripts/pack
+	@.venv-integration/bin/python -m pytest -rs --asyncio-mode=auto -W default \
+		tests/integration $(PYTEST_ARGS)
+
+lab:  ## Bring the lab up: the packed charm on disposable machines with simulated GPUs.
+	@scripts/setup lab
+	@./lab up
+
+pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
+	@scripts/pack
+
+clean:  ## Remove what was built; the lab is taken down by ./lab destroy.
+	rm -rf .venv .venv-pack .venv-integration .pack dist .pytest_cache .ruff_cache .hypothesis
+	rm -f gpu-ci-worker_*.charm
+	find src lib tests -name __pycache__ -prune -exec rm -rf {} +
