@@ -1,0 +1,151 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Fetches a large file: resumed where it was cut off, checked, and only then put in its place."""
+
+import collections.abc
+import errno
+import hashlib
+import http
+import http.client
+import pathlib
+import ssl
+import typing
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import tenacity
+
+import machine.process as process
+
+_CHUNK: typing.Final = 1 << 20
+_STEP: typing.Final = 10  # per cent between two messages
+_ATTEMPTS: typing.Final = 5
+_TIMEOUT: typing.Final = 60.0  # seconds without a byte
+
+
+class DownloadError(Exception):
+    """A file can't be had. The text names the address, what is wrong and the next step."""
+
+
+class _PassingError(Exception):
+    """What may work when tried again."""
+
+
+def fetch(
+    url: str,
+    destination: pathlib.Path,
+    sha256: str,
+    progress: collections.abc.Callable[[str], None],
+) -> None:
+    """Download a file. Nothing is done if it is there already; its name means that it was checked.
+
+    What has arrived is kept in `<destination>.part`, from which a later run goes on.
+
+    Args:
+        url: where it is; the Juju model's proxies are used.
+        destination: where it goes; the directory must exist.
+        sha256: of the whole file, in hex.
+        progress: told from time to time how far it is.
+
+    Raises:
+        DownloadError: if it can't be had, or is not the file expected.
+    """
+    if destination.exists():
+        return
+    part = destination.with_name(f"{destination.name}.part")
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(_PassingError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_exponential(multiplier=1, max=20),
+        reraise=True,
+    )
+    try:
+        retrying(_receive, url, part, progress)
+    except _PassingError as error:
+        raise DownloadError(
+            f"{url} can't be downloaded: {error}. Check the network and the model's proxies "
+            "(juju model-config juju-https-proxy); the next event tries again"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DownloadError(
+            f"{url} can't be downloaded: the disk of {part.parent} is full: make room there"
+        ) from error
+    got = sha256_of(part)
+    if got != sha256.lower():
+        part.unlink()
+        raise DownloadError(
+            f"{url} is not the file expected: its SHA-256 should be {sha256.lower()} but is "
+            f"{got}. Nothing was installed. Report this to the charm's authors; do not work "
+            "around it"
+        )
+    part.replace(destination)
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _receive(
+    url: str, part: pathlib.Path, progress: collections.abc.Callable[[str], None]
+) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
+    try:
+        with _opener(url).open(request, timeout=_TIMEOUT) as response:
+            if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+                have = 0
+            total = have + int(response.headers.get("Content-Length") or 0)
+            _store(response, part, have, total, progress)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # all of it is here: the checksum tells
+        text = f"the server answered {error.code} {error.reason}"
+        if error.code in (408, 429) or error.code >= 500:
+            raise _PassingError(text) from error
+        raise DownloadError(
+            f"{url} can't be downloaded: {text}. Check concourse-version, or give the tarball "
+            "with juju attach-resource"
+        ) from error
+    except urllib.error.URLError as error:
+        raise _PassingError(str(error.reason)) from error
+    except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
+        raise _PassingError(str(error) or type(error).__name__) from error
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    found = process.proxies()
+    host = urllib.parse.urlsplit(url).hostname or ""
+    direct = [name.strip().lstrip(".") for name in found.pop("no_proxy", "").split(",")]
+    if any(name in ("*", host) or (name and host.endswith(f".{name}")) for name in direct):
+        found = {}
+    schemes = {name.removesuffix("_proxy"): found[name] for name in found}
+    return urllib.request.build_opener(urllib.request.ProxyHandler(schemes))
+
+
+def _store(
+    response: http.client.HTTPResponse,
+    part: pathlib.Path,
+    have: int,
+    total: int,
+    progress: collections.abc.Callable[[str], None],
+) -> None:
+    said = have * 100 // total // _STEP if total else 0
+    with part.open("r+b" if have else "wb") as file:
+        file.seek(have)
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
+            have += len(chunk)
+            if total and have * 100 // total // _STEP > said:
+                said = have * 100 // total // _STEP
+                progress(f"Downloading {part.stem}: {said * _STEP} % of {total >> 20} MiB")
+    if have < total:
+        raise _PassingError(f"the connection broke after {have} of {total} bytes")

@@ -1,0 +1,124 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Files, directories and links, each made to be as asked, atomically and only when it differs."""
+
+import os
+import pathlib
+import pwd
+import shutil
+import stat
+
+
+def read_text(path: pathlib.Path) -> str | None:
+    """The text of a file; None if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def ensure_file(
+    path: pathlib.Path, content: str | bytes, *, mode: int = 0o644, owner: str | None = None
+) -> bool:
+    """Make a regular file of this content. Its directory must exist.
+
+    No reader ever sees half of it, and nobody sees any of it under another mode or owner.
+
+    Args:
+        path: where.
+        content: all of it.
+        mode: the permissions, whatever the umask.
+        owner: the name of the user that it and its group belong to; None for the caller's.
+
+    Returns:
+        Whether anything had to be changed.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    uid, gid = _ids(owner)
+    if _is_as_asked(path, stat.S_IFREG | mode, uid, gid) and path.read_bytes() == data:
+        return False
+    new = path.with_name(f".{path.name}.new")
+    # Always the same name, so that a hook that was killed leaves no litter behind.
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchown(descriptor, uid, gid)
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    new.replace(path)
+    return True
+
+
+def ensure_directory(path: pathlib.Path, *, mode: int = 0o755, owner: str | None = None) -> bool:
+    """Make a directory, and any above it that is missing (mode 0755). Return True if changed."""
+    uid, gid = _ids(owner)
+    if _is_as_asked(path, stat.S_IFDIR | mode, uid, gid):
+        return False
+    if not path.parent.is_dir():
+        ensure_directory(path.parent)
+    if not path.is_dir():
+        path.mkdir(mode=0o700)
+    os.chown(path, uid, gid)
+    path.chmod(mode)
+    return True
+
+
+def ensure_symlink(path: pathlib.Path, target: str | pathlib.Path) -> bool:
+    """Make a symbolic link, or switch it in one step. Return True if changed."""
+    if path.is_symlink() and os.readlink(path) == str(target):  # noqa: PTH115 a Path drops "./"
+        return False
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(path)
+    return True
+
+
+def move(path: pathlib.Path, destination: pathlib.Path) -> None:
+    """Give a file or directory another name on the same file system, where nothing has it yet."""
+    path.rename(destination)
+
+
+def ensure_absent(path: pathlib.Path) -> bool:
+    """Remove a file, a link (not its target) or a whole directory. Return True if changed.
+
+    Of a directory that is a mount point, which is the operator's, only the content is removed.
+    """
+    if path.is_mount():
+        inside = list(path.iterdir())
+        for entry in inside:
+            ensure_absent(entry)
+        return bool(inside)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+        return True
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def remove_if_empty(path: pathlib.Path) -> bool:
+    """Remove a directory if nothing is in it. Return True if changed."""
+    if not path.is_dir() or path.is_mount() or any(path.iterdir()):
+        return False
+    path.rmdir()
+    return True
+
+
+def _ids(owner: str | None) -> tuple[int, int]:
+    if owner is None:
+        return os.geteuid(), os.getegid()
+    user = pwd.getpwnam(owner)
+    return user.pw_uid, user.pw_gid
+
+
+def _is_as_asked(path: pathlib.Path, mode: int, uid: int, gid: int) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (found.st_mode, found.st_uid, found.st_gid) == (mode, uid, gid)

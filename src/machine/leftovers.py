@@ -1,0 +1,118 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Ends and removes what programs leave behind: processes, mounts, control groups."""
+
+import collections.abc
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import time
+import typing
+
+import machine.process as process
+
+_CGROUPS: typing.Final = pathlib.Path("/sys/fs/cgroup")
+_PROC: typing.Final = pathlib.Path("/proc")
+
+
+def processes_running(folder: pathlib.Path, names: collections.abc.Collection[str]) -> list[int]:
+    """The ids of all processes that run one of these programs from a folder or one below it.
+
+    A program that was deleted since it was started is found too.
+    """
+    found: list[int] = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # it ended, or is a thread of the kernel
+            program = (entry / "exe").readlink()
+            name = program.name.removesuffix(" (deleted)")
+            if name in names and program.is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
+
+
+def end_processes(pids: collections.abc.Collection[int], grace: float = 5.0) -> bool:
+    """End processes: SIGTERM, after `grace` seconds SIGKILL. Return True if there were any."""
+    for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + wait
+        while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return bool(pids)
+
+
+def unmount_below(folder: pathlib.Path) -> bool:
+    """Unmount all that is mounted below a folder. Return True if there was anything.
+
+    What is mounted at the folder itself was there before us, and stays.
+
+    Raises:
+        machine.process.CommandError: if something can't be unmounted.
+    """
+    points = _mount_points(folder)
+    for point in reversed(points):
+        # Lazily: a process of somebody else that stands in it must not stop the removal. Whether
+        # it worked is seen below, because one may take others with it.
+        process.run(["/usr/bin/umount", "--lazy", "--", point], timeout=60, check=False)
+    for point in _mount_points(folder):
+        process.run(["/usr/bin/umount", "--", point], timeout=60)
+    return bool(points)
+
+
+def control_groups(pattern: str) -> list[pathlib.Path]:
+    """The control groups, in every hierarchy, whose path in it matches; the deepest first."""
+    found: list[pathlib.Path] = []
+    for root in _hierarchies():
+        for path, _, _ in os.walk(root):
+            if re.search(pattern, f"/{os.path.relpath(path, root)}"):
+                found.append(pathlib.Path(path))
+    return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
+def remove_control_groups(pattern: str) -> bool:
+    """Kill what runs in the matching control groups and remove them. Return True if any was there.
+
+    Args:
+        pattern: a regular expression for the path below a hierarchy's root, as in
+            /proc/PID/cgroup.
+    """
+    groups = control_groups(pattern)
+    pids: set[int] = set()
+    for group in groups:
+        with contextlib.suppress(OSError):
+            pids.update(int(pid) for pid in (group / "cgroup.procs").read_text().split())
+    end_processes(pids, grace=0)
+    for group in groups:
+        with contextlib.suppress(OSError):  # systemd removes its own by itself
+            group.rmdir()
+    return bool(groups)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def _mount_points(folder: pathlib.Path) -> list[str]:
+    """What is mounted below a folder, in the order in which it was mounted."""
+    lines = (_PROC / "self/mountinfo").read_text().splitlines()
+    # The kernel writes blanks and backslashes as \040 and the like (proc(5)).
+    points = (
+        re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), line.split(" ")[4])
+        for line in lines
+    )
+    return [point for point in points if point.startswith(f"{folder}/")]
+
+
+def _hierarchies() -> list[pathlib.Path]:
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS]
+    return [path for path in _CGROUPS.iterdir() if path.is_dir() and not path.is_symlink()]

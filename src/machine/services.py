@@ -1,0 +1,112 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""systemd services."""
+
+import os
+import pathlib
+import signal as signals
+import typing
+
+import machine.files as files
+import machine.process as process
+
+_SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
+_UNITS: typing.Final = pathlib.Path("/etc/systemd/system")
+
+# Longer than any unit's own TimeoutStopSec.
+_TIMEOUT: typing.Final = 180.0
+
+
+def ensure_unit(name: str, content: str) -> bool:
+    """Install and enable a unit of our own. Return True if anything had to be changed.
+
+    A run that was killed between the steps is finished by the next.
+    """
+    changed = files.ensure_file(_UNITS / name, content)
+    state = _show(name, "NeedDaemonReload", "UnitFileState")
+    if changed or state["NeedDaemonReload"] == "yes":
+        _systemctl("daemon-reload")
+        changed = True
+    if state["UnitFileState"] != "enabled":
+        _systemctl("enable", name)
+        changed = True
+    return changed
+
+
+def ensure_running(name: str, *, restart: bool) -> bool:
+    """Have a service run, newly started if `restart`. Return True if it was (re)started.
+
+    Raises:
+        machine.process.CommandError: if systemd can't start it.
+    """
+    if not restart and _state(name) in ("active", "activating", "reloading"):
+        return False
+    # Else a service that failed too often would not be started again.
+    _systemctl("reset-failed", name, check=False)
+    _systemctl("restart", name)
+    return True
+
+
+def ensure_stopped(name: str) -> bool:
+    """Stop a service. Return True if it ran."""
+    if _state(name) in ("inactive", "failed"):
+        return False
+    _systemctl("stop", name)
+    return True
+
+
+def ensure_disabled(name: str) -> bool:
+    """Stop a service, and let no reboot start it again. Return True if anything had to be done."""
+    changed = ensure_stopped(name)
+    if _show(name, "UnitFileState")["UnitFileState"] == "enabled":
+        _systemctl("disable", name)
+        changed = True
+    return changed
+
+
+def remove_unit(name: str) -> bool:
+    """Stop a service of ours, and take its unit away. Return True if anything was there."""
+    changed = ensure_disabled(name)
+    if files.ensure_absent(_UNITS / name):
+        _systemctl("daemon-reload")
+        _systemctl("reset-failed", name, check=False)
+        changed = True
+    return changed
+
+
+def is_active(name: str) -> bool:
+    """Whether a service runs."""
+    return _state(name) in ("active", "reloading")
+
+
+def main_pid(name: str) -> int:
+    """The process id of a service's main process; 0 if it does not run."""
+    return int(_show(name, "MainPID")["MainPID"] or 0)
+
+
+def signal(name: str, sig: str) -> bool:
+    """Send a signal, such as `SIGHUP`, to a service's main process. Return False if none runs."""
+    pid = main_pid(name)
+    if not pid:
+        return False
+    try:
+        os.kill(pid, signals.Signals[sig])
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _state(name: str) -> str:
+    return _show(name, "ActiveState")["ActiveState"]
+
+
+def _show(name: str, *properties: str) -> dict[str, str]:
+    shown = process.run(
+        [_SYSTEMCTL, "show", "--property", ",".join(properties), "--", name], timeout=_TIMEOUT
+    )
+    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    return {key: found.get(key, "") for key in properties}
+
+
+def _systemctl(*arguments: str, check: bool = True) -> None:
+    process.run([_SYSTEMCTL, *arguments], timeout=_TIMEOUT, check=check)

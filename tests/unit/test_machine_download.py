@@ -1,0 +1,130 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Downloads: resumed, checked, retried where it helps, and told apart where it does not."""
+
+import hashlib
+import http.server
+import threading
+import urllib.parse
+
+import pytest
+import tenacity
+
+from machine import download
+
+BODY = bytes(range(256)) * 16384  # 4 MiB
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.asked.append((self.path, self.headers.get("Range")))
+        answer = server.answers.pop(0) if server.answers else "whole"
+        if isinstance(answer, int):
+            self.send_error(answer)
+            return
+        start = 0
+        asked = self.headers.get("Range")
+        if asked and answer != "no-ranges":
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(BODY):
+                self.send_error(416)
+                return
+            self.send_response(206)
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(BODY) - start))
+        self.end_headers()
+        end = len(BODY) // 2 if answer == "broken" else len(BODY)
+        self.wfile.write(BODY[start:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(download, "_ATTEMPTS", 3)
+    monkeypatch.setattr(tenacity, "wait_exponential", lambda **_: tenacity.wait_none())
+    for name in ("HTTP", "HTTPS", "NO"):
+        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY", raising=False)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked, server.answers = [], []
+    server.url = f"http://127.0.0.1:{server.server_port}/v1/file.tgz"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_whole_file_with_progress_and_only_once(server, tmp_path):
+    said = []
+    for _ in range(2):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, said.append)
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+    assert [path.name for path in tmp_path.iterdir()] == ["file.tgz"]
+    assert server.asked == [("/v1/file.tgz", None)]
+    assert said[-1] == "Downloading file.tgz: 100 % of 4 MiB"
+    assert 3 <= len(said) <= 10
+
+
+@pytest.mark.parametrize("answers", [["broken"], [503, "broken", "whole"], [429, 500]])
+def test_passing_errors_are_tried_again_from_where_it_broke(server, tmp_path, answers):
+    server.answers = list(answers)
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+    if "broken" in answers:
+        assert server.asked[-1][1] == f"bytes={len(BODY) // 2}-"
+
+
+@pytest.mark.parametrize("have", [1, len(BODY) // 3, len(BODY)])
+def test_later_run_goes_on_where_a_killed_one_stopped(server, tmp_path, have):
+    (tmp_path / "file.tgz.part").write_bytes(BODY[:have])
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+    assert server.asked == [("/v1/file.tgz", f"bytes={have}-")]
+
+
+def test_server_without_ranges_sends_it_anew(server, tmp_path):
+    (tmp_path / "file.tgz.part").write_bytes(b"x" * (len(BODY) + 7))
+    server.answers = ["no-ranges"]
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+
+
+def test_wrong_file_is_named_and_thrown_away(server, tmp_path):
+    expected = "0" * 64
+    with pytest.raises(download.DownloadError) as caught:
+        download.fetch(server.url, tmp_path / "file.tgz", expected, lambda _: None)
+    for part in (server.url, expected, SHA256, "Report this", "do not work around it"):
+        assert part in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("code", "tries"), [(404, 1), (403, 1), (503, 3)])
+def test_http_errors_are_told_and_only_passing_ones_repeated(server, tmp_path, code, tries):
+    server.answers = [code] * 9
+    with pytest.raises(download.DownloadError, match=f"the server answered {code}"):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert len(server.asked) == tries
+
+
+def test_no_server_at_all(server, tmp_path):
+    url = "http://127.0.0.1:1/file.tgz"
+    with pytest.raises(download.DownloadError, match=r"Connection refused.*model's proxies"):
+        download.fetch(url, tmp_path / "file.tgz", SHA256, lambda _: None)
+
+
+def test_model_proxy_is_used_unless_bypassed(server, tmp_path, monkeypatch):
+    netloc = urllib.parse.urlsplit(server.url).netloc
+    monkeypatch.setenv("JUJU_CHARM_HTTP_PROXY", f"http://{netloc}")
+    monkeypatch.setenv("JUJU_CHARM_NO_PROXY", "10.0.0.1, .direct.test")
+    url = "http://releases.invalid/file.tgz"
+    download.fetch(url, tmp_path / "a", SHA256, lambda _: None)
+    assert server.asked == [(url, None)]
+    with pytest.raises(download.DownloadError, match="can't be downloaded"):
+        download.fetch("http://x.direct.test/b", tmp_path / "b", SHA256, lambda _: None)
+    assert len(server.asked) == 1

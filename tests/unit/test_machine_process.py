@@ -1,0 +1,81 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Programs get a clean environment and a time limit, and their failures are told in one line."""
+
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+
+import pytest
+
+from machine import process
+
+DUMP = [sys.executable, "-S", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+
+
+def test_environment_is_clean_but_for_the_proxies(monkeypatch):
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "SECRET", "PATH", "http_proxy"):
+        monkeypatch.setenv(name, "/charm")
+    monkeypatch.setenv("JUJU_CHARM_HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("JUJU_CHARM_NO_PROXY", "10.0.0.0/8")
+    monkeypatch.setenv("JUJU_CHARM_HTTP_PROXY", "")
+    got = json.loads(process.run(DUMP, timeout=20, env={"EXTRA": "1"}).stdout)
+    assert got.pop("LC_CTYPE", None) in (None, "C.UTF-8")
+    assert got == {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": "/root",
+        "https_proxy": "http://proxy:3128",
+        "no_proxy": "10.0.0.0/8",
+        "EXTRA": "1",
+    }
+
+
+def test_stdin_reaches_the_program_and_no_log(caplog):
+    caplog.set_level(logging.DEBUG)
+    done = process.run(["/bin/cat"], timeout=10, stdin="a secret")
+    assert done == process.Completed(0, "a secret", "")
+    assert "/bin/cat" in caplog.text
+    assert "secret" not in caplog.text
+    assert process.run(["/bin/cat"], timeout=10).stdout == ""
+
+
+def test_failure_is_one_line_that_names_command_and_reason():
+    command = ["/bin/sh", "-c", "echo; echo first >&2; echo 'no such thing' >&2; exit 3"]
+    with pytest.raises(process.CommandError) as caught:
+        process.run(command, timeout=10)
+    assert caught.value.returncode == 3
+    assert str(caught.value) == f"{shlex.join(command)} failed with 3: first / no such thing"
+    done = process.run(["/bin/sh", "-c", "exit 3"], timeout=10, check=False)
+    assert done.returncode == 3
+
+
+def test_program_that_is_not_there_is_a_command_error():
+    with pytest.raises(process.CommandError, match="can't be started: No such file"):
+        process.run(["/nowhere/at-all"], timeout=10)
+
+
+def test_name_without_a_path_is_refused():
+    with pytest.raises(ValueError, match="no absolute path"):
+        process.run(["ls"], timeout=10)
+
+
+def test_what_runs_too_long_is_killed_with_its_children(tmp_path):
+    pidfile = tmp_path / "pid"
+    began = time.monotonic()
+    with pytest.raises(
+        process.CommandError, match=r"ran out of time: begun / no end within 0\.5 s"
+    ):
+        process.run(
+            ["/bin/sh", "-c", f"echo begun >&2; sleep 60 & echo $! >{pidfile}; wait"], timeout=0.5
+        )
+    assert time.monotonic() - began < 10
+    child = int(pidfile.read_text())
+    deadline = time.monotonic() + 5
+    while os.path.exists(f"/proc/{child}/exe") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(FileNotFoundError):
+        os.readlink(f"/proc/{child}/exe")
