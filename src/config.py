@@ -39,6 +39,11 @@ _TAKEN_PORTS: typing.Final = (2221, TSA_PORT, 7776, 7777, 7787, 7788, 8079, 8888
 MODES: typing.Final = ("worker", "web", "all")
 VENDORS: typing.Final = ("auto", "nvidia")
 
+# No certificates, and not ssh-dss, which OpenSSH 10.0 dropped.
+_KEY_TYPES: typing.Final = (
+    "ssh-rsa", "ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
+)  # fmt: skip
+
 _PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _HOST_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
@@ -117,8 +122,8 @@ def parse(raw: collections.abc.Mapping[str, object]) -> Options:
             raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
         ),
         concourse_sha256=_pattern(
-            raw, "concourse-sha256", r"(?:[0-9a-f]{64})?", "is no SHA-256: use 64 hex digits"
-        ),
+            raw, "concourse-sha256", r"(?:[0-9a-fA-F]{64})?", "is no SHA-256: use 64 hex digits"
+        ).lower(),
         tsa_hosts=hosts,
         tsa_public_key=_option_key(key) if key else "",
         worker_private_key=_private_key(str(raw.get("worker-private-key") or "")),
@@ -139,17 +144,16 @@ def public_key(text: str) -> str:
     words = text.split()
     if len(words) < 2:
         raise ValueError("is no OpenSSH public key")
+    if words[0] not in _KEY_TYPES:
+        raise ValueError("is no OpenSSH public key of a known type")
     try:
         loaded = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ValueError("is no OpenSSH public key of a known type") from error
-    # Reading passes over what is no base64, and takes the key out of a certificate.
-    key = loaded.public_bytes(
+    # Reading passes over what is no base64.
+    return loaded.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()
-    if key.split()[0] != words[0]:
-        raise ValueError("is no OpenSSH public key of a known type")
-    return key
 
 
 def _text(raw: collections.abc.Mapping[str, object], option: str) -> str:
@@ -199,9 +203,14 @@ def _address(item: str) -> str:
     if "%" in item:  # a container has no interface of that name, and anything may follow it
         raise OptionError("container-dns-servers", item, remedy)
     try:
-        return str(ipaddress.ip_address(item))
+        address = ipaddress.ip_address(item)
     except ValueError as error:
         raise OptionError("container-dns-servers", item, remedy) from error
+    # A container has a loopback of its own; 127.0.0.53 is what resolv.conf of Ubuntu says.
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        remedy = "is out of reach for containers: use addresses such as 10.0.0.53"
+        raise OptionError("container-dns-servers", item, remedy)
+    return str(address)
 
 
 def _tsa_host(item: str) -> str:

@@ -119,6 +119,7 @@ class Found:
         address: where others reach this unit.
         inventory: None where no GPU was asked for.
         tarball: path of the charm resource `concourse`; empty when not given.
+        installed: version of the Concourse that is on this machine; empty before the first.
         leaving: this unit is being removed: nothing is started any more.
     """
 
@@ -129,6 +130,7 @@ class Found:
     inventory: Inventory | None = None
     remembered: RememberedIds = RememberedIds()
     tarball: str = ""
+    installed: str = ""
     tsa: Tsa = Tsa()
     web: Web = Web()
     leaving: bool = False

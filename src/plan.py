@@ -204,13 +204,14 @@ def _worker_blocked(found: Found) -> str:
             f"tsa-host is set while a web is related: juju config {found.application} --reset "
             "tsa-host,tsa-public-key, or remove the relation"
         )
+    # What a tarball holds is known once it has been unpacked.
+    ours = found.installed if found.tarball else options.concourse_version
     for version in found.tsa.versions:
-        if not found.tarball and not works_with(options.concourse_version, version):
-            return (
-                f"Web runs Concourse {version}, which gives no work to "
-                f"{options.concourse_version}: juju config {found.application} "
-                f"concourse-version={version}"
-            )
+        if ours and not works_with(ours, version):
+            how = f"juju config {found.application} concourse-version={version}"
+            if found.tarball:
+                how = f"juju attach-resource {found.application} concourse=<tarball of {version}>"
+            return f"Web runs Concourse {version}, which gives no work to {ours}: {how}"
     return ""
 
 

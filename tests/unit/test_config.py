@@ -187,7 +187,12 @@ def test_bad_concourse_version(version):
 
 
 def test_concourse_sha256():
-    assert parse(concourse_sha256=f" {'0a' * 32} ").concourse_sha256 == "0a" * 32
+    for text in (f" {'0a' * 32} ", "0A" * 32):
+        assert parse(concourse_sha256=text).concourse_sha256 == "0a" * 32
+
+
+def test_a_checksum_in_capitals_is_the_same():
+    assert parse(concourse_sha256="0A" * 32).concourse_sha256 == "0a" * 32
 
 
 @pytest.mark.parametrize("checksum", ["0a", "0a" * 33, "sha256:" + "0a" * 32, "xy" * 32])
@@ -369,6 +374,14 @@ def test_container_dns_servers():
 def test_bad_container_dns_servers(server):
     text = refused(container_dns_servers=server)
     assert text.endswith("is no IP address: use addresses such as 10.0.0.53")
+
+
+@pytest.mark.parametrize("server", ["127.0.0.53", "::1", "0.0.0.0", "::", "ff02::fb"])
+def test_dns_servers_that_a_container_can_not_reach(server):
+    assert refused(container_dns_servers=f"10.0.0.53,{server}") == (
+        f"container-dns-servers '{server}' is out of reach for containers: "
+        "use addresses such as 10.0.0.53"
+    )
 
 
 @given(

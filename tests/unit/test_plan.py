@@ -1,3 +1,390 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""(Being written: src/plan.py.)"""
+"""What a unit should be, in every situation that its parts can be in."""
+
+import dataclasses
+
+import pytest
+
+import config
+import plan
+from found import Database, Found, Machine, RememberedIds, Toolkit, Tsa, Web, WebSecrets
+from gpu.inventory import Inventory, MigDevice, State
+from plan import Keep, Problem, Severity
+from tests.unit.situations import GPUS, HOST_KEY, WORKER_KEY
+
+DEFAULTS = {
+    "deployment-mode": "worker",
+    "enable-gpu": False,
+    "gpu-device-ids": "all",
+    "gpu-vendor": "auto",
+    "concourse-version": "8.3.0",
+    "web-port": 8080,
+}
+RUNTIME = "/usr/bin/nvidia-container-runtime"
+MACHINE = Machine("amd64", Toolkit(RUNTIME, "1.20.0"))
+READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
+DATABASE = Database("10.0.0.9", 5432, "concourse", "u", "p")
+SECRETS = WebSecrets("password", "host key", "signing key")
+TSA = Tsa(related=True, hosts=("10.0.0.5:2222",), public_keys=(HOST_KEY,), versions=("8.3.0",))
+WEB = Web(
+    database_related=True,
+    database=DATABASE,
+    secrets=SECRETS,
+    tsa_public_key=HOST_KEY,
+    worker_keys=(WORKER_KEY,),
+)
+OUTSIDE = {"tsa-host": "ci.example.com:2222", "tsa-public-key": WORKER_KEY}
+
+
+def unit(mode="worker", /, options=(), machine=(), **values):
+    """A unit that has all it needs, with these changes."""
+    raw = {**DEFAULTS, "deployment-mode": mode, **dict(options)}
+    good = Found(
+        options=config.parse(raw),
+        name="ci-gpu-3",
+        address="10.0.0.7",
+        machine=dataclasses.replace(MACHINE, **dict(machine)),
+        inventory=READY if raw["enable-gpu"] else None,
+        tsa=Tsa() if mode == "web" else TSA,
+        web=Web() if mode == "worker" else WEB,
+    )
+    return dataclasses.replace(good, **values)
+
+
+def gpu_unit(options=(), **values):
+    return unit(options={"enable-gpu": True, **dict(options)}, **values)
+
+
+def blocked(text):
+    return (Problem(Severity.BLOCKED, text),)
+
+
+def waiting(text):
+    return (Problem(Severity.WAITING, text),)
+
+
+def test_a_worker_without_gpus():
+    made = plan.make(unit(options={"tag": "b,a", "container-dns-servers": "10.0.0.53"}))
+    worker = plan.WorkerPlan(
+        name="ci-gpu-3",
+        tsa_hosts=("10.0.0.5:2222",),
+        tsa_public_keys=(HOST_KEY,),
+        private_key="",
+        tags=("b", "a"),
+        dns_servers=("10.0.0.53",),
+        wrapped=False,
+    )
+    release = plan.ReleasePlan("8.3.0", "amd64", config.PINNED_SHA256["8.3.0"], "")
+    assert made == plan.Plan((), release, None, worker, None)
+
+
+def test_a_worker_with_gpus():
+    made = plan.make(gpu_unit({"tag": "rack-7"}))
+    assert made.problems == ()
+    assert made.gpu == plan.GpuPlan(GPUS, RUNTIME)
+    assert made.gpu_note == "2x NVIDIA"
+    assert made.worker.wrapped
+    assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=2")
+    assert made.worker.tags[-1] == "rack-7"
+    assert not [tag for tag in made.worker.tags if tag.startswith("gpu-devices")]
+
+
+def test_a_chosen_gpu():
+    made = plan.make(gpu_unit({"gpu-device-ids": "1"}))
+    assert made.gpu.gpus == GPUS[1:]
+    begins = ("gpu", "gpu-type=nvidia", "gpu-count=1", "gpu-devices=1")
+    assert made.worker.tags[:4] == begins
+    assert made.remember == RememberedIds(("1",), (("1", GPUS[1].uuid),), (1,))
+
+
+def test_gpus_that_are_turned_off_leave_nothing():
+    made = plan.make(unit(remembered=RememberedIds(), machine={"foreign_runc": "/x"}))
+    assert (made.gpu, made.worker.wrapped, made.worker.tags) == (None, False, ())
+    assert (made.gpu_note, made.remember, made.problems) == ("", RememberedIds(), ())
+
+
+def test_the_key_and_the_address_of_a_web_outside_juju_are_taken():
+    worker = plan.make(unit(options=OUTSIDE, tsa=Tsa())).worker
+    assert (worker.tsa_hosts, worker.tsa_public_keys) == (("ci.example.com:2222",), (WORKER_KEY,))
+
+
+def test_a_web():
+    made = plan.make(unit("web"))
+    web = plan.WebPlan("10.0.0.7", 8080, "http://10.0.0.7:8080", DATABASE, SECRETS, (WORKER_KEY,))
+    assert (made.web, made.worker, made.gpu, made.problems) == (web, None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "url"),
+    [
+        ("", "fd00::7", "http://[fd00::7]:8080"),
+        ("https://ci.example.com/", "10.0.0.7", "https://ci.example.com"),
+    ],
+)
+def test_the_url_of_a_web(given, address, url):
+    found = unit("web", options={"external-url": given}, address=address)
+    assert plan.make(found).web.external_url == url
+
+
+def test_both_on_one_machine_need_no_relation_and_no_database():
+    web = dataclasses.replace(WEB, database=None, database_related=False)
+    made = plan.make(unit("all", tsa=Tsa(), web=web))
+    assert made.web.database is None
+    worker = made.worker
+    assert (worker.tsa_hosts, worker.tsa_public_keys) == (("127.0.0.1:2222",), (HOST_KEY,))
+    assert made.problems == ()
+
+
+def test_one_that_is_leaving_starts_nothing():
+    for mode in config.MODES:
+        found = unit(mode, options={"enable-gpu": True}, leaving=True)
+        assert plan.make(found) == plan.Plan((), None, None, None, None)
+
+
+# Found, what the operator reads, and what becomes of gpu, worker and web: "new" for a plan.
+ASKS = {
+    "worker not related": (
+        unit(tsa=Tsa()),
+        waiting("Waiting for web-tsa: juju integrate <web application>:web-tsa ci-gpu:worker-tsa"),
+        (None, None, None),
+    ),
+    "worker not related, with GPUs": (
+        gpu_unit(tsa=Tsa()),
+        waiting("Waiting for web-tsa: juju integrate <web application>:web-tsa ci-gpu:worker-tsa"),
+        ("new", None, None),
+    ),
+    "web says nothing yet": (
+        unit(tsa=Tsa(related=True)),
+        waiting("Waiting for the web unit to publish its TSA address and key"),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "web says nonsense": (
+        unit(tsa=Tsa(related=True, refused=("tsa-host of web/0: is no ADDRESS:PORT", "more"))),
+        waiting("Waiting for usable data from web: tsa-host of web/0: is no ADDRESS:PORT"),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "no checksum for a release": (
+        unit(options={"concourse-version": "9.0.0"}, tsa=dataclasses.replace(TSA, versions=())),
+        blocked(
+            "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
+            "concourse-sha256=..., or juju attach-resource ci-gpu concourse=<release tarball>"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "no checksum for a web's release": (
+        unit("web", options={"concourse-version": "9.0.0"}),
+        blocked(
+            "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
+            "concourse-sha256=..., or juju attach-resource ci-gpu concourse=<release tarball>"
+        ),
+        (None, None, Keep.AS_IS),
+    ),
+    "rival": (
+        gpu_unit(machine={"rival": "docker.service"}),
+        blocked(
+            "docker.service owns /run/containerd/containerd.sock, which Concourse needs: stop "
+            "and disable it, or use another machine"
+        ),
+        ("new", Keep.AS_IS, None),
+    ),
+    "foreign runc": (
+        gpu_unit(machine={"foreign_runc": "/opt/containerd/bin/runc"}),
+        blocked("/opt/containerd/bin/runc would be used in place of the GPU wrapper: remove it"),
+        ("new", Keep.AS_IS, None),
+    ),
+    "two ways to a web": (
+        unit(options=OUTSIDE),
+        blocked(
+            "tsa-host is set while a web is related: juju config ci-gpu --reset "
+            "tsa-host,tsa-public-key, or remove the relation"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "older than its web": (
+        unit(options={"concourse-version": "8.2.5"}),
+        blocked(
+            "Web runs Concourse 8.3.0, which gives no work to 8.2.5: juju config ci-gpu "
+            "concourse-version=8.3.0"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "no database": (
+        unit("web", web=Web(secrets=SECRETS)),
+        waiting("Waiting for a database: juju integrate ci-gpu:postgresql postgresql:database"),
+        (None, None, None),
+    ),
+    "database says nothing yet": (
+        unit("web", web=Web(database_related=True, secrets=SECRETS)),
+        waiting("Waiting for the database's address and credentials"),
+        (None, None, Keep.AS_IS),
+    ),
+    "no keys of the web yet": (
+        unit("web", web=dataclasses.replace(WEB, secrets=None)),
+        waiting("Waiting for the leader to make the web's keys"),
+        (None, None, Keep.AS_IS),
+    ),
+    "no keys of the own web yet, though another is related": (
+        unit("all", web=dataclasses.replace(WEB, secrets=None)),
+        waiting("Waiting for the leader to make the web's keys")
+        + waiting("Waiting for the web's keys from the leader"),
+        (Keep.AS_IS, Keep.AS_IS, Keep.AS_IS),
+    ),
+    "no address yet": (
+        unit("web", address=""),
+        waiting("Waiting for Juju to tell this unit's address"),
+        (None, None, Keep.AS_IS),
+    ),
+}
+
+
+def parts(made):
+    kinds = (plan.GpuPlan, plan.WorkerPlan, plan.WebPlan)
+    values = (made.gpu, made.worker, made.web)
+    pairs = zip(values, kinds, strict=True)
+    return tuple("new" if isinstance(value, kind) else value for value, kind in pairs)
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_what_is_in_the_way_is_said_with_the_next_step(name):
+    found, problems, becomes = ASKS[name]
+    made = plan.make(found)
+    assert made.problems == problems
+    assert parts(made) == becomes
+
+
+GPU_PROBLEMS = {
+    **{
+        state.value: {"inventory": Inventory(state, detail="0000:01:00.0")}
+        for state in State
+        if state is not State.READY
+    },
+    "unknown id": {"options": {"gpu-device-ids": "7"}},
+    "chosen one gone": {
+        "options": {"gpu-device-ids": "1"},
+        "inventory": dataclasses.replace(READY, gpus=GPUS[:1]),
+        "remembered": RememberedIds(("1",), (("1", GPUS[1].uuid),), (1,)),
+    },
+    "no toolkit": {"machine": {"toolkit": None}},
+    "old toolkit": {"machine": {"toolkit": Toolkit(RUNTIME, "1.19.0")}},
+    "unknown toolkit": {"machine": {"toolkit": Toolkit(RUNTIME, "")}},
+    "MIG without devices": {
+        "inventory": dataclasses.replace(
+            READY, gpus=(dataclasses.replace(GPUS[0], mig_enabled=True), GPUS[1])
+        )
+    },
+}
+
+
+def troubled(name, mode="worker"):
+    values = dict(GPU_PROBLEMS[name])
+    options = {"enable-gpu": True, **values.pop("options", {})}
+    return unit(mode, options=options, **values)
+
+
+@pytest.mark.parametrize("name", GPU_PROBLEMS)
+def test_a_worker_whose_gpus_fail_is_blocked_and_runs_on_as_it_is(name):
+    made = plan.make(troubled(name))
+    (problem,) = made.problems
+    assert problem.severity is Severity.BLOCKED
+    assert (made.gpu, made.worker, made.gpu_note) == (Keep.AS_IS, Keep.AS_IS, "")
+    assert made.release
+
+
+def test_each_problem_of_gpus_has_a_text_of_its_own():
+    texts = {plan.make(troubled(name)).problems[0].text for name in GPU_PROBLEMS}
+    assert len(texts) == len(GPU_PROBLEMS)
+
+
+def test_gpus_that_fail_do_not_hinder_the_web_beside_them():
+    assert parts(plan.make(troubled("no toolkit", "all"))) == (Keep.AS_IS, Keep.AS_IS, "new")
+
+
+def test_gpus_are_no_business_of_a_web():
+    found = unit("web", options={"enable-gpu": True}, inventory=Inventory(State.NO_GPU))
+    made = plan.make(found)
+    assert parts(made) == (None, None, "new")
+    assert made.problems == ()
+
+
+def test_all_that_is_wrong_is_said():
+    found = troubled("no toolkit", "all")
+    found = dataclasses.replace(
+        found,
+        options=dataclasses.replace(found.options, concourse_version="9.0.0"),
+        machine=dataclasses.replace(found.machine, rival="docker.service"),
+        web=dataclasses.replace(WEB, database=None),
+    )
+    texts = [problem.text.split(" ")[0] for problem in plan.make(found).problems]
+    assert texts == ["No", "nvidia-container-runtime", "Waiting", "docker.service"]
+
+
+def test_mig_devices_are_what_is_handed_out():
+    sliced = dataclasses.replace(
+        GPUS[0], mig_enabled=True, mig=(MigDevice("MIG-a", "1g.10gb"), MigDevice("MIG-b", "x"))
+    )
+    made = plan.make(gpu_unit(inventory=dataclasses.replace(READY, gpus=(sliced, GPUS[1]))))
+    assert [gpu.devices for gpu in made.gpu.gpus] == [("MIG-a", "MIG-b"), (GPUS[1].uuid,)]
+    assert "gpu-count=2" in made.worker.tags
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "tarball", "sha256"),
+    [
+        ("amd64", {}, "", config.PINNED_SHA256["8.3.0"]),
+        ("amd64", {"concourse-sha256": "ab" * 32}, "", "ab" * 32),
+        ("arm64", {"concourse-sha256": "ab" * 32}, "", "ab" * 32),
+        ("arm64", {}, "/r/concourse.tgz", ""),
+    ],
+)
+def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, sha256):
+    found = unit(options=options, machine={"architecture": architecture}, tarball=tarball)
+    assert plan.make(found).release == plan.ReleasePlan("8.3.0", architecture, sha256, tarball)
+
+
+def test_no_checksum_of_amd64_is_taken_for_arm64():
+    made = plan.make(unit(machine={"architecture": "arm64"}))
+    assert made.release is None
+    assert "8.3.0 on arm64" in made.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("worker", "web", "works"),
+    [
+        ("8.3.0", "8.3.0", True),
+        ("8.4.1", "8.3.0", True),
+        ("8.3.0", "9.0.0", True),
+        ("8.3.0", "8.2.5", False),
+        ("8.2.5", "8.3.0", False),
+        ("8.2.5", "8.0.0", True),
+        ("8.0.0", "8.2.5", True),
+        ("8.2.0", "7.9.1", True),
+        ("7.9.1", "8.2.0", False),
+        ("7.9.1", "7.10.0", False),
+        ("7.10.0", "7.9.1", True),
+        ("8.3.0", "8.3.1-rc.2", True),
+        # What a web may write into its databag.
+        ("8.3.0", f"{'9' * 5000}.0.0", True),
+        ("8.3.0", f"0.{'9' * 5000}.0", False),
+    ],
+)
+def test_web_and_worker_move_together(worker, web, works):
+    assert plan.works_with(worker, web) is works
+
+
+@pytest.mark.parametrize(("installed", "works"), [("", True), ("8.3.0", True), ("8.2.5", False)])
+def test_a_release_at_hand_is_judged_by_what_it_holds(installed, works):
+    options = {"concourse-version": "8.2.5"}
+    found = unit(options=options, tarball="/r/concourse.tgz", installed=installed)
+    texts = [problem.text for problem in plan.make(found).problems]
+    assert (texts == []) is works
+    assert works or "juju attach-resource ci-gpu concourse=<tarball of 8.3.0>" in texts[0]
+
+
+def test_secrets_do_not_show_where_a_plan_is_printed():
+    secret = "0123456789"
+    worker = plan.WorkerPlan("w", (), (), secret, (), (), wrapped=False)
+    web = plan.WebPlan(
+        "", 1, "", dataclasses.replace(DATABASE, password=secret), WebSecrets(*[secret] * 3), ()
+    )
+    assert secret not in repr((worker, web))

@@ -1,0 +1,186 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What holds for a plan whatever was found, also what nobody thought of."""
+
+import dataclasses
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import allowed
+import config
+import plan
+import status
+from found import Database, Found, Machine, RememberedIds, Toolkit, Tsa, Web, WebSecrets
+from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
+
+KEY = "ssh-rsa AAAA"
+PATH = "/usr/bin/nvidia-container-runtime"
+CARDS = range(4)
+IDS = [*map(str, CARDS), "7", "0000:02:00.0", "GPU-1", "GPU-2", "GPU-none"]
+VERSIONS = ["7.9.1", "8.2.5", "8.3.0", "9.9.9"]
+
+
+def some(*values):
+    return st.lists(st.sampled_from(values), unique=True, max_size=3).map(tuple)
+
+
+def texts(*values):
+    return st.sampled_from(values) | st.text(max_size=8)
+
+
+def mostly(good, other):
+    """Few situations would get far if each part of them were as likely bad as good."""
+    return st.integers(0, 7).flatmap(lambda dice: other if dice == 7 else st.just(good))
+
+
+options = st.builds(
+    config.Options,
+    deployment_mode=st.sampled_from(config.MODES),
+    enable_gpu=mostly(good=True, other=st.booleans()),
+    gpu_device_ids=st.just(()) | some(*IDS),
+    gpu_vendor=st.sampled_from(config.VENDORS),
+    tags=some("gpu", "rack-7", "{0}"),
+    concourse_version=mostly("8.3.0", st.sampled_from(VERSIONS)),
+    concourse_sha256=st.sampled_from(["", "ab" * 32]),
+    tsa_hosts=mostly((), some("ci.example.com:2222")),
+    tsa_public_key=st.just(KEY),
+    worker_private_key=st.just(""),
+    web_port=st.just(8080),
+    external_url=texts("", "https://ci.example.com"),
+    container_dns_servers=st.just(()),
+)
+
+
+@st.composite
+def inventories(draw):
+    state = draw(mostly(State.READY, st.sampled_from(State)))
+    cards = draw(st.lists(st.sampled_from(CARDS), unique=True).map(sorted))
+    if state is not State.READY or not cards:
+        state = State.NVML_ERROR if state is State.READY else state
+        return Inventory(state, driver=draw(texts("580.95.05", "")), detail=draw(texts("{0}")))
+    gpus = tuple(
+        Gpu(
+            index=index,
+            uuid=f"GPU-{card}",
+            vendor=Vendor.NVIDIA,
+            model=draw(texts("NVIDIA A100-SXM4-80GB", "Tesla T4")),
+            memory_mib=draw(st.integers(0, 1 << 20)),
+            pci_address=f"0000:0{card + 1}:00.0",
+            minor=card,
+            mig_enabled=(mig := draw(mostly(-1, st.integers(0, 2)))) >= 0,
+            mig=tuple(MigDevice(f"MIG-{card}-{n}", "1g.10gb") for n in range(max(mig, 0))),
+        )
+        for index, card in enumerate(cards)
+    )
+    return Inventory(
+        state,
+        gpus,
+        driver=draw(texts("580.95.05", "")),
+        cuda=draw(st.sampled_from(["13.0", ""])),
+        lost=draw(some("0000:04:00.0")),
+        detail=draw(texts("GPU 3: GPU is lost")),
+    )
+
+
+@st.composite
+def founds(draw):
+    chosen = draw(options)
+    asked = chosen.enable_gpu and chosen.has_worker
+    before = draw(st.just(()) | some(*map(str, CARDS)) | st.just(chosen.gpu_device_ids))
+    known = tuple((item, f"GPU-{draw(st.sampled_from(CARDS))}") for item in before)
+    versions = draw(mostly(("8.3.0",), st.lists(texts(*VERSIONS), max_size=2).map(tuple)))
+    hosts = draw(mostly(("10.0.0.5:2222",), some("10.0.0.5:2222", "[fd00::5]:2222")))
+    tsa = Tsa(
+        related=True,
+        hosts=hosts,
+        public_keys=(KEY,) * len(hosts),
+        versions=versions,
+        refused=("tsa-host of web/1: is no ADDRESS:PORT",),
+    )
+    toolkits = texts("1.20.0", "1.19.1", "1.19.0", "1.19", "").map(lambda v: Toolkit(PATH, v))
+    return Found(
+        options=chosen,
+        name=draw(texts("worker-0")),
+        address=draw(mostly("10.0.0.7", st.sampled_from(["fd00::7", ""]))),
+        machine=Machine(
+            architecture=draw(mostly("amd64", st.just("arm64"))),
+            toolkit=draw(mostly(Toolkit(PATH, "1.20.0"), st.none() | toolkits)),
+            rival=draw(mostly("", texts("docker.service"))),
+            foreign_runc=draw(mostly("", st.just("/opt/containerd/bin/runc"))),
+        ),
+        inventory=draw(inventories()) if asked else None,
+        remembered=RememberedIds(before, known, tuple(range(len(known)))),
+        tarball=draw(st.sampled_from(["", "/r/concourse.tgz"])),
+        tsa=draw(mostly(tsa, st.just(Tsa()))),
+        web=Web(
+            database_related=draw(st.booleans()),
+            database=draw(mostly(Database("10.0.0.9", 5432, "c", "u", "p"), st.none())),
+            secrets=draw(mostly(WebSecrets("a", "b", "c"), st.none())),
+            tsa_public_key=KEY,
+        ),
+        leaving=draw(mostly(good=False, other=st.booleans())),
+    )
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(founds())
+def test_whatever_is_found(found):
+    made = plan.make(found)
+    parts = (made.gpu, made.worker, made.web)
+    event(", ".join(type(part).__name__ for part in parts))
+    assert plan.make(dataclasses.replace(found)) == made
+    the_plan_is_one_that_the_rooms_can_follow(found, made)
+    what_was_remembered_changes_nothing(found, made)
+    tags_and_policy_agree(found, made)
+    for running in (status.Running(), status.Running(web=True, worker=True)):
+        lines = status.lines(made, running)
+        assert lines
+        assert (lines[0].kind is status.Kind.ACTIVE) <= (not made.problems)
+        assert all(line.text for line in lines)
+
+
+def the_plan_is_one_that_the_rooms_can_follow(found, made):
+    parts = (made.gpu, made.worker, made.web)
+    if plan.Keep.AS_IS in parts or (not made.worker and not made.web):
+        assert made.problems or found.leaving
+    if isinstance(made.worker, plan.WorkerPlan) or isinstance(made.web, plan.WebPlan):
+        assert made.release
+    if isinstance(made.worker, plan.WorkerPlan):
+        assert made.worker.tsa_hosts
+        assert made.worker.tsa_public_keys
+        assert not found.machine.rival
+    assert (made.worker is None) or found.options.has_worker
+    assert (made.web is None) or found.options.has_web
+
+
+def what_was_remembered_changes_nothing(found, made):
+    again = plan.make(dataclasses.replace(found, remembered=made.remember))
+    assert again == made or found.leaving
+
+
+def tags_and_policy_agree(found, made):
+    choice = allowed.choose(found)
+    wrong = found.options.has_worker and not found.leaving and allowed.problem_with(found, choice)
+    if wrong:
+        assert wrong in [problem.text for problem in made.problems]
+        assert not isinstance(made.worker, plan.WorkerPlan)
+        assert made.gpu is plan.Keep.AS_IS
+    if isinstance(made.gpu, plan.GpuPlan):
+        assert made.gpu.gpus
+        assert all(gpu.devices and gpu in found.inventory.gpus for gpu in made.gpu.gpus)
+        assert made.gpu_note
+    if not isinstance(made.worker, plan.WorkerPlan):
+        return
+    assert made.worker.wrapped == isinstance(made.gpu, plan.GpuPlan)
+    if not made.worker.wrapped:
+        assert made.worker.tags == found.options.tags
+        return
+    count = len(made.gpu.gpus)
+    assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", f"gpu-count={count}")
+    assert (made.worker.tags[3][:12] == "gpu-devices=") == bool(found.options.gpu_device_ids)
+    if found.options.gpu_device_ids:
+        indexes = made.worker.tags[3][12:].split(",")
+        assert len(set(indexes)) == count
+    ours = [tag for tag in found.options.tags if tag != "gpu"]
+    assert list(made.worker.tags[len(made.worker.tags) - len(ours) :]) == ours
