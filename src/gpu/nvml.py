@@ -1,0 +1,139 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What NVML says of NVIDIA's GPUs. NVML has no Python types: that ends in this file."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import pathlib
+import re
+import typing
+
+from gpu.inventory import Gpu, MigDevice, State, Vendor
+
+_MAPS: typing.Final = pathlib.Path("/proc/self/maps")
+
+
+class NvmlError(Exception):
+    """NVML can't be used at all; the text is its own words.
+
+    Attributes:
+        state: what that means for this machine.
+    """
+
+    def __init__(self, state: State, words: str) -> None:
+        super().__init__(words)
+        self.state = state
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What NVML knows of this machine.
+
+    Attributes:
+        driver: version of the loaded kernel driver.
+        cuda: highest CUDA version that it can run, such as `13.0`; empty if unknown.
+        gpus: the GPUs that answered, in NVML's order.
+        failures: NVML's words on each GPU that did not, such as `GPU 1: GPU is lost`.
+    """
+
+    driver: str
+    cuda: str
+    gpus: tuple[Gpu, ...]
+    failures: tuple[str, ...]
+
+
+def read() -> Answer:
+    """Ask this machine's libnvidia-ml.so.1. One GPU that fails does not sink the others.
+
+    Raises:
+        NvmlError: if it can't be loaded or started, or fails on the machine as a whole.
+    """
+    with _nvml() as nvml:
+        driver = nvml.nvmlSystemGetDriverVersion()
+        cuda = _if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        gpus: list[Gpu] = []
+        failures: list[str] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                gpus.append(_gpu(nvml, index))
+            except nvml.NVMLError as error:
+                failures.append(f"GPU {index}: {error}")
+    # NVML's number for 13.0 is 13000 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR).
+    version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
+    return Answer(driver, version, tuple(gpus), tuple(failures))
+
+
+def library_version() -> str:
+    """Version of the libnvidia-ml.so.1 that `read` loaded, by its file's name; empty if unknown.
+
+    NVML itself does not tell it when it does not fit the kernel's driver.
+    """
+    match = re.search(r"/libnvidia-ml\.so\.([0-9]+(?:\.[0-9]+)+)$", _MAPS.read_text(), re.M)
+    return match.group(1) if match else ""
+
+
+@contextlib.contextmanager
+def _nvml() -> collections.abc.Generator[typing.Any]:
+    """The binding while NVML runs; whatever it raises comes out as NvmlError."""
+    # Only here: a machine without GPUs asked for never loads it.
+    import pynvml  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
+
+    nvml: typing.Any = pynvml
+    states = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: State.NO_LIBRARY,
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: State.MISMATCH,
+    }
+    try:
+        nvml.nvmlInit()
+        try:
+            yield nvml
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        state = states.get(error.value, State.NVML_ERROR)
+        raise NvmlError(state, str(error)) from error
+
+
+def _gpu(nvml: typing.Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = _if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    mig_enabled = bool((_if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
+    return Gpu(
+        index=index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        vendor=Vendor.NVIDIA,
+        model=nvml.nvmlDeviceGetName(handle),
+        memory_mib=memory.total >> 20 if memory else 0,
+        pci_address=_pci_address(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        minor=nvml.nvmlDeviceGetMinorNumber(handle),
+        mig_enabled=mig_enabled,
+        mig=tuple(_mig_devices(nvml, handle)) if mig_enabled else (),
+    )
+
+
+def _mig_devices(nvml: typing.Any, handle: object) -> collections.abc.Iterator[MigDevice]:
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError_NotFound:
+            continue
+        # The name ends in `MIG 1g.10gb`.
+        profile = nvml.nvmlDeviceGetName(device).rpartition("MIG ")[2]
+        yield MigDevice(nvml.nvmlDeviceGetUUID(device), profile)
+
+
+def _if_supported(
+    nvml: typing.Any, function: collections.abc.Callable[..., typing.Any], *arguments: object
+) -> typing.Any:
+    """What a query answers; None where this GPU or this driver does not have it."""
+    try:
+        return function(*arguments)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return None
+
+
+def _pci_address(bus_id: str) -> str:
+    # NVML writes the domain with eight digits and all in upper case, /sys with four in lower.
+    domain, rest = bus_id.split(":", 1)
+    return f"{int(domain, 16):04x}:{rest.lower()}"

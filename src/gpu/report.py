@@ -1,0 +1,38 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The inventory as the gpu-inventory action shows it: flat keys for people, json for programs."""
+
+import dataclasses
+import enum
+import json
+
+from gpu.inventory import Inventory
+
+
+def as_results(inventory: Inventory, allowed: tuple[str, ...]) -> dict[str, str]:
+    """Action results.
+
+    Args:
+        inventory: what was found.
+        allowed: the UUIDs of the GPUs that tasks may get now.
+    """
+    results = {"state": inventory.state.value, "count": str(len(inventory.gpus))}
+    for name in ("driver", "cuda", "detail"):
+        if value := getattr(inventory, name):
+            results[name] = value
+    if inventory.lost:
+        results["lost"] = ", ".join(inventory.lost)
+    for gpu in inventory.gpus:
+        words = [gpu.model, f"{gpu.memory_mib} MiB", gpu.uuid, gpu.pci_address]
+        words += [f"MIG {device.profile} {device.uuid}" for device in gpu.mig]
+        words.append("for tasks" if gpu.uuid in allowed else "not for tasks")
+        results[f"gpu-{gpu.index}"] = ", ".join(words)
+    whole = {**dataclasses.asdict(inventory), "allowed": allowed}
+    results["json"] = json.dumps(whole, default=_plain)
+    return results
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.value
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,228 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Simulated GPUs as files: their state, and what /sys and /proc say of them.
+
+The state is one small file a value, below a directory that libnvidia-ml.so.1 reads too
+(nvml/nvml.c lists the names). Standard library alone: fakegpu takes this file into its machine.
+"""
+
+import dataclasses
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+DRIVER_VERSION = "580.95.05"
+CUDA_VERSION = "13.0"
+DEFAULT_MODEL = "NVIDIA A100-SXM4-80GB"
+# PCI device, MiB, compute capability; ids from pci.ids, memory as nvidia-smi shows it.
+MODELS = {
+    DEFAULT_MODEL: ("0x20b2", 81920, "8.0"),
+    "NVIDIA H100 80GB HBM3": ("0x2330", 81559, "9.0"),
+    "NVIDIA L4": ("0x27b8", 23034, "8.9"),
+    "Tesla T4": ("0x1eb8", 15360, "7.5"),
+}
+MAX_CARDS = 32
+MIG_SLICES = 7
+# Above what a real desktop has: nodes of these numbers never open a card of the host.
+FIRST_DRM = 32
+CAPS_MAJOR = 511
+DIRECTORIES = (
+    "sys/bus/pci/devices",
+    "sys/bus/pci/drivers",
+    "sys/class",
+    "sys/module",
+    "proc/driver",
+)
+
+
+class Link(str):
+    """The target of a symbolic link, where other texts are what a file holds."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One PCI function; by default a GPU that is well and bound to nvidia."""
+
+    number: int = 0
+    uuid: str = ""
+    model: str = DEFAULT_MODEL
+    memory_mib: int = 81920
+    minor: int = -1
+    pci: str = ""
+    pci_vendor: str = "0x10de"
+    pci_device: str = "0x20b2"
+    pci_class: str = "0x030200"
+    compute_capability: str = "8.0"
+    driver: str = "nvidia"  # nvidia, vfio-pci, nouveau, none
+    fault: str = ""  # fallen-off-bus, nvml-only
+    mig: tuple[str, ...] | None = None  # UUIDs of MIG devices; None while MIG mode is off
+
+    def __post_init__(self):
+        number = self.number
+        defaults = {
+            "uuid": f"GPU-{number:08x}-1111-2222-3333-444444444444",
+            "pci": f"0000:{number + 1:02x}:00.0",
+            "minor": number,
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) in ("", -1):
+                object.__setattr__(self, name, value)
+
+    @property
+    def on_bus(self):
+        return self.fault != "fallen-off-bus"
+
+    def write(self, state: Path):
+        directory = state / "gpus" / str(self.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("number", "mig"):
+                put(directory / field.name.replace("_", "-"), str(value))
+        shutil.rmtree(directory / "mig", ignore_errors=True)
+        for index, mig in enumerate(self.mig or ()):
+            put(directory / "mig" / str(index), mig)
+        if self.mig is not None:
+            (directory / "mig").mkdir(exist_ok=True)
+
+    @classmethod
+    def read(cls, directory: Path):
+        values = {"number": int(directory.name)}
+        for field in dataclasses.fields(cls):
+            file = directory / field.name.replace("_", "-")
+            if file.is_file():
+                text = file.read_text().strip()
+                values[field.name] = int(text, 0) if field.type in (int, "int") else text
+            elif file.is_dir():
+                slices = sorted(file.iterdir(), key=lambda path: int(path.name))
+                values["mig"] = tuple(path.read_text().strip() for path in slices)
+        return cls(**values)
+
+
+def put(path: Path, text: str):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n" if text else "")
+
+
+def get(state: Path, name: str, otherwise: str = "") -> str:
+    file = state / name
+    return file.read_text().strip() if file.exists() else otherwise
+
+
+def read_cards(state: Path) -> list[Card]:
+    directories = (state / "gpus").glob("*")
+    return sorted((Card.read(path) for path in directories), key=lambda card: card.number)
+
+
+def write_state(
+    state: Path, cards: Sequence[Card], driver: str = DRIVER_VERSION, cuda: str = CUDA_VERSION
+):
+    """Begins anew in `state` with these cards, for everything that reads FAKE_GPU_DIR."""
+    shutil.rmtree(state, ignore_errors=True)
+    put(state / "driver-version", driver)
+    put(state / "cuda-version", cuda)
+    put(state / "driver", "loaded")
+    for card in cards:
+        card.write(state)
+
+
+def render(cards: Sequence[Card], version: str | None) -> dict[str, str]:
+    """What /sys and /proc say of these cards, by path below a root; version None: no nvidia.ko."""
+    files: dict[str, str] = {}
+    for card in cards:
+        if card.on_bus:
+            files.update(render_card(card, version))
+    modules = {card.driver.replace("-", "_") for card in cards if card.driver != "none"}
+    if version is None or "nvidia" not in modules:
+        modules -= {"nvidia"}
+    else:
+        files["sys/module/nvidia/version"] = f"{version}\n"
+        files["proc/driver/nvidia/version"] = (
+            f"NVRM version: NVIDIA UNIX {platform.machine()} Kernel Module  {version}  "
+            "Tue Sep 23 10:11:40 UTC 2025\nGCC version:  gcc version 12.3.0\n"
+        )
+        # With 1, as a driver has it by default, NVIDIA's hook would mount a changed file over the
+        # one in the container's own /proc, where only a real driver has one.
+        files["proc/driver/nvidia/params"] = "ModifyDeviceFiles: 0\n"
+        caps = {"config": 1, "monitor": 2, **mig_minors(cards)}
+        files["proc/driver/nvidia-caps/mig-minors"] = "".join(
+            f"{name} {minor}\n" for name, minor in caps.items()
+        )
+    for name in modules:
+        files[f"sys/module/{name}/refcnt"] = "1\n"
+    files["proc/modules"] = "".join(
+        f"{name} 1048576 1 - Live 0x0000000000000000\n" for name in sorted(modules)
+    )
+    return files
+
+
+def render_card(card: Card, version: str | None) -> dict[str, str]:
+    device, driver = f"sys/bus/pci/devices/{card.pci}", card.driver
+    if driver == "nvidia" and version is None:
+        driver = "none"
+    files = {
+        f"{device}/vendor": f"{card.pci_vendor}\n",
+        f"{device}/device": f"{card.pci_device}\n",
+        f"{device}/class": f"{card.pci_class}\n",
+        f"{device}/numa_node": "0\n",
+        f"{device}/uevent": f"PCI_CLASS={int(card.pci_class, 16):X}\n"
+        f"PCI_ID={card.pci_vendor[2:].upper()}:{card.pci_device[2:].upper()}\n"
+        f"PCI_SLOT_NAME={card.pci}\n",
+    }
+    if driver != "none":
+        files[f"{device}/driver"] = Link(f"../../drivers/{driver}")
+        files[f"sys/bus/pci/drivers/{driver}/module"] = Link(
+            f"../../../../module/{driver.replace('-', '_')}"
+        )
+    if driver in ("nvidia", "nouveau"):
+        for name, minor in drm(card):
+            files[f"{device}/drm/{name}/dev"] = f"226:{minor}\n"
+            files[f"{device}/drm/{name}/device"] = Link(f"../../../{card.pci}")
+            files[f"sys/class/drm/{name}"] = Link(f"../../bus/pci/devices/{card.pci}/drm/{name}")
+    if driver == "nvidia":
+        files[f"proc/driver/nvidia/gpus/{card.pci}/information"] = (
+            f"Model: \t\t {card.model}\nGPU UUID: \t {card.uuid}\n"
+            f"Bus Location: \t {card.pci}\nDevice Minor: \t {card.minor}\n"
+        )
+    return files
+
+
+def drm(card: Card) -> tuple[tuple[str, int], tuple[str, int]]:
+    primary, node = FIRST_DRM + card.number, 128 + FIRST_DRM + card.number
+    return (f"card{primary}", primary), (f"renderD{node}", node)
+
+
+def mig_minors(cards: Sequence[Card]) -> dict[str, int]:
+    """Capability names and minors; slice n is GPU instance n + 1, as in nvml/health.h."""
+    minors = {}
+    for card in cards:
+        for index in range(len(card.mig or ()) if card.on_bus and card.driver == "nvidia" else 0):
+            minor = 3 + 2 * (MIG_SLICES * card.number + index)
+            instance = f"gpu{card.minor}/gi{index + 1}"
+            minors |= {f"{instance}/access": minor, f"{instance}/ci0/access": minor + 1}
+    return minors
+
+
+def sync(root: Path, files: dict[str, str]):
+    """Writes what differs below `root`, and removes all else from the DIRECTORIES there."""
+    for name in DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for path in sorted((root / name).rglob("*"), reverse=True):
+            if path.is_symlink() or path.is_file():
+                if str(path.relative_to(root)) not in files:
+                    path.unlink()
+            elif not any(path.iterdir()):
+                path.rmdir()
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Link):
+            if not path.is_symlink() or os.readlink(path) != content:
+                path.unlink(missing_ok=True)
+                path.symlink_to(content)
+        elif not path.exists() or path.read_text() != content:
+            path.write_text(content)
