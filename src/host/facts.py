@@ -1,0 +1,117 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the machine itself says: architecture, NVIDIA runtime, what is in Concourse's way."""
+
+import contextlib
+import pathlib
+import platform
+import re
+import typing
+
+import machine.process as process
+from found import Machine, Toolkit
+
+# Not /usr/local/nvidia/toolkit, where NVIDIA's GPU operator puts a script of this name: it sets
+# XDG_CONFIG_HOME anew, which would take our private configuration away from the runtime.
+_RUNTIMES: typing.Final = (
+    "usr/bin/nvidia-container-runtime",
+    "usr/local/bin/nvidia-container-runtime",
+)
+# Debian's names (dpkg-architecture); others are left as the kernel says them.
+_ARCHITECTURES: typing.Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+# containerd puts this folder first on its PATH (containerd 2.3.1 plugins/services/opt/service.go).
+_FOREIGN_RUNC: typing.Final = "opt/containerd/bin/runc"
+_SOCKET: typing.Final = "/run/containerd/containerd.sock"
+_OURS: typing.Final = pathlib.Path("/opt/concourse")
+_OUR_SERVICE: typing.Final = "concourse-worker.service"
+
+# __SO_ACCEPTCON (Linux include/uapi/linux/net.h): this socket listens.
+_LISTENS: typing.Final = 0x10000
+
+
+def architecture() -> str:
+    """Debian's name of this machine's architecture, such as `amd64`."""
+    machine = platform.machine()
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
+    """Look at the machine whose files lie below `root`."""
+    foreign = root / _FOREIGN_RUNC
+    return Machine(
+        architecture=architecture(),
+        toolkit=_toolkit(root),
+        rival=_rival(root / "proc"),
+        foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
+    )
+
+
+def _toolkit(root: pathlib.Path) -> Toolkit | None:
+    for name in _RUNTIMES:
+        path = root / name
+        if path.is_file():
+            return Toolkit(str(path), _version(path))
+    return None
+
+
+def _version(runtime: pathlib.Path) -> str:
+    """What `--version` says; empty if it does not say.
+
+    It ends with an error after its own version where it finds no runc to ask for another.
+    """
+    try:
+        said = process.run([str(runtime), "--version"], timeout=10, check=False).stdout
+    except process.CommandError:
+        return ""
+    match = re.search(r"^NVIDIA Container Runtime version (\S+)", said, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _rival(proc: pathlib.Path) -> str:
+    """Who besides Concourse listens on containerd's socket.
+
+    One that starts later removes the socket of the one before, which goes on listening, so there
+    may be several.
+    """
+    wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix")}
+    if not wanted:
+        return ""
+    for folder in proc.iterdir():
+        if folder.name.isdecimal() and wanted & _open_files(folder):
+            name = _owner(folder)
+            if name:
+                return name
+    return ""
+
+
+def _listeners(table: pathlib.Path) -> list[str]:
+    """Inodes of the sockets that listen under containerd's path (proc(5), /proc/net/unix).
+
+    Every user can have a socket whose path holds any bytes, newlines among them.
+    """
+    row = rf"^\S+: \S+ \S+ ([0-9A-F]{{8}}) \S+ \S+ +([0-9]+) (?:/var)?{re.escape(_SOCKET)}$"
+    rows = re.findall(row, table.read_text(errors="replace"), re.MULTILINE)
+    return [inode for flags, inode in rows if int(flags, 16) & _LISTENS]
+
+
+def _open_files(folder: pathlib.Path) -> set[str]:
+    """What the files are that a process has open; those that it closes meanwhile are left out."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # it ended
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(link.readlink()))
+    return found
+
+
+def _owner(folder: pathlib.Path) -> str:
+    """Name of a process's service, else of its program; empty if Concourse's own, or ended."""
+    try:
+        program = (folder / "exe").readlink()
+        groups = (folder / "cgroup").read_text(errors="replace")
+    except OSError:
+        return ""
+    service = re.search(r"/([^/\n]+\.service)$", groups, re.MULTILINE)
+    name = service.group(1) if service else program.name
+    return "" if program.is_relative_to(_OURS) or name == _OUR_SERVICE else name

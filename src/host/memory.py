@@ -1,0 +1,48 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What this unit must not forget between two hooks, in small files under /var/lib/gpu-ci."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+from found import RememberedIds
+from machine import files
+
+STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci")
+
+_IDS = STATE / "gpu-ids.json"
+_LEAVING = STATE / "leaving"
+
+
+def remembered_ids() -> RememberedIds:
+    """Which card each chosen index meant when it was chosen; nothing if never written."""
+    text = files.read_text(_IDS)
+    if text is None:
+        return RememberedIds()
+    data = json.loads(text)
+    return RememberedIds(
+        chosen=tuple(data["chosen"]),
+        uuids=tuple((item, uuid) for item, uuid in data["uuids"]),
+        indexes=tuple(data["indexes"]),
+    )
+
+
+def remember_ids(ids: RememberedIds) -> bool:
+    """Keep the meaning of the chosen ids. Return True if it was new."""
+    if not ids.chosen:
+        return files.ensure_absent(_IDS)
+    files.ensure_directory(STATE)
+    return files.ensure_file(_IDS, json.dumps(dataclasses.asdict(ids)))
+
+
+def is_leaving() -> bool:
+    """Whether this unit's removal has begun, after which nothing is started any more."""
+    return _LEAVING.exists()
+
+
+def set_leaving() -> None:
+    """Note that this unit's removal has begun; a reboot keeps the note."""
+    files.ensure_directory(STATE)
+    files.ensure_file(_LEAVING, "")

@@ -1,0 +1,95 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Forwarding and iptables: what is changed is only what differs."""
+
+import pytest
+
+from found import RememberedIds
+from host import memory, network
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine that forwards nothing; what is run on it is noted, and sysctl works."""
+    drop_in, live, ran = tmp_path / "90-gpu-ci-worker.conf", tmp_path / "ip_forward", []
+    live.write_text("0\n")
+
+    def run(argv, **_):
+        ran.append(argv)
+        live.write_text("1\n")
+
+    monkeypatch.setattr(network, "_DROP_IN", drop_in)
+    monkeypatch.setattr(network, "_LIVE", live)
+    monkeypatch.setattr(network.process, "run", run)
+    monkeypatch.setattr(network.packages, "ensure_installed", lambda *names: False)
+    return drop_in, live, ran
+
+
+def test_forwarding_is_on_now_and_after_a_reboot(machine):
+    drop_in, live, ran = machine
+    assert network.ensure()
+    assert drop_in.read_text().endswith("\nnet.ipv4.ip_forward = 1\n")
+    assert ran == [["/usr/sbin/sysctl", "-q", "-w", "net.ipv4.ip_forward=1"]]
+    assert not network.ensure()
+    assert len(ran) == 1
+    live.write_text("0\n")
+    assert network.ensure()
+    assert len(ran) == 2
+
+
+def test_a_machine_that_forwards_already_is_only_written_down(machine):
+    drop_in, live, ran = machine
+    live.write_text("1\n")
+    assert network.ensure()
+    assert drop_in.exists()
+    assert ran == []
+
+
+def test_iptables_is_installed(machine, monkeypatch):
+    asked = []
+
+    def ensure_installed(*names):
+        asked.extend(names)
+        return True
+
+    network.ensure()
+    monkeypatch.setattr(network.packages, "ensure_installed", ensure_installed)
+    assert network.ensure()
+    assert asked == ["iptables"]
+
+
+def test_removal_leaves_what_others_may_rest_on_until_the_next_boot(machine):
+    drop_in, live, ran = machine
+    network.ensure()
+    assert network.remove()
+    assert not drop_in.exists()
+    assert live.read_text() == "1\n"
+    assert len(ran) == 1
+    assert not network.remove()
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    folder = tmp_path / "gpu-ci"
+    monkeypatch.setattr(memory, "STATE", folder)
+    monkeypatch.setattr(memory, "_IDS", folder / "gpu-ids.json")
+    monkeypatch.setattr(memory, "_LEAVING", folder / "leaving")
+    return folder
+
+
+def test_ids_are_remembered_and_forgotten(state):
+    ids = RememberedIds(("1", "0"), (("1", "GPU-b"), ("0", "GPU-a")), (1, 0))
+    assert memory.remembered_ids() == RememberedIds()
+    assert memory.remember_ids(ids)
+    assert memory.remembered_ids() == ids
+    assert not memory.remember_ids(ids)
+    assert memory.remember_ids(RememberedIds())
+    assert memory.remembered_ids() == RememberedIds()
+    assert not memory.remember_ids(RememberedIds())
+
+
+def test_leaving_is_for_good(state):
+    assert not memory.is_leaving()
+    memory.set_leaving()
+    memory.set_leaving()
+    assert memory.is_leaving()
