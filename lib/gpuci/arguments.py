@@ -1,0 +1,78 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""runc's command line, read as runc 1.1 to 1.5 reads it (urfave/cli v1 on Go's flag package)."""
+
+from __future__ import annotations
+
+_GLOBAL = frozenset({"root", "log", "log-format", "rootless", "criu"})
+_VALUES = {
+    "create": frozenset(
+        {"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}
+    ),
+    "exec": frozenset(
+        {
+            *("console-socket", "pidfd-socket", "cwd", "env", "e", "user", "u"),
+            *("additional-gids", "g", "process", "p", "pid-file", "process-label"),
+            *("apparmor", "cap", "c", "preserve-fds", "cgroup"),
+        }
+    ),
+}
+_LONG = {"b": "bundle", "p": "process"}
+
+
+class Call:
+    """One call of runc.
+
+    Attributes:
+        command: the subcommand; empty if there is none.
+        options: value of each flag that takes one, by its long name; the last one given counts.
+        words: what is neither a flag nor a flag's value: the container's id first.
+    """
+
+    __slots__ = ("command", "options", "words")
+
+    def __init__(self, command: str, options: dict[str, str], words: list[str]) -> None:
+        self.command = command
+        self.options = options
+        self.words = words
+
+    @property
+    def container(self) -> str:
+        """The container's id; empty if none was given or it can't be one."""
+        name = self.words[0] if self.words else ""
+        return "" if "/" in name or name.startswith("-") or name in {".", ".."} else name
+
+
+def parse(argv: list[str]) -> Call:
+    """Read `argv` without the program's name. Never fails: what runc would refuse is left to runc.
+
+    A flag may have one dash or two, and its value in the next word or after `=`. `create` takes
+    flags after its id too, `exec` does not: there the container's own command begins.
+    """
+    command = ""
+    options: dict[str, str] = {}
+    words: list[str] = []
+    takes_value = _GLOBAL
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        position += 1
+        if word == "--" or (command == "exec" and words):
+            words += argv[position if word == "--" else position - 1 :]
+            break
+        if word.startswith("-") and word != "-":
+            flag, equals, value = word.lstrip("-").partition("=")
+            if flag not in takes_value:
+                continue
+            if not equals:
+                if position == len(argv):
+                    break
+                value = argv[position]
+                position += 1
+            options[_LONG.get(flag, flag)] = value
+        elif not command:
+            command = word
+            takes_value = _VALUES.get(command, frozenset[str]())
+        else:
+            words.append(word)
+    return Call(command, options, words)

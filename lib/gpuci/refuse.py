@@ -1,0 +1,54 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Saying no: the one way in which words of ours reach the log of the user's build.
+
+containerd's shim reads the last line with level=error from the file that `--log` names and shows
+its msg; stdout and stderr belong to the step (containerd 2.3.1 cmd/containerd-shim-runc-v2
+process/utils.go:57-88).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Refused(Exception):
+    """A task that was promised a GPU can't have it; the text says why and what to do."""
+
+
+def write(log: str, text: str) -> None:
+    """Append `text` as one JSON line to the runtime's log file `log`; never raises.
+
+    A line that can't be written (no `--log`, disk full) is lost: the exit status still tells.
+    """
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    line = json.dumps({"level": "error", "msg": f"gpu-ci-worker: {text}", "time": moment}) + "\n"
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.write(descriptor, line.encode())
+        os.close(descriptor)
+    except OSError:
+        pass
+
+
+def report_crashes(log: str) -> None:
+    """From now on an exception that nobody handles goes to `log`, not to the step's stderr."""
+
+    def report(
+        kind: type[BaseException], fault: BaseException, trace: TracebackType | None
+    ) -> None:
+        place = ""
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
+            trace = trace.tb_next
+        write(log, f"internal error, please report it: {kind.__name__}: {fault} at {place}")
+
+    sys.excepthook = report

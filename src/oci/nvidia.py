@@ -1,0 +1,74 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""nvidia-container-runtime's configuration as this worker's CI tasks get it, private to them."""
+
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, cast
+
+import tomlkit
+import tomlkit.exceptions
+
+import machine.files as files
+
+PACKAGED = Path("/etc/nvidia-container-runtime/config.toml")
+
+_REMEDY = "repair it, or reinstall nvidia-container-toolkit-base to have it written anew"
+
+Table = MutableMapping[str, Any]
+
+
+class ConfigError(Exception):
+    """The packaged configuration can't be taken as a base; the text says what to do."""
+
+
+def folder(config_home: Path) -> Path:
+    """Where the runtime looks for its configuration when XDG_CONFIG_HOME is `config_home`."""
+    return config_home / "nvidia-container-runtime"
+
+
+def configure(config_home: Path, runc: str) -> bool:
+    """Write the private configuration below `config_home`; True if it was not there as it is now.
+
+    Raises:
+        ConfigError: the packaged one can't be taken as a base.
+    """
+    content = private_config(files.read_text(PACKAGED) or "", runc)
+    files.ensure_directory(folder(config_home))
+    return files.ensure_file(folder(config_home) / "config.toml", content)
+
+
+def private_config(base: str, runc: str) -> str:
+    """The configuration `base` with this wrapper's needs in it; all else, comments too, stays.
+
+    - `runtimes` is the one absolute path: by the name runc it would find our wrapper again.
+    - No annotation, volume mount or swarm-resource asks for devices, only the variable, which the
+      wrapper owns (nvidia-container-toolkit 1.20 internal/config/image/cuda_image.go).
+    - No debug log, which would grow without end.
+
+    Raises:
+        ConfigError: `base` is no TOML, or has something else where a table should be.
+    """
+    try:
+        document = cast(Table, tomlkit.parse(base))
+    except tomlkit.exceptions.TOMLKitError as error:
+        raise ConfigError(f"{PACKAGED} cannot be read: {error}; {_REMEDY}") from error
+    document.pop("swarm-resource", None)
+    document["accept-nvidia-visible-devices-as-volume-mounts"] = False
+    document["accept-nvidia-visible-devices-envvar-when-unprivileged"] = True
+    runtime = _table(document, "nvidia-container-runtime")
+    runtime["runtimes"] = [runc]
+    _table(_table(runtime, "modes"), "cdi")["annotation-prefixes"] = []
+    for name in ("nvidia-container-runtime", "nvidia-container-cli"):
+        if name in document:
+            _table(document, name).pop("debug", None)
+    return tomlkit.dumps(document)
+
+
+def _table(parent: Table, name: str) -> Table:
+    if name not in parent:
+        parent[name] = tomlkit.table()
+    found = parent[name]
+    if not isinstance(found, MutableMapping):
+        raise ConfigError(f"{name} is no table in {PACKAGED}; {_REMEDY}")
+    return cast(Table, found)

@@ -1,0 +1,244 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A worker in a mount namespace: fake GPUs, the installed wrapper, real containerd and runc."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "unit" / "golden"
+PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr", "runc", "busybox", "gcc", "nsenter")
+NODES = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
+UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
+LAUNCHER = "/opt/gpu-ci/bin/containerd-launcher"
+RUNTIME = "/usr/bin/nvidia-container-runtime"
+MISSING = [name for name in PROGRAMS if not shutil.which(name)]
+GIVEN_RUNTIME = os.environ.get("GPUCI_NVIDIA_RUNTIME", "")
+
+INIT = """#!/bin/sh
+trap 'exit 0' TERM
+while :; do sleep 1000 & wait $!; done
+"""
+
+# A host of its own as far as the wrapper, the fake GPUs and containerd can tell.
+SETUP = f"""
+mount -t tmpfs -o mode=755 tmpfs "$LAB/mnt"
+for folder in dev etc opt usr var; do
+    layer=$LAB/mnt/$folder
+    mkdir -p "$layer/upper" "$layer/work" "$layer/merged"
+    mount -t overlay overlay "$layer/merged" \\
+        -o "lowerdir=/$folder,upperdir=$layer/upper,workdir=$layer/work"
+done
+for folder in pts shm; do mount --rbind "/dev/$folder" "$LAB/mnt/dev/merged/$folder"; done
+for folder in dev etc opt usr var; do mount --move "$LAB/mnt/$folder/merged" "/$folder"; done
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/systemd /opt/concourse/current/bin "$(dirname {FAKEGPU})"
+echo lab >/run/systemd/container
+for name in runc containerd; do ln -s "$(command -v $name)" /opt/concourse/current/bin/; done
+cp "$LAB"/gpu/* "$(dirname {FAKEGPU})"
+cp "$LAB"/nvidia/* /usr/bin
+{FAKEGPU} install --count 2
+{FAKEGPU} set 0 uuid={UUIDS[0]}
+{FAKEGPU} set 1 uuid={UUIDS[1]}
+touch "$LAB/ready"
+"""
+
+# What the charm does: `apply(GpuPlan)` or `remove()`, and says whether that changed anything.
+CHARM = """
+import sys
+from gpu.inventory import Gpu, Vendor
+from oci import wrapper
+from plan import GpuPlan
+runtime, *indexes = sys.argv[1:]
+gpus = tuple(
+    Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
+        "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{i}:00.0", int(i))
+    for i in indexes
+)
+print(wrapper.apply(GpuPlan(gpus, runtime)) if gpus else wrapper.remove())
+"""
+
+
+class Worker:
+    """A mount namespace with containerd in it, started the way Concourse starts it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.started = False
+        self.cgroups = parents_of_containers()
+        for name in ("mnt", "work", "scratch", "gpu", "nvidia"):
+            (folder / name).mkdir()
+        for source, path in gpu_files(build_nvml(folder / "libraries")).items():
+            shutil.copy(source, folder / "gpu" / pathlib.Path(path).name)
+        shutil.copy(
+            GIVEN_RUNTIME or STANDIN_RUNTIME, folder / "nvidia" / "nvidia-container-runtime"
+        )
+        if GIVEN_RUNTIME:
+            for name in ("nvidia-cdi-hook", "nvidia-ctk"):
+                shutil.copy(pathlib.Path(GIVEN_RUNTIME).with_name(name), folder / "nvidia" / name)
+        self._make_image()
+        (folder / "setup").write_text(SETUP)
+        config = folder / "config.toml"
+        config.write_text(
+            f'version = 2\nroot = "{folder}/root"\nstate = "{folder}/state"\n'
+            'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+            f'[grpc]\naddress = "{folder}/sock"\n[ttrpc]\naddress = "{folder}/sock.ttrpc"\n'
+        )
+        # The shell waits for a line, so that the wrapper is there before containerd is.
+        self.log = (folder / "containerd.log").open("w")
+        self.holder = subprocess.Popen(
+            ["unshare", "-m", "--propagation", "private", "sh", "-ec"]
+            + [f". {folder}/setup; read go; exec {LAUNCHER} -c {config}"],
+            env={"PATH": os.environ["PATH"], "LAB": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=self.log,
+            stderr=self.log,
+        )
+        self._wait((folder / "ready").exists)
+
+    def _make_image(self) -> None:
+        """A root folder that belongs to a container's root, as Concourse's volumes do."""
+        init = self.folder / "gdn-init"
+        init.write_text(INIT)
+        init.chmod(0o755)
+        self.rootfs = self.folder / "rootfs"
+        for name in ("bin", "dev", "proc", "sys", "tmp", "etc", "scratch", "usr/lib"):
+            (self.rootfs / name).mkdir(parents=True)
+        shutil.copy(shutil.which("busybox") or "", self.rootfs / "bin" / "busybox")
+        for name in ("sh", "cat", "sleep", "env", "id", "tr"):
+            (self.rootfs / "bin" / name).symlink_to("busybox")
+        for name in ("hosts", "hostname", "resolv.conf"):
+            (self.folder / name).touch()
+            (self.rootfs / "etc" / name).touch()
+        for path in (self.rootfs, *self.rootfs.rglob("*")):
+            os.lchown(path, 4294967294, 4294967294)
+
+    def start(self) -> None:
+        """Start containerd by the launcher, which must be there by now."""
+        assert self.holder.stdin
+        self.holder.stdin.write(b"go\n")
+        self.holder.stdin.close()
+        self._wait(lambda: self.ctr("version").returncode == 0)
+        self.started = True
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        for _ in range(400):
+            assert self.holder.poll() is None, (self.folder / "containerd.log").read_text()
+            if ready():
+                return
+            time.sleep(0.05)
+        raise AssertionError((self.folder / "containerd.log").read_text())
+
+    def inside(self, *argv: object, **named) -> subprocess.CompletedProcess[str]:
+        nsenter = ["nsenter", "-t", str(self.holder.pid), "-m", "--wd=/", "--"]
+        return subprocess.run(
+            [*nsenter, *map(str, argv)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            **named,
+        )
+
+    def charm(self, *gpus: int, runtime: str = RUNTIME) -> str:
+        path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+        done = self.inside(sys.executable, "-c", CHARM, runtime, *gpus, env=path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def ctr(self, *words: object) -> subprocess.CompletedProcess[str]:
+        return self.inside("ctr", "-a", self.folder / "sock", "-n", "concourse", *words)
+
+    def spec(self, name: str, handle: str, *env: str) -> dict:
+        """A golden spec on this rootfs, with `env` as the image's variables."""
+        spec = json.loads((GOLDEN / f"{name}.json").read_text())
+        old, spec["hostname"] = spec["hostname"], handle
+        spec["root"]["path"] = str(self.rootfs)
+        spec["process"]["env"] = [*env, *spec["process"]["env"]]
+        if spec["linux"]["cgroupsPath"]:
+            spec["linux"]["cgroupsPath"] = spec["linux"]["cgroupsPath"].replace(old, handle)
+        for mount in spec["mounts"]:
+            source = mount["source"]
+            if source == "/usr/local/concourse/bin/init":
+                mount["source"] = str(self.folder / "gdn-init")
+            elif source.startswith("/var/lib/concourse/"):
+                leaf = "work" if "/live/work/" in source else pathlib.Path(source).name
+                leaf = "scratch" if leaf == "volume" else leaf
+                mount["source"] = str(self.folder / leaf)
+        return spec
+
+    def create(self, spec: dict) -> subprocess.CompletedProcess[str]:
+        path = self.folder / f"{spec['hostname']}.json"
+        path.write_text(json.dumps(spec))
+        return self.ctr("run", "-d", "--null-io", "--config", path, spec["hostname"])
+
+    def exec(self, handle: str, line: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        words = ["task", "exec", "--exec-id", "task", *flags]
+        return self.ctr(*words, handle, "sh", "-c", line)
+
+    def bundle(self, handle: str) -> dict:
+        folder = self.folder / "state" / "io.containerd.runtime.v2.task" / "concourse" / handle
+        return json.loads((folder / "config.json").read_text())
+
+    def sees(self, handle: str, *flags: str) -> dict[str, str]:
+        """What opening each node says inside."""
+        line = "".join(f"cat /dev/{node} 2>&1; " for node in NODES)
+        said = self.exec(handle, line, *flags).stdout.splitlines()
+        return {node: text.rpartition(": ")[2] for node, text in zip(NODES, said, strict=True)}
+
+    def remove(self, handle: str) -> None:
+        self.ctr("task", "kill", "-s", "KILL", handle)
+        self.ctr("task", "delete", "-f", handle)
+        self.ctr("container", "delete", handle)
+
+    def close(self) -> None:
+        """End everything in this namespace, and take back the cgroups that runc leaves."""
+        if self.started:
+            for handle in self.ctr("container", "list", "-q").stdout.split():
+                self.remove(handle)
+        mine = os.readlink(f"/proc/{self.holder.pid}/ns/mnt")
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "ns" / "mnt") == mine:
+                    os.kill(int(process.name), signal.SIGKILL)
+        assert self.holder.stdin
+        self.holder.stdin.close()
+        self.holder.wait(10)
+        self.log.close()
+        for folder in parents_of_containers() - self.cgroups:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def parents_of_containers() -> set[pathlib.Path]:
+    """Where runc makes `garden/<handle>` for a process in this one's cgroups."""
+    lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    own = [line.split(":", 2)[2].lstrip("/") for line in lines]
+    top = pathlib.Path("/sys/fs/cgroup")
+    roots = [top, *(path for path in top.iterdir() if path.is_dir())]
+    places = {root / path / "garden" for root in roots for path in ("", *own)}
+    return {place for place in places if place.is_dir()}
+
+
+@contextlib.contextmanager
+def worker_in_a_namespace() -> Iterator[Worker]:
+    """A Worker; its folder is not pytest's, which no container's root may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder).chmod(0o711)
+        worker = Worker(pathlib.Path(folder))
+        try:
+            yield worker
+        finally:
+            worker.close()

@@ -1,0 +1,88 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""runc's command line as the back end reads it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from gpuci.arguments import parse
+
+GLOBAL = ["--root", "/run/containerd/runc/concourse", "--log", "/b/log.json"]
+GLOBAL += ["--log-format", "json"]
+
+
+def test_create_as_containerd_calls_it():
+    call = parse(
+        [
+            *GLOBAL,
+            "create",
+            "--bundle",
+            "/b",
+            "--pid-file",
+            "/b/init.pid",
+            "--no-new-keyring",
+            "ID",
+        ]
+    )
+    assert (call.command, call.container, call.words) == ("create", "ID", ["ID"])
+    assert call.options == {
+        "root": "/run/containerd/runc/concourse",
+        "log": "/b/log.json",
+        "log-format": "json",
+        "bundle": "/b",
+        "pid-file": "/b/init.pid",
+    }
+
+
+def test_exec_as_containerd_calls_it():
+    call = parse(
+        [*GLOBAL, "exec", "--process", "/tmp/runc-process1", "--console-socket", "/tmp/pty/s"]
+        + ["--detach", "--pid-file", "/b/task.pid", "ID"]
+    )
+    assert (call.command, call.container) == ("exec", "ID")
+    assert call.options["process"] == "/tmp/runc-process1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "--bundle", "/b", "ID"],
+        ["create", "--bundle=/b", "ID"],
+        ["create", "-b", "/b", "ID"],
+        ["create", "-bundle", "/b", "ID"],
+        ["create", "-b=/b", "ID"],
+        ["create", "ID", "--bundle", "/b"],
+        ["create", "--bundle", "/wrong", "--bundle", "/b", "ID"],
+        ["create", "--pid-file", "--bundle", "--bundle", "/b", "ID"],
+        ["create", "--bundle", "/b", "--", "ID"],
+    ],
+    ids=" ".join,
+)
+def test_forms_of_a_flag(words):
+    call = parse(words)
+    assert (call.command, call.options["bundle"], call.container) == ("create", "/b", "ID")
+
+
+def test_a_value_is_no_subcommand():
+    assert parse(["--root", "create", "start", "ID"]).command == "start"
+    assert parse(["--log=create", "delete", "create"]).command == "delete"
+
+
+def test_the_command_of_an_exec_holds_no_flags_of_runc():
+    call = parse(["exec", "-t", "ID", "sh", "--process", "/x"])
+    assert call.words == ["ID", "sh", "--process", "/x"]
+    assert "process" not in call.options
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "..", "."])
+def test_what_no_container_is_called(name):
+    assert parse(["create", name]).container == ""
+
+
+@settings(deadline=None, database=None)
+@given(some.lists(some.sampled_from(["create", "exec", "--bundle", "-b=", "--", "-", "", "x"])))
+def test_any_words_can_be_read(words):
+    call = parse(words)
+    assert call.command in {"", *words}
+    assert set(call.words) <= set(words)

@@ -1,0 +1,64 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The NVIDIA runtime's private configuration, made from the packaged one."""
+
+import pathlib
+
+import pytest
+import tomlkit
+
+from oci import nvidia
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+RUNC = "/opt/concourse/current/bin/runc"
+PACKAGED = (GOLDEN / "nvidia-config.toml").read_text()
+
+
+def test_the_packaged_configuration_with_our_needs_in_it():
+    expected = (GOLDEN / "nvidia-config.private.toml").read_text()
+    assert nvidia.private_config(PACKAGED, RUNC) == expected
+    assert nvidia.private_config(expected, RUNC) == expected
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        PACKAGED,
+        "",
+        (
+            '[nvidia-container-runtime.modes.cdi]\nannotation-prefixes = [""]\n[nvidia-ctk]\n'
+            '[nvidia-container-runtime]\nruntimes = ["runc"]\ndebug = "/x"\n'
+        ),
+        '[nvidia-container-runtime]\nmodes = {cdi = {annotation-prefixes = ["x/"]}}\n',
+        (
+            'swarm-resource = "A,B"\naccept-nvidia-visible-devices-as-volume-mounts = true\n'
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+        ),
+    ],
+    ids=["packaged", "empty", "out of order", "inline", "doors open"],
+)
+def test_every_door_is_shut_and_runc_is_absolute(base):
+    found = tomlkit.parse(nvidia.private_config(base, RUNC)).unwrap()
+    runtime = found["nvidia-container-runtime"]
+    assert runtime["runtimes"] == [RUNC]
+    assert runtime["modes"]["cdi"]["annotation-prefixes"] == []
+    assert found["accept-nvidia-visible-devices-as-volume-mounts"] is False
+    assert found["accept-nvidia-visible-devices-envvar-when-unprivileged"] is True
+    assert "swarm-resource" not in found
+    assert "debug" not in runtime
+    assert "debug" not in found.get("nvidia-container-cli", {})
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ("[nvidia-container-runtime", "cannot be read: "),
+        ("a = 1\na = 2\n", "cannot be read: "),
+        ("nvidia-container-runtime = 3\n", "nvidia-container-runtime is no table in "),
+    ],
+)
+def test_what_is_no_base_is_named_with_the_remedy(base, words):
+    with pytest.raises(nvidia.ConfigError, match="reinstall nvidia-container-toolkit") as caught:
+        nvidia.private_config(base, RUNC)
+    assert words in str(caught.value)
+    assert "/etc/nvidia-container-runtime/config.toml" in str(caught.value)
