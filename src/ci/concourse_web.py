@@ -1,0 +1,189 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Concourse's web on this machine: its user, keys, settings and service."""
+
+import collections.abc
+import hashlib
+import http.client
+import pathlib
+import re
+import secrets
+import typing
+
+import ci.unit as unit
+import machine.files as files
+import machine.services as services
+import machine.templates as templates
+import machine.users as users
+from ci import concourse_release, escaping, keys, local_postgresql
+from config import TSA_PORT
+from found import Database, WebSecrets
+from plan import WebPlan
+
+SERVICE: typing.Final = "concourse-web.service"
+
+ADMIN: typing.Final = "admin"
+
+_ENVIRONMENT: typing.Final = unit.CONFIG / "web.env"
+_HOST_KEY: typing.Final = unit.KEYS / "tsa_host_key"
+_SIGNING_KEY: typing.Final = unit.KEYS / "session_signing_key"
+_AUTHORIZED: typing.Final = unit.KEYS / "authorized_worker_keys"
+_CA: typing.Final = unit.KEYS / "postgresql_ca.pem"
+# Which process has read which authorized keys.
+_READ: typing.Final = pathlib.Path("/run/gpu-ci/web-authorized-keys")
+_START: typing.Final = 60.0  # seconds; about 3, the first time longer: it makes its tables
+
+
+def public_key(shared: WebSecrets) -> str:
+    """The public half of the TSA's host key, as a line of OpenSSH."""
+    return keys.public_key_line(shared.tsa_host_key)
+
+
+def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> bool:
+    """Have web run as planned; it is restarted only if something that it reads changed.
+
+    New worker keys are reloaded without a restart.
+
+    Args:
+        plan: how it is to run.
+        progress: told what takes long.
+
+    Returns:
+        Whether anything had to be changed.
+
+    Raises:
+        ci.local_postgresql.DatabaseError: if the database on this machine can't be used.
+        machine.process.CommandError: if systemd can't start it.
+    """
+    changed = users.ensure_user(unit.USER, pathlib.Path("/nonexistent"))
+    if plan.database is None:
+        changed |= local_postgresql.ensure(progress)
+    changed |= _write_keys(plan)
+    content = templates.render(
+        SERVICE,
+        command=f"{concourse_release.CURRENT}/bin/concourse web",
+        environment=_ENVIRONMENT,
+        low_port=plan.port < 1024,
+    )
+    changed |= services.ensure_unit(SERVICE, content)
+    values = _settings(plan)
+    revision = unit.revision(content, repr(values), str(concourse_release.CURRENT.resolve()))
+    # Last: who starts with this revision has met all the other files.
+    changed |= files.ensure_file(
+        _ENVIRONMENT,
+        templates.render(
+            "web.env", quoted=escaping.environment_value, revision=revision, **values
+        ),
+        mode=0o600,
+    )
+    if unit.runs_with(SERVICE, revision):
+        return _reload_keys() or changed
+    progress("Starting Concourse's web")
+    services.ensure_running(SERVICE, restart=True)
+    unit.wait_until(healthy, _START)
+    _note_read_keys()
+    return True
+
+
+def new_secrets() -> WebSecrets:
+    """Keys and an admin password that nobody has seen."""
+    return WebSecrets(
+        admin_password=secrets.token_urlsafe(24),
+        tsa_host_key=keys.generate_private_key(),
+        session_signing_key=keys.generate_private_key(),
+    )
+
+
+def healthy() -> bool:
+    """Whether web answers, within a second."""
+    settings = files.read_text(_ENVIRONMENT) or ""
+    port = re.search(r"^CONCOURSE_BIND_PORT=([0-9]+)$", settings, re.MULTILINE)
+    if not port:
+        return False
+    connection = http.client.HTTPConnection("127.0.0.1", int(port.group(1)), timeout=1)
+    try:
+        connection.request("GET", "/api/v1/info")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def remove() -> bool:
+    """Remove web, its keys, its user and a database of its own. Return True if any was there."""
+    removed = services.remove_unit(SERVICE)
+    for path in (_ENVIRONMENT, _HOST_KEY, _SIGNING_KEY, _AUTHORIZED, _CA, _READ):
+        removed |= files.ensure_absent(path)
+    removed |= files.remove_if_empty(_READ.parent)
+    removed |= local_postgresql.remove()
+    removed |= users.ensure_no_user(unit.USER)
+    if unit.KEYS.is_dir():  # the worker's are still in it
+        removed |= unit.ensure_keys_folder()
+    return unit.remove_empty_folders() or removed
+
+
+def _write_keys(plan: WebPlan) -> bool:
+    unit.ensure_keys_folder()
+    authorized = "".join(f"{key}\n" for key in plan.worker_keys)
+    contents = {
+        _HOST_KEY: plan.secrets.tsa_host_key,
+        _SIGNING_KEY: plan.secrets.session_signing_key,
+        _AUTHORIZED: authorized,
+    }
+    ca = plan.database.ca if plan.database else ""
+    changed = False if ca else files.ensure_absent(_CA)
+    if ca:
+        contents[_CA] = ca
+    for path, content in contents.items():
+        changed |= files.ensure_file(path, content, mode=0o600, owner=unit.USER)
+    return changed
+
+
+def _settings(plan: WebPlan) -> dict[str, typing.Any]:
+    return {
+        "address": plan.address,
+        "port": plan.port,
+        "external_url": plan.external_url,
+        "admin": ADMIN,
+        "admin_password": plan.secrets.admin_password,
+        "session_signing_key": str(_SIGNING_KEY),
+        "tsa_host_key": str(_HOST_KEY),
+        "authorized_keys": str(_AUTHORIZED),
+        "tsa_port": TSA_PORT,
+        "database": plan.database,
+        "sslmode": _sslmode(plan.database),
+        "ca": str(_CA),
+        "socket": str(local_postgresql.SOCKET_FOLDER),
+    }
+
+
+def _sslmode(database: Database | None) -> str:
+    if database is None or not database.tls:
+        return "disable"
+    # Not verify-full: the address in the relation need not be a name in the certificate.
+    return "verify-ca" if database.ca else "require"
+
+
+def _reload_keys() -> bool:
+    if files.read_text(_READ) == _read_keys():
+        return False
+    if healthy():
+        services.signal(SERVICE, "SIGHUP")
+    else:
+        # A SIGHUP that comes before web listens for it would end it.
+        services.ensure_running(SERVICE, restart=True)
+        unit.wait_until(healthy, _START)
+    _note_read_keys()
+    return True
+
+
+def _note_read_keys() -> None:
+    files.ensure_directory(_READ.parent)
+    files.ensure_file(_READ, _read_keys(), mode=0o600)
+
+
+def _read_keys() -> str:
+    """Which process there is, and which keys it is to know."""
+    authorized = (files.read_text(_AUTHORIZED) or "").encode()
+    return f"{services.main_pid(SERVICE)} {hashlib.sha256(authorized).hexdigest()}"

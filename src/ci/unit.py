@@ -1,0 +1,67 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the web's and the worker's service have in common."""
+
+import collections.abc
+import hashlib
+import pathlib
+import typing
+
+import tenacity
+
+import machine.files as files
+import machine.services as services
+import machine.users as users
+
+CONFIG: typing.Final = pathlib.Path("/etc/concourse")
+KEYS: typing.Final = CONFIG / "keys"
+USER: typing.Final = "concourse"
+
+_REVISION: typing.Final = "GPUCI_REVISION"
+
+
+def ensure_keys_folder() -> bool:
+    """Have the folder of the keys. The web's user, where there is one, must get at its own."""
+    owner = USER if users.exists(USER) else None
+    return files.ensure_directory(KEYS, mode=0o700, owner=owner)
+
+
+def remove_empty_folders() -> bool:
+    """Remove the folders of settings and keys if nothing is left in them."""
+    removed = files.remove_if_empty(KEYS)
+    return files.remove_if_empty(CONFIG) or removed
+
+
+def revision(*parts: str) -> str:
+    """A short name for everything that a service reads when it starts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part.encode())
+    return digest.hexdigest()[:16]
+
+
+def runs_with(service: str, wanted: str) -> bool:
+    """Whether a service's process was started with this revision in its environment.
+
+    The process itself is asked: a hook that was killed after it wrote the files but before it
+    restarted the service has left nothing else that tells.
+    """
+    pid = services.main_pid(service)
+    if not pid:
+        return False
+    try:
+        environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return f"{_REVISION}={wanted}".encode() in environment.split(b"\0")
+
+
+def wait_until(healthy: collections.abc.Callable[[], bool], seconds: float) -> bool:
+    """Ask until the answer is yes, but not longer than this. Return the last answer."""
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_result(lambda well: not well),
+        stop=tenacity.stop_after_delay(seconds),
+        wait=tenacity.wait_fixed(0.3),
+        retry_error_callback=lambda _: False,
+    )
+    return retrying(healthy)

@@ -1,0 +1,140 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Run inside a machine: calls the rooms as the charm does, and tells what they did.
+
+On stdin a JSON object: the call, its arguments and, to die as a killed hook does, the number of
+the change after which. On stdout a JSON object: the result, what was said, the commands run.
+"""
+
+import collections
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+
+import found
+import plan
+from machine import files, process, services
+
+CHANGES = [
+    *((files, name) for name in ("ensure_file", "ensure_directory", "ensure_absent")),
+    *((files, name) for name in ("ensure_symlink", "remove_if_empty", "move")),
+    (process, "run"),
+    (services, "signal"),
+]
+TYPES = {
+    "release": plan.ReleasePlan,
+    "worker": plan.WorkerPlan,
+    "web": plan.WebPlan,
+    "database": found.Database,
+    "secrets": found.WebSecrets,
+}
+DIED = 137
+
+
+def value(raw):
+    """A plan of its JSON, lists as tuples."""
+    if isinstance(raw, list):
+        return tuple(raw)
+    if not isinstance(raw, dict):
+        return raw
+    kind = raw.pop("type")
+    return TYPES[kind](**{name: value(given) for name, given in raw.items()})
+
+
+def watch(commands, die_at):
+    """Note each command; end right after change number `die_at`, as a killed hook does."""
+    count = collections.Counter()
+
+    def watched(change):
+        def call(*args, **kwargs):
+            if change is run:
+                commands.append(" ".join(args[0]))
+            if change is signal:
+                commands.append(" ".join(("signal", *args)))
+            result = change(*args, **kwargs)
+            if die_at == count["changes"]:
+                os._exit(DIED)
+            count["changes"] += 1
+            return result
+
+        return call
+
+    run, signal = process.run, services.signal
+    for module, name in CHANGES:
+        setattr(module, name, watched(getattr(module, name)))
+
+
+def snapshot():
+    """All that the rooms keep, and whether each service runs with what its settings say."""
+    found = {}
+    for root in ("/etc/concourse", "/opt/concourse", "/etc/systemd/system", "/var/lib/gpu-ci"):
+        for path in sorted(pathlib.Path(root).rglob("*")):
+            status = path.lstat()
+            content = path.read_bytes() if path.is_file() else b""
+            digest = hashlib.sha256(content).hexdigest()
+            found[str(path)] = f"{status.st_mode:o} {status.st_uid} {digest}"
+    for part in ("web", "worker"):
+        settings = pathlib.Path(f"/etc/concourse/{part}.env").read_text()
+        wanted = re.search(r"GPUCI_REVISION=\S+", settings).group()
+        pid = services.main_pid(f"concourse-{part}.service")
+        found[part] = wanted.encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    return found
+
+
+def in_child(function, arguments, die_at=-1):
+    """Call it in a process of its own. Return whether it came to its end."""
+    child = os.fork()
+    if not child:
+        watch([], die_at)
+        function(*arguments)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, DIED):
+        raise ChildProcessError(f"died of itself with {code} (die_at={die_at})")
+    return code == 0
+
+
+def kill_everywhere(function, variants):
+    """Go to and fro between two plans, each time killed one change later and then run again."""
+    settled = []
+    for variant in variants:
+        in_child(function, variant)
+        settled.append(snapshot())
+    deaths = 0
+    differ = []
+    while not in_child(function, variants[deaths % 2], deaths):
+        in_child(function, variants[deaths % 2])
+        now, wanted = snapshot(), settled[deaths % 2]
+        differ += [
+            f"{deaths}: {path}" for path in now | wanted if now.get(path) != wanted.get(path)
+        ]
+        differ += [f"{deaths}: {part} is old" for part in ("web", "worker") if not now[part]]
+        deaths += 1
+    return {"deaths": deaths, "differ": differ}
+
+
+def main():
+    asked = json.load(sys.stdin)
+    said, commands = [], []
+    module, _, name = asked["call"].rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+    more = [said.append] if asked["say"] else []
+    if "variants" in asked:
+        variants = [[value(raw), *more] for raw in asked["variants"]]
+        print(json.dumps(kill_everywhere(function, variants)))
+        return
+    watch(commands, asked["die_at"])
+    began = time.monotonic()
+    result = function(*(value(raw) for raw in asked["arguments"]), *more)
+    answer = {"seconds": time.monotonic() - began, "said": said, "commands": commands}
+    print(json.dumps({**answer, "result": result}, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Web and worker as real services in a machine: started, changed, killed half-way, removed.
+
+With the real Concourse where GPUCI_CONCOURSE_TARBALL names its tarball, else with the stand-in.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import time
+
+import pytest
+
+from ci import keys
+from tests.fakes.concourse.build import build
+from tests.functional.ci_driver import DIED
+from tests.lab.park import Park
+
+ROOT = pathlib.Path(__file__).parents[2]
+REAL = os.environ.get("GPUCI_CONCOURSE_TARBALL")
+NEEDED = ("systemd-nspawn", "psql", "iptables", "containerd", "runc")
+MISSING = [name for name in NEEDED if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+    # A machine's keeper is meant to outlive who started it.
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+# Whatever a shell, systemd or a parser of settings might take for its own.
+ODD = "p w'\"$x#\\%;=${HOME}`id`%h ü"
+TAGS = (
+    "gpu",
+    "gpu-devices=0,1",
+    "a b",
+    "50%h",
+    "$HOME",
+    "${PATH}",
+    "it's",
+    'q"',
+    "a\\b",
+    ";",
+    "ü",
+)
+HOST_PEM, SIGNING_PEM = keys.generate_private_key(), keys.generate_private_key()
+HOST_KEY = keys.public_key_line(HOST_PEM)
+DATABASE = {
+    "type": "database", "host": "127.0.0.1", "port": 5432, "name": "concourse",
+    "user": "concourse", "password": ODD,
+}  # fmt: skip
+TASK = {
+    "platform": "linux",
+    "rootfs_uri": "raw:///srv/rootfs",
+    "run": {"path": "sh", "args": ["-c", "until [ -e /go ]; do sleep 0.21; done; echo finished"]},
+}
+
+
+class Host:
+    """A machine and the rooms of the charm in it."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        packages = [path for path in sys.path if path.endswith("site-packages")]
+        self.path = ":".join(["/srv/repo/src", "/srv/repo/lib", "/srv/repo", *packages])
+
+    def sh(self, script, check=True):
+        return self.machine.run(["/bin/sh", "-c", script], check=check, timeout=180).stdout
+
+    def call(self, name, *arguments, say=True, die_at=-1, **more):
+        asked = {"call": name, "arguments": arguments, "say": say, "die_at": die_at, **more}
+        done = self.machine.run(
+            ["/usr/bin/env", f"PYTHONPATH={self.path}", "/usr/bin/python3", "-W", "error",
+             "/srv/repo/tests/functional/ci_driver.py"],
+            stdin=json.dumps(asked), check=False, timeout=300,
+        )  # fmt: skip
+        if die_at >= 0 and done.returncode == DIED:
+            return None
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def release(self):
+        plan = {"type": "release", "version": "", "architecture": "amd64", "sha256": ""}
+        return self.call("ci.concourse_release.ensure", {**plan, "tarball": "/srv/release/c.tgz"})
+
+    def web_plan(self, *worker_keys, **changes):
+        secrets = {"type": "secrets", "admin_password": "admin-password",
+                   "tsa_host_key": HOST_PEM, "session_signing_key": SIGNING_PEM}  # fmt: skip
+        return {
+            "type": "web", "address": "127.0.0.1", "port": 8080, "database": DATABASE,
+            "external_url": "http://127.0.0.1:8080", "secrets": secrets,
+            "worker_keys": [self.key(), *worker_keys], **changes,
+        }  # fmt: skip
+
+    def worker_plan(self, **changes):
+        return {
+            "type": "worker", "name": "worker-0", "tsa_hosts": ["127.0.0.1:2222"],
+            "tsa_public_keys": [HOST_KEY], "private_key": "", "tags": list(TAGS),
+            "dns_servers": ["127.0.0.1"], "wrapped": False, **changes,
+        }  # fmt: skip
+
+    def web(self, *worker_keys, die_at=-1):
+        return self.call("ci.concourse_web.apply", self.web_plan(*worker_keys), die_at=die_at)
+
+    def worker(self, **changes):
+        return self.call("ci.concourse_worker.apply", self.worker_plan(**changes))
+
+    def key(self):
+        return self.call("ci.concourse_worker.ensure_key", "", say=False)["result"]
+
+    def healthy(self):
+        names = ("ci.concourse_web.healthy", "ci.concourse_worker.healthy")
+        return [self.call(name, say=False)["result"] for name in names]
+
+    def main_pid(self, unit):
+        return int(self.sh(f"systemctl show -P MainPID {unit}"))
+
+    def environment(self, unit):
+        raw = self.machine.read(f"/proc/{self.main_pid(unit)}/environ")
+        return dict(item.split("=", 1) for item in raw.split("\0") if item)
+
+    def state(self):
+        """All that the rooms keep, but not what Concourse itself writes."""
+        return self.sh(
+            "find /etc/concourse /opt/concourse /etc/systemd/system /var/lib/gpu-ci "
+            "-printf '%p %m %u %l ' -type f -exec sha256sum {} \\; -o -printf '\\n' | sort; "
+            "systemctl is-active concourse-web concourse-worker"
+        )
+
+    def fly(self, arguments, check=True):
+        return self.sh(f"HOME=/root /srv/fly -t lab {arguments}", check)
+
+    def known(self, name):
+        """What web says of a worker that is running; None if it knows no such worker."""
+        self.fly("login -c http://127.0.0.1:8080 -u admin -p admin-password")
+        for worker in json.loads(self.fly("workers --json")):
+            if (worker["name"], worker["state"]) == (name, "running"):
+                return worker
+        return None
+
+
+@pytest.fixture(scope="module")
+def host():
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
+        release = pathlib.Path(folder, "release")
+        release.mkdir(mode=0o755)
+        if REAL:
+            shutil.copy(REAL, release / "c.tgz")
+        else:
+            build(release / "c.tgz")
+        park = Park(pathlib.Path(folder, "park"))
+        try:
+            binds = {"/srv/repo": ROOT, "/srv/release": release}
+            host = Host(park.up("ci", binds=["/var/lib/concourse"], binds_ro=binds))
+            yield host
+        finally:
+            park.destroy()
+
+
+@pytest.fixture(scope="module")
+def installed(host):
+    """The machine with Concourse unpacked and a database that takes a password."""
+    host.release()
+    host.sh(
+        "sysctl -qw net.ipv4.ip_forward=1; cd /srv; mkdir rootfs; "
+        "tar xzf /opt/concourse/current/fly-assets/fly-linux-amd64.tgz; "
+        "tar xzf /opt/concourse/current/resource-types/mock/rootfs.tgz -C rootfs; "
+        "chown -R 4294967294:4294967294 rootfs"
+    )
+    first = host.call("ci.local_postgresql.ensure")
+    assert first["result"] is True
+    quoted = ODD.replace("'", "''")
+    # Not in argv: systemd-run puts in what it knows for ${HOME}.
+    psql = ["/usr/sbin/runuser", "-u", "postgres", "--", "/usr/bin/psql", "-q"]
+    host.machine.run(psql, stdin=f"ALTER ROLE concourse PASSWORD '{quoted}'")
+    return host
+
+
+@pytest.fixture
+def running(installed):
+    installed.web()
+    installed.worker()
+    assert installed.healthy() == [True, True], installed.sh(
+        "journalctl -o cat -u concourse-web | tail -n 20"
+    )
+    return installed
+
+
+def changing(commands):
+    """Those of the commands that may change something."""
+    looks = ("systemctl show", "dpkg-query", "SELECT 'role'", "SELECT 1")
+    return [command for command in commands if not any(look in command for look in looks)]
+
+
+def test_local_postgresql_lets_in_only_its_own_user_and_is_left_alone(installed):
+    installed.sh("id concourse || useradd --system concourse --comment gpu-ci-worker")
+    query = "psql -h /var/run/postgresql -d concourse -tAc 'SELECT current_user'"
+    assert installed.sh(f"cd /; runuser -u concourse -- {query}").strip() == "concourse"
+    assert installed.sh(f"cd /; runuser -u nobody -- {query} || echo no").strip() == "no"
+    again = installed.call("ci.local_postgresql.ensure")
+    assert again["result"] is False
+    assert changing(again["commands"]) == []
+
+
+def test_settings_arrive_exactly_as_they_were_given(running):
+    assert running.environment("concourse-web")["CONCOURSE_POSTGRES_PASSWORD"] == ODD
+    worker = running.environment("concourse-worker")
+    assert worker["CONCOURSE_NAME"] == "worker-0"
+    assert worker["CONCOURSE_HEALTHCHECK_BIND_IP"] == "127.0.0.1"
+    until(lambda: running.known("worker-0"))
+    assert tuple(running.known("worker-0")["tags"]) == TAGS
+
+
+def test_no_secret_is_in_argv_or_readable_by_others(running):
+    shown = running.sh("cat /etc/systemd/system/concourse-*.service; ps -eo args")
+    modes = running.sh(
+        "stat -c '%a %U %n' /etc/concourse/*.env /etc/concourse/keys /etc/concourse/keys/*"
+    )
+    for secret in (ODD, "admin-password", "PRIVATE KEY"):
+        assert secret not in shown
+    wanted = {"keys": "700 concourse", "worker.env": "600 root", "web.env": "600 root"}
+    for mode, name in (line.rsplit(" ", 1) for line in modes.splitlines()):
+        ours = "600 root" if "worker" in name or name.endswith(".pub") else "600 concourse"
+        if name.endswith("authorized_worker_keys"):
+            ours = "600 concourse"
+        assert mode == wanted.get(pathlib.Path(name).name, ours), name
+
+
+def test_units_pass_verify_without_a_word(running):
+    for unit in ("concourse-web", "concourse-worker"):
+        told = running.machine.run(
+            ["/usr/bin/systemd-analyze", "verify", f"/etc/systemd/system/{unit}.service"]
+        )
+        assert (told.stdout, told.stderr) == ("", "")
+
+
+def test_second_run_changes_nothing_and_is_quick(running):
+    before = (
+        running.state(),
+        running.main_pid("concourse-web"),
+        running.main_pid("concourse-worker"),
+    )
+    for done in (running.release(), running.web(), running.worker()):
+        assert changing(done["commands"]) == []
+        assert done["said"] == []
+        assert done["result"] is False or done["result"].startswith("Release")
+        assert done["seconds"] < 1
+    after = (
+        running.state(),
+        running.main_pid("concourse-web"),
+        running.main_pid("concourse-worker"),
+    )
+    assert after == before
+
+
+def test_new_worker_key_is_reloaded_without_a_restart(running):
+    before = running.main_pid("concourse-web")
+    other = keys.generate_private_key()
+    done = running.web(keys.public_key_line(other))
+    assert done["result"] is True
+    assert running.main_pid("concourse-web") == before
+    running.worker(private_key=other, name="worker-1")
+    until(lambda: running.known("worker-1"))
+
+
+def test_key_reload_is_made_up_for_if_the_hook_was_killed_before_it(running):
+    before = running.main_pid("concourse-web")
+    keys_file = "sha256sum /etc/concourse/keys/authorized_worker_keys"
+    public, old, step = keys.public_key_line(keys.generate_private_key()), running.sh(keys_file), 0
+    while running.sh(keys_file) == old:
+        assert running.web(public, die_at=step) is None
+        step += 1
+    assert "signal concourse-web.service SIGHUP" in running.web(public)["commands"]
+    assert running.main_pid("concourse-web") == before
+    assert running.web(public)["result"] is False
+
+
+@pytest.mark.parametrize("part", ["web", "worker"])
+def test_hook_killed_at_any_point_and_run_again_ends_in_the_same_state(running, part):
+    variants = {
+        "web": [running.web_plan(external_url=f"http://{name}") for name in ("one", "two")],
+        "worker": [running.worker_plan(tags=[name]) for name in ("one", "two")],
+    }[part]
+    told = running.call(f"ci.concourse_{part}.apply", variants=variants)
+    assert told["differ"] == []
+    assert told["deaths"] >= 8
+
+
+def start_task(host):
+    host.machine.write("/srv/task.yml", json.dumps(TASK))
+    until(lambda: host.known("worker-0"))
+    host.sh(
+        "systemd-run -q --unit=task --setenv=HOME=/root -p StandardOutput=file:/srv/task.log "
+        "/srv/fly -t lab execute -c /srv/task.yml --tag gpu; "
+        "timeout 60 sh -c \"until pgrep -xf 'sleep 0.21'; do sleep 0.05; done\""
+    )
+
+
+def test_worker_that_is_told_new_tags_loses_no_running_task(running):
+    start_task(running)
+    assert running.worker(tags=["gpu", "new"])["result"] is True
+    until(lambda: (running.known("worker-0") or {}).get("tags") == ["gpu", "new"])
+    running.sh("for init in $(pgrep -x gdn-init); do touch /proc/$init/root/go; done")
+    until(lambda: "succeeded" in running.machine.read("/srv/task.log"))
+    assert "finished" in running.machine.read("/srv/task.log")
+
+
+LEFT = """
+ps -eo pid,args | grep -E '[/]opt/concourse|[g]dn-init|[c]ontainerd' || :
+grep -E 'concourse|containerd' /proc/mounts | grep -v '/var/lib/concourse ' || :
+find /sys/fs/cgroup -name 'garden*' -o -name '*concourse*' || :
+iptables-save | grep -E 'concourse|CONCOURSE|CNI' || :
+ip -o link | grep -E 'concourse|veth' || :
+ls -d /run/containerd /run/gpu-ci /opt/containerd /opt/concourse /etc/concourse /var/lib/cni \
+    /etc/systemd/system/concourse* /etc/systemd/system/*/concourse* /var/lib/concourse/* || :
+getent passwd concourse || :
+getent group concourse || :
+"""
+
+
+def test_retired_worker_leaves_the_cluster_even_with_a_task_and_does_not_come_back(running):
+    start_task(running)
+    done = running.call("ci.concourse_worker.retire", 3)
+    assert 3 <= done["seconds"] < 30
+    assert done["said"] == ["Retiring the worker: its builds have 3 s left"]
+    assert running.known("worker-0") is None
+    assert "worker-0" not in running.fly("workers")
+    assert running.sh("systemctl is-enabled concourse-worker", check=False).strip() == "disabled"
+    assert running.main_pid("concourse-worker") == 0
+    assert running.call("ci.concourse_worker.retire", 3)["result"] is False
+
+
+def test_removal_leaves_nothing_of_a_worker_with_running_tasks(running):
+    start_task(running)
+    assert running.call("ci.concourse_worker.remove", say=False)["result"] is True
+    # Web, on the same machine, goes on.
+    assert running.healthy() == [True, False]
+    assert running.call("ci.concourse_web.remove", say=False)["result"] is True
+    assert running.call("ci.concourse_release.remove", say=False)["result"] is True
+    # By stdin: in argv it would find itself.
+    assert running.machine.run(["/bin/sh"], stdin=LEFT).stdout == ""
+    for name in ("worker", "web", "release"):
+        done = running.call(f"ci.concourse_{name}.remove", say=False)
+        assert done["result"] is False
+        assert changing(done["commands"]) == []
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.3)

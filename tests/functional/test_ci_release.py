@@ -1,0 +1,291 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Releases are unpacked by the real tar, switched in one step, and survive a hook's death."""
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import pathlib
+import tarfile
+import threading
+
+import pytest
+
+import plan
+from ci import concourse_release
+from machine import download, files, process
+
+PROGRAMS = {
+    "concourse/bin/concourse": '#!/bin/sh\n[ "$1" = --version ] && echo {version}\n',
+    "concourse/bin/containerd": "#!/bin/sh\n",
+    "concourse/bin/runc": "#!/bin/sh\n",
+    "concourse/resource-types/mock/resource_metadata.json": "{{}}\n",
+}
+
+
+class Killed(BaseException):
+    """The hook's process is gone."""
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    root = tmp_path / "opt/concourse"
+    for name, path in (("ROOT", ""), ("CURRENT", "current"), ("_UNPACK", ".unpack"),
+                       ("_DOWNLOADS", ".download")):  # fmt: skip
+        monkeypatch.setattr(concourse_release, name, root / path)
+    return root
+
+
+def tarball(path, version="8.3.0", without="", **more):
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name, text in {**PROGRAMS, **more}.items():
+            if name == without:
+                continue
+            data = text.format(version=version).encode()
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.uid = len(data), 0o755, 12345
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def given(path):
+    return plan.ReleasePlan("8.3.0", "amd64", "", str(path))
+
+
+def ensure(path, say=lambda _: None):
+    return concourse_release.ensure(given(path), say)
+
+
+def sha8(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+
+
+def test_release_is_unpacked_under_its_version_and_checksum(root, tmp_path):
+    path = tarball(tmp_path / "concourse.tgz")
+    said = []
+    release = ensure(path, said.append)
+    assert release == concourse_release.Release("8.3.0", root / f"8.3.0-{sha8(path)}")
+    assert concourse_release.installed() == release
+    assert os.readlink(root / "current") == release.path.name
+    assert (root / "current/bin/concourse").stat().st_mode & 0o777 == 0o755
+    assert (root / "current/bin/concourse").stat().st_uid == os.geteuid()
+    assert root.stat().st_mode & 0o777 == 0o755
+    assert said == ["Checking the resource concourse", "Unpacking concourse.tgz"]
+    assert sorted(os.listdir(root)) == sorted([release.path.name, "current"])
+
+
+def test_second_run_reads_no_tarball_and_starts_no_process(tmp_path, monkeypatch):
+    path = tarball(tmp_path / "concourse.tgz")
+    release = ensure(path)
+    monkeypatch.setattr(process, "run", None)
+    monkeypatch.setattr(download, "sha256_of", None)
+    said = []
+    assert ensure(path, said.append) == release
+    assert said == []
+
+
+def test_same_tarball_fetched_again_is_not_unpacked_again(tmp_path, monkeypatch):
+    path = tarball(tmp_path / "concourse.tgz")
+    release = ensure(path)
+    os.utime(path, (1, 1))
+    monkeypatch.setattr(process, "run", None)
+    said = []
+    assert ensure(path, said.append) == release
+    assert ensure(path, said.append) == release
+    assert said == ["Checking the resource concourse"]
+
+
+def test_the_one_before_is_kept_and_older_ones_go(root, tmp_path):
+    versions = ["8.2.4", "8.2.5", "8.3.0"]
+    paths = [tarball(tmp_path / f"{version}.tgz", version) for version in versions]
+    names = [ensure(path).path.name for path in paths]
+    assert sorted(os.listdir(root)) == [*names[1:], "current"]
+    assert os.readlink(root / "current") == names[2]
+    assert ensure(paths[1]).version == "8.2.5"
+    assert os.readlink(root / "current") == names[1]
+
+
+@pytest.mark.parametrize("missing", ["bin/concourse", "bin/containerd", "bin/runc"])
+def test_tarball_that_is_no_release_is_told_by_what_it_lacks(root, tmp_path, missing):
+    before = ensure(tarball(tmp_path / "good.tgz"))
+    path = tarball(tmp_path / "fly.tgz", without=f"concourse/{missing}")
+    with pytest.raises(concourse_release.ReleaseError, match=f"fly.tgz .* no concourse/{missing}"):
+        ensure(path)
+    assert concourse_release.installed() == before
+
+
+def test_tarball_that_is_cut_off_is_told(tmp_path):
+    path = tarball(tmp_path / "concourse.tgz")
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(concourse_release.ReleaseError, match=r"can't be unpacked: .*tar"):
+        ensure(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("\x7fELF of another machine", "another architecture"),
+        ("#!/bin/sh\necho ../../etc\n", "tells no version"),
+        ("#!/bin/sh\nexit 1\n", "another architecture.* failed with 1"),
+    ],
+)
+def test_program_that_does_not_run_here_is_told(tmp_path, program, said):
+    path = tarball(tmp_path / "concourse.tgz", **{"concourse/bin/concourse": program})
+    with pytest.raises(concourse_release.ReleaseError, match=said):
+        ensure(path)
+
+
+def test_too_little_room_says_how_much_is_needed(tmp_path, monkeypatch):
+    path = tarball(tmp_path / "concourse.tgz")
+    monkeypatch.setattr(concourse_release, "_UNPACKED", 1e12)
+    with pytest.raises(
+        concourse_release.ReleaseError, match=r"needs about \d+\.\d GiB .* are free"
+    ):
+        ensure(path)
+
+
+@pytest.mark.parametrize(
+    ("link", "member"),
+    [
+        (None, "concourse/../../../../../victim"),
+        ("..", "concourse/out/../../victim"),
+        ("/", "concourse/out{root}/victim"),
+        ("../../..", "concourse/out/victim"),
+    ],
+)
+def test_no_member_gets_out_of_the_folder(tmp_path, link, member):
+    path = tmp_path / "evil.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        if link:
+            out = tarfile.TarInfo("concourse/out")
+            out.type, out.linkname = tarfile.SYMTYPE, link
+            archive.addfile(out)
+        archive.addfile(tarfile.TarInfo(member.format(root=tmp_path)))
+    with pytest.raises(concourse_release.ReleaseError, match=r"evil\.tgz can't be unpacked"):
+        ensure(path)
+    assert not list(tmp_path.rglob("victim"))
+
+
+def test_everything_is_removed(root, tmp_path):
+    ensure(tarball(tmp_path / "concourse.tgz"))
+    assert concourse_release.remove()
+    assert not root.exists()
+    assert not concourse_release.remove()
+    assert concourse_release.installed() is None
+
+
+CHANGES = [
+    *((files, name) for name in ("ensure_file", "ensure_directory", "ensure_symlink")),
+    *((files, name) for name in ("ensure_absent", "move")),
+    (process, "run"),
+]
+
+
+def die_at(step, monkeypatch):
+    """Let the hook die before its change number `step`, or after it for odd numbers."""
+    count = [0]
+
+    def dying(change):
+        def call(*args, **kwargs):
+            if count[0] == step // 2 and step % 2 == 0:
+                raise Killed
+            result = change(*args, **kwargs)
+            if count[0] == step // 2:
+                raise Killed
+            count[0] += 1
+            return result
+
+        return call
+
+    for module, name in CHANGES:
+        monkeypatch.setattr(module, name, dying(getattr(module, name)))
+
+
+def test_hook_killed_at_any_point_and_run_again_ends_in_the_same_state(root, tmp_path):
+    old, older = tarball(tmp_path / "b.tgz", "8.2.5"), tarball(tmp_path / "a.tgz", "8.2.4")
+    new = tarball(tmp_path / "concourse.tgz")
+    deaths = 0
+    for step in range(100):
+        concourse_release.remove()
+        ensure(older)
+        ensure(old)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            die_at(step, monkeypatch)
+            try:
+                ensure(new)
+            except Killed:
+                deaths += 1
+            else:
+                break
+        current = concourse_release.installed()
+        assert current is not None
+        assert current.version in ("8.2.5", "8.3.0")
+        release = ensure(new)
+        assert ensure(new) == release
+        assert concourse_release.installed() == release
+        names = [f"8.2.5-{sha8(old)}", f"8.3.0-{sha8(new)}", "current"]
+        assert sorted(os.listdir(root)) == names, f"killed at step {step}"
+    assert deaths >= 12
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        data = self.server.body
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    server.asked, server.body = [], tarball(tmp_path / "served").read_bytes()
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_download_is_checked_unpacked_and_thrown_away(root, upstream):
+    sha256 = hashlib.sha256(upstream.body).hexdigest()
+    wanted = plan.ReleasePlan("8.3.0", "arm64", sha256, "")
+    for _ in range(2):
+        release = concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url)
+    assert upstream.asked == ["/v8.3.0/concourse-8.3.0-linux-arm64.tgz"]
+    assert sorted(os.listdir(root)) == [f"8.3.0-{sha256[:8]}", "current"]
+    assert json.loads((release.path / ".release.json").read_text())["sha256"] == sha256
+
+
+def test_download_with_another_checksum_changes_nothing(root, upstream, tmp_path):
+    before = ensure(tarball(tmp_path / "b.tgz", "8.2.5"))
+    wanted = plan.ReleasePlan("8.3.0", "amd64", "0" * 64, "")
+    with pytest.raises(download.DownloadError, match="do not work around it"):
+        concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url)
+    assert concourse_release.installed() == before
+
+
+def test_resource_goes_before_a_download(upstream, tmp_path):
+    path = tarball(tmp_path / "concourse.tgz")
+    wanted = plan.ReleasePlan("8.3.0", "amd64", "0" * 64, str(path))
+    assert concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url).version
+    assert upstream.asked == []
+
+
+@pytest.mark.skipif(
+    not os.environ.get("GPUCI_CONCOURSE_TARBALL"), reason="GPUCI_CONCOURSE_TARBALL is not set"
+)
+def test_real_release():
+    path = pathlib.Path(os.environ["GPUCI_CONCOURSE_TARBALL"])
+    release = ensure(path)
+    assert release.path.name == f"{release.version}-{download.sha256_of(path)[:8]}"
+    assert (release.path / "fly-assets/fly-linux-amd64.tgz").exists()

@@ -1,0 +1,69 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Keys are what Concourse and OpenSSH read. (systemd's and Concourse's view: tests/functional.)"""
+
+import shutil
+import subprocess
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+import config
+from ci import escaping, keys
+
+PEM = keys.generate_private_key()
+
+
+def pem_of(key, form=serialization.PrivateFormat.PKCS8, secret=None):
+    locked = serialization.BestAvailableEncryption(secret) if secret else None
+    return key.private_bytes(
+        serialization.Encoding.PEM, form, locked or serialization.NoEncryption()
+    ).decode()
+
+
+def test_generated_key_is_pkcs1_of_4096_bits_and_accepted_by_the_options():
+    assert PEM.startswith("-----BEGIN RSA PRIVATE KEY-----\n")
+    key = serialization.load_pem_private_key(PEM.encode(), None)
+    assert key.key_size == 4096
+    line = keys.public_key_line(PEM)
+    assert line.startswith("ssh-rsa AAAA")
+    assert config.public_key(line) == line
+    assert keys.generate_private_key() != PEM
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
+def test_public_half_is_what_openssh_makes_of_it(tmp_path):
+    path = tmp_path / "key"
+    path.write_text(PEM)
+    path.chmod(0o600)
+    told = subprocess.run(["ssh-keygen", "-y", "-f", path], capture_output=True, check=True)
+    assert keys.public_key_line(PEM) == told.stdout.decode().strip()
+
+
+def test_pkcs8_is_read_too():
+    key = rsa.generate_private_key(65537, 2048)
+    traditional = pem_of(key, serialization.PrivateFormat.TraditionalOpenSSL)
+    assert keys.public_key_line(pem_of(key)) == keys.public_key_line(traditional)
+
+
+@pytest.mark.parametrize(
+    "pem",
+    [
+        "",
+        "ssh-rsa AAAA",
+        PEM[:200],
+        pem_of(ec.generate_private_key(ec.SECP256R1())),
+        pem_of(rsa.generate_private_key(65537, 2048), secret=b"locked"),
+    ],
+)
+def test_anything_else_is_refused(pem):
+    with pytest.raises(ValueError):  # noqa: PT011 the library's own texts vary
+        keys.public_key_line(pem)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "nul\0", "tab\t", "\x7f"])
+def test_control_characters_get_into_no_setting_and_no_argument(text):
+    for escape in (escaping.environment_value, escaping.exec_argument):
+        with pytest.raises(ValueError, match="control character"):
+            escape(text)
