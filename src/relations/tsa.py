@@ -1,0 +1,100 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""How web and workers find and trust each other: concourse-tsa and concourse-ci_tsa.
+
+Both interfaces carry the same raw strings in unit databags. The second is that of the public
+charm concourse-ci-machine, so either side may be that charm.
+"""
+
+import collections.abc
+import re
+import typing
+
+import ops
+
+import config
+from found import Tsa
+
+WEB_ENDPOINTS: typing.Final = ("web-tsa", "tsa")
+WORKER_ENDPOINTS: typing.Final = ("worker-tsa", "flight")
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+_VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:[+-][A-Za-z0-9.+-]{1,40})?")
+
+
+def read_webs(model: ops.Model) -> Tsa:
+    """What the related web units say; data that can't be trusted is refused and said so."""
+    hosts: dict[str, str] = {}
+    versions: dict[str, None] = {}
+    refused: list[str] = []
+    relations = _relations(model, WORKER_ENDPOINTS)
+    for unit, data in _units(relations):
+        host, key = data.get("tsa-host", ""), data.get("tsa-public-key", "")
+        version = data.get("concourse-version", "")
+        if not host or not key:
+            continue
+        address = _ADDRESS.fullmatch(host)
+        if not address or not 0 < int(address.group(1)) < 65536:
+            refused.append(f"tsa-host of {unit}: is no ADDRESS:PORT")
+            continue
+        if version and not _VERSION.fullmatch(version):
+            refused.append(f"concourse-version of {unit}: is no X.Y.Z")
+            continue
+        try:
+            hosts[host] = config.public_key(key)
+        except ValueError as error:
+            refused.append(f"tsa-public-key of {unit}: {error}")
+            continue
+        if version:
+            versions[version] = None
+    return Tsa(
+        related=bool(relations),
+        hosts=tuple(hosts),
+        public_keys=tuple(dict.fromkeys(hosts.values())),
+        versions=tuple(versions),
+        refused=tuple(refused),
+    )
+
+
+def read_worker_keys(model: ops.Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The keys of all related workers, and what was refused of their data."""
+    keys: dict[str, None] = {}
+    refused: list[str] = []
+    for unit, data in _units(_relations(model, WEB_ENDPOINTS)):
+        if text := data.get("worker-public-key", ""):
+            try:
+                keys[config.public_key(text)] = None
+            except ValueError as error:
+                refused.append(f"worker-public-key of {unit}: {error}")
+    return tuple(keys), tuple(refused)
+
+
+def publish_web(model: ops.Model, address: str, public_key: str, version: str) -> None:
+    """Tell workers where this web unit is, how they know it, and which release it runs."""
+    host = f"[{address}]" if ":" in address else address
+    for relation in _relations(model, WEB_ENDPOINTS):
+        relation.data[model.unit].update(
+            {
+                "tsa-host": f"{host}:{config.TSA_PORT}",
+                "tsa-public-key": public_key,
+                "concourse-version": version,
+            }
+        )
+
+
+def publish_worker(model: ops.Model, public_key: str) -> None:
+    """Tell webs the key that this worker will show."""
+    for relation in _relations(model, WORKER_ENDPOINTS):
+        relation.data[model.unit]["worker-public-key"] = public_key
+
+
+def _relations(model: ops.Model, endpoints: tuple[str, ...]) -> list[ops.Relation]:
+    return [relation for endpoint in endpoints for relation in model.relations[endpoint]]
+
+
+def _units(
+    relations: list[ops.Relation],
+) -> collections.abc.Iterator[tuple[str, collections.abc.Mapping[str, str]]]:
+    for relation in relations:
+        for unit in sorted(relation.units, key=lambda unit: unit.name):
+            yield unit.name, relation.data[unit]

@@ -1,0 +1,55 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm with rooms that only note what they were asked for."""
+
+import pytest
+from ops import testing
+
+import charm
+import found
+from tests.unit.situations import HOST_PEM, ROOT, WORKER_KEY, Release, Rooms
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    rooms = Rooms()
+    for module, name, answer in (
+        ("concourse_release", "ensure", Release()),
+        ("concourse_release", "remove", None),
+        ("concourse_worker", "remove", None),
+        ("concourse_worker", "retire", None),
+        ("concourse_web", "remove", None),
+        ("wrapper", "remove", None),
+        ("network", "ensure", None),
+        ("network", "remove", None),
+        ("packages", "remove_installed", None),
+        ("files", "ensure_absent", None),
+    ):
+        monkeypatch.setattr(getattr(charm, module), name, rooms.note(f"{module}.{name}", answer))
+    monkeypatch.setattr(charm.concourse_release, "installed", lambda: None)
+    monkeypatch.setattr(charm.concourse_worker, "ensure_key", lambda _: WORKER_KEY)
+    monkeypatch.setattr(charm.concourse_worker, "healthy", lambda: rooms.worker is not None)
+    monkeypatch.setattr(charm.concourse_web, "healthy", lambda: rooms.web is not None)
+    monkeypatch.setattr(
+        charm.concourse_worker, "apply", rooms.keep("worker", "concourse_worker.apply")
+    )
+    monkeypatch.setattr(charm.concourse_web, "apply", rooms.keep("web", "concourse_web.apply"))
+    monkeypatch.setattr(charm.wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
+    monkeypatch.setattr(charm.detect, "detect", lambda: rooms.inventory)
+    monkeypatch.setattr(charm.facts, "machine", lambda: rooms.machine)
+    monkeypatch.setattr(charm.facts, "architecture", lambda: "amd64")
+    monkeypatch.setattr(charm.memory, "remembered_ids", found.RememberedIds)
+    monkeypatch.setattr(charm.memory, "remember_ids", lambda _: False)
+    monkeypatch.setattr(charm.memory, "is_leaving", lambda: rooms.leaving)
+    monkeypatch.setattr(charm.memory, "set_leaving", lambda: setattr(rooms, "leaving", True))
+    monkeypatch.setattr(
+        charm.concourse_web,
+        "new_secrets",
+        lambda: found.WebSecrets("secret-password", HOST_PEM, HOST_PEM),
+    )
+    return rooms
+
+
+@pytest.fixture
+def context():
+    return testing.Context(charm.GpuCiWorkerCharm, charm_root=ROOT, app_name="unit", unit_id=0)

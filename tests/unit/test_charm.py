@@ -1,0 +1,160 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's door: every event for every role.
+
+The rooms that would change this machine are replaced by a recorder; what they do for real is
+proven in tests/functional and tests/lab.
+"""
+
+import dataclasses
+import json
+
+import pytest
+from ops import testing
+
+from tests.unit.situations import (
+    GPUS,
+    HOST_KEY,
+    WORKER_KEY,
+    database,
+    state,
+    tsa,
+)
+
+EVENTS = ("install", "start", "config_changed", "upgrade_charm", "update_status")
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(
+    ("mode", "relations", "expected"),
+    [
+        ("worker", (tsa(),), testing.ActiveStatus("Worker ready (GPU: 2x NVIDIA)")),
+        ("web", (database(),), testing.ActiveStatus("Web ready")),
+        ("all", (), testing.ActiveStatus("Web and worker ready (GPU: 2x NVIDIA)")),
+    ],
+)
+def test_every_event_ends_in_the_same_state(context, rooms, event, mode, relations, expected):
+    before = state(mode, relations, enable_gpu=True)
+    after = context.run(getattr(context.on, event)(), before)
+    assert after.unit_status == expected
+    assert after.workload_version == "8.3.0"
+    assert (rooms.worker is not None) == (mode != "web")
+    assert (rooms.web is not None) == (mode != "worker")
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("mode", ["worker", "web"])
+def test_a_lonely_unit_waits_and_names_the_next_step(context, rooms, event, mode):
+    after = context.run(getattr(context.on, event)(), state(mode))
+    endpoint = {"worker": "web-tsa", "web": "postgresql"}[mode]
+    assert after.unit_status.name == "waiting"
+    assert f":{endpoint} " in f"{after.unit_status.message} "
+    assert "juju integrate" in after.unit_status.message
+    assert rooms.worker is None
+    assert rooms.web is None
+
+
+def test_worker_tags_and_publishes_its_key(context, rooms):
+    relation = tsa()
+    before = state(relations=[relation], enable_gpu=True, tag="rack-7", gpu_device_ids="1")
+    after = context.run(context.on.relation_changed(relation), before)
+    assert rooms.worker.tags == (
+        "gpu",
+        "gpu-type=nvidia",
+        "gpu-count=1",
+        "gpu-devices=1",
+        "gpu-model=a100-sxm4-80gb",
+        "gpu-memory=80GiB",
+        "cuda=13.0",
+        "driver=580",
+        "rack-7",
+    )
+    assert rooms.gpu.gpus == GPUS[1:]
+    assert rooms.worker.tsa_hosts == ("10.0.0.5:2222",)
+    data = after.get_relation(relation.id).local_unit_data
+    assert data["worker-public-key"] == WORKER_KEY
+
+
+def test_admin_password_is_shown_by_its_action(context, rooms):
+    before = context.run(context.on.update_status(), state("web", [database()]))
+    context.run(context.on.action("get-admin-password"), before)
+    assert context.action_results["username"] == "admin"
+    assert context.action_results["password"] == "secret-password"
+    assert context.action_results["url"].endswith(":8080")
+
+
+def test_admin_password_on_a_worker_fails_in_words(context, rooms):
+    with pytest.raises(testing.ActionFailed, match="web application"):
+        context.run(context.on.action("get-admin-password"), state(relations=[tsa()]))
+
+
+@pytest.mark.parametrize("action", ["gpu-inventory", "get-admin-password"])
+def test_an_action_fails_in_words_while_an_option_is_wrong(context, rooms, action):
+    with pytest.raises(testing.ActionFailed, match="gpu-vendor 'nvida' is unknown"):
+        context.run(context.on.action(action), state(gpu_vendor="nvida"))
+
+
+def test_gpu_inventory_shows_what_tasks_may_use(context, rooms):
+    before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="1")
+    after = context.run(context.on.action("gpu-inventory"), before)
+    results = context.action_results
+    assert results["count"] == "2"
+    assert results["gpu-0"].endswith("not for tasks")
+    assert results["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB, GPU-00000001-")
+    assert json.loads(results["json"])["allowed"] == [GPUS[1].uuid]
+    assert after.unit_status == before.unit_status
+
+
+def test_a_bad_option_blocks_and_leaves_everything_alone(context, rooms):
+    relation = tsa()
+    before = state(relations=[relation], enable_gpu=True, gpu_vendor="nvida")
+    after = context.run(context.on.config_changed(), before)
+    assert after.unit_status == testing.BlockedStatus(
+        "gpu-vendor 'nvida' is unknown: use auto, nvidia"
+    )
+    assert rooms.calls == []
+
+
+def test_an_unknown_gpu_id_blocks_and_the_worker_runs_on(context, rooms):
+    before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="7")
+    after = context.run(context.on.config_changed(), before)
+    assert after.unit_status.name == "blocked"
+    assert "no GPU has the id 7. This machine has 0, 1" in after.unit_status.message
+    assert not {"concourse_worker.apply", "concourse_worker.remove", "wrapper.remove"} & set(
+        rooms.calls
+    )
+
+
+def test_disabling_takes_the_wrapper_away_after_the_worker_let_go(context, rooms):
+    before = state(relations=[tsa()], enable_gpu=False)
+    after = context.run(context.on.config_changed(), before)
+    assert after.unit_status == testing.ActiveStatus("Worker ready")
+    assert rooms.worker.tags == ()
+    assert not rooms.worker.wrapped
+    assert rooms.calls.index("concourse_worker.apply") < rooms.calls.index("wrapper.remove")
+
+
+def test_a_lost_gpu_changes_tags_and_status_at_the_next_event(context, rooms):
+    rooms.inventory = dataclasses.replace(rooms.inventory, gpus=GPUS[:1])
+    after = context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
+    assert after.unit_status == testing.ActiveStatus("Worker ready (GPU: 1x NVIDIA)")
+    assert "gpu-count=1" in rooms.worker.tags
+
+
+def test_stop_retires_a_worker_whose_web_is_outside_juju(context, rooms):
+    before = state(tsa_host="ci.example.com:2222", tsa_public_key=HOST_KEY)
+    context.run(context.on.stop(), before)
+    assert rooms.calls == ["concourse_worker.retire"]
+    assert rooms.leaving
+
+
+def test_remove_takes_every_room_down(context, rooms):
+    context.run(context.on.remove(), state())
+    assert {
+        "concourse_worker.remove",
+        "concourse_web.remove",
+        "wrapper.remove",
+        "concourse_release.remove",
+        "network.remove",
+        "packages.remove_installed",
+    } <= set(rooms.calls)

@@ -1,0 +1,183 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's door, towards others: good, missing, malformed and hostile relation data."""
+
+import dataclasses
+import json
+
+import pytest
+from ops import testing
+
+import charm
+import found
+from tests.unit.situations import (
+    HOST_KEY,
+    HOST_PEM,
+    WORKER_KEY,
+    database,
+    state,
+    tsa,
+    workers,
+)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "interface"), [("worker-tsa", "concourse-tsa"), ("flight", "concourse-ci_tsa")]
+)
+def test_worker_joins_over_either_interface(context, rooms, endpoint, interface):
+    relation = tsa(endpoint, interface)
+    context.run(context.on.relation_changed(relation), state(relations=[relation]))
+    assert rooms.worker.tsa_public_keys == (HOST_KEY,)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"tsa_host": "10.0.0.5:2222\nCONCOURSE_TAG=x"},
+        {"tsa_host": "$(reboot):2222"},
+        {"tsa_public_key": f"{HOST_KEY}\n{WORKER_KEY}"},
+        {"tsa_public_key": "ssh-rsa AAAA"},
+        {"tsa_public_key": f'command="id" {HOST_KEY}'},
+        {"concourse_version": "8.3.0; rm -rf /"},
+    ],
+)
+def test_hostile_data_of_a_web_is_refused_in_words(context, rooms, data):
+    relation = tsa(**data)
+    after = context.run(context.on.relation_changed(relation), state(relations=[relation]))
+    assert rooms.worker is None
+    assert after.unit_status.name == "waiting"
+    assert "web/0" in after.unit_status.message
+
+
+@pytest.mark.parametrize("missing", ["tsa_host", "tsa_public_key"])
+def test_half_of_the_webs_data_is_waited_for(context, rooms, missing):
+    relation = tsa(**{missing: ""})
+    after = context.run(context.on.relation_changed(relation), state(relations=[relation]))
+    assert after.unit_status == testing.WaitingStatus(
+        "Waiting for the web unit to publish its TSA address and key"
+    )
+    assert rooms.worker is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "interface"), [("web-tsa", "concourse-tsa"), ("tsa", "concourse-ci_tsa")]
+)
+def test_web_publishes_its_tsa_and_takes_worker_keys(context, rooms, endpoint, interface):
+    relation = workers(WORKER_KEY, "", endpoint=endpoint, interface=interface)
+    before = state("web", [database(), relation])
+    after = context.run(context.on.relation_changed(relation), before)
+    assert rooms.web.worker_keys == (WORKER_KEY,)
+    data = after.get_relation(relation.id).local_unit_data
+    assert data["tsa-host"].endswith(":2222")
+    assert data["tsa-public-key"] == HOST_KEY
+    assert data["concourse-version"] == "8.3.0"
+    assert {port.port for port in after.opened_ports} == {8080, 2222}
+
+
+def test_a_worker_key_with_a_second_line_is_refused(context, rooms):
+    relation = workers(WORKER_KEY, f"{WORKER_KEY}\n{HOST_KEY}")
+    before = state("web", [database(), relation])
+    after = context.run(context.on.relation_changed(relation), before)
+    assert rooms.web.worker_keys == (WORKER_KEY,)
+    assert after.unit_status == testing.ActiveStatus(
+        "Web ready (refused worker-public-key of worker/1: is not one line)"
+    )
+
+
+def test_a_departed_workers_key_is_revoked(context, rooms):
+    gone = workers()
+    before = state("web", [database(), gone])
+    context.run(context.on.relation_departed(gone, remote_unit=0, departing_unit=0), before)
+    assert rooms.web.worker_keys == ()
+
+
+def test_web_takes_the_database_from_secrets(context, rooms):
+    user = testing.Secret({"username": "relation-5", "password": "s3cret"})
+    tls = testing.Secret({"tls": "True", "tls-ca": "PEM"})
+    relation = database(
+        **{
+            "endpoints": "10.0.0.9:5432,10.0.0.8:5432",
+            "secret-user": user.id,
+            "secret-tls": tls.id,
+        }
+    )
+    before = dataclasses.replace(state("web", [relation]), secrets=[user, tls])
+    after = context.run(context.on.relation_changed(relation), before)
+    assert rooms.web.database == found.Database(
+        "10.0.0.9", 5432, "concourse", "relation-5", "s3cret", tls=True, ca="PEM"
+    )
+    asked = after.get_relation(relation.id).local_app_data
+    assert asked["database"] == "concourse"
+    assert json.loads(asked["requested-secrets"]) == [
+        "username",
+        "password",
+        "tls",
+        "tls-ca",
+        "uris",
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"endpoints": "10.0.0.9:5432"},
+        {"endpoints": "10.0.0.9", "username": "u", "password": "p"},
+        {"endpoints": "a b:1", "username": "u", "password": "p"},
+        {"endpoints": "10.0.0.9:5432", "username": "u", "password": "p\nCONCOURSE_X=1"},
+        {"endpoints": "10.0.0.9:5432", "secret-user": "secret:nowhere"},
+    ],
+)
+def test_incomplete_or_hostile_database_data_is_waited_for(context, rooms, data):
+    relation = database(**data)
+    after = context.run(context.on.relation_changed(relation), state("web", [relation]))
+    assert after.unit_status.name == "waiting"
+    assert rooms.web is None
+
+
+def test_web_secrets_are_made_once_and_by_the_leader_alone(context, rooms):
+    before = state("web", [database()], leader=False)
+    after = context.run(context.on.update_status(), before)
+    assert after.unit_status == testing.WaitingStatus(
+        "Waiting for the leader to make the web's keys"
+    )
+    led = context.run(context.on.update_status(), dataclasses.replace(after, leader=True))
+    again = context.run(context.on.update_status(), led)
+    assert len(list(led.secrets)) == 1
+    assert list(again.secrets) == list(led.secrets)
+    for relation in again.relations:
+        assert "secret-password" not in str(relation)
+
+
+def test_own_departure_retires_the_worker_and_nothing_starts_it_again(context, rooms):
+    relation = tsa()
+    before = state(relations=[relation], enable_gpu=True)
+    context.run(context.on.relation_departed(relation, remote_unit=0, departing_unit=None), before)
+    assert "concourse_worker.retire" not in rooms.calls
+    rooms.calls.clear()
+    rooms.leaving = True
+    after = context.run(context.on.relation_broken(relation), before)
+    assert "concourse_worker.apply" not in rooms.calls
+    assert after.unit_status.name == "maintenance"
+
+
+def test_a_worker_key_out_of_a_secret(context, rooms, monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        charm.concourse_worker, "ensure_key", lambda pem: taken.append(pem) or WORKER_KEY
+    )
+    secret = testing.Secret({"private-key": HOST_PEM}, owner=None)
+    before = dataclasses.replace(
+        state(relations=[tsa()], worker_private_key=secret.id), secrets=[secret]
+    )
+    context.run(context.on.config_changed(), before)
+    assert taken
+    assert set(taken) == {HOST_PEM}
+    assert rooms.worker.private_key == HOST_PEM
+    assert "PRIVATE KEY" not in repr(rooms.worker)
+
+
+def test_a_secret_without_a_grant_blocks_with_the_command(context, rooms):
+    before = state(relations=[tsa()], worker_private_key="secret:cvq0000000000000000g")
+    after = context.run(context.on.config_changed(), before)
+    assert after.unit_status.name == "blocked"
+    assert "juju grant-secret" in after.unit_status.message

@@ -1,0 +1,342 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The rules of the house hold over src and lib, and each rule notices when it is broken."""
+
+import ast
+import collections.abc
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Imports go only downward. Modules of one floor do not import each other, those of one room may.
+FLOORS = {
+    "charm": 7,
+    "selftest": 6,
+    "relations": 5,
+    "gpu": 5,
+    "host": 5,
+    "oci": 5,
+    "ci": 5,
+    "status": 4,
+    "plan": 3,
+    "allowed": 2,
+    "found": 1,
+    "config": 0,
+    "gpu.inventory": 0,
+    "machine": 0,
+}
+# Same input, same answer: no clock, file, process or chance.
+PURE = {"config", "gpu.inventory", "found", "allowed", "plan", "status"}
+IMPURE_MODULES = {
+    *("datetime", "fcntl", "glob", "io", "machine", "os", "pathlib", "random", "secrets"),
+    *("shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib.request"),
+}
+# What only src/machine may use. Asking a server here how it is does not count.
+SIDE_EFFECT_MODULES = {
+    *("asyncio", "ftplib", "multiprocessing", "pty", "subprocess", "tempfile", "urllib.request"),
+}
+SIDE_EFFECT_OS_CALL = re.compile(
+    r"exec[lv]\w*|spawn\w+|posix_spawn\w*|fork\w*|system|popen|kill\w*|chmod|l?chown|link|symlink|"
+    r"mkdir|makedirs|remove\w*|rename\w*|replace|rmdir|unlink|truncate|utime|mknod|mkfifo|write"
+)
+SIDE_EFFECT_METHODS = {
+    *("chmod", "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "touch", "unlink"),
+    *("write_bytes", "write_text"),
+}
+HEADER = [
+    "# Copyright 2026 The gpu-ci-worker authors",
+    "# See LICENSE file for licensing details.",
+]
+# Package to the module that it is imported as, where the names differ.
+MODULE_OF = {"nvidia-ml-py": "pynvml"}
+
+
+def python_files(root: pathlib.Path, *folders: str) -> list[pathlib.Path]:
+    return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+
+
+def place(module: str) -> str | None:
+    """The entry of FLOORS that a module belongs to: the longest that it is or lies in."""
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in FLOORS), None)
+
+
+def module_name(path: pathlib.Path, base: pathlib.Path) -> str:
+    return ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(tree: ast.AST) -> collections.abc.Iterator[tuple[int, str]]:
+    """Line and dotted name of everything imported; `from a import b` is a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (f"{node.module}." if node.module else "")
+            yield from ((node.lineno, base + alias.name) for alias in node.names)
+
+
+def is_in(name: str, modules: collections.abc.Iterable[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def parsed(root: pathlib.Path, *folders: str):
+    for path in python_files(root, *folders):
+        yield path, ast.parse(path.read_text(), str(path))
+
+
+def floors(root: pathlib.Path) -> list[str]:
+    broken = []
+    for path, tree in parsed(root, "src"):
+        module = module_name(path, root / "src")
+        own = place(module)
+        if own is None:
+            broken.append(f"{path}: has no floor in this test")
+            continue
+        for line, name in imports(tree):
+            if name.startswith("."):
+                broken.append(f"{path}:{line}: relative import")
+                continue
+            other = place(name)
+            if other and other != own and FLOORS[other] >= FLOORS[own]:
+                broken.append(f"{path}:{line}: {own} imports {other}, which is not below it")
+    return broken
+
+
+def ops_only_at_the_door(root: pathlib.Path) -> list[str]:
+    return [
+        f"{path}:{line}: imports {name}"
+        for path, tree in parsed(root, "src", "lib")
+        for line, name in imports(tree)
+        if is_in(name, ["ops"])
+        and place(module_name(path, root / "src") if root / "src" in path.parents else "")
+        not in ("charm", "relations")
+    ]
+
+
+def purity(root: pathlib.Path) -> list[str]:
+    broken = []
+    for path, tree in parsed(root, "src"):
+        if place(module_name(path, root / "src")) not in PURE:
+            continue
+        broken += [
+            f"{path}:{line}: a pure module imports {name}"
+            for line, name in imports(tree)
+            if is_in(name, IMPURE_MODULES)
+        ]
+        broken += [
+            f"{path}:{node.lineno}: a pure module calls {node.func.id}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("open", "print", "input", "__import__", "eval", "exec")
+        ]
+    return broken
+
+
+def is_side_effect(node: ast.AST) -> bool:
+    """Whether a call starts a process, or writes or removes a file."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute):
+        name, owner = node.func.attr, node.func.value
+        if isinstance(owner, ast.Name) and owner.id == "os":
+            return SIDE_EFFECT_OS_CALL.fullmatch(name) is not None
+        if isinstance(owner, ast.Name) and owner.id == "shutil":
+            return name not in ("disk_usage", "which")
+        if name in SIDE_EFFECT_METHODS:
+            return True
+        mode_at = 0
+    else:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        mode_at = 1
+    modes = node.args[mode_at : mode_at + 1] + [k.value for k in node.keywords if k.arg == "mode"]
+    return name == "open" and any(
+        isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+") for mode in modes
+    )
+
+
+def side_effects_only_in_machine(root: pathlib.Path) -> list[str]:
+    broken = []
+    for path, tree in parsed(root, "src"):
+        if place(module_name(path, root / "src")) == "machine":
+            continue
+        broken += [
+            f"{path}:{line}: imports {name}"
+            for line, name in imports(tree)
+            if is_in(name, SIDE_EFFECT_MODULES)
+        ]
+        broken += [
+            f"{path}:{node.lineno}: side effect outside machine: {ast.unparse(node)[:60]}"
+            for node in ast.walk(tree)
+            if is_side_effect(node)
+        ]
+    return broken
+
+
+def lib_needs_python_only(root: pathlib.Path) -> list[str]:
+    return [
+        f"{path}:{line}: lib/gpuci imports {name}"
+        for path, tree in parsed(root, "lib/gpuci")
+        for line, name in imports(tree)
+        if name.split(".")[0] not in (*sys.stdlib_module_names, "gpuci")
+    ]
+
+
+def sizes(root: pathlib.Path) -> list[str]:
+    broken = []
+    for path in python_files(root, "src", "lib", "tests"):
+        length = len(path.read_text().splitlines())
+        limit = 199 if path == root / "src/charm.py" else 400
+        if length > limit:
+            broken.append(f"{path}: {length} lines, more than {limit}")
+    for path, tree in parsed(root, "src", "lib/gpuci"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 40:
+                    broken.append(f"{path}:{node.lineno}: {node.name} has {length} lines, not 40")
+    return broken
+
+
+def no_broad_except(root: pathlib.Path) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: catches everything"
+        for path, tree in parsed(root, "src", "lib/gpuci")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (
+            node.type is None
+            or {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+            & {"Exception", "BaseException"}
+        )
+        # What is raised on afterwards is not swallowed: that is tidying up.
+        and not (isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None)
+    ]
+
+
+def headers(root: pathlib.Path) -> list[str]:
+    broken = []
+    for path in python_files(root, "src", "lib/gpuci", "tests"):
+        lines = path.read_text().splitlines()[:3]
+        if lines[:1] and lines[0].startswith("#!"):
+            lines = lines[1:]
+        if lines[:2] != HEADER:
+            broken.append(f"{path}: has not the two header lines")
+    return broken
+
+
+def packages(root: pathlib.Path) -> list[str]:
+    """The charm carries what src imports, and nothing else."""
+    asked = re.findall(r"^([A-Za-z0-9-]+)", (root / "requirements.in").read_text(), re.M)
+    carried = {MODULE_OF.get(name, name) for name in asked}
+    own = {path.stem for path in (root / "src").iterdir()} | {"gpuci"}
+    imported = {
+        name.split(".")[0] for _, tree in parsed(root, "src") for _, name in imports(tree)
+    } - {*sys.stdlib_module_names, *own, ""}
+    return [f"src imports {name}, which requirements.in lacks" for name in imported - carried] + [
+        f"requirements.in has {name}, which src does not import" for name in carried - imported
+    ]
+
+
+RULES = [
+    floors,
+    headers,
+    lib_needs_python_only,
+    no_broad_except,
+    ops_only_at_the_door,
+    packages,
+    purity,
+    side_effects_only_in_machine,
+    sizes,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule):
+    assert rule(ROOT) == []
+
+
+LONG = "def long() -> None:\n" + "    pass\n" * 40
+PLANTED = [
+    (floors, "src/plan.py", "import status", "not below"),
+    (floors, "src/gpu/detect.py", "import host.facts as facts", "not below"),
+    (floors, "src/ci/web.py", "from oci import wrapper", "not below"),
+    (floors, "src/config.py", "from machine import files", "not below"),
+    (floors, "src/machine/files.py", "import plan", "not below"),
+    (floors, "src/oci/wrapper.py", "from . import policy", "relative"),
+    (floors, "src/misc.py", "", "no floor"),
+    (headers, "src/oci/wrapper.py", "import json", "header"),
+    (lib_needs_python_only, "lib/gpuci/spec.py", "import tomlkit", "tomlkit"),
+    (lib_needs_python_only, "lib/gpuci/spec.py", "from plan import Plan", "plan"),
+    (no_broad_except, "src/ci/web.py", "try:\n    x()\nexcept Exception:\n    pass", ":3:"),
+    (no_broad_except, "lib/gpuci/x.py", "try:\n    x()\nexcept:\n    pass", ":3:"),
+    (no_broad_except, "src/x.py", "try:\n    x()\nexcept (A, BaseException):\n    pass", ":3:"),
+    (ops_only_at_the_door, "src/ci/web.py", "import ops", "ops"),
+    (ops_only_at_the_door, "lib/gpuci/spec.py", "from ops import testing", "ops"),
+    (packages, "src/ci/web.py", "import requests", "requests"),
+    (packages, "src/ci/web.py", "", "jinja2"),
+    (purity, "src/plan.py", "import time", "time"),
+    (purity, "src/gpu/inventory.py", "import urllib.request", "urllib"),
+    (purity, "src/config.py", "open('x')", "open"),
+    (side_effects_only_in_machine, "src/ci/web.py", "import subprocess", "subprocess"),
+    (side_effects_only_in_machine, "src/ci/web.py", "import os\nos.execv('a', [])", "os.execv"),
+    (side_effects_only_in_machine, "src/ci/web.py", "shutil.rmtree('x')", "rmtree"),
+    (side_effects_only_in_machine, "src/ci/web.py", "p.write_text('')", "write_text"),
+    (side_effects_only_in_machine, "src/ci/web.py", "open('x', 'w')", "open"),
+    (side_effects_only_in_machine, "src/ci/web.py", "p.open(mode='ab')", "open"),
+    (sizes, "src/charm.py", "x = 1\n" * 200, "199"),
+    (sizes, "src/plan.py", "x = 1\n" * 401, "400"),
+    (sizes, "src/plan.py", LONG, "long has 41"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "source", "expected"), PLANTED)
+def test_rule_notices(rule, path, source, expected, tmp_path):
+    file = tmp_path / path
+    (tmp_path / "src").mkdir()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "requirements.in").write_text("jinja2\n")
+    file.write_text(source)
+    assert any(expected in sentence for sentence in rule(tmp_path))
+
+
+CLEAN = [
+    *((f"src/{name}.py", "") for name in ("found", "plan", "selftest/run")),
+    ("src/charm.py", "import ops\nimport plan\nfrom ci import web\nimport selftest.run"),
+    ("src/relations/tsa.py", "import ops\nfrom found import Tsa\nfrom relations import juju"),
+    ("src/gpu/detect.py", "from gpu.inventory import Gpu\nfrom gpu import nvml\nopen('x').read()"),
+    ("src/machine/files.py", "import os\nimport subprocess\nos.rename('a', 'b')"),
+    ("src/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
+    ("src/ci/web.py", "import jinja2\nfrom machine import files\nfrom gpuci import shapes"),
+    ("lib/gpuci/spec.py", "import os\nfrom gpuci import shapes"),
+]
+
+
+def test_rules_leave_good_code_alone(tmp_path):
+    (tmp_path / "requirements.in").write_text("jinja2\nops\n")
+    for path, source in CLEAN:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join([*HEADER, source]))
+    assert [sentence for rule in RULES for sentence in rule(tmp_path)] == []
+
+
+def test_lib_runs_in_an_isolated_interpreter():
+    """As on a worker: /usr/bin/python3 -I -S, nothing but the standard library in reach."""
+    modules = [module_name(path, ROOT / "lib") for path in python_files(ROOT, "lib/gpuci")]
+    modules = [name for name in modules if not name.endswith("__main__")]
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r}); import {', '.join(modules)}"
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-S", "-B", "-W", "error", "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
