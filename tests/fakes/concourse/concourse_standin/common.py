@@ -1,0 +1,114 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What web and worker share."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+WORKER_VERSION = "3.0"
+KEEPALIVE_SECONDS = 5
+
+_TASKS: set[asyncio.Task[None]] = set()  # The event loop itself keeps weak references only.
+
+Answer = Callable[[str, str, Mapping[str, str], bytes], tuple[int, object]]
+
+
+class StandinError(Exception):
+    """Something that the operator or the build's author has to know; the text says it."""
+
+
+def log(message: str, **facts: Any) -> None:
+    """Write one JSON line to stderr, as Concourse logs."""
+    line = {"level": "info", "source": "concourse-standin", "message": message, "data": facts}
+    print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+def background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run ``work`` beside the rest; if it fails, the process says so and ends."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        _TASKS.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            os._exit(1)
+
+    task = asyncio.get_running_loop().create_task(work)
+    _TASKS.add(task)
+    task.add_done_callback(ended)
+    return task
+
+
+def required(settings: Mapping[str, str], name: str) -> str:
+    """The setting ``name``, or an error that names the flag as Concourse does."""
+    if not settings.get(name):
+        raise StandinError(f"the required flag `--{name}' was not specified")
+    return settings[name]
+
+
+def private_key(path: str) -> asyncssh.SSHKey:
+    """The RSA key in the file, in the formats that Concourse reads: PEM of PKCS#1 or PKCS#8."""
+    text = read_file(path)
+    if not re.search("-----BEGIN (RSA )?PRIVATE KEY-----", text):
+        raise StandinError(f"{path}: key must be a PEM encoded PKCS1 or PKCS8 private key")
+    try:
+        key = asyncssh.import_private_key(text)
+    except asyncssh.KeyImportError as error:
+        raise StandinError(f"{path}: {error}") from error
+    if key.get_algorithm() != "ssh-rsa":
+        raise StandinError(f"{path}: key is not a valid RSA private key")
+    return key
+
+
+def public_keys(path: str) -> list[asyncssh.SSHKey]:
+    """The keys in a file of authorized keys; a line that is none is an error."""
+    lines = [line.strip() for line in read_file(path).splitlines()]
+    try:
+        return [asyncssh.import_public_key(x) for x in lines if x and not x.startswith("#")]
+    except asyncssh.KeyImportError as error:
+        raise StandinError(f"{path}: {error}") from error
+
+
+def read_file(path: str) -> str:
+    """The text of the file; a :class:`StandinError` if it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StandinError(f"cannot read {path}: {error}") from error
+
+
+def serve_http(host: str, port: int, answer: Answer) -> None:
+    """Answer each request with ``answer(method, path, headers, body)``'s status and JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, document = answer(self.command, self.path, self.headers, body)
+            reply = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        do_GET = do_POST = do_PUT = _answer  # noqa: N815
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise StandinError(f"cannot listen on {host}:{port}: {error}") from error
+    threading.Thread(target=server.serve_forever, daemon=True).start()

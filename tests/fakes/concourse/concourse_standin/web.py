@@ -1,0 +1,192 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""``concourse web``: PostgreSQL, the workers' door, builds, and HTTP for the stand-in's fly."""
+
+import asyncio
+import base64
+import binascii
+import crypt
+import hmac
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from .common import WORKER_VERSION, StandinError, log, private_key, required, serve_http
+from .engine import Engine
+from .main import VERSION
+from .plan import job_plan, one_off, read_yaml
+from .store import Store
+from .tsa import Tsa
+
+
+class Web:
+    """The web node."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self._settings = settings
+        if "session-signing-key" in settings:
+            private_key(settings["session-signing-key"])
+        host_key = required(settings, "tsa-host-key")
+        port = settings.get("bind-port", "8080")
+        url = settings.get("external-url") or f"http://127.0.0.1:{port}"
+        self._users = self._local_users()
+        self._store = Store(settings)
+        self._tsa = Tsa(host_key, settings.get("tsa-authorized-keys"), self._store)
+        grace = settings.get("gc-failed-grace-period", "120h")
+        self._engine = Engine(self._store, self._tsa, url, _seconds(grace))
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; builds live on, on their workers."""
+        loop = self._loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._tsa.reload)
+        self._tsa.reload()  # for a SIGHUP that came while it was ignored
+        bind_ip = self._settings.get("bind-ip", "0.0.0.0")
+        await self._tsa.listen(bind_ip, int(self._settings.get("tsa-bind-port", "2222")))
+        self._engine.start()
+        serve_http(bind_ip, int(self._settings.get("bind-port", "8080")), self._answer)
+        log("web.listening")
+        await stop.wait()
+        return 0
+
+    def _local_users(self) -> dict[str, str]:
+        """Users who may do things: those of the main team, with their passwords."""
+        pairs = [pair.split(":", 1) for pair in _list(self._settings.get("add-local-user"))]
+        if any(len(pair) != 2 for pair in pairs):
+            raise StandinError("--add-local-user: expected username:password")
+        members = _list(self._settings.get("main-team-local-user"))
+        if not members:
+            raise StandinError("auth is not configured: set --main-team-local-user")
+        return {user: password for user, password in pairs if user in members}
+
+    def _answer(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, object]:
+        """Answer one HTTP request; called in a thread of its own."""
+        path, _, query = path.partition("?")
+        words = path.strip("/").split("/")
+        if words == ["api", "v1", "info"]:
+            return 200, {
+                "version": VERSION,
+                "worker_version": WORKER_VERSION,
+                "external_url": self._settings.get("external-url", ""),
+            }
+        if words[0] != "standin":
+            return 200 if words == [""] else 404, {"stand_in_for": "Concourse"}
+        if not self._allowed(headers.get("Authorization", "")):
+            return 401, {"error": "invalid username and password"}
+        work = self._act(method, words[1:], query, json.loads(body or b"null"))
+        try:
+            return 200, asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
+        except StandinError as error:
+            return 400, {"error": str(error)}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            return 400, {"error": f"invalid configuration: {error!r}"}
+
+    def _allowed(self, authorization: str) -> bool:
+        try:
+            given = base64.b64decode(authorization.removeprefix("Basic ")).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+        user, _, password = given.partition(":")
+        known = self._users.get(user, "")
+        if known.startswith("$2"):
+            password = crypt.crypt(password, known) or ""
+        return bool(known) and hmac.compare_digest(known.encode(), password.encode())
+
+    async def _act(self, method: str, words: list[str], query: str, body: Any) -> object:
+        match method, words:
+            case "GET", ["user"]:
+                return {}
+            case "GET", ["workers"]:
+                return self._store.workers()
+            case _, ["builds", *_]:
+                return self._act_on_builds(method, words, query, body)
+            case _, ["pipelines", name, *rest]:
+                return self._act_on_pipeline(method, name, rest, body)
+            case _:
+                raise StandinError(f"the stand-in knows no {method} /{'/'.join(words)}")
+
+    def _act_on_builds(self, method: str, words: list[str], query: str, body: Any) -> object:
+        match method, words:
+            case "POST", ["builds"]:
+                plan = one_off(read_yaml(body["task"]), body["tags"], body["privileged"])
+                return {"id": self._engine.add("one-off", None, None, plan)}
+            case "GET", ["builds"]:
+                return [_without_plan(build) for build in self._store.builds()]
+            case "GET", ["builds", number, "events"]:
+                return self._events(int(number), int(query.removeprefix("since=") or 0))
+            case "PUT", ["builds", number, "abort"]:
+                return self._engine.abort(int(number))
+            case _:
+                raise StandinError(f"the stand-in knows no {method} /{'/'.join(words)}")
+
+    def _act_on_pipeline(self, method: str, name: str, words: list[str], body: Any) -> object:
+        match method, words:
+            case "PUT", []:
+                return self._set_pipeline(name, body["config"])
+            case "PUT", ["unpause"]:
+                self._pipeline(name)
+                return self._store.query(
+                    "UPDATE standin_pipelines SET paused = false WHERE name = :name", name=name
+                )
+            case "POST", ["jobs", job, "builds"]:
+                pipeline = self._pipeline(name)
+                if pipeline["paused"]:
+                    raise StandinError(f"pipeline '{name}' is paused: fly unpause-pipeline")
+                plan = job_plan(read_yaml(pipeline["config"]), job)
+                return {"id": self._engine.add("", name, job, plan)}
+            case _:
+                raise StandinError(f"the stand-in knows no {method} /{'/'.join(words)}")
+
+    def _events(self, number: int, since: int) -> object:
+        # The build first: what it wrote before it ended is then surely among the rows.
+        builds = self._store.builds("id = :id", id=number)
+        if not builds:
+            raise StandinError(f"build {number} not found")
+        rows = self._store.query(
+            "SELECT id, data FROM standin_events WHERE build = :build AND id > :since ORDER BY id",
+            build=number,
+            since=since,
+        )
+        return {
+            "text": b"".join(row["data"] for row in rows).decode("latin-1"),
+            "last": rows[-1]["id"] if rows else since,
+            **_without_plan(builds[0]),
+        }
+
+    def _set_pipeline(self, name: str, config: str) -> None:
+        pipeline = read_yaml(config)
+        for job in pipeline.get("jobs", ()):
+            job_plan(pipeline, job["name"])
+        self._store.query(
+            "INSERT INTO standin_pipelines (name, config) VALUES (:name, :config) "
+            "ON CONFLICT (name) DO UPDATE SET config = :config",
+            name=name,
+            config=config,
+        )
+
+    def _pipeline(self, name: str) -> dict[str, Any]:
+        rows = self._store.query("SELECT * FROM standin_pipelines WHERE name = :name", name=name)
+        if not rows:
+            raise StandinError(f"pipeline '{name}' not found")
+        return rows[0]
+
+
+def _without_plan(build: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in build.items() if key != "plan"}
+
+
+def _list(text: str | None) -> list[str]:
+    return [word for word in (text or "").split(",") if word]
+
+
+def _seconds(text: str) -> float:
+    """A duration as Go writes it, of one unit: ``120h``, ``5m``, ``30s``."""
+    units = {"h": 3600, "m": 60, "s": 1}
+    if text[-1:] not in units or not text[:-1].isdigit():
+        raise StandinError(f"invalid duration `{text}'")
+    return float(text[:-1]) * units[text[-1]]

@@ -1,0 +1,165 @@
+#!/usr/bin/python3 -I
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The stand-in's fly: the few commands that the lab uses, for the stand-in's web only."""
+
+import argparse
+import base64
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+POLL_SECONDS = 0.2
+FLYRC = Path(os.environ.get("HOME", "/"), ".flyrc")
+
+
+def call(target, method, path, document=None, patience=0):
+    """One request to the stand-in's own API; what it answers, or exit with its words.
+
+    A web that cannot be reached is tried again for ``patience`` seconds.
+    """
+    request = urllib.request.Request(
+        f"{target['api']}/standin/{path}",
+        method=method,
+        data=None if document is None else json.dumps(document).encode(),
+        headers={"Authorization": f"Basic {target['token']}"},
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=70) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        sys.exit(f"error: {json.load(error).get('error', error)}")
+    except OSError as error:
+        if patience > 0:
+            time.sleep(1)
+            return call(target, method, path, document, patience - 1)
+        sys.exit(f"error: could not reach the Concourse server at {target['api']}: {error}")
+
+
+def watch(target, number):
+    """Print the build's log until it ends; return its exit status as fly does."""
+    since = 0
+    while True:
+        events = call(target, "GET", f"builds/{number}/events?since={since}", patience=30)
+        since = events["last"]
+        sys.stdout.buffer.write(events["text"].encode("latin-1"))
+        sys.stdout.buffer.flush()
+        if events["status"] != "started" and not events["text"]:
+            print(events["status"], flush=True)
+            other = {"succeeded": 0, "failed": 1, "errored": 2, "aborted": 3}
+            return events["exit_status"] or other[events["status"]]
+        time.sleep(POLL_SECONDS)
+
+
+def login(target, options):
+    targets = json.loads(FLYRC.read_text())["targets"] if FLYRC.exists() else {}
+    targets[options.target] = target
+    call(target, "GET", "user")
+    FLYRC.touch(0o600)
+    FLYRC.write_text(json.dumps({"targets": targets}))
+    print("logging in to team 'main'\n\ntarget saved")
+
+
+def execute(target, options):
+    task = {"task": Path(options.config).read_text(), "tags": options.tag}
+    build = call(target, "POST", "builds", {**task, "privileged": options.privileged})["id"]
+    print(f"executing build {build} at {target['api']}/builds/{build}", flush=True)
+    return watch(target, build)
+
+
+def workers(target, options):
+    rows = call(target, "GET", "workers")
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        tags = ", ".join(row["tags"]) or "none"
+        print(f"{row['name']}  {row['platform']}  {tags}  {row['state']}  {row['version']}")
+
+
+def builds(target, options):
+    rows = call(target, "GET", "builds")
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        name = f"{row['pipeline']}/{row['job']}" if row["job"] else "one-off"
+        print(f"{row['id']}  {name}/{row['name']}  {row['status']}")
+
+
+def set_pipeline(target, options):
+    config = {"config": Path(options.config).read_text()}
+    call(target, "PUT", f"pipelines/{options.pipeline}", config)
+    print("configuration updated")
+
+
+def unpause_pipeline(target, options):
+    call(target, "PUT", f"pipelines/{options.pipeline}/unpause")
+    print(f"unpaused '{options.pipeline}'")
+
+
+def trigger_job(target, options):
+    pipeline, _, job = options.job.partition("/")
+    build = call(target, "POST", f"pipelines/{pipeline}/jobs/{job}/builds")["id"]
+    print(f"started {options.job} #{build}", flush=True)
+    return watch(target, build) if options.watch else 0
+
+
+def abort_build(target, options):
+    call(target, "PUT", f"builds/{options.build}/abort")
+    print("build successfully aborted")
+
+
+def parser():
+    main = argparse.ArgumentParser(prog="fly", description=__doc__)
+    main.add_argument("-t", "--target", required=True)
+    commands = main.add_subparsers(dest="command", required=True)
+
+    def command(action):
+        added = commands.add_parser(action.__name__.replace("_", "-"))
+        added.set_defaults(action=action)
+        return added
+
+    one = command(login)
+    one.add_argument("-c", "--concourse-url", required=True)
+    one.add_argument("-u", "--username", required=True)
+    one.add_argument("-p", "--password", required=True)
+    one = command(execute)
+    one.add_argument("-c", "--config", required=True)
+    one.add_argument("--tag", action="append", default=[])
+    one.add_argument("-p", "--privileged", action="store_true")
+    command(workers).add_argument("--json", action="store_true")
+    command(builds).add_argument("--json", action="store_true")
+    one = command(set_pipeline)
+    one.add_argument("-n", "--non-interactive", action="store_true")
+    one.add_argument("-p", "--pipeline", required=True)
+    one.add_argument("-c", "--config", required=True)
+    command(unpause_pipeline).add_argument("-p", "--pipeline", required=True)
+    one = command(trigger_job)
+    one.add_argument("-j", "--job", required=True)
+    one.add_argument("-w", "--watch", action="store_true")
+    command(abort_build).add_argument("-b", "--build", required=True)
+    return main
+
+
+def main():
+    options = parser().parse_args()
+    if options.command == "login":
+        token = base64.b64encode(f"{options.username}:{options.password}".encode()).decode()
+        url = options.concourse_url.rstrip("/")
+        target = {"api": url, "team": "main", "token": token}
+    else:
+        known = json.loads(FLYRC.read_text())["targets"] if FLYRC.exists() else {}
+        if options.target not in known:
+            sys.exit(f"error: unknown target: {options.target}: fly -t {options.target} login ...")
+        target = known[options.target]
+    return options.action(target, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
