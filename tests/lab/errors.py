@@ -1,0 +1,29 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Errors of the lab, with texts for the person who typed the command."""
+
+
+class LabError(Exception):
+    """Something that the lab's user has to know: what is wrong with what, and what to do."""
+
+
+class MachineError(LabError):
+    """A machine did not come up, did not go down, or is not there."""
+
+
+class CommandError(MachineError):
+    """A command in a machine failed or ran out of time.
+
+    Attributes:
+        returncode: exit status; 124 when its time was up.
+        output: what it wrote, standard error last.
+    """
+
+    def __init__(self, message: str, returncode: int, output: str):
+        super().__init__(message)
+        self.returncode = returncode
+        self.output = output
+
+
+class WrongUse(LabError):
+    """A command that cannot mean anything here: unknown names, missing arguments."""

@@ -1,0 +1,150 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What a packed charm declares, and whether options and action parameters fit it."""
+
+import dataclasses
+import pathlib
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from tests.lab.errors import WrongUse
+
+OPTION_TYPES = {
+    "string": (str,),
+    "secret": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "boolean": (bool,),
+}
+PARAM_TYPES = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CharmMeta:
+    """What matters of a charm's yaml files.
+
+    Attributes:
+        name: the charm's name.
+        endpoints: name -> {"role": provides, requires or peers, "interface": its name,
+            "limit": a number or None}.
+        options: config.yaml's options.
+        actions: actions.yaml.
+        resources: name -> file name.
+    """
+
+    name: str
+    endpoints: dict[str, dict[str, Any]]
+    options: dict[str, dict[str, Any]]
+    actions: dict[str, dict[str, Any]]
+    resources: dict[str, str]
+
+
+def read(path: pathlib.Path) -> CharmMeta:
+    """Read a .charm file.
+
+    Raises:
+        WrongUse: it is no packed charm.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+            if not {"metadata.yaml", "dispatch"} <= names:
+                raise WrongUse(f"{path} is no packed charm: metadata.yaml or dispatch is missing")
+            parts = {
+                part: yaml.safe_load(archive.read(f"{part}.yaml")) or {}
+                for part in ("metadata", "config", "actions")
+                if f"{part}.yaml" in names
+            }
+    except (OSError, zipfile.BadZipFile) as error:
+        raise WrongUse(f"cannot read the charm {path}: {error}") from error
+    metadata = parts["metadata"]
+    endpoints = {
+        name: {"role": role, "interface": spec["interface"], "limit": spec.get("limit")}
+        for role in ("provides", "requires", "peers")
+        for name, spec in (metadata.get(role) or {}).items()
+    }
+    resources = metadata.get("resources") or {}
+    return CharmMeta(
+        name=metadata["name"],
+        endpoints=endpoints,
+        options=parts.get("config", {}).get("options") or {},
+        actions=parts.get("actions", {}),
+        resources={name: spec.get("filename", name) for name, spec in resources.items()},
+    )
+
+
+def parse_options(
+    options: Mapping[str, Mapping[str, Any]], values: Mapping[str, str]
+) -> dict[str, Any]:
+    """Options' values from what the operator typed.
+
+    Raises:
+        WrongUse: there is no such option, or a value has another type.
+    """
+    return {name: _parse_option(options, name, text) for name, text in values.items()}
+
+
+def _parse_option(options: Mapping[str, Mapping[str, Any]], name: str, text: str) -> Any:
+    if name not in options:
+        raise WrongUse(f"unknown option {name!r}: the charm has {', '.join(sorted(options))}")
+    kind = options[name].get("type", "string")
+    if kind == "secret" and text and not text.startswith("secret:"):
+        raise WrongUse(f"option {name!r} wants the URI of a secret (secret:...), not {text!r}")
+    if kind in ("string", "secret"):
+        return text
+    value = yaml.safe_load(text)
+    boolean_as_number = isinstance(value, bool) and kind != "boolean"
+    if boolean_as_number or not isinstance(value, OPTION_TYPES[kind]):
+        raise WrongUse(f"option {name!r} expected type {kind}, got {text!r}")
+    return value
+
+
+def parse_params(
+    actions: Mapping[str, Any], name: str, pairs: Mapping[str, str]
+) -> dict[str, Any]:
+    """An action's parameters with their defaults, from what the operator typed.
+
+    Raises:
+        WrongUse: no such action, or a parameter is unknown, missing or of another type.
+    """
+    if name not in actions:
+        raise WrongUse(
+            f"action {name!r} is not defined: have {', '.join(sorted(actions)) or 'none'}"
+        )
+    spec = actions[name] or {}
+    known = spec.get("params") or {}
+    params = {key: param["default"] for key, param in known.items() if "default" in param}
+    for key, text in pairs.items():
+        if key not in known and spec.get("additionalProperties", True) is False:
+            have = ", ".join(sorted(known)) or "none"
+            raise WrongUse(f"action {name!r} has no parameter {key!r}: have {have}")
+        value = text if known.get(key, {}).get("type") == "string" else yaml.safe_load(text)
+        _check_param(name, key, known.get(key, {}), value)
+        params[key] = value
+    missing = sorted(set(spec.get("required") or []) - set(params))
+    if missing:
+        raise WrongUse(f"action {name!r} needs {', '.join(missing)}")
+    return params
+
+
+def _check_param(action: str, key: str, schema: Mapping[str, Any], value: Any) -> None:
+    kind = schema.get("type", "")
+    is_bool = isinstance(value, bool) and kind != "boolean"
+    if kind and (is_bool or not isinstance(value, PARAM_TYPES[kind])):
+        raise WrongUse(f"action {action!r}: {key} must be of type {kind}, not {value!r}")
+    if "enum" in schema and value not in schema["enum"]:
+        allowed = ", ".join(map(str, schema["enum"]))
+        raise WrongUse(f"action {action!r}: {key} must be one of {allowed}, not {value!r}")
+    low, high = schema.get("minimum", value), schema.get("maximum", value)
+    if kind in ("integer", "number") and not low <= value <= high:
+        raise WrongUse(f"action {action!r}: {key}={value} is not within {low} to {high}")

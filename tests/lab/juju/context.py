@@ -1,0 +1,190 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""One run of one hook: what it sees (a snapshot), and what it has written but not committed.
+
+Juju 3.6, internal/worker/uniter/runner/context/context.go: status, log lines, action logs and the
+workload version are written at once; everything else only when the hook has exited with 0.
+"""
+
+import dataclasses
+import json
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tests.lab.juju import events
+from tests.lab.juju.store import Row, Store
+
+
+class ToolError(Exception):
+    """A hook command was refused; the text goes to its standard error after `ERROR`."""
+
+
+@dataclasses.dataclass
+class SecretDraft:
+    """A secret that the hook made or changed. None: as it was."""
+
+    owner: str
+    new: bool = False
+    label: str | None = None
+    description: str | None = None
+    rotate: str | None = None
+    content: dict[str, str] | None = None
+
+
+class HookContext:
+    """What the hook commands of one running hook work on.
+
+    Args:
+        store: the model.
+        unit: whose hook it is.
+        event: the row of the queue.
+        log: takes (level, message).
+        action_log: takes the lines of action-log.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        unit: str,
+        event: Row,
+        log: Callable[[str, str], None],
+        action_log: Callable[[str], None],
+    ):
+        self.store = store
+        self.unit = unit
+        self.app = events.app_of(unit)
+        self.event = event
+        self.log = log
+        self.action_log = action_log
+        self.id = f"{unit}-{event['kind']}-{secrets.token_hex(8)}"
+        self.lock = threading.Lock()
+        self.commands = 0
+        self.reboot = ""
+        self.action_failure: str | None = None
+        self.action_results: dict[str, Any] = {}
+        self.drafts: dict[str, SecretDraft] = {}
+        # Grants and removals, in order: functions that commit() calls.
+        self.secret_changes: list[Callable[[], None]] = []
+        self._config: dict[str, Any] | None = None
+        self._bags: dict[tuple[int, str], dict[str, str]] = {}
+        self._written: set[tuple[int, str]] = set()
+        self._ports: set[str] | None = None
+        self._state: dict[str, str] | None = None
+        if event["kind"] == "relation-joined":
+            values = (event["relation"], unit, event["remote_unit"])
+            store.do("INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", *values)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether the unit leads its application."""
+        return self.store.application(self.app)["leader"] == self.unit
+
+    def need_leader(self, what: str) -> None:
+        """Refuse what only a leader may do.
+
+        Raises:
+            ToolError: the unit is none.
+        """
+        if not self.is_leader:
+            raise ToolError(f"permission denied: {what}: {self.unit} is not the leader")
+
+    def config(self) -> dict[str, Any]:
+        """The application's options, set or default; one with neither is left out."""
+        if self._config is None:
+            declared = self.store.meta(self.app)["options"]
+            values = {k: v["default"] for k, v in declared.items() if v.get("default") is not None}
+            sql = "SELECT name, value FROM option WHERE app = ?"
+            values.update(
+                {r["name"]: json.loads(r["value"]) for r in self.store.rows(sql, self.app)}
+            )
+            self._config = values
+        return self._config
+
+    def bag(self, relation: int, entity: str) -> dict[str, str]:
+        """A databag as this hook sees it, its own writes included."""
+        key = (relation, entity)
+        if key not in self._bags:
+            self._bags[key] = self.store.databag(relation, entity)
+        return self._bags[key]
+
+    def write_bag(self, relation: int, entity: str, changes: dict[str, str]) -> None:
+        """Change keys of a databag; an empty value removes its key."""
+        bag = self.bag(relation, entity)
+        for key, value in changes.items():
+            if value:
+                bag[key] = value
+            else:
+                bag.pop(key, None)
+        self._written.add((relation, entity))
+
+    @property
+    def ports(self) -> set[str]:
+        """The unit's open ports (`80/tcp`, `8000-8010/udp`, `icmp`), to be changed in place."""
+        if self._ports is None:
+            sql = "SELECT port FROM port WHERE unit = ?"
+            self._ports = set(self.store.column(sql, self.unit))
+        return self._ports
+
+    @property
+    def state(self) -> dict[str, str]:
+        """The unit's stored state (state-set), to be changed in place."""
+        if self._state is None:
+            sql = "SELECT key, value FROM unit_state WHERE unit = ?"
+            self._state = {row["key"]: row["value"] for row in self.store.rows(sql, self.unit)}
+        return self._state
+
+    def commit(self) -> None:
+        """Write all that the hook's success makes true, and tell those whom it concerns."""
+        with self.store.transaction():
+            # Grants before data: who is told of a secret may read it.
+            self._commit_secrets()
+            for relation, entity in sorted(self._written):
+                self._commit_bag(relation, entity)
+            if self._ports is not None:
+                self._replace("port", [(self.unit, port) for port in sorted(self._ports)])
+            if self._state is not None:
+                self._replace("unit_state", [(self.unit, k, v) for k, v in self._state.items()])
+
+    def _replace(self, table: str, rows: list[tuple[str, ...]]) -> None:
+        self.store.do(f"DELETE FROM {table} WHERE unit = ?", self.unit)
+        for row in rows:
+            marks = ", ".join("?" * len(row))
+            self.store.do(f"INSERT INTO {table} VALUES ({marks})", *row)
+
+    def _commit_bag(self, relation: int, entity: str) -> None:
+        bag = self._bags[relation, entity]
+        if bag == self.store.databag(relation, entity):
+            return
+        self.store.do("DELETE FROM databag WHERE relation = ? AND entity = ?", relation, entity)
+        for key, value in bag.items():
+            self.store.do("INSERT INTO databag VALUES (?, ?, ?, ?)", relation, entity, key, value)
+        events.databag_changed(self.store, relation, entity)
+
+    def _commit_secrets(self) -> None:
+        for secret, draft in self.drafts.items():
+            if draft.new:
+                sql = "INSERT INTO secret (id, owner, label, description) VALUES (?, ?, '', '')"
+                self.store.do(sql, secret, draft.owner)
+            for column in ("label", "description", "rotate"):
+                value = getattr(draft, column)
+                if value is not None:
+                    self.store.do(f"UPDATE secret SET {column} = ? WHERE id = ?", value, secret)
+            if draft.content is not None:
+                add_revision(self.store, secret, draft.content)
+        for change in self.secret_changes:
+            change()
+
+
+def add_revision(store: Store, secret: str, content: dict[str, str]) -> None:
+    """Make a new revision, unless the content is that of the latest, and tell its readers."""
+    sql = "SELECT * FROM secret_revision WHERE secret = ? ORDER BY revision DESC LIMIT 1"
+    latest = store.row(sql, secret)
+    if latest and json.loads(latest["content"]) == content:
+        return
+    revision = latest["revision"] + 1 if latest else 1
+    store.do("INSERT INTO secret_revision VALUES (?, ?, ?)", secret, revision, json.dumps(content))
+    events.secret_changed(store, secret)
+    if latest:
+        events.secret_obsolete(store, secret, latest["revision"])

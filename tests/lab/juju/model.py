@@ -1,0 +1,375 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What an operator does to the model: deploy, integrate, config and the like, in Juju's words.
+
+Each verb changes the model and queues events; `Controller.settle` runs them.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.lab.errors import WrongUse
+from tests.lab.juju import charmfile, events, played
+from tests.lab.juju.agent import SHARED
+from tests.lab.juju.controller import Controller
+from tests.lab.juju.integrations import Integrations
+from tests.lab.juju.store import Row
+from tests.lab.juju.user_secrets import UserSecrets
+
+APP_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]*[a-z][a-z0-9]*)*")
+# Larger resources are hard links, so that a release of 1 GB is not copied for each lab.
+COPY_LIMIT = 64 << 20
+
+
+class Model:
+    """The operator's view of a controller's model.
+
+    Args:
+        controller: whose model it is.
+    """
+
+    def __init__(self, controller: Controller):
+        self.controller = controller
+        self.store = controller.store
+        self.integrations = Integrations(self.store)
+        self.secrets = UserSecrets(self.store)
+
+    def application(self, name: str) -> Row:
+        """An application by name.
+
+        Raises:
+            WrongUse: there is none.
+        """
+        row = self.store.row("SELECT * FROM application WHERE name = ?", name)
+        if not row:
+            have = (
+                ", ".join(self.store.column("SELECT name FROM application ORDER BY name"))
+                or "none"
+            )
+            raise WrongUse(f"application {name!r} not found: have {have}")
+        return row
+
+    def unit(self, name: str) -> Row:
+        """A unit by name.
+
+        Raises:
+            WrongUse: there is none.
+        """
+        row = self.store.row("SELECT * FROM unit WHERE name = ?", name)
+        if not row:
+            have = (
+                ", ".join(self.store.column("SELECT name FROM unit ORDER BY app, number"))
+                or "none"
+            )
+            raise WrongUse(f"unit {name!r} not found: have {have}")
+        return row
+
+    def deploy(
+        self,
+        charm: pathlib.Path,
+        app: str,
+        config: Mapping[str, str] | None = None,
+        resources: Mapping[str, pathlib.Path] | None = None,
+        units: int = 1,
+        binds: Sequence[str] = (),
+        outfit: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add an application and its units.
+
+        Args:
+            charm: a packed charm.
+            app: the application's name.
+            config: options, as typed.
+            resources: files to attach; an empty file for each that is left out.
+            units: how many.
+            binds: see Park.up.
+            outfit: what its machines are to have before the charm; see Agent's outfitter.
+
+        Raises:
+            WrongUse: a name, option or resource that cannot be.
+        """
+        self._check_name(app)
+        if units < 1:
+            raise WrongUse(f"cannot deploy {units} units: use 1 or more")
+        meta = charmfile.read(charm)
+        options = charmfile.parse_options(meta.options, config or {})
+        self._check_resources(meta, resources or {})
+        with self.store.transaction():
+            row = {
+                "name": app,
+                "charm": str(self._store_charm(charm, app, 0)),
+                "meta": json.dumps(dataclasses.asdict(meta)),
+                "binds": json.dumps(list(binds)),
+                "outfit": json.dumps(outfit or {}),
+            }
+            self._insert_application(row)
+            for name, value in options.items():
+                self.store.do("INSERT INTO option VALUES (?, ?, ?)", app, name, json.dumps(value))
+            for name in meta.resources:
+                self._attach(app, name, meta.resources[name], (resources or {}).get(name))
+            self.integrations.make_peers(app, meta.endpoints)
+            for _ in range(units):
+                self._add_unit(app)
+
+    def play(self, app: str, path: str) -> None:
+        """Add an application that the lab plays (played.py), with one unit.
+
+        Args:
+            app: its name.
+            path: `package.module:Class`.
+        """
+        self._check_name(app)
+        meta = charmfile.CharmMeta(app, played.load(path).endpoints, {}, {}, {})
+        row = {
+            "name": app,
+            "charm": "",
+            "meta": json.dumps(dataclasses.asdict(meta)),
+            "played": path,
+        }
+        with self.store.transaction():
+            self._insert_application(row)
+            self._add_unit(app)
+
+    def _insert_application(self, row: Mapping[str, str]) -> None:
+        columns = ", ".join(row)
+        marks = ", ".join("?" * len(row))
+        sql = f"INSERT INTO application ({columns}) VALUES ({marks})"
+        self.store.do(sql, *row.values())
+
+    def _check_name(self, app: str) -> None:
+        if not APP_NAME.fullmatch(app):
+            raise WrongUse(f"{app!r} is no application name: use a-z, 0-9 and -")
+        if self.store.row("SELECT 1 FROM application WHERE name = ?", app):
+            raise WrongUse(
+                f"application {app!r} is there already: use refresh, config or another name"
+            )
+
+    def _check_resources(
+        self, meta: charmfile.CharmMeta, resources: Mapping[str, pathlib.Path]
+    ) -> None:
+        for name, path in resources.items():
+            if name not in meta.resources:
+                have = ", ".join(meta.resources) or "none"
+                raise WrongUse(f"charm {meta.name} has no resource {name!r}: have {have}")
+            if not path.is_file():
+                raise WrongUse(f"resource {name!r}: {path} is no file")
+
+    def _store_charm(self, charm: pathlib.Path, app: str, revision: int) -> pathlib.Path:
+        stored = self.controller.shared / "charms" / f"{app}-{revision}.charm"
+        shutil.copyfile(charm, stored)
+        return stored
+
+    def _attach(self, app: str, name: str, filename: str, source: pathlib.Path | None) -> None:
+        target = self.controller.shared / "resources" / app / name / pathlib.Path(filename).name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        if source is None:
+            target.touch()
+        elif source.stat().st_size < COPY_LIMIT:
+            shutil.copyfile(source, target)
+        else:
+            try:
+                os.link(source, target)
+            except OSError:  # Another file system.
+                shutil.copyfile(source, target)
+        sql = "INSERT OR REPLACE INTO resource VALUES (?, ?, ?)"
+        path = f"{SHARED}/resources/{app}/{name}/{target.name}"
+        self.store.do(sql, app, name, path)
+
+    def remove_application(self, app: str) -> None:
+        """Remove an application: its units say goodbye first.
+
+        Raises:
+            WrongUse: no such application.
+        """
+        self.application(app)
+        with self.store.transaction():
+            self.store.do("UPDATE application SET life = 'dying' WHERE name = ?", app)
+            for unit in self.store.column("SELECT name FROM unit WHERE app = ?", app):
+                self.remove_unit(unit)
+            # The units' own departure comes first; what is left of the relations after it.
+            events.forget_application(self.store, app)
+
+    def add_units(self, app: str, count: int = 1) -> list[str]:
+        """Add units to an application; their names.
+
+        Raises:
+            WrongUse: no such application, or one that is only played.
+        """
+        if self.application(app)["played"]:
+            raise WrongUse(f"{app} is played by the lab and has one unit only")
+        with self.store.transaction():
+            return [self._add_unit(app) for _ in range(count)]
+
+    def _add_unit(self, app: str) -> str:
+        number = self.store.application(app)["next_unit"]
+        unit = f"{app}/{number}"
+        machine_id = int(self.store.value("SELECT value FROM model WHERE key = 'machines'") or 0)
+        self.store.do("INSERT OR REPLACE INTO model VALUES ('machines', ?)", str(machine_id + 1))
+        self.store.do("UPDATE application SET next_unit = ? WHERE name = ?", number + 1, app)
+        self.store.do(
+            "UPDATE application SET leader = ? WHERE name = ? AND leader = ''", unit, app
+        )
+        self.store.do(
+            "INSERT INTO unit (name, app, number, machine_id) VALUES (?, ?, ?, ?)",
+            unit,
+            app,
+            number,
+            str(machine_id),
+        )
+        events.begin_unit(self.store, unit)
+        return unit
+
+    def remove_unit(self, name: str, force: bool = False) -> None:
+        """Remove a unit: it says goodbye first, unless forced.
+
+        Raises:
+            WrongUse: no such unit.
+        """
+        self.unit(name)
+        with self.store.transaction():
+            if force:
+                self.store.do("DELETE FROM event WHERE unit = ?", name)
+                self.store.do("UPDATE unit SET life = 'dying' WHERE name = ?", name)
+                events.enqueue(self.store, name, events.TEARDOWN)
+            elif self.unit(name)["life"] == "alive":
+                events.end_unit(self.store, name)
+
+    def config(self, app: str) -> dict[str, Any]:
+        """An application's options as they are: set, or default."""
+        self.application(app)
+        declared = self.store.meta(app)["options"]
+        values = {name: spec.get("default") for name, spec in declared.items()}
+        sql = "SELECT name, value FROM option WHERE app = ?"
+        return values | {r["name"]: json.loads(r["value"]) for r in self.store.rows(sql, app)}
+
+    def set_config(self, app: str, values: Mapping[str, str], reset: Sequence[str] = ()) -> None:
+        """Set options from typed text, and put others back to their defaults.
+
+        Raises:
+            WrongUse: unknown option, wrong type; nothing is changed then.
+        """
+        self.application(app)
+        declared = self.store.meta(app)["options"]
+        parsed = charmfile.parse_options(declared, values)
+        for name in reset:
+            if name not in declared:
+                raise WrongUse(
+                    f"unknown option {name!r}: the charm has {', '.join(sorted(declared))}"
+                )
+        before = self.config(app)
+        with self.store.transaction():
+            for name, value in parsed.items():
+                sql = "INSERT OR REPLACE INTO option VALUES (?, ?, ?)"
+                self.store.do(sql, app, name, json.dumps(value))
+            for name in reset:
+                self.store.do("DELETE FROM option WHERE app = ? AND name = ?", app, name)
+            if self.config(app) != before:
+                self._tell_all(app, "config-changed")
+
+    def _tell_all(self, app: str, kind: str) -> None:
+        for unit in self.store.column("SELECT name FROM unit WHERE app = ? ORDER BY number", app):
+            events.notify(self.store, unit, kind)
+
+    def refresh(self, app: str, charm: pathlib.Path, force_units: bool = False) -> None:
+        """Upgrade an application to another packed charm.
+
+        Args:
+            app: the application.
+            charm: the new charm, of the same name.
+            force_units: also give it to units whose hook has failed, and run that again.
+
+        Raises:
+            WrongUse: no such application, or it is another charm.
+        """
+        row = self.application(app)
+        meta = charmfile.read(charm)
+        if row["played"] or meta.name != self.store.meta(app)["name"]:
+            raise WrongUse(f"{app} cannot become the charm {meta.name}")
+        attached = set(self.store.column("SELECT name FROM resource WHERE app = ?", app))
+        with self.store.transaction():
+            stored = self._store_charm(charm, app, row["revision"] + 1)
+            self.store.do(
+                "UPDATE application SET charm = ?, revision = revision + 1, meta = ? "
+                "WHERE name = ?",
+                str(stored),
+                json.dumps(dataclasses.asdict(meta)),
+                app,
+            )
+            for name in set(meta.resources) - attached:
+                self._attach(app, name, meta.resources[name], None)
+            self._tell_all(app, "upgrade-charm")
+            self._tell_all(app, "config-changed")
+        if force_units:
+            for unit in self.failed_units(app):
+                self.controller.agent(unit).unpack()
+                self.resolved(unit)
+
+    def failed_units(self, app: str) -> list[str]:
+        """The application's units that wait for `resolved`."""
+        sql = (
+            "SELECT DISTINCT unit FROM event JOIN unit ON event.unit = unit.name "
+            "WHERE app = ? AND state = 'failed' AND kind != ?"
+        )
+        return self.store.column(sql, app, events.PROVISION)
+
+    def attach_resource(self, app: str, name: str, path: pathlib.Path) -> None:
+        """Give an application another file for a resource; its units get upgrade-charm.
+
+        Raises:
+            WrongUse: no such application, resource or file.
+        """
+        self.application(app)
+        meta = charmfile.CharmMeta(**self.store.meta(app))
+        self._check_resources(meta, {name: path})
+        with self.store.transaction():
+            self._attach(app, name, meta.resources[name], path)
+            self._tell_all(app, "upgrade-charm")
+
+    def update_status(self, unit: str = "") -> None:
+        """Queue update-status for one unit, or for all that have a charm.
+
+        Raises:
+            WrongUse: no such unit.
+        """
+        units = [self.unit(unit)["name"]] if unit else self.store.column("SELECT name FROM unit")
+        with self.store.transaction():
+            for name in units:
+                if not self.store.application(events.app_of(name))["played"]:
+                    events.notify(self.store, name, "update-status")
+
+    def resolved(self, unit: str) -> None:
+        """Have a failed hook run again.
+
+        Raises:
+            WrongUse: no such unit, or it is not in error.
+        """
+        self.unit(unit)
+        sql = "SELECT id FROM event WHERE unit = ? AND state = 'failed'"
+        event = self.store.value(sql, unit)
+        if not event:
+            raise WrongUse(f"unit {unit} is not in an error state")
+        self.store.do("UPDATE event SET state = 'pending', attempts = 0 WHERE id = ?", event)
+
+    def run_action(self, unit: str, name: str, pairs: Mapping[str, str]) -> str:
+        """Queue an action; its id.
+
+        Raises:
+            WrongUse: no such unit, action or parameter.
+        """
+        app = self.unit(unit)["app"]
+        params = charmfile.parse_params(self.store.meta(app)["actions"], name, pairs)
+        with self.store.transaction():
+            number = int(self.store.value("SELECT count(*) FROM action") or 0) + 1
+            while self.store.value("SELECT 1 FROM action WHERE id = ?", str(number)):
+                number += 1
+            sql = "INSERT INTO action (id, unit, name, params) VALUES (?, ?, ?, ?)"
+            self.store.do(sql, str(number), unit, name, json.dumps(params))
+            events.enqueue(self.store, unit, "action", action=str(number))
+        return str(number)

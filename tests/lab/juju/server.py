@@ -1,0 +1,135 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The Unix socket behind the hook commands, answered by the lab command that runs the hooks."""
+
+import contextlib
+import pathlib
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tests.lab.juju import relation_tools, secret_tools, tools
+from tests.lab.juju.context import HookContext, ToolError
+
+Tool = Callable[[HookContext, list[str], str], str]
+MODULES = {
+    tools: """
+        config_get is_leader juju_log status_set status_get application_version_set open_port
+        close_port opened_ports resource_get network_get goal_state juju_reboot state_get
+        state_set state_delete action_get action_set action_fail action_log storage_list
+    """,
+    relation_tools: "relation_ids relation_list relation_get relation_set relation_model_get",
+    secret_tools: """
+        secret_add secret_set secret_get secret_info_get secret_ids secret_grant secret_revoke
+        secret_remove
+    """,
+}
+TOOLS: dict[str, Tool] = {
+    name.replace("_", "-"): getattr(module, name)
+    for module, names in MODULES.items()
+    for name in names.split()
+}
+TOOLS |= dict.fromkeys(("credential-get", "storage-get", "storage-add"), tools.unsupported)
+
+
+def call(context: HookContext, tool: str, arguments: list[str], stdin: str = "") -> str:
+    """Run one hook command and return what it prints.
+
+    Raises:
+        ToolError: it is refused.
+    """
+    with context.lock:
+        return TOOLS[tool](context, arguments, stdin)
+
+
+class CommandWatcher(Protocol):
+    """Whoever runs the hook hears of its commands, and may kill it there."""
+
+    def before_command(self, context: HookContext) -> None:
+        """A command came in; it has not been carried out."""
+
+    def after_command(self, context: HookContext) -> None:
+        """The command was carried out; its answer has not been sent."""
+
+
+class HookServer:
+    """Answers hook commands while hooks run; use as a context manager.
+
+    Args:
+        path: of the socket. All machines see its directory.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self._contexts: dict[str, HookContext] = {}
+        self._watchers: dict[str, CommandWatcher] = {}
+        self._server: socketserver.ThreadingUnixStreamServer | None = None
+
+    def __enter__(self) -> "HookServer":
+        self._path.unlink(missing_ok=True)
+        outer = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                outer.answer(self.request)
+
+        self._server = socketserver.ThreadingUnixStreamServer(str(self._path), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server:
+            self._server.shutdown()
+            self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def serving(self, context: HookContext, watcher: CommandWatcher) -> Iterator[None]:
+        """Answer a hook's commands while the block runs."""
+        self._contexts[context.id] = context
+        self._watchers[context.id] = watcher
+        try:
+            yield
+        finally:
+            del self._contexts[context.id], self._watchers[context.id]
+
+    def answer(self, connection: socket.socket) -> None:
+        """Read one request from a connection, carry it out, answer."""
+        request = b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")
+        identity, tool, count, *rest = [*request.split("\0"), "", "", ""]
+        size = int(count) if count.isdigit() else 0
+        context = self._contexts.get(identity)
+        if not context:
+            reply = _refusal(f'{tool}: no hook runs with context "{identity}"')
+        elif tool not in TOOLS:
+            reply = _refusal(f'unknown command "{tool}"')
+        else:
+            reply = self._carry_out(
+                context, self._watchers[identity], tool, rest[:size], rest[size]
+            )
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(reply)
+
+    def _carry_out(
+        self,
+        context: HookContext,
+        watcher: CommandWatcher,
+        tool: str,
+        given: list[str],
+        stdin: str,
+    ) -> bytes:
+        context.commands += 1
+        watcher.before_command(context)
+        try:
+            output = call(context, tool, given, stdin)
+        except ToolError as error:
+            return _refusal(str(error))
+        watcher.after_command(context)
+        return b"0\0" + output.encode() + b"\0"
+
+
+def _refusal(message: str) -> bytes:
+    return b"1\0\0" + f"ERROR {message}\n".encode()

@@ -1,0 +1,121 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What a machine has before the charm comes: simulated GPUs, NVIDIA's runtime, a task's rootfs."""
+
+import os
+import pathlib
+import shutil
+from subprocess import CompletedProcess, SubprocessError
+from typing import Any
+
+from tests import fakes
+from tests.lab.errors import LabError, WrongUse
+from tests.lab.juju.agent import SHARED
+from tests.lab.machines import Machine
+
+# The root file system of the tasks that the lab runs; Concourse mounts it as it is.
+ROOTFS = "/srv/lab/rootfs"
+# Concourse's worker maps root of a container to this user (max uint32 - 1).
+CONTAINER_ROOT = 4294967294
+RUNTIME_FILES = ("nvidia-container-runtime", "nvidia-cdi-hook", "nvidia-ctk")
+MAKE_ROOTFS = f"""
+set -eu
+mkdir -p {ROOTFS}.new
+cd {ROOTFS}.new
+mkdir -p bin dev etc proc sys tmp home/ci
+cp "$(command -v busybox)" bin/busybox
+for applet in $(bin/busybox --list); do
+  if [ "$applet" != busybox ]; then ln -sf busybox "bin/$applet"; fi
+done
+printf 'root:x:0:0:root:/:/bin/sh\\nci:x:1000:1000:ci:/home/ci:/bin/sh\\n' >etc/passwd
+printf 'root:x:0:\\nci:x:1000:\\n' >etc/group
+chmod 1777 tmp
+chown -R {CONTAINER_ROOT}:{CONTAINER_ROOT} .
+chmod 755 . .. ../..
+rm -rf {ROOTFS}
+mv {ROOTFS}.new {ROOTFS}
+"""
+INSTALL_FILES = """
+set -eu
+while read -r source target; do install -D -m 755 "$source" "$target"; done
+"""
+
+
+def nvidia_runtime() -> tuple[list[pathlib.Path], str]:
+    """The files of the NVIDIA runtime that workers get, and its name for people.
+
+    GPUCI_NVIDIA_RUNTIME names the real one; its hook and nvidia-ctk lie beside it.
+
+    Raises:
+        WrongUse: GPUCI_NVIDIA_RUNTIME names no file.
+    """
+    given = os.environ.get("GPUCI_NVIDIA_RUNTIME", "")
+    if not given:
+        return [], "stand-in (set GPUCI_NVIDIA_RUNTIME to use the real nvidia-container-runtime)"
+    path = pathlib.Path(given)
+    if not path.is_file():
+        raise WrongUse(f"GPUCI_NVIDIA_RUNTIME: {path} is no file")
+    files = [path.with_name(name) for name in RUNTIME_FILES if path.with_name(name).is_file()]
+    return files, f"real ({path})"
+
+
+def prepare(shared: pathlib.Path) -> str:
+    """Put what workers get into the lab's shared directory; the NVIDIA runtime's name.
+
+    Raises:
+        WrongUse: see `nvidia_runtime`.
+        LabError: the simulated GPUs do not compile.
+    """
+    target = shared / "outfit"
+    runtime, name = nvidia_runtime()
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "bin").mkdir(parents=True)
+    try:
+        libraries = fakes.build_nvml(target / "nvml")
+    except (OSError, SubprocessError) as error:
+        raise LabError(f"cannot compile the simulated GPUs, is gcc installed? {error}") from error
+    for source in runtime:
+        shutil.copy(source, target / "bin")
+    if not runtime:
+        shutil.copy(fakes.STANDIN_RUNTIME, target / "bin" / RUNTIME_FILES[0])
+    lines = []
+    for source, path in fakes.gpu_files(libraries).items():
+        if source.parent != libraries:
+            shutil.copy(source, target / source.name)
+        lines.append(f"{SHARED}/{_below(target, source).relative_to(shared)} {path}")
+    lines += [f"{SHARED}/outfit/bin/{p.name} /usr/bin/{p.name}" for p in target.glob("bin/*")]
+    (target / "files").write_text("".join(f"{line}\n" for line in lines))
+    return name
+
+
+def _below(target: pathlib.Path, source: pathlib.Path) -> pathlib.Path:
+    return source if target in source.parents else target / source.name
+
+
+def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
+    """Give a new machine what its application was deployed with.
+
+    Args:
+        machine: which is up.
+        wanted: {"gpus": how many}, or nothing.
+        shared: the lab's shared directory, where `prepare` has been.
+
+    Raises:
+        MachineError: something did not work in the machine.
+    """
+    if "gpus" not in wanted:
+        return
+    files = (shared / "outfit/files").read_text()
+    machine.enter("/bin/sh", "-c", INSTALL_FILES, stdin=files)
+    machine.enter("/bin/sh", "-c", MAKE_ROOTFS)
+    fakegpu(machine, "install", "--count", str(wanted["gpus"]))
+
+
+def fakegpu(machine: Machine, *arguments: str, check: bool = True) -> CompletedProcess[str]:
+    """Change a machine's simulated GPUs: fakegpu's own arguments.
+
+    Raises:
+        CommandError: it refuses (with `check`).
+    """
+    # Under the machine's PID 1: its mounts are to be seen by all of the machine.
+    return machine.run([fakes.FAKEGPU, *arguments], check=check)

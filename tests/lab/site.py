@@ -1,0 +1,115 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A lab that is up, in the words of its tests."""
+
+import subprocess
+import time
+
+from tests.lab import concourse
+from tests.lab.machines import Machine
+from tests.lab.session import Lab
+
+# What a task that is asked for its devices prints of each card's node.
+PROBE = """
+for n in 0 1; do
+  if [ ! -e /dev/nvidia$n ]; then echo "nvidia$n absent"
+  else (: < /dev/nvidia$n) 2>&1 | sed "s/.*: /nvidia$n /"; fi
+done
+id -u | sed 's/^/uid /'
+env | grep -E '^(NVIDIA_|GPU_|CUDA_)' | sort
+"""
+# With a matching rule of the device cgroup a simulated card opens with ENXIO, else with EPERM.
+OPENS = "No such device or address"
+
+
+class Site:
+    """Asks and changes what a developer would, with the lab's own parts."""
+
+    def __init__(self, lab: Lab):
+        self.lab = lab
+        self.fly = concourse.Fly(lab)
+
+    def machine(self, unit: str = "worker/0") -> Machine:
+        """The machine of a unit."""
+        return self.lab.park.get(unit.replace("/", "-"))
+
+    def sh(self, script: str, unit: str = "worker/0") -> str:
+        """The output of a shell line in a unit's machine."""
+        return self.machine(unit).enter("/bin/bash", "-c", script).stdout
+
+    def configure(self, app: str = "worker", reset: tuple[str, ...] = (), **options: str) -> None:
+        """`juju config`, and wait."""
+        values = {name.replace("_", "-"): value for name, value in options.items()}
+        self.lab.model.set_config(app, values, reset)
+        self.lab.settle()
+
+    def status(self, unit: str = "worker/0") -> tuple[str, str]:
+        """The status and message of a unit."""
+        row = self.lab.model.unit(unit)
+        return row["status"], row["message"]
+
+    def gpus(self, *arguments: str) -> None:
+        """Change the simulated GPUs of worker/0; its next event notices."""
+        self.machine().run(["/usr/local/lib/fake-gpu/fakegpu", *arguments])
+        self.lab.model.update_status("worker/0")
+        self.lab.settle()
+
+    def tags(self, name: str = "worker-0", seconds: float = 30) -> list[str]:
+        """The tags of a worker that Concourse lists as running; waits for it."""
+        worker = self.worker(name, seconds)
+        return list(worker["tags"] or ())
+
+    def worker(self, name: str, seconds: float) -> dict:
+        """A worker that runs, as `fly workers` lists it; waits for it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            listed = self.fly.workers()
+            found = [w for w in listed if w["name"] == name and w["state"] == "running"]
+            if found:
+                return found[0]
+            assert time.monotonic() < deadline, f"{name} does not run: {listed}"
+            time.sleep(0.3)
+
+    def wait_for_tags(self, count: str, name: str = "worker-0") -> list[str]:
+        """The tags of a worker once `gpu-count` is this; Concourse hears of them late."""
+        deadline = time.monotonic() + 30
+        while f"gpu-count={count}" not in (tags := self.tags(name)):
+            assert time.monotonic() < deadline, tags
+            time.sleep(0.3)
+        return tags
+
+    def task(self, script: str, *tags: str, params: dict[str, str] | None = None):
+        """Run a shell script as a CI task; its completed fly."""
+        return self.fly.run(*self.fly.task(["sh", "-c", script], list(tags or ["gpu"]), params))
+
+    def start_task(self, script: str, *tags: str) -> subprocess.Popen[str]:
+        """Start a shell script as a CI task, and wait until it has printed `begun`."""
+        arguments = self.fly.task(["sh", "-c", f"echo begun; {script}"], list(tags or ["gpu"]))
+        fly = subprocess.Popen(
+            self.fly.command(*arguments), env=self.fly.environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert fly.stdout
+        for line in fly.stdout:
+            if line.strip() == "begun":
+                return fly
+        raise AssertionError(f"the task did not begin: {fly.wait()}")
+
+    def traces(self, unit: str = "worker/0") -> dict[str, list[str]]:
+        """What of ours is on a unit's machine, kind by kind; each empty after removal."""
+        found = {
+            "processes": "for p in /proc/[0-9]*; do readlink $p/exe; done | grep -E "
+            "'concourse|containerd|gpu-ci'",
+            "mounts": "grep -E 'garden|/run/containerd|concourse/worker/' /proc/self/mountinfo",
+            "cgroups": r"find /sys/fs/cgroup -type d \( -name 'garden*' -o -name 'concourse-*' \)",
+            "units": "ls /etc/systemd/system{,/*.wants} | grep -E 'concourse|gpu-ci'",
+            "files": "find /opt/concourse /opt/gpu-ci /etc/concourse /etc/gpu-ci /var/lib/gpu-ci "
+            "/var/log/gpu-ci /run/gpu-ci /usr/local/bin/runc-gpu-wrapper "
+            "/etc/sysctl.d/90-gpu-ci-worker.conf /var/lib/concourse/* /run/containerd 2>&- ",
+            "users": "grep ^concourse /etc/passwd /etc/group",
+            "links": "ip -br link | grep -E 'concourse|veth'",
+            "rules": "(iptables-save; iptables-save -t nat) 2>&- | grep -iE 'concourse|CNI-'",
+        }
+        return {
+            kind: self.sh(f"{script}; true", unit).splitlines() for kind, script in found.items()
+        }

@@ -1,0 +1,137 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Restarts, a second run, hooks killed half-way, units that come and go."""
+
+import pytest
+
+from tests.lab.juju.agent import Agent, Interruption
+from tests.lab.site import OPENS, PROBE
+
+# Everything that a reconcile writes or starts, as it shows from outside.
+STATE = """
+find /etc /opt/concourse /opt/gpu-ci /usr/local /var/lib/gpu-ci /root -xdev \
+    -not -path '*/releases/*' -printf '%p %y %m %U %C@ %s\\n' | sort
+for unit in concourse-worker concourse-web; do
+  systemctl show -p MainPID,NRestarts,ActiveEnterTimestampMonotonic $unit
+done
+"""
+
+
+def what_runs(site):
+    """Files and their contents, services and tags: what must be equal after a hook ran again."""
+    return (
+        site.sh(
+            "cd /; find etc/concourse etc/gpu-ci opt/gpu-ci/bin etc/systemd/system/concourse* "
+            "var/lib/gpu-ci -type f -exec sha256sum {} + | sort; readlink opt/gpu-ci/lib/gpuci "
+            "opt/concourse/current; systemctl is-active concourse-worker; true"
+        ),
+        site.tags(),
+        site.status(),
+    )
+
+
+def test_a_second_run_changes_nothing(site):
+    for unit in ("worker/0", "web/0"):
+        site.lab.controller.fire(unit, "update-status")
+        before = site.sh(STATE, unit)
+        site.lab.controller.fire(unit, "update-status")
+        site.lab.controller.fire(unit, "config-changed")
+        assert site.sh(STATE, unit) == before
+
+
+def test_a_build_lives_through_a_worker_restart(site):
+    running = site.start_task(f"sleep 6\n{PROBE}\necho finished")
+    site.machine().enter("/bin/systemctl", "restart", "concourse-worker")
+    site.tags()
+    output, _ = running.communicate(timeout=90)
+    assert running.returncode == 0, output
+    assert "finished" in output
+    assert f"nvidia0 {OPENS}" in site.task(PROBE).stdout
+
+
+def test_a_build_lives_through_new_tags(site):
+    running = site.start_task("sleep 6; echo finished")
+    site.configure(tag="rack-7")
+    try:
+        output, _ = running.communicate(timeout=90)
+        assert running.returncode == 0, output
+        assert site.tags()[-1] == "rack-7"
+    finally:
+        site.configure(reset=("tag",))
+    site.wait_for_tags("2")
+
+
+def test_web_restarts_and_the_worker_comes_back(site):
+    site.machine("web/0").enter("/bin/systemctl", "restart", "concourse-web")
+    site.lab.controller.fire("web/0", "update-status")
+    assert site.status("web/0") == ("active", "Web ready")
+    site.worker("worker-0", 60)
+    assert site.task(PROBE).returncode == 0
+
+
+def test_both_come_back_after_a_reboot(site):
+    site.machine().reboot()
+    site.lab.controller.fire("worker/0", "start")
+    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+    site.worker("worker-0", 60)
+    assert f"nvidia0 {OPENS}" in site.task(PROBE).stdout
+
+
+@pytest.mark.parametrize("at_command", [2, 6, 10, 14])
+def test_a_hook_killed_half_way_ends_in_the_same_state(site, at_command):
+    before = what_runs(site)
+    site.lab.model.set_config("worker", {"gpu-device-ids": "1"})
+    site.lab.controller.agent("worker/0").interruption = Interruption(at_command=at_command)
+    site.lab.settle()
+    assert site.status() == ("active", "Worker ready (GPU: 1x NVIDIA)")
+    site.wait_for_tags("1")
+    site.lab.model.set_config("worker", {}, ("gpu-device-ids",))
+    site.lab.controller.agent("worker/0").interruption = Interruption(at_command=at_command)
+    site.lab.settle()
+    site.wait_for_tags("2")
+    assert what_runs(site) == before
+
+
+@pytest.mark.parametrize("seconds", [0.35, 0.6, 0.9, 1.3])
+def test_a_hook_killed_at_any_time_ends_in_the_same_state(site, seconds):
+    before = what_runs(site)
+    for values, reset in (({"enable-gpu": "false", "tag": "x"}, ()), ({}, ("tag",))):
+        site.lab.model.set_config("worker", values, reset)
+        site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
+        site.lab.settle()
+        assert site.status() == ("active", "Worker ready")
+    site.lab.model.set_config("worker", {"enable-gpu": "true"})
+    site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
+    site.lab.settle()
+    site.wait_for_tags("2")
+    assert what_runs(site) == before
+
+
+def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
+    (unit,) = site.lab.model.add_units("worker")
+    site.lab.settle()
+    assert site.status(unit) == ("active", "Worker ready (GPU: 2x NVIDIA)")
+    site.worker(unit.replace("/", "-"), 60)
+    site.configure(tag="both")
+    try:
+        for _ in range(2):
+            assert site.task(PROBE).returncode == 0
+    finally:
+        site.configure(reset=("tag",))
+    keys = "cat /etc/concourse/keys/authorized_worker_keys"
+    assert len(site.sh(keys, "web/0").splitlines()) == 2
+
+    left = {}
+    teardown = Agent.teardown
+
+    def look_first(self):
+        left.update(site.traces(unit))
+        teardown(self)
+
+    monkeypatch.setattr(Agent, "teardown", look_first)
+    site.lab.model.remove_unit(unit)
+    site.lab.settle()
+    assert left
+    assert {kind: lines for kind, lines in left.items() if lines} == {}
+    assert [worker["name"] for worker in site.fly.workers()] == ["worker-0"]
+    assert len(site.sh(keys, "web/0").splitlines()) == 1

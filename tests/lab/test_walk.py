@@ -1,0 +1,179 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The main job, on the packed charm: which GPUs a CI step sees, whatever happens around it."""
+
+import json
+
+import pytest
+
+from tests.lab import walk
+from tests.lab.site import OPENS, PROBE
+
+
+@pytest.fixture
+def as_deployed(site):
+    """Two GPUs, enabled, all of them allowed; the same again afterwards."""
+    yield site
+    site.configure(reset=("gpu-device-ids", "tag"), enable_gpu="true")
+    site.wait_for_tags("2")
+    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+
+
+def variables(output):
+    return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+
+
+def test_units_are_ready_and_a_task_sees_both_gpus(site):
+    assert site.status("web/0") == ("active", "Web ready")
+    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+    done = site.task(PROBE)
+    assert done.returncode == 0, done.stdout
+    assert f"nvidia0 {OPENS}" in done.stdout
+    assert f"nvidia1 {OPENS}" in done.stdout
+    said = variables(done.stdout)
+    assert said["GPU_COUNT"] == "2"
+    assert len(set(said["NVIDIA_VISIBLE_DEVICES"].split(","))) == 2
+
+
+def test_a_get_on_the_same_worker_sees_none(site):
+    done = site.fly.get(["gpu"])
+    assert done.returncode == 0, done.stdout
+    seen = walk.look_at_get(site.machine())
+    assert seen == {"devices": [], "variables": []}
+
+
+def test_choosing_a_gpu_concerns_the_next_task_alone(as_deployed):
+    site = as_deployed
+    running = site.start_task(f"sleep 6\n{PROBE}")
+    site.configure(gpu_device_ids="1")
+    tags = site.wait_for_tags("1")
+    assert tags[:4] == ["gpu", "gpu-type=nvidia", "gpu-count=1", "gpu-devices=1"]
+    done = site.task(PROBE)
+    assert "nvidia0 absent" in done.stdout
+    assert f"nvidia1 {OPENS}" in done.stdout
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, output
+    assert f"nvidia0 {OPENS}" in output
+
+
+def test_an_id_that_is_not_there_blocks_and_jobs_go_on(as_deployed):
+    site = as_deployed
+    site.configure(gpu_device_ids="7")
+    kind, message = site.status()
+    assert kind == "blocked"
+    assert "gpu-device-ids '7': no GPU has the id 7. This machine has 0, 1" in message
+    done = site.task(PROBE)
+    assert f"nvidia0 {OPENS}" in done.stdout
+
+
+MAKE_IMAGE = """
+mkdir -p image/rootfs/tmp image/rootfs/etc; cd image
+cp -a /bin rootfs/
+echo 'x:x:1000:1000::/:/bin/sh' > rootfs/etc/passwd
+echo "$METADATA" > metadata.json
+"""
+
+
+@pytest.mark.parametrize(("user", "uid"), [("", "0"), ("x", "1000")])
+def test_an_image_that_asks_for_all_gets_what_is_allowed(as_deployed, user, uid):
+    site = as_deployed
+    site.configure(gpu_device_ids="1")
+    site.wait_for_tags("1")
+    asks = ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=12.4", "CUDA_VISIBLE_DEVICES=-1"]
+    make = {
+        "platform": "linux",
+        "rootfs_uri": "raw:///srv/lab/rootfs",
+        "params": {"METADATA": json.dumps({"env": ["PATH=/bin", *asks], "user": user})},
+        "outputs": [{"name": "image"}],
+        "run": {"path": "sh", "args": ["-ec", MAKE_IMAGE]},
+    }
+    ask = {"platform": "linux", "run": {"path": "sh", "args": ["-c", PROBE]}}
+    steps = [
+        {"task": "make-image", "tags": ["gpu"], "config": make},
+        {"task": "ask-for-all", "tags": ["gpu"], "image": "image", "config": ask},
+    ]
+    done = site.fly.job("ask", {"jobs": [{"name": "ask", "plan": steps}]})
+    assert done.returncode == 0, done.stdout
+    assert f"uid {uid}" in done.stdout
+    assert "nvidia0 absent" in done.stdout
+    assert f"nvidia1 {OPENS}" in done.stdout
+    said = variables(done.stdout)
+    assert said["GPU_COUNT"] == "1"
+    assert said["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+    assert "," not in said["NVIDIA_VISIBLE_DEVICES"]
+    assert "CUDA_VISIBLE_DEVICES" not in said
+
+
+def test_disabling_takes_wrapper_and_tags_away(as_deployed):
+    site = as_deployed
+    site.configure(enable_gpu="false", tag="gpu-less")
+    assert site.status() == ("active", "Worker ready")
+    assert site.sh("ls /opt/gpu-ci /etc/gpu-ci /usr/local/bin/runc-gpu-wrapper 2>&-; true") == ""
+    assert "CONTAINERD_BIN" not in site.sh("cat /etc/concourse/worker.env")
+    done = site.task(PROBE, "gpu-less")
+    assert done.returncode == 0, done.stdout
+    assert "nvidia0 absent" in done.stdout
+    assert "nvidia1 absent" in done.stdout
+    assert site.tags() == ["gpu-less"]
+
+
+def test_a_lost_gpu_changes_tags_and_status(as_deployed):
+    site = as_deployed
+    site.gpus("lose", "0")
+    try:
+        assert site.status()[1].startswith("Worker ready (GPU: 1x NVIDIA")
+        site.wait_for_tags("1")
+        done = site.task(PROBE)
+        assert "nvidia0 absent" in done.stdout
+        assert f"nvidia1 {OPENS}" in done.stdout
+    finally:
+        site.gpus("restore", "0")
+    site.wait_for_tags("2")
+
+
+def test_an_index_keeps_its_card_when_another_is_lost(as_deployed):
+    site = as_deployed
+    site.configure(gpu_device_ids="1")
+    site.gpus("lose", "0")
+    try:
+        assert site.status() == ("active", "Worker ready (GPU: 1x NVIDIA)")
+        assert f"nvidia1 {OPENS}" in site.task(PROBE).stdout
+    finally:
+        site.gpus("restore", "0")
+    site.gpus("lose", "1")
+    try:
+        kind, message = site.status()
+        assert kind == "blocked"
+        assert "All GPUs of gpu-device-ids '1' are gone" in message
+    finally:
+        site.gpus("restore", "1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "repair", "said"),
+    [
+        (("driver", "gone"), ("driver", "loaded"), "has no driver"),
+        (("nvml-fault", "18"), ("nvml-fault", "none"), "differ in version"),
+        (("nvml-fault", "999"), ("nvml-fault", "none"), "NVML failed"),
+    ],
+)
+def test_a_failing_driver_blocks_with_the_remedy_and_jobs_go_on(as_deployed, fault, repair, said):
+    site = as_deployed
+    running = site.start_task("sleep 3; echo finished")
+    site.gpus(*fault)
+    try:
+        kind, message = site.status()
+        assert (kind, said in message) == ("blocked", True), message
+        output, _ = running.communicate(timeout=60)
+        assert "finished" in output
+    finally:
+        site.gpus(*repair)
+
+
+def test_inventory_action_lists_the_cards(site):
+    action = site.lab.model.run_action("worker/0", "gpu-inventory", {})
+    site.lab.settle()
+    row = site.lab.store.row("SELECT * FROM action WHERE id = ?", action)
+    assert row["status"] == "completed"
+    assert '"count": "2"' in row["results"]
+    assert "NVIDIA A100-SXM4-80GB, 81920 MiB, GPU-" in row["results"]

@@ -1,0 +1,182 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""`make lab`: from nothing to a CI task with its GPUs, in one walk that can be walked again."""
+
+import filecmp
+import json
+import pathlib
+import subprocess
+import time
+
+from tests.lab import cgroups, concourse, outfit, table
+from tests.lab.errors import LabError
+from tests.lab.machines import Machine
+from tests.lab.session import ROOT, Lab, Progress
+
+# Volumes and snapshots of a worker are overlay mounts of their own.
+BINDS = ("/var/lib/concourse",)
+GPUS = 2
+POSTGRESQL = "tests.lab.postgresql:Postgresql"
+WORKER_SECONDS = 60
+# The container of the newest get: which GPU nodes its /dev has, and GPU variables its spec.
+LOOK_AT_GET = """
+import glob, json, os
+bundles = []
+for path in glob.glob("/run/containerd/io.containerd.runtime.v2.task/*/*/config.json"):
+    spec = json.load(open(path))
+    if any(m["destination"] == "/tmp/build/get" for m in spec["mounts"]):
+        bundles.append((os.stat(path).st_mtime, os.path.dirname(path), spec))
+if bundles:
+    _, bundle, spec = max(bundles, key=lambda b: b[0])
+    root = "/proc/%s/root" % open(bundle + "/init.pid").read()
+    nodes = [p[len(root):] for p in glob.glob(root + "/dev/nvidia*")]
+    ours = ("NVIDIA_", "GPU_", "CUDA_")
+    variables = [v for v in spec["process"]["env"] if v.startswith(ours)]
+    print(json.dumps({"devices": sorted(nodes), "variables": sorted(variables)}))
+"""
+
+
+def pack() -> pathlib.Path:
+    """Pack the charm, where it is not current, and return it.
+
+    Raises:
+        LabError: it cannot be packed.
+    """
+    done = subprocess.run(["/usr/bin/make", "-s", "-C", str(ROOT), "pack"], check=False)
+    found = list(ROOT.glob("gpu-ci-worker_*.charm"))
+    if done.returncode or len(found) != 1:
+        raise LabError("the charm was not packed: see the lines above")
+    return found[0]
+
+
+def deploy(lab: Lab, charm: pathlib.Path) -> None:
+    """Deploy and relate what is not there yet; refresh what has another charm."""
+    there = set(lab.store.column("SELECT name FROM application"))
+    tarball = pathlib.Path(lab.setting("concourse"))
+    resources = {"concourse": tarball}
+    if "postgresql" not in there:
+        lab.model.play("postgresql", POSTGRESQL)
+    if "web" not in there:
+        lab.model.deploy(charm, "web", {"deployment-mode": "web"}, resources, binds=BINDS)
+    if "worker" not in there:
+        options = {"deployment-mode": "worker", "enable-gpu": "true"}
+        wanted = {"gpus": GPUS}
+        lab.model.deploy(charm, "worker", options, resources, binds=BINDS, outfit=wanted)
+    for app in {"web", "worker"} & there:
+        stored = pathlib.Path(lab.store.application(app)["charm"])
+        if not filecmp.cmp(stored, charm, shallow=False):
+            lab.say(f"{app}: refreshing its charm")
+            lab.model.refresh(app, charm, force_units=True)
+    for ends in (("web:postgresql", "postgresql:database"), ("web:web-tsa", "worker:worker-tsa")):
+        if not lab.model.integrations.related(*ends):
+            lab.model.integrations.integrate(*ends)
+
+
+def choose(lab: Lab) -> None:
+    """Decide which Concourse and which NVIDIA runtime, and say so; a lab keeps its choice."""
+    if not lab.setting("concourse"):
+        tarball, name = concourse.choose(lab)
+        lab.setting("concourse-name", name)
+        lab.setting("nvidia-name", outfit.prepare(lab.state_dir / "shared"))
+        lab.setting("concourse", str(tarball))
+    lab.say(f"Concourse: {lab.setting('concourse-name')}")
+    lab.say(f"nvidia-container-runtime: {lab.setting('nvidia-name')}")
+    lab.say("cgroups: v2" if cgroups.is_unified() else "cgroups: v1 (or hybrid)")
+
+
+def up(lab: Lab, say: Progress) -> None:
+    """The whole walk.
+
+    Raises:
+        LabError: a unit does not become ready, or Concourse does not do what it should.
+    """
+    charm = pack()
+    say(f"charm: {charm.name}")
+    choose(lab)
+    lab.controller.wake()
+    deploy(lab, charm)
+    lab.settle()
+    check(lab)
+    fly = concourse.Fly(lab)
+    fly.login()
+    say("logged in to Concourse with fly")
+    wait_for_worker(fly)
+    print(f"\n{table.table(lab.store)}\n", flush=True)
+    show_task(lab, fly, say)
+    show_get(lab, fly, say)
+    say(f"the lab is up: lab status, lab task -- CMD, lab --help (after {say.seconds:.0f} s)")
+
+
+def check(lab: Lab) -> None:
+    """Have every unit active.
+
+    Raises:
+        LabError: one is not; with the table and what to do.
+    """
+    bad = lab.store.column("SELECT name FROM unit WHERE status != 'active' OR agent = 'error'")
+    if bad:
+        raise LabError(
+            f"not ready: {', '.join(bad)}; see lab logs {bad[0]}\n\n{table.table(lab.store)}"
+        )
+
+
+def wait_for_worker(fly: concourse.Fly) -> None:
+    """Wait until Concourse has a running worker with the tag gpu.
+
+    Raises:
+        LabError: it has none after a minute.
+    """
+    deadline = time.monotonic() + WORKER_SECONDS
+    while True:
+        workers = fly.workers()
+        if any(w["state"] == "running" and "gpu" in (w["tags"] or ()) for w in workers):
+            return
+        if time.monotonic() > deadline:
+            seen = [(w["name"], w["state"], w["tags"]) for w in workers]
+            raise LabError(f"Concourse has no running worker with the tag gpu: {seen or 'none'}")
+        time.sleep(0.5)
+
+
+def show_task(lab: Lab, fly: concourse.Fly, say: Progress) -> None:
+    """Run a task tagged gpu that lists its devices and variables.
+
+    Raises:
+        LabError: it failed, or saw no GPU.
+    """
+    say("running a CI task tagged gpu, which lists its GPU devices and variables:")
+    done = fly.run(*fly.task(["sh", "-ec", concourse.SHOW_GPUS], ["gpu"]))
+    print(_indented(done.stdout + done.stderr), flush=True)
+    if done.returncode or "device /dev/nvidia0" not in done.stdout:
+        raise LabError("the task did not see its GPUs")
+
+
+def show_get(lab: Lab, fly: concourse.Fly, say: Progress) -> None:
+    """Run a get on the same worker and show that it saw no GPU.
+
+    Raises:
+        LabError: it failed, or saw one.
+    """
+    say("running a get on the same worker:")
+    done = fly.get(["gpu"])
+    print(_indented(done.stdout + done.stderr), flush=True)
+    seen = look_at_get(lab.park.get("worker-0"))
+    print(f"    devices in its container: {', '.join(seen['devices']) or 'none'}")
+    print(f"    GPU variables in its container: {', '.join(seen['variables']) or 'none'}")
+    if done.returncode or seen["devices"]:
+        raise LabError("the get failed, or saw a GPU")
+
+
+def look_at_get(machine: Machine) -> dict[str, list[str]]:
+    """What the newest get container on a worker has: `devices` and `variables` of GPUs.
+
+    Raises:
+        LabError: there is no such container any more.
+    """
+    out = machine.enter("/usr/bin/python3", "-c", LOOK_AT_GET).stdout
+    if not out:
+        raise LabError(f"no get container on {machine.name} to look at")
+    return json.loads(out)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.replace("\r", "").splitlines())
