@@ -1,0 +1,59 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""README and docs are current: tables, links, paths, example pipelines."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def test_tables_are_made_from_the_yaml_files():
+    check = subprocess.run(
+        [sys.executable, ROOT / "scripts/tables", "--check"], timeout=30, check=False
+    )
+    assert check.returncode == 0, "run scripts/tables"
+
+
+def test_tables_name_every_option_and_action():
+    readme = (ROOT / "README.md").read_text()
+    for name in yaml.safe_load((ROOT / "config.yaml").read_text())["options"]:
+        assert f"| `{name}` |" in readme
+    for name in yaml.safe_load((ROOT / "actions.yaml").read_text()):
+        assert f"| `{name}` |" in readme
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_map_names_every_room():
+    readme = (ROOT / "README.md").read_text()
+    house = readme[readme.index("## The map of the house") :]
+    for room in (ROOT / "src").iterdir():
+        if room.name not in {"__pycache__"}:
+            name = f"src/{room.name}/" if room.is_dir() else f"src/{room.name}"
+            assert f"    {name} " in house, name
+    for path in re.findall(r"^    (\S+) ", house, re.MULTILINE):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "examples").glob("*.yml")), ids=lambda e: e.name
+)
+def test_examples_are_pipelines_whose_tasks_ask_for_a_gpu(example):
+    pipeline = yaml.safe_load(example.read_text())
+    tasks = [step for job in pipeline["jobs"] for step in job["plan"] if "task" in step]
+    assert tasks
+    for task in tasks:
+        assert "gpu" in task["tags"]
+        assert task["config"]["platform"] == "linux"
