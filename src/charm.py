@@ -10,7 +10,7 @@ import ops
 import config
 import plan
 import status
-from ci import concourse_release, concourse_web, concourse_worker
+from ci import concourse_release, concourse_web, concourse_worker, local_postgresql
 from found import Found, Machine, RememberedIds, Web
 from gpu import detect, report
 from host import facts, memory, network
@@ -22,6 +22,12 @@ from relations import juju, peers, postgresql, tsa
 RETIRE_SECONDS: typing.Final = 300
 # The same where its web is gone already, which then takes no builds' results any more.
 FAREWELL_SECONDS: typing.Final = 30
+OTHER_ENDPOINTS: typing.Final = (postgresql.ENDPOINT, peers.ENDPOINT)
+# What the operator must mend; each text says how.
+BLOCKING: typing.Final = (
+    config.OptionError, concourse_release.ReleaseError, download.DownloadError,
+    local_postgresql.DatabaseError, nvidia.ConfigError,
+)  # fmt: skip
 
 
 class GpuCiWorkerCharm(ops.CharmBase):
@@ -37,17 +43,11 @@ class GpuCiWorkerCharm(ops.CharmBase):
             on.leader_elected, on.secret_changed,
         ):  # fmt: skip
             observe(event, self._reconcile)
-        for endpoint in (*tsa.WEB_ENDPOINTS, *tsa.WORKER_ENDPOINTS, postgresql.ENDPOINT):
+        for endpoint in (*tsa.WEB_ENDPOINTS, *tsa.WORKER_ENDPOINTS, *OTHER_ENDPOINTS):
             observe(on[endpoint].relation_created, self._reconcile)
             observe(on[endpoint].relation_changed, self._reconcile)
-        for endpoint in (*tsa.WEB_ENDPOINTS, postgresql.ENDPOINT):
-            observe(on[endpoint].relation_departed, self._reconcile)
+            observe(on[endpoint].relation_departed, self._on_relation_departed)
             observe(on[endpoint].relation_broken, self._reconcile)
-        for endpoint in tsa.WORKER_ENDPOINTS:
-            observe(on[endpoint].relation_departed, self._on_tsa_departed)
-            observe(on[endpoint].relation_broken, self._reconcile)
-        observe(on[peers.ENDPOINT].relation_created, self._reconcile)
-        observe(on[peers.ENDPOINT].relation_changed, self._reconcile)
         observe(on.stop, self._on_stop)
         observe(on.remove, self._on_remove)
         observe(on.gpu_inventory_action, self._on_gpu_inventory_action)
@@ -57,10 +57,10 @@ class GpuCiWorkerCharm(ops.CharmBase):
         for line in self._lines:
             event.add_status(ops.StatusBase.from_name(line.kind.value, line.text))
 
-    def _on_tsa_departed(self, event: ops.RelationDepartedEvent) -> None:
+    def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
         # Web accepts this worker's key until the -broken that follows has been committed, so this
         # is the last moment at which the worker can say goodbye.
-        if event.departing_unit == self.unit:
+        if event.departing_unit == self.unit and event.relation.name in tsa.WORKER_ENDPOINTS:
             self._leave()
         self._reconcile(event)
 
@@ -116,10 +116,10 @@ class GpuCiWorkerCharm(ops.CharmBase):
             found = self._look()
             wanted = plan.make(found)
             self._apply(found, wanted)
-        except (config.OptionError, concourse_release.ReleaseError, nvidia.ConfigError) as error:
-            self._lines = [status.Line(status.Kind.BLOCKED, str(error))]
-        except download.DownloadError as error:
+        except download.UnreachableError as error:
             self._lines = [status.Line(status.Kind.WAITING, str(error))]
+        except BLOCKING as error:
+            self._lines = [status.Line(status.Kind.BLOCKED, str(error))]
         else:
             running = status.Running(concourse_web.healthy(), concourse_worker.healthy())
             self._lines = status.lines(wanted, running, found.web.refused + found.tsa.refused)

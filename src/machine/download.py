@@ -28,6 +28,10 @@ class DownloadError(Exception):
     """A file can't be had. The text names the address, what is wrong and the next step."""
 
 
+class UnreachableError(DownloadError):
+    """A file can't be had now; it may work at the next event."""
+
+
 class _PassingError(Exception):
     """What may work when tried again."""
 
@@ -49,30 +53,13 @@ def fetch(
         progress: told from time to time how far it is.
 
     Raises:
-        DownloadError: if it can't be had, or is not the file expected.
+        UnreachableError: if it can't be had now.
+        DownloadError: if it can't be had at all, or is not the file expected.
     """
     if destination.exists():
         return
     part = destination.with_name(f"{destination.name}.part")
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(_PassingError),
-        stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        wait=tenacity.wait_exponential(multiplier=1, max=20),
-        reraise=True,
-    )
-    try:
-        retrying(_receive, url, part, progress)
-    except _PassingError as error:
-        raise DownloadError(
-            f"{url} can't be downloaded: {error}. Check the network and the model's proxies "
-            "(juju model-config juju-https-proxy); the next event tries again"
-        ) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DownloadError(
-            f"{url} can't be downloaded: the disk of {part.parent} is full: make room there"
-        ) from error
+    _receive_patiently(url, part, progress)
     got = sha256_of(part)
     if got != sha256.lower():
         part.unlink()
@@ -82,6 +69,30 @@ def fetch(
             "around it"
         )
     part.replace(destination)
+
+
+def _receive_patiently(
+    url: str, part: pathlib.Path, progress: collections.abc.Callable[[str], None]
+) -> None:
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(_PassingError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_exponential(multiplier=1, max=20),
+        reraise=True,
+    )
+    try:
+        retrying(_receive, url, part, progress)
+    except _PassingError as error:
+        raise UnreachableError(
+            f"{url} can't be downloaded: {error}. Check the network and the model's proxies "
+            "(juju model-config juju-https-proxy); the next event tries again"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DownloadError(
+            f"{url} can't be downloaded: the disk of {part.parent} is full: make room there"
+        ) from error
 
 
 def sha256_of(path: pathlib.Path) -> str:

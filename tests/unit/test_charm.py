@@ -12,6 +12,8 @@ import json
 import pytest
 from ops import testing
 
+from ci import concourse_release
+from machine import download
 from tests.unit.situations import (
     GPUS,
     HOST_KEY,
@@ -113,6 +115,25 @@ def test_a_bad_option_blocks_and_leaves_everything_alone(context, rooms):
         "gpu-vendor 'nvida' is unknown: use auto, nvidia"
     )
     assert rooms.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (download.UnreachableError("no route"), "waiting"),
+        (download.DownloadError("another checksum"), "blocked"),
+        (concourse_release.ReleaseError("no containerd in it"), "blocked"),
+    ],
+)
+def test_a_release_that_cannot_be_had_is_told_from_one_that_may_come(
+    context, rooms, monkeypatch, error, kind
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(concourse_release, "ensure", fail)
+    after = context.run(context.on.config_changed(), state(relations=[tsa()]))
+    assert (after.unit_status.name, after.unit_status.message) == (kind, str(error))
 
 
 def test_an_unknown_gpu_id_blocks_and_the_worker_runs_on(context, rooms):

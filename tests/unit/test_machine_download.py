@@ -114,7 +114,7 @@ def test_http_errors_are_told_and_only_passing_ones_repeated(server, tmp_path, c
 
 def test_no_server_at_all(server, tmp_path):
     url = "http://127.0.0.1:1/file.tgz"
-    with pytest.raises(download.DownloadError, match=r"Connection refused.*model's proxies"):
+    with pytest.raises(download.UnreachableError, match=r"Connection refused.*model's proxies"):
         download.fetch(url, tmp_path / "file.tgz", SHA256, lambda _: None)
 
 
