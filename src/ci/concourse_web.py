@@ -15,7 +15,7 @@ import machine.files as files
 import machine.services as services
 import machine.templates as templates
 import machine.users as users
-from ci import concourse_release, escaping, keys, local_postgresql
+from ci import concourse_release, keys, local_postgresql
 from config import TSA_PORT
 from found import Database, WebSecrets
 from plan import WebPlan
@@ -66,16 +66,11 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
         low_port=plan.port < 1024,
     )
     changed |= services.ensure_unit(SERVICE, content)
-    values = _settings(plan)
-    revision = unit.revision(content, repr(values), str(concourse_release.CURRENT.resolve()))
-    # Last: who starts with this revision has met all the other files.
-    changed |= files.ensure_file(
-        _ENVIRONMENT,
-        templates.render(
-            "web.env", quoted=escaping.environment_value, revision=revision, **values
-        ),
-        mode=0o600,
+    release = str(concourse_release.CURRENT.resolve())
+    revision, wrote = unit.ensure_settings(
+        _ENVIRONMENT, "web.env", _settings(plan), content, release
     )
+    changed |= wrote
     if unit.runs_with(SERVICE, revision):
         return _reload_keys() or changed
     progress("Starting Concourse's web")

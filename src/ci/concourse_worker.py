@@ -21,6 +21,8 @@ from plan import WorkerPlan
 SERVICE: typing.Final = "concourse-worker.service"
 HOME: typing.Final = pathlib.Path("/var/lib/concourse")
 WORK_DIR: typing.Final = HOME / "worker"
+# Where baggageclaim, Concourse's part for volumes, has all its mounts.
+VOLUMES: typing.Final = WORK_DIR / "volumes"
 
 _ENVIRONMENT: typing.Final = unit.CONFIG / "worker.env"
 _PRIVATE_KEY: typing.Final = unit.KEYS / "worker_key"
@@ -50,12 +52,8 @@ def ensure_key(private_key: str) -> str:
 def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> bool:
     """Have the worker run as planned; it is restarted only if something that it reads changed.
 
-    That includes the release and the launcher of its containerd. Builds live through a restart.
-    After one, it is waited for up to 30 seconds.
-
-    Args:
-        plan: how it is to run.
-        progress: told before a restart.
+    That includes the release and the launcher of its containerd. Builds live through a restart,
+    before which `progress` is told, and after which it is waited for up to 30 seconds.
 
     Returns:
         Whether anything had to be changed.
@@ -65,29 +63,23 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     """
     ensure_key(plan.private_key)
     # Containers in a user namespace of their own reach their root file system through these.
-    files.ensure_directory(HOME)
-    files.ensure_directory(WORK_DIR)
+    for folder in (HOME, WORK_DIR, VOLUMES):
+        files.ensure_directory(folder)
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
-    wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
     content = _unit(plan.tags)
+    wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
     wrote |= services.ensure_unit(SERVICE, content)
-    values = _settings(plan)
-    revision = unit.revision(
+    revision, new = unit.ensure_settings(
+        _ENVIRONMENT,
+        "worker.env",
+        _settings(plan),
         content,
-        repr(values),
         tsa_keys,
         files.read_text(_PRIVATE_KEY) or "",
         str(concourse_release.CURRENT.resolve()),
         files.read_text(_LAUNCHER) or "" if plan.wrapped else "",
     )
-    # Last: who starts with this revision has met all the other files.
-    wrote |= files.ensure_file(
-        _ENVIRONMENT,
-        templates.render(
-            "worker.env", quoted=escaping.environment_value, revision=revision, **values
-        ),
-        mode=0o600,
-    )
+    wrote |= new
     if unit.runs_with(SERVICE, revision):
         return wrote
     progress("Starting the Concourse worker")
@@ -162,7 +154,7 @@ def _unit(tags: tuple[str, ...]) -> str:
     # As arguments, because in a variable Concourse would split a tag at its commas.
     arguments = [str(concourse_release.CURRENT / "bin/concourse"), "worker"]
     command = " ".join([*arguments, *(escaping.exec_argument(f"--tag={tag}") for tag in tags)])
-    return templates.render(SERVICE, command=command, environment=_ENVIRONMENT)
+    return templates.render(SERVICE, command=command, environment=_ENVIRONMENT, volumes=VOLUMES)
 
 
 def _settings(plan: WorkerPlan) -> dict[str, typing.Any]:

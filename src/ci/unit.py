@@ -11,7 +11,9 @@ import tenacity
 
 import machine.files as files
 import machine.services as services
+import machine.templates as templates
 import machine.users as users
+from ci import escaping
 
 CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
@@ -38,6 +40,32 @@ def revision(*parts: str) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part.encode())
     return digest.hexdigest()[:16]
+
+
+def ensure_settings(
+    path: pathlib.Path, template: str, values: dict[str, typing.Any], *others: str
+) -> tuple[str, bool]:
+    """Write the settings of a service, with the revision of all that it reads.
+
+    This comes after everything else is written: who starts with this revision has met it all.
+
+    Args:
+        path: the environment file, which only root may read.
+        template: its template, which takes `revision`, `quoted` and `values`.
+        values: what the template shows.
+        others: what the service reads besides.
+
+    Returns:
+        The revision, and whether the file had to be changed.
+    """
+
+    def render(revision: str) -> str:
+        return templates.render(
+            template, quoted=escaping.environment_value, revision=revision, **values
+        )
+
+    wanted = revision(render(""), *others)
+    return wanted, files.ensure_file(path, render(wanted), mode=0o600)
 
 
 def runs_with(service: str, wanted: str) -> bool:

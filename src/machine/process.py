@@ -82,14 +82,23 @@ def run(
     if not pathlib.PurePath(argv[0]).is_absolute():
         raise ValueError(f"{argv[0]} is no absolute path")
     _log.debug("run %s", shlex.join(argv))
-    clean = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": "/root", **proxies(), **(env or {})}
+    child = _start(argv, subprocess.DEVNULL if stdin is None else subprocess.PIPE, env or {})
+    stdout, stderr = _outcome(argv, child, stdin, timeout)
+    if check and child.returncode:
+        raise CommandError(argv, child.returncode, stderr or stdout)
+    return Completed(child.returncode, stdout, stderr)
+
+
+def _start(
+    argv: collections.abc.Sequence[str], stdin: int, env: collections.abc.Mapping[str, str]
+) -> subprocess.Popen[str]:
     try:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=clean,
+            env={"PATH": _PATH, "LANG": "C.UTF-8", "HOME": "/root", **proxies(), **env},
             cwd="/",
             start_new_session=True,
             text=True,
@@ -97,8 +106,16 @@ def run(
         )
     except OSError as error:
         raise CommandError(argv, 127, f"can't be started: {error.strerror}") from error
+
+
+def _outcome(
+    argv: collections.abc.Sequence[str],
+    child: subprocess.Popen[str],
+    stdin: str | None,
+    timeout: float,
+) -> tuple[str, str]:
     try:
-        stdout, stderr = child.communicate(stdin, timeout)
+        return child.communicate(stdin, timeout)
     except BaseException as error:
         # Its children too, which would hold the pipes open.
         os.killpg(child.pid, signal.SIGKILL)
@@ -106,6 +123,3 @@ def run(
         if isinstance(error, subprocess.TimeoutExpired):
             raise CommandError(argv, None, f"{stderr}\nno end within {timeout:g} s") from error
         raise
-    if check and child.returncode:
-        raise CommandError(argv, child.returncode, stderr or stdout)
-    return Completed(child.returncode, stdout, stderr)

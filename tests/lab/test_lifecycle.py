@@ -49,6 +49,22 @@ def test_a_build_lives_through_a_worker_restart(site):
     assert f"nvidia0 {OPENS}" in site.task(PROBE).stdout
 
 
+def test_restarts_do_not_pile_up_mounts(site):
+    # As Concourse does with each of its volumes, at every start.
+    volume = "/var/lib/concourse/worker/volumes/of-this-test"
+    count = "grep -c /var/lib/concourse/worker/volumes /proc/self/mountinfo; true"
+    site.sh(f"mkdir {volume}; mount --bind {volume} {volume}")
+    counts = []
+    for _ in range(3):
+        site.machine().enter("/bin/systemctl", "restart", "concourse-worker")
+        site.tags()
+        assert site.sh(f"mountpoint {volume}; true") == f"{volume} is not a mountpoint\n"
+        counts.append(int(site.sh(count)))
+    assert counts[1] >= counts[2]
+    assert site.task(PROBE).returncode == 0
+    site.sh(f"rmdir {volume}")
+
+
 def test_a_build_lives_through_new_tags(site):
     running = site.start_task("sleep 6; echo finished")
     site.configure(tag="rack-7")
