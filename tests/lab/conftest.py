@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.lab import concourse, walk
+from tests.lab import concourse, shellcharm, walk
 from tests.lab.juju.controller import Controller
 from tests.lab.juju.model import Model
 from tests.lab.park import Park
@@ -45,6 +45,17 @@ def model(machines_work, tmp_path: pathlib.Path):
     controller = Controller(tmp_path / "lab", retry_seconds=0.01)
     yield Model(controller)
     controller.destroy()
+
+
+@pytest.fixture
+def deploy(model: Model, tmp_path: pathlib.Path):
+    """Deploy a shell charm with hooks as an application; does not settle."""
+
+    def deploy(app: str, hooks: dict[str, str] | None = None, **options):
+        charm = shellcharm.pack(tmp_path / f"{app}.charm", hooks)
+        model.deploy(charm, app, **options)
+
+    return deploy
 
 
 @pytest.fixture(scope="session")

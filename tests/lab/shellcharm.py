@@ -7,6 +7,8 @@ import zipfile
 
 import yaml
 
+from tests.lab.juju.model import Model
+
 # Each hook appends its name and what matters of its environment to /var/log/hooks, then runs the
 # script that the charm, or the test in the machine, has for it.
 DISPATCH = """\
@@ -59,3 +61,32 @@ def pack(path: pathlib.Path, hooks: dict[str, str] | None = None) -> pathlib.Pat
         for name, text in (hooks or {}).items():
             archive.writestr(f"hooks.d/{name}", text)
     return path
+
+
+def hooks_of(model: Model, unit: str) -> list[str]:
+    text = model.controller.park.get(unit.replace("/", "-")).read("/var/log/hooks")
+    return [line.strip() for line in text.splitlines()]
+
+
+def forget_hooks(model: Model, unit: str) -> None:
+    machine(model, unit).enter("/bin/rm", "-f", "/var/log/hooks")
+
+
+def machine(model: Model, unit: str):
+    return model.controller.park.get(unit.replace("/", "-"))
+
+
+def behave(model: Model, unit: str, hook: str, script: str) -> None:
+    """From now on the unit runs this script in a hook."""
+    machine(model, unit).write(f"/srv/hooks/{hook}", script)
+
+
+def log_of(model: Model, unit: str) -> str:
+    return model.controller.log_path(unit).read_text()
+
+
+def run_script(model: Model, unit: str, script: str) -> str:
+    """Run a script as the unit's update-status; what it wrote."""
+    behave(model, unit, "update-status", f"exec >/srv/out 2>&1\n{script}\n")
+    model.controller.fire(unit, "update-status")
+    return machine(model, unit).read("/srv/out")

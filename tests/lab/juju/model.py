@@ -80,16 +80,14 @@ class Model:
         binds: Sequence[str] = (),
         outfit: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an application and its units.
+        """Add an application of a packed charm, and its units.
 
         Args:
-            charm: a packed charm.
-            app: the application's name.
+            charm, app: the .charm file, and the application's name.
             config: options, as typed.
             resources: files to attach; an empty file for each that is left out.
             units: how many.
-            binds: see Park.up.
-            outfit: what its machines are to have before the charm; see Agent's outfitter.
+            binds, outfit: of its machines; see Park.up and Agent's outfitter.
 
         Raises:
             WrongUse: a name, option or resource that cannot be.
@@ -111,8 +109,7 @@ class Model:
             self._insert_application(row)
             for name, value in options.items():
                 self.store.do("INSERT INTO option VALUES (?, ?, ?)", app, name, json.dumps(value))
-            for name in meta.resources:
-                self._attach(app, name, meta.resources[name], (resources or {}).get(name))
+            self._attach_all(app, meta, resources or {})
             self.integrations.make_peers(app, meta.endpoints)
             for _ in range(units):
                 self._add_unit(app)
@@ -164,6 +161,12 @@ class Model:
         stored = self.controller.shared / "charms" / f"{app}-{revision}.charm"
         shutil.copyfile(charm, stored)
         return stored
+
+    def _attach_all(
+        self, app: str, meta: charmfile.CharmMeta, given: Mapping[str, pathlib.Path]
+    ) -> None:
+        for name, filename in meta.resources.items():
+            self._attach(app, name, filename, given.get(name))
 
     def _attach(self, app: str, name: str, filename: str, source: pathlib.Path | None) -> None:
         target = self.controller.shared / "resources" / app / name / pathlib.Path(filename).name

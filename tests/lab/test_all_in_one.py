@@ -1,0 +1,47 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""deployment-mode=all: web, worker and a PostgreSQL of the distribution on one machine."""
+
+import pathlib
+
+from tests.lab import concourse, walk
+from tests.lab.juju.agent import Agent
+from tests.lab.site import OPENS, PROBE
+
+
+def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
+    model = site.lab.model
+    charm = pathlib.Path(site.lab.store.application("worker")["charm"])
+    options = {"deployment-mode": "all", "enable-gpu": "true", "web-port": "8081"}
+    tarball = {"concourse": pathlib.Path(site.lab.setting("concourse"))}
+    model.deploy(charm, "solo", options, tarball, binds=walk.BINDS, outfit={"gpus": 1})
+    site.lab.settle()
+    assert site.status("solo/0") == ("active", "Web and worker ready (GPU: 1x NVIDIA)")
+    assert "10.77." not in site.sh("cat /etc/concourse/keys/authorized_worker_keys", "solo/0")
+
+    site.fly = concourse.Fly(site.lab, "solo/0")
+    try:
+        site.fly.login()
+        site.worker("solo-0", 60)
+        done = site.task(PROBE)
+        assert done.returncode == 0, done.stdout
+        assert f"nvidia0 {OPENS}" in done.stdout
+    finally:
+        site.fly = concourse.Fly(site.lab)
+        site.fly.login()
+
+    left = {}
+    teardown = Agent.teardown
+
+    def look_first(self):
+        left.update(site.traces("solo/0"))
+        left["databases"] = site.sh(
+            "runuser -u postgres -- psql -lqt 2>&- | grep concourse; true", "solo/0"
+        ).splitlines()
+        teardown(self)
+
+    monkeypatch.setattr(Agent, "teardown", look_first)
+    model.remove_unit("solo/0")
+    site.lab.settle()
+    assert left
+    assert {kind: lines for kind, lines in left.items() if lines} == {}

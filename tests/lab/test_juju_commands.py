@@ -1,0 +1,160 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The emulated hook commands, options, secrets, resources and actions, as Juju 3.6 has them."""
+
+import re
+
+import pytest
+
+from tests.lab.errors import WrongUse
+from tests.lab.shellcharm import forget_hooks, hooks_of, machine, run_script
+
+
+def test_only_the_leader_writes_for_the_application(model, deploy):
+    deploy("one", units=2)
+    model.controller.settle()
+    write = "relation-set -r $(relation-ids peers) --app k=v; echo $?; is-leader --format=json"
+    assert run_script(model, "one/0", write) == "0\ntrue\n"
+    refused = run_script(model, "one/1", write)
+    assert re.match(r"ERROR .*permission denied.*\n1\nfalse\n", refused)
+    assert run_script(model, "one/1", "status-set --application=True active; echo $?").endswith(
+        "1\n"
+    )
+    read = "relation-get -r $(relation-ids peers) --format=json --app - one"
+    assert run_script(model, "one/1", read) == '{"k": "v"}\n'
+
+
+def test_hook_commands_refuse_what_is_not_there(model, deploy):
+    deploy("one")
+    model.controller.settle()
+    out = run_script(
+        model,
+        "one/0",
+        "relation-get -r 99 k\nrelation-get -r server:99 k\nrelation-ids nothing --format=json\n"
+        "secret-get nothing\nstatus-set purple\nopen-port 99999\nresource-get nothing",
+    )
+    assert [line.split(":")[0] for line in out.splitlines()] == [
+        'ERROR invalid value "99" for option -r',
+        'ERROR invalid value "server',
+        "[]",
+        'ERROR secret "nothing" not found',
+        'ERROR invalid status "purple", expected one of active, blocked, maintenance, waiting',
+        'ERROR invalid port "99999"',
+        "ERROR could not download resource",
+    ]
+    tool = "/var/lib/juju/tools/lab/config-get"
+    done = machine(model, "one/0").enter(tool, check=False)
+    assert (done.returncode, "no agent" in done.stderr) == (1, True)
+
+
+def test_a_secret_is_read_by_whom_it_is_granted_to(model, deploy):
+    add = (
+        "id=$(secret-add --label mine --owner application password=first)\n"
+        "secret-get --label mine --format=json\n"
+        "relation-set -r $(relation-ids server) --app id=$id"
+    )
+    deploy("one")
+    deploy("two")
+    relation = model.integrations.integrate("one:server", "two:client")
+    model.controller.settle()
+    assert run_script(model, "one/0", add) == '{"password": "first"}\n'
+    find = f"id=$(relation-get -r {relation} --app id one)\n"
+    read = f"{find}secret-get $id --label theirs --format=json"
+    assert run_script(model, "two/0", read) == "ERROR permission denied\n"
+    grant = f"secret-grant --relation {relation} $(secret-ids)"
+    assert run_script(model, "one/0", grant) == ""
+    assert run_script(model, "two/0", read) == '{"password": "first"}\n'
+
+    # A new revision is told, and read when the reader asks for it.
+    forget_hooks(model, "two/0")
+    change = "secret-set $(secret-ids) password=second"
+    assert run_script(model, "one/0", change) == ""
+    assert hooks_of(model, "two/0") == ["secret-changed"]
+    label = "secret-get --label theirs --format=json"
+    assert run_script(model, "two/0", label) == '{"password": "first"}\n'
+    assert run_script(model, "two/0", f"{label} --peek") == '{"password": "second"}\n'
+    assert run_script(model, "two/0", f"{label} --refresh") == '{"password": "second"}\n'
+    assert run_script(model, "two/0", label) == '{"password": "second"}\n'
+    assert hooks_of(model, "one/0")[-1] == "secret-remove"
+
+    # Who does not own it cannot change it; the grant ends with the relation.
+    secret = model.store.value("SELECT id FROM secret")
+    change = run_script(model, "two/0", f"secret-set {secret} password=third")
+    assert change.startswith("ERROR permission denied")
+    model.integrations.remove("one:server", "two:client")
+    model.controller.settle()
+    assert run_script(model, "two/0", f"secret-get {secret}") == "ERROR permission denied\n"
+
+
+def test_the_operators_secret_reaches_an_option(model, deploy):
+    deploy("one")
+    uri = model.secrets.add("mine", {"private-key": "text"})
+    with pytest.raises(WrongUse, match="wants the URI of a secret"):
+        model.set_config("one", {"key": "text"})
+    model.set_config("one", {"key": uri})
+    model.controller.settle()
+    read = "secret-get $(config-get key) --format=json"
+    assert run_script(model, "one/0", read) == "ERROR permission denied\n"
+    model.secrets.grant("mine", "one")
+    assert run_script(model, "one/0", read) == '{"private-key": "text"}\n'
+    model.secrets.update("mine", {"private-key": "new"})
+    model.controller.settle()
+    assert hooks_of(model, "one/0")[-1] == "secret-changed"
+
+
+def test_actions_have_typed_parameters_and_nested_results(model, deploy):
+    greet = (
+        'action-log "on the way"\n'
+        'action-set greeting.text="hello $(action-get name)" times=$(action-get times)\n'
+    )
+    deploy("one", {"greet": greet, "break": "action-set seen=yes; exit 3\n"})
+    model.controller.settle()
+
+    def run(name, **params):
+        action = model.run_action("one/0", name, params)
+        model.controller.settle()
+        return dict(model.store.row("SELECT * FROM action WHERE id = ?", action))
+
+    done = run("greet", times="2")
+    assert (done["status"], done["results"]) == (
+        "completed",
+        '{"greeting": {"text": "hello you"}, "times": "2"}',
+    )
+    assert run("break")["status"] == "failed"
+    assert model.unit("one/0")["agent"] == "idle"
+    with pytest.raises(WrongUse, match="must be of type integer, not 'many'"):
+        run("greet", times="many")
+    with pytest.raises(WrongUse, match="no parameter 'size'"):
+        run("greet", size="1")
+    with pytest.raises(WrongUse, match="action 'dance' is not defined"):
+        run("dance")
+
+
+def test_options_are_typed_and_only_a_change_is_told(model, deploy):
+    deploy("one", config={"size": "7"})
+    model.controller.settle()
+    all_options = '{"colour": "blue", "loud": false, "size": 7}'
+    assert run_script(model, "one/0", "config-get --format=json").strip() == all_options
+    forget_hooks(model, "one/0")
+    model.set_config("one", {"size": "7"})
+    model.set_config("one", {"loud": "true", "colour": "red"}, reset=["size"])
+    model.controller.settle()
+    assert hooks_of(model, "one/0") == ["config-changed"]
+    assert run_script(model, "one/0", "config-get loud; config-get size") == "true\n3\n"
+    for wrong in ({"size": "big"}, {"loud": "3"}, {"shape": "round"}):
+        with pytest.raises(WrongUse, match="option"):
+            model.set_config("one", wrong)
+
+
+def test_resources_are_files_and_empty_ones_not_given(model, deploy, tmp_path):
+    blob = tmp_path / "some"
+    blob.write_text("content")
+    deploy("one", resources={"blob": blob})
+    deploy("two")
+    model.controller.settle()
+    assert run_script(model, "one/0", 'cat "$(resource-get blob)"') == "content"
+    assert run_script(model, "two/0", 'stat -c %s "$(resource-get blob)"') == "0\n"
+    model.attach_resource("two", "blob", blob)
+    model.controller.settle()
+    assert hooks_of(model, "two/0")[-1] == "upgrade-charm"
+    assert run_script(model, "two/0", 'cat "$(resource-get blob)"') == "content"
