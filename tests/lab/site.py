@@ -70,10 +70,10 @@ class Site:
             assert time.monotonic() < deadline, f"{name} does not run: {listed}"
             time.sleep(0.3)
 
-    def wait_for_tags(self, count: str, name: str = "worker-0") -> list[str]:
-        """The tags of a worker once `gpu-count` is this; Concourse hears of them late."""
+    def wait_for_tag(self, tag: str, name: str = "worker-0") -> list[str]:
+        """The tags of a worker once this is among them; Concourse hears of them late."""
         deadline = time.monotonic() + 30
-        while f"gpu-count={count}" not in (tags := self.tags(name)):
+        while tag not in (tags := self.tags(name)):
             assert time.monotonic() < deadline, tags
             time.sleep(0.3)
         return tags

@@ -71,10 +71,10 @@ def test_a_build_lives_through_new_tags(site):
     try:
         output, _ = running.communicate(timeout=90)
         assert running.returncode == 0, output
-        assert site.tags()[-1] == "rack-7"
+        assert site.wait_for_tag("rack-7")[-1] == "rack-7"
     finally:
         site.configure(reset=("tag",))
-    site.wait_for_tags("2")
+    site.wait_for_tag("gpu-count=2")
 
 
 def test_web_restarts_and_the_worker_comes_back(site):
@@ -100,11 +100,11 @@ def test_a_hook_killed_half_way_ends_in_the_same_state(site, at_command):
     site.lab.controller.agent("worker/0").interruption = Interruption(at_command=at_command)
     site.lab.settle()
     assert site.status() == ("active", "Worker ready (GPU: 1x NVIDIA)")
-    site.wait_for_tags("1")
+    site.wait_for_tag("gpu-count=1")
     site.lab.model.set_config("worker", {}, ("gpu-device-ids",))
     site.lab.controller.agent("worker/0").interruption = Interruption(at_command=at_command)
     site.lab.settle()
-    site.wait_for_tags("2")
+    site.wait_for_tag("gpu-count=2")
     assert what_runs(site) == before
 
 
@@ -119,7 +119,7 @@ def test_a_hook_killed_at_any_time_ends_in_the_same_state(site, seconds):
     site.lab.model.set_config("worker", {"enable-gpu": "true"})
     site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
     site.lab.settle()
-    site.wait_for_tags("2")
+    site.wait_for_tag("gpu-count=2")
     assert what_runs(site) == before
 
 
