@@ -101,7 +101,7 @@ def in_child(function, arguments, die_at=-1):
 
 
 def kill_everywhere(function, variants):
-    """Go to and fro between two plans, each time killed one change later and then run again."""
+    """Switch between two plans, each time killed one change later and then run again."""
     settled = []
     for variant in variants:
         in_child(function, variant)

@@ -8,7 +8,6 @@ With the real Concourse where GPUCI_CONCOURSE_TARBALL names its tarball, else wi
 import json
 import os
 import pathlib
-import re
 import shutil
 import sys
 import tempfile
@@ -54,11 +53,6 @@ DATABASE = {
     "type": "database", "host": "127.0.0.1", "port": 5432, "name": "concourse",
     "user": "concourse", "password": ODD,
 }  # fmt: skip
-TASK = {
-    "platform": "linux",
-    "rootfs_uri": "raw:///srv/rootfs",
-    "run": {"path": "sh", "args": ["-c", "until [ -e /go ]; do sleep 0.21; done; echo finished"]},
-}
 
 
 class Host:
@@ -266,6 +260,8 @@ def test_new_worker_key_is_reloaded_without_a_restart(running):
     assert running.main_pid("concourse-web") == before
     running.worker(private_key=other, name="worker-1")
     until(lambda: running.known("worker-1"))
+    # Else web would go on giving it tasks for a while.
+    running.call("ci.concourse_worker.retire", 5)
 
 
 def test_key_reload_is_made_up_for_if_the_hook_was_killed_before_it(running):
@@ -291,23 +287,35 @@ def test_hook_killed_at_any_point_and_run_again_ends_in_the_same_state(running, 
     assert told["deaths"] >= 8
 
 
-def start_task(host):
-    host.machine.write("/srv/task.yml", json.dumps(TASK))
+def start_task(host, name):
+    """Run a task that has begun when this returns, and ends once it finds its file go-NAME."""
+    script = f"touch /begun-{name}; until [ -e /go-{name} ]; do sleep 0.2; done; echo finished"
+    task = {
+        "platform": "linux",
+        "rootfs_uri": "raw:///srv/rootfs",
+        "run": {"path": "sh", "args": ["-c", script]},
+    }
+    host.machine.write("/srv/task.yml", json.dumps(task))
     until(lambda: host.known("worker-0"))
     host.sh(
-        "systemd-run -q --unit=task --setenv=HOME=/root -p StandardOutput=file:/srv/task.log "
-        "/srv/fly -t lab execute -c /srv/task.yml --tag gpu; "
-        "timeout 60 sh -c \"until pgrep -xf 'sleep 0.21'; do sleep 0.05; done\""
+        f"systemd-run -q --unit={name} --setenv=HOME=/root "
+        f"-p StandardOutput=file:/srv/{name}.log "
+        "/srv/fly -t lab execute -c /srv/task.yml --tag gpu"
+    )
+    in_task = "for init in $(pgrep -x gdn-init); do ls /proc/$init/root; done"
+    until(
+        lambda: f"begun-{name}" in host.sh(in_task, check=False),
+        lambda: host.sh(f"tail -n 20 /srv/{name}.log; journalctl -o cat -n 20 -u 'concourse-*'"),
     )
 
 
 def test_worker_that_is_told_new_tags_loses_no_running_task(running):
-    start_task(running)
+    start_task(running, "tags")
     assert running.worker(tags=["gpu", "new"])["result"] is True
     until(lambda: (running.known("worker-0") or {}).get("tags") == ["gpu", "new"])
-    running.sh("for init in $(pgrep -x gdn-init); do touch /proc/$init/root/go; done")
-    until(lambda: "succeeded" in running.machine.read("/srv/task.log"))
-    assert "finished" in running.machine.read("/srv/task.log")
+    running.sh("for init in $(pgrep -x gdn-init); do touch /proc/$init/root/go-tags; done")
+    until(lambda: "succeeded" in running.machine.read("/srv/tags.log"))
+    assert "finished" in running.machine.read("/srv/tags.log")
 
 
 LEFT = """
@@ -324,7 +332,7 @@ getent group concourse || :
 
 
 def test_retired_worker_leaves_the_cluster_even_with_a_task_and_does_not_come_back(running):
-    start_task(running)
+    start_task(running, "retired")
     done = running.call("ci.concourse_worker.retire", 3)
     assert 3 <= done["seconds"] < 30
     assert done["said"] == ["Retiring the worker: its builds have 3 s left"]
@@ -336,7 +344,7 @@ def test_retired_worker_leaves_the_cluster_even_with_a_task_and_does_not_come_ba
 
 
 def test_removal_leaves_nothing_of_a_worker_with_running_tasks(running):
-    start_task(running)
+    start_task(running, "removed")
     assert running.call("ci.concourse_worker.remove", say=False)["result"] is True
     # Web, on the same machine, goes on.
     assert running.healthy() == [True, False]
@@ -350,8 +358,8 @@ def test_removal_leaves_nothing_of_a_worker_with_running_tasks(running):
         assert changing(done["commands"]) == []
 
 
-def until(condition, seconds=30):
+def until(condition, why=lambda: "it did not come about", seconds=30):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, why()
         time.sleep(0.3)
