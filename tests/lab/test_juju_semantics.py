@@ -228,7 +228,9 @@ def test_machines_that_were_killed_come_up_and_their_units_start(model, deploy):
 
 
 SETTLE = """
-import pathlib, sys
+import pathlib, signal, sys
+# A shell starts its background jobs with SIGINT ignored, and so all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.lab.juju.controller import Controller
 controller = Controller(pathlib.Path(sys.argv[1]), retry_seconds=0.01)
 controller.fire("one/0", "update-status")
@@ -245,12 +247,15 @@ def test_a_lab_command_that_is_interrupted_leaves_a_hook_to_be_run_again(model, 
     with subprocess.Popen(
         [sys.executable, "-c", SETTLE, state_dir], cwd=ROOT, stderr=subprocess.DEVNULL
     ) as command:
-        deadline = time.monotonic() + 30
-        while machine(model, "one/0").enter("/bin/cat", "/srv/steps", check=False).returncode:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        subprocess.run(["/bin/kill", f"-{ending}", str(command.pid)], check=True)
-        command.wait(30)
+        try:
+            deadline = time.monotonic() + 30
+            while machine(model, "one/0").enter("/bin/cat", "/srv/steps", check=False).returncode:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            subprocess.run(["/bin/kill", f"-{ending}", str(command.pid)], check=True)
+            command.wait(30)
+        finally:
+            command.kill()
     assert model.store.rows("SELECT * FROM port") == []
     machine(model, "one/0").write("/srv/go", "")
     model.controller.settle()
