@@ -38,7 +38,8 @@ def ensure_installed(*names: str) -> bool:
     Raises:
         machine.process.CommandError: if apt can't install them.
     """
-    missing = [name for name in names if name not in _installed(names)]
+    installed = _installed(names)
+    missing = [name for name in names if name not in installed]
     if not missing:
         return False
     # A hook that was killed in the middle of an installation leaves dpkg interrupted.
