@@ -4,7 +4,6 @@
 
 import collections.abc
 import hashlib
-import http.client
 import pathlib
 import re
 import secrets
@@ -93,16 +92,7 @@ def healthy() -> bool:
     """Whether web answers, within a second."""
     settings = files.read_text(_ENVIRONMENT) or ""
     port = re.search(r"^CONCOURSE_BIND_PORT=([0-9]+)$", settings, re.MULTILINE)
-    if not port:
-        return False
-    connection = http.client.HTTPConnection("127.0.0.1", int(port.group(1)), timeout=1)
-    try:
-        connection.request("GET", "/api/v1/info")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return port is not None and unit.answers(int(port.group(1)), "/api/v1/info")
 
 
 def remove() -> bool:

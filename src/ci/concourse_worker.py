@@ -3,7 +3,6 @@
 """The Concourse worker of this machine: its keys, settings, service, retirement and removal."""
 
 import collections.abc
-import http.client
 import pathlib
 import re
 import time
@@ -28,7 +27,7 @@ _ENVIRONMENT: typing.Final = unit.CONFIG / "worker.env"
 _PRIVATE_KEY: typing.Final = unit.KEYS / "worker_key"
 _TSA_KEYS: typing.Final = unit.KEYS / "tsa_host_key.pub"
 _LAUNCHER: typing.Final = pathlib.Path("/opt/gpu-ci/bin/containerd-launcher")
-_HEALTH: typing.Final = ("127.0.0.1", 8888)
+_HEALTH_PORT: typing.Final = 8888
 _START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
 _STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or is not there
 
@@ -90,14 +89,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
 
 def healthy() -> bool:
     """Whether the worker's container runtime and volumes answer, within a second."""
-    connection = http.client.HTTPConnection(*_HEALTH, timeout=1)
-    try:
-        connection.request("GET", "/")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return unit.answers(_HEALTH_PORT, "/")
 
 
 def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> bool:

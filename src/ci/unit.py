@@ -4,6 +4,7 @@
 
 import collections.abc
 import hashlib
+import http.client
 import pathlib
 import typing
 
@@ -66,6 +67,18 @@ def ensure_settings(
 
     wanted = revision(render(""), *others)
     return wanted, files.ensure_file(path, render(wanted), mode=0o600)
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a service on this machine's loopback answers 200 to a GET, within a second."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def runs_with(service: str, wanted: str) -> bool:

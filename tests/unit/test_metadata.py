@@ -197,7 +197,7 @@ def test_lock(lock):
     [
         ("tomlkit==1.0", "no hash"),
         (f"tomlkit>=1.0 --hash=sha256:{'0' * 64}", "not pinned"),
-        ("--index-url https://example.com/simple", "names an address"),
+        ("--find-links https://example.com/simple", "names an address"),
         (f"tomlkit @ https://example.com/t.whl --hash=sha256:{'0' * 64}", "names an address"),
     ],
 )
