@@ -74,11 +74,6 @@ def remove_unit(name: str) -> bool:
     return changed
 
 
-def is_active(name: str) -> bool:
-    """Whether a service runs."""
-    return _state(name) in ("active", "reloading")
-
-
 def main_pid(name: str) -> int:
     """The process id of a service's main process; 0 if it does not run."""
     return int(_show(name, "MainPID")["MainPID"] or 0)

@@ -10,7 +10,7 @@ from tests.lab.site import OPENS, PROBE
 # Everything that a reconcile writes or starts, as it shows from outside.
 STATE = """
 find /etc /opt/concourse /opt/gpu-ci /usr/local /var/lib/gpu-ci /root -xdev \
-    -not -path '*/releases/*' -printf '%p %y %m %U %C@ %s\\n' | sort
+    -printf '%p %y %m %U %C@ %s\\n' | sort
 for unit in concourse-worker concourse-web; do
   systemctl show -p MainPID,NRestarts,ActiveEnterTimestampMonotonic $unit
 done
@@ -137,6 +137,8 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
     keys = "cat /etc/concourse/keys/authorized_worker_keys"
     assert len(site.sh(keys, "web/0").splitlines()) == 2
 
+    there = site.traces(unit)
+    assert all(there[kind] for kind in ("processes", "cgroups", "units", "files"))
     left = {}
     teardown = Agent.teardown
 
