@@ -10,15 +10,20 @@ class Vendor(enum.Enum):
     """Makers of GPUs, by the name that tags and options use."""
 
     NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
 
     @property
     def display(self) -> str:
         """The name as an operator writes it in a sentence."""
-        return {"nvidia": "NVIDIA"}[self.value]
+        return {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}[self.value]
 
 
 class State(enum.Enum):
-    """What stands between this machine and a usable GPU; READY when nothing does."""
+    """What stands between this machine and a usable GPU; READY when nothing does.
+
+    NOUVEAU and those with NVML in their name are NVIDIA's alone, NO_KFD is AMD's.
+    """
 
     READY = "ready"
     NO_GPU = "no GPU"
@@ -29,6 +34,7 @@ class State(enum.Enum):
     NO_LIBRARY = "no NVML library"
     MISMATCH = "driver and library differ"
     NVML_ERROR = "NVML failed"
+    NO_KFD = "not in KFD"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +47,25 @@ class MigDevice:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML reports it.
+    """One GPU as its driver reports it; a partition of an AMD GPU is a GPU of its own.
 
     Attributes:
-        index: NVML's index at the time of detection; it changes when another GPU is lost.
-        uuid: `GPU-` and 32 hex digits with dashes; stays with the card.
+        index: NVML's index, or the place in the order of PCI addresses, at the time of
+            detection; it changes when another GPU is lost.
+        uuid: what tasks are given to name it, and what stays with the card where it has such a
+            thing. NVIDIA: `GPU-` and 32 hex digits with dashes. AMD: `GPU-` and the 16 hex
+            digits of KFD's unique_id. Without one, and for Intel: `PCI-` and the PCI address; for
+            a partition of an AMD GPU that has no id of its own, `:` and the partition follow.
         vendor: the maker.
-        model: NVML's product name, such as `NVIDIA A100-SXM4-80GB`.
-        memory_mib: total memory in MiB as NVML reports it, a little under the size as sold; 0
-            where it reports none, as for GPUs that share the machine's memory.
+        model: the product's name, such as `NVIDIA A100-SXM4-80GB` or `AMD Instinct MI300X`.
+        memory_mib: total memory in MiB as the driver reports it, a little under the size as sold;
+            0 where it reports none, as for GPUs that share the machine's memory.
         pci_address: domain, bus, device, function in lower case, such as `0000:01:00.0`.
-        minor: the minor number N of `/dev/nvidiaN`.
+        minor: the minor number N of `/dev/nvidiaN`; -1 for the others, which have no such thing.
         mig_enabled: whether MIG mode is on: then the card itself can't be handed out.
         mig: its MIG devices; empty unless MIG mode is on.
+        nodes: absolute paths of the device nodes that a container needs, by names that survive a
+            reboot where there are such; empty for NVIDIA, whose runtime knows them.
     """
 
     index: int
@@ -65,6 +77,7 @@ class Gpu:
     minor: int
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -76,15 +89,18 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """All GPUs of this machine, in NVML's order, or the state that keeps them from use.
+    """All GPUs of one vendor in this machine, or the state that keeps them from use.
 
     Attributes:
         state: READY when `gpus` can be used.
-        gpus: what NVML lists; empty in every other state.
-        driver: version of the loaded kernel driver, such as `580.95.05`; empty if none.
+        gpus: what can be used, in the order of their indexes; empty in every other state.
+        driver: version of the loaded kernel driver, such as `580.95.05`; empty if there is none
+            or, as for the drivers that come with the kernel, it has no version of its own.
         cuda: highest CUDA version of that driver, such as `13.0`; empty if unknown.
-        lost: PCI addresses of GPUs that the driver has but that do not answer NVML.
+        lost: PCI addresses of GPUs that the driver has but that can't be used: they do not
+            answer NVML, are not in KFD, or have no device node.
         detail: what exactly was seen, for the operator: PCI addresses, NVML's own words.
+        vendor: whose GPUs were looked for; the one that was found where any would do.
     """
 
     state: State
@@ -93,3 +109,4 @@ class Inventory:
     cuda: str = ""
     lost: tuple[str, ...] = ()
     detail: str = ""
+    vendor: Vendor = Vendor.NVIDIA

@@ -16,14 +16,19 @@ def as_results(inventory: Inventory, allowed: tuple[str, ...]) -> dict[str, str]
         inventory: what was found.
         allowed: the UUIDs of the GPUs that tasks may get now.
     """
-    results = {"state": inventory.state.value, "count": str(len(inventory.gpus))}
+    results = {
+        "state": inventory.state.value,
+        "vendor": inventory.vendor.value,
+        "count": str(len(inventory.gpus)),
+    }
     for name in ("driver", "cuda", "detail"):
         if value := getattr(inventory, name):
             results[name] = value
     if inventory.lost:
         results["lost"] = ", ".join(inventory.lost)
     for gpu in inventory.gpus:
-        words = [gpu.model, f"{gpu.memory_mib} MiB", gpu.uuid, gpu.pci_address]
+        memory = f"{gpu.memory_mib} MiB" if gpu.memory_mib else "memory unknown"
+        words = [gpu.model, memory, gpu.uuid, gpu.pci_address, *gpu.nodes]
         words += [f"MIG {device.profile} {device.uuid}" for device in gpu.mig]
         words.append("for tasks" if gpu.uuid in allowed else "not for tasks")
         results[f"gpu-{gpu.index}"] = ", ".join(words)

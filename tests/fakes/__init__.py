@@ -1,17 +1,28 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Simulated NVIDIA GPUs, for machines of the lab and for tests without root.
+"""Simulated GPUs, for machines of the lab and for tests without root.
 
 In a machine: copy `gpu_files(build_nvml(...))` there, run `FAKEGPU install`; see its --help.
 In a test: `write_state` and `build_nvml`, then FAKE_GPU_DIR and LD_LIBRARY_PATH for whatever loads
-NVML; `make_tree` for whatever reads /sys and /proc below a root of the test's own.
+NVML; `make_tree` for whatever reads /sys and /proc below a root of the test's own, and `make_dev`
+for /dev.
 """
 
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fakes.fakecards import DRIVER_VERSION, Card, render, sync, write_state
+from tests.fakes.fakecards import (
+    DRIVER_VERSION,
+    Card,
+    dri_links,
+    dri_nodes,
+    maker_card,
+    render,
+    sync,
+    write_links,
+    write_state,
+)
 
 __all__ = [
     "DRIVER_VERSION",
@@ -20,7 +31,9 @@ __all__ = [
     "Card",
     "build_nvml",
     "gpu_files",
+    "make_dev",
     "make_tree",
+    "maker_card",
     "write_state",
 ]
 
@@ -57,3 +70,12 @@ def make_tree(root: Path, cards: Sequence[Card], driver: str | None = DRIVER_VER
     `driver` is the version of nvidia.ko, None where it is not loaded.
     """
     sync(root, render(cards, driver))
+
+
+def make_dev(root: Path, cards: Sequence[Card]) -> None:
+    """Makes /dev below `root` with AMD's and Intel's nodes, as empty files, and udev's links."""
+    for name in dri_nodes(cards):
+        path = root / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    write_links(root / "dev", dri_links(cards))

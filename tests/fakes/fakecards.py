@@ -9,6 +9,7 @@ The state is one small file a value, below a directory that libnvidia-ml.so.1 re
 import dataclasses
 import os
 import platform
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,18 +17,33 @@ from pathlib import Path
 DRIVER_VERSION = "580.95.05"
 CUDA_VERSION = "13.0"
 DEFAULT_MODEL = "NVIDIA A100-SXM4-80GB"
-# PCI device, MiB, compute capability; ids from pci.ids, memory as nvidia-smi shows it.
+# PCI device, MiB, compute capability (of AMD's the three parts of the gfx number); ids from
+# pci.ids, memory as nvidia-smi and KFD show it.
 MODELS = {
     DEFAULT_MODEL: ("0x20b2", 81920, "8.0"),
     "NVIDIA H100 80GB HBM3": ("0x2330", 81559, "9.0"),
     "NVIDIA L4": ("0x27b8", 23034, "8.9"),
     "Tesla T4": ("0x1eb8", 15360, "7.5"),
+    "AMD Instinct MI210": ("0x740f", 65520, "9.0.10"),
+    "AMD Instinct MI300X": ("0x74a1", 196592, "9.4.2"),
+    "Intel Data Center GPU Flex 170": ("0x56c0", 16384, ""),
+}
+# Of each maker: PCI vendor and class, driver, the model that it is known by here.
+MAKERS = {
+    "nvidia": ("0x10de", "0x030200", "nvidia", DEFAULT_MODEL),
+    "amd": ("0x1002", "0x120000", "amdgpu", "AMD Instinct MI210"),
+    "intel": ("0x8086", "0x038000", "xe", "Intel Data Center GPU Flex 170"),
 }
 MAX_CARDS = 32
 MIG_SLICES = 7
 # Above what a real desktop has: nodes of these numbers never open a card of the host.
 FIRST_DRM = 32
 CAPS_MAJOR = 511
+KFD_MAJOR = 509
+# Drivers whose GPUs have no other nodes than DRM's, but for amdgpu's /dev/kfd.
+DRI_DRIVERS = ("amdgpu", "i915", "xe")
+# An MI300 reserves nodes for eight partitions.
+MAX_PARTITIONS = 8
 DIRECTORIES = (
     "sys/bus/pci/devices",
     "sys/bus/pci/drivers",
@@ -45,7 +61,10 @@ class Link(str):
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One PCI function; by default a GPU that is well and bound to nvidia."""
+    """One PCI function; by default a GPU that is well and bound to nvidia.
+
+    The first 16 hex digits of an AMD card's UUID are its unique_id.
+    """
 
     number: int = 0
     uuid: str = ""
@@ -57,8 +76,9 @@ class Card:
     pci_device: str = "0x20b2"
     pci_class: str = "0x030200"
     compute_capability: str = "8.0"
-    driver: str = "nvidia"  # nvidia, vfio-pci, nouveau, none
-    fault: str = ""  # fallen-off-bus, nvml-only
+    driver: str = "nvidia"  # or amdgpu, i915, xe, vfio-pci, nouveau, none
+    fault: str = ""  # fallen-off-bus, nvml-only (the driver has it and does not answer)
+    partitions: int = 1  # of an AMD card
     mig: tuple[str, ...] | None = None  # UUIDs of MIG devices; None while MIG mode is off
 
     def __post_init__(self):
@@ -103,6 +123,22 @@ class Card:
         return cls(**values)
 
 
+def maker_card(maker: str, number: int = 0, model: str = "", **values) -> Card:
+    """A card of `nvidia`, `amd` or `intel`, of one of the MODELS if it is to be like one."""
+    vendor, pci_class, driver, usual = MAKERS[maker]
+    device, memory_mib, capability = MODELS.get(model or usual, MODELS[usual])
+    given = {
+        "model": model or usual,
+        "memory_mib": memory_mib,
+        "pci_vendor": vendor,
+        "pci_device": device,
+        "pci_class": pci_class,
+        "compute_capability": capability,
+        "driver": driver,
+    }
+    return Card(number=number, **(given | values))
+
+
 def put(path: Path, text: str):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n" if text else "")
@@ -136,6 +172,7 @@ def render(cards: Sequence[Card], version: str | None) -> dict[str, str]:
     for card in cards:
         if card.on_bus:
             files.update(render_card(card, version))
+    files.update(kfd(cards))
     modules = {card.driver.replace("-", "_") for card in cards if card.driver != "none"}
     if version is None or "nvidia" not in modules:
         modules -= {"nvidia"}
@@ -178,11 +215,12 @@ def render_card(card: Card, version: str | None) -> dict[str, str]:
         files[f"sys/bus/pci/drivers/{driver}/module"] = Link(
             f"../../../../module/{driver.replace('-', '_')}"
         )
-    if driver in ("nvidia", "nouveau"):
+    if driver in ("nvidia", "nouveau", *DRI_DRIVERS):
         for name, minor in drm(card):
             files[f"{device}/drm/{name}/dev"] = f"226:{minor}\n"
             files[f"{device}/drm/{name}/device"] = Link(f"../../../{card.pci}")
             files[f"sys/class/drm/{name}"] = Link(f"../../bus/pci/devices/{card.pci}/drm/{name}")
+    files.update(told_by_driver(card, device))
     if driver == "nvidia":
         files[f"proc/driver/nvidia/gpus/{card.pci}/information"] = (
             f"Model: \t\t {card.model}\nGPU UUID: \t {card.uuid}\n"
@@ -194,6 +232,77 @@ def render_card(card: Card, version: str | None) -> dict[str, str]:
 def drm(card: Card) -> tuple[tuple[str, int], tuple[str, int]]:
     primary, node = FIRST_DRM + card.number, 128 + FIRST_DRM + card.number
     return (f"card{primary}", primary), (f"renderD{node}", node)
+
+
+def told_by_driver(card: Card, device: str) -> dict[str, str]:
+    """What amdgpu, i915 and xe put on the card's own folder: its name or its memory."""
+    size = f"{card.memory_mib << 20}\n"
+    if card.driver == "amdgpu":
+        return {f"{device}/product_name": f"{card.model}\n"}
+    if card.memory_mib and card.driver == "i915":
+        return {f"{device}/drm/{drm(card)[0][0]}/lmem_total_bytes": size}
+    if card.memory_mib and card.driver == "xe":
+        return {f"{device}/tile0/physical_vram_size_bytes": size}
+    return {}
+
+
+def partitions(card: Card) -> list[tuple[str, int]]:
+    """Name and minor of each render node that an AMD card computes through, its own one first."""
+    more = 128 + FIRST_DRM + MAX_CARDS + MAX_PARTITIONS * card.number
+    rest = [(f"renderD{more + n}", more + n) for n in range(1, card.partitions)]
+    return [drm(card)[1], *rest]
+
+
+def kfd(cards: Sequence[Card]) -> dict[str, str]:
+    """KFD's topology: the processor, then each partition of each card, as an MI300 tells it."""
+    amd = [card for card in cards if card.driver == "amdgpu" and card.on_bus]
+    if not amd:
+        return {}
+    nodes = ["cpu_cores_count 16\nsimd_count 0\nlocation_id 0\ndomain 0\ndrm_render_minor 0\n"]
+    banks = [f"heap_type 0\nsize_in_bytes {64 << 30}\n"]
+    for card in amd:
+        domain, bus, device, function = (int(part, 16) for part in re.split("[:.]", card.pci))
+        major, minor, step = (int(part) for part in card.compute_capability.split("."))
+        for number, (_, render) in enumerate(partitions(card) if not card.fault else ()):
+            nodes.append(
+                f"cpu_cores_count 0\nsimd_count 416\n"
+                f"gfx_target_version {major * 10000 + minor * 100 + step}\nvendor_id 4098\n"
+                f"device_id {int(card.pci_device, 16)}\n"
+                f"location_id {bus << 8 | device << 3 | function + number}\ndomain {domain}\n"
+                f"drm_render_minor {render}\n"
+                f"unique_id {int(card.uuid[4:].replace('-', '')[:16], 16)}\n"
+            )
+            banks.append(
+                f"heap_type 1\nsize_in_bytes {(card.memory_mib << 20) // card.partitions}\n"
+            )
+    top = "sys/class/kfd/kfd/topology/nodes"
+    files = {f"{top}/{n}/properties": text for n, text in enumerate(nodes)}
+    files |= {f"{top}/{n}/mem_banks/0/properties": text for n, text in enumerate(banks)}
+    return files | {f"{top}/{n}/name": "ip discovery\n" for n in range(1, len(nodes))}
+
+
+def dri_nodes(cards: Sequence[Card]) -> dict[str, tuple[int, int, str]]:
+    """AMD's and Intel's nodes below /dev: major, minor and group; made 0660 as udev does."""
+    nodes: dict[str, tuple[int, int, str]] = {}
+    for card in cards:
+        if card.driver in DRI_DRIVERS and card.on_bus:
+            name, minor = drm(card)[0]
+            nodes[f"dri/{name}"] = (226, minor, "video")
+            for name, minor in partitions(card):
+                nodes[f"dri/{name}"] = (226, minor, "render")
+            if card.driver == "amdgpu":
+                nodes["kfd"] = (KFD_MAJOR, 0, "render")
+    return nodes
+
+
+def dri_links(cards: Sequence[Card]) -> dict[str, Link]:
+    """udev's links to AMD's and Intel's nodes, below /dev."""
+    return {
+        f"dri/by-path/pci-{card.pci}-{kind}": Link(f"../{name}")
+        for card in cards
+        if card.driver in DRI_DRIVERS and card.on_bus
+        for kind, (name, _) in zip(("card", "render"), drm(card), strict=True)
+    }
 
 
 def mig_minors(cards: Sequence[Card]) -> dict[str, int]:
@@ -217,12 +326,19 @@ def sync(root: Path, files: dict[str, str]):
                     path.unlink()
             elif not any(path.iterdir()):
                 path.rmdir()
+    write_links(root, {name: text for name, text in files.items() if isinstance(text, Link)})
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, Link):
-            if not path.is_symlink() or os.readlink(path) != content:
-                path.unlink(missing_ok=True)
-                path.symlink_to(content)
-        elif not path.exists() or path.read_text() != content:
+        if not isinstance(content, Link) and (not path.exists() or path.read_text() != content):
             path.write_text(content)
+
+
+def write_links(root: Path, links: dict[str, Link]):
+    """Makes the symbolic links that are not there yet below `root`."""
+    for name, target in links.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_symlink() or os.readlink(path) != target:
+            path.unlink(missing_ok=True)
+            path.symlink_to(target)

@@ -5,38 +5,19 @@
 import json
 import os
 import shutil
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
+from tests.fakes import FAKEGPU, STANDIN_RUNTIME
+from tests.functional import gpu_machine
+from tests.functional.gpu_machine import REAL_RUNTIME
 
 RUNC = shutil.which("runc", path="/usr/local/sbin:/usr/sbin:/usr/bin:/opt/concourse/current/bin")
-REAL_RUNTIME = os.environ.get("GPUCI_NVIDIA_RUNTIME")
 RUNTIMES = {"stand-in": str(STANDIN_RUNTIME), "real": "/usr/bin/nvidia-container-runtime"}
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and device nodes need root")
-
-# Own upper layers over what fakegpu writes to, an own /run, and a root for containers.
-MACHINE = """
-set -e
-mount -t tmpfs -o mode=755 tmpfs "$1"
-for d in dev var usr etc root; do
-    mkdir -p "$1/$d/u" "$1/$d/w" "$1/$d/m"
-    if [ $d = root ]; then lower=/; else lower=/$d; fi
-    mount -t overlay overlay -o "lowerdir=$lower,upperdir=$1/$d/u,workdir=$1/$d/w" "$1/$d/m"
-done
-mkdir "$1/dev/m/pts" "$1/dev/m/shm" 2>/dev/null || :
-mount --rbind /dev/pts "$1/dev/m/pts"
-for d in dev var usr etc; do mount --move "$1/$d/m" "/$d"; done
-mount -t tmpfs tmpfs /run
-mkdir /run/systemd
-echo ready
-exec sleep infinity
-"""
 
 LOOK = """
 import glob, json, os
@@ -53,61 +34,10 @@ print(json.dumps({"nodes": nodes, "visible": os.environ.get("NVIDIA_VISIBLE_DEVI
 """
 
 
-class Machine:
-    def __init__(self, process, root):
-        self.enter = ["nsenter", f"--mount=/proc/{process.pid}/ns/mnt", "--"]
-        self.root = root / "root/m"
-        self.work = Path("/run/test")
-
-    def run(self, *command, check=True, **options):
-        done = subprocess.run(
-            [*self.enter, *command],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            **options,
-        )
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    def fakegpu(self, *arguments):
-        return self.run(FAKEGPU, *arguments).stdout
-
-    def exists(self, *paths):
-        return [self.run("test", "-e", path, check=False).returncode == 0 for path in paths]
-
-    def cards(self):
-        return json.loads(self.fakegpu("status"))["gpus"]
-
-    def python(self, lines):
-        return json.loads(self.run("/usr/bin/python3", "-c", lines).stdout)
-
-
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    root = tmp_path_factory.mktemp("machine")
-    command = ["unshare", "-m", "sh", "-c", MACHINE, "sh", root]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            if process.stdout.readline() != "ready\n":
-                pytest.skip("no overlay can be mounted over this root file system")
-            yield furnish(Machine(process, root), build_nvml(tmp_path_factory.mktemp("nvml")))
-        finally:
-            process.kill()
-
-
-def furnish(machine, libraries):
-    files = gpu_files(libraries)
-    if REAL_RUNTIME:
-        real = Path(REAL_RUNTIME).parent
-        files |= {path: f"/usr/bin/{path.name}" for path in real.glob("nvidia-*")}
-    for source, target in files.items():
-        machine.run("install", "-D", "-m", "755", source, target)
-    refused = machine.run(FAKEGPU, "install", check=False)
-    assert "This is no container" in refused.stderr
-    machine.run("sh", "-c", "echo test > /run/systemd/container")
-    return machine
+    with gpu_machine.start(tmp_path_factory) as machine:
+        yield machine
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpu import detect, nvml, pci, report
-from gpu.inventory import Inventory, State
+from gpu.inventory import Inventory, State, Vendor
 from tests.fakes import Card, make_tree
 from tests.unit.situations import GPUS
 
@@ -45,12 +45,12 @@ def in_container(root, *nodes):
         (root / "dev" / node).write_text("")
 
 
-def test_a_gpu_has_an_address_a_driver_and_a_minor(tmp_path):
+def test_a_gpu_has_an_address_a_driver_and_a_product(tmp_path):
     make_tree(tmp_path, [Card(), Card(number=1, driver="vfio-pci"), Card(number=2, driver="none")])
-    assert pci.nvidia_gpus(tmp_path) == (
-        pci.Device("0000:01:00.0", "nvidia", 0),
-        pci.Device("0000:02:00.0", "vfio-pci"),
-        pci.Device("0000:03:00.0"),
+    assert pci.gpus(tmp_path, Vendor.NVIDIA) == (
+        pci.Device("0000:01:00.0", "nvidia", 0x20B2),
+        pci.Device("0000:02:00.0", "vfio-pci", 0x20B2),
+        pci.Device("0000:03:00.0", "", 0x20B2),
     )
 
 
@@ -70,20 +70,20 @@ def test_a_gpu_has_an_address_a_driver_and_a_minor(tmp_path):
 )
 def test_only_nvidias_display_controllers_are_gpus(tmp_path, vendor, pci_class, is_gpu):
     make_tree(tmp_path, [Card(pci_vendor=vendor, pci_class=pci_class, driver="none")])
-    assert len(pci.nvidia_gpus(tmp_path)) == is_gpu
+    assert len(pci.gpus(tmp_path, Vendor.NVIDIA)) == is_gpu
 
 
 def test_a_virtual_function_is_no_card(tmp_path):
     make_tree(tmp_path, [Card(), Card(number=1)])
     devices = tmp_path / "sys/bus/pci/devices"
     (devices / "0000:02:00.0/physfn").symlink_to("../0000:01:00.0")
-    assert [gpu.address for gpu in pci.nvidia_gpus(tmp_path)] == ["0000:01:00.0"]
+    assert [gpu.address for gpu in pci.gpus(tmp_path, Vendor.NVIDIA)] == ["0000:01:00.0"]
 
 
 def test_a_card_that_vanishes_while_it_is_read_is_none(tmp_path):
     make_tree(tmp_path, [Card()])
     (tmp_path / "sys/bus/pci/devices/0000:01:00.0/vendor").unlink()
-    assert pci.nvidia_gpus(tmp_path) == ()
+    assert pci.gpus(tmp_path, Vendor.NVIDIA) == ()
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def test_a_card_that_vanishes_while_it_is_read_is_none(tmp_path):
 )
 def test_the_bus_says_why_there_is_no_gpu(tmp_path, unasked, cards, driver, state, detail):
     make_tree(tmp_path, cards, driver)
-    assert detect.detect(tmp_path) == Inventory(state, detail=detail)
+    assert detect.detect(root=tmp_path) == Inventory(state, detail=detail)
 
 
 def test_an_empty_machine_has_no_gpu(tmp_path, unasked):
-    assert detect.detect(tmp_path) == Inventory(State.NO_GPU)
+    assert detect.detect(root=tmp_path) == Inventory(State.NO_GPU)
 
 
 def test_a_container_without_the_device_is_told_from_a_host_without_driver(tmp_path, unasked):
     make_tree(tmp_path, [Card(), Card(number=1)])
     in_container(tmp_path, "nvidiactl", "nvidia-uvm")
-    assert detect.detect(tmp_path) == Inventory(
+    assert detect.detect(root=tmp_path) == Inventory(
         State.NOT_PASSED, detail="0000:01:00.0, 0000:02:00.0"
     )
 
@@ -136,7 +136,7 @@ def test_a_container_is_measured_by_what_was_passed_in(tmp_path, asked):
     make_tree(tmp_path, [Card(), Card(number=1)])
     in_container(tmp_path, "nvidia1", "nvidiactl")
     asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
-    assert detect.detect(tmp_path) == Inventory(
+    assert detect.detect(root=tmp_path) == Inventory(
         State.READY, GPUS[1:], driver="580.95.05", cuda="13.0"
     )
 
@@ -146,36 +146,36 @@ def test_a_container_that_hides_the_drivers_files_is_measured_by_any_node(tmp_pa
     for card in (tmp_path / "proc/driver/nvidia/gpus").iterdir():
         (card / "information").unlink()
     in_container(tmp_path, "nvidiactl")
-    assert detect.detect(tmp_path).state is State.NOT_PASSED
+    assert detect.detect(root=tmp_path).state is State.NOT_PASSED
     (tmp_path / "dev/nvidia1").write_text("")
-    assert detect.detect(tmp_path) == READY
+    assert detect.detect(root=tmp_path) == READY
 
 
 def test_a_machine_of_its_own_needs_no_nodes_since_nvml_makes_them(tmp_path, asked):
     make_tree(tmp_path, [Card(), Card(number=1)])
-    assert detect.detect(tmp_path) == READY
+    assert detect.detect(root=tmp_path) == READY
 
 
 def test_nodes_without_a_bus_are_asked_about(tmp_path, asked):
     in_container(tmp_path, "nvidia0", "nvidia1")
-    assert detect.detect(tmp_path) == READY
+    assert detect.detect(root=tmp_path) == READY
 
 
 def test_control_nodes_alone_are_no_gpu(tmp_path, unasked):
     in_container(tmp_path, "nvidiactl", "nvidia-uvm", "nvidia-modeset")
-    assert detect.detect(tmp_path).state is State.NO_GPU
+    assert detect.detect(root=tmp_path).state is State.NO_GPU
 
 
 def test_cards_for_guests_do_not_disturb_the_others(tmp_path, asked):
     guest = Card(number=2, driver="vfio-pci")
     make_tree(tmp_path, [Card(), Card(number=1), guest, Card(number=3, driver="nouveau")])
-    assert detect.detect(tmp_path) == READY
+    assert detect.detect(root=tmp_path) == READY
 
 
 def test_a_card_that_does_not_answer_is_named(tmp_path, asked):
     make_tree(tmp_path, [Card(), Card(number=1), Card(number=2)])
     asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS, ("GPU 2: GPU is lost",))
-    found = detect.detect(tmp_path)
+    found = detect.detect(root=tmp_path)
     assert (found.state, found.gpus, found.lost) == (State.READY, GPUS, ("0000:03:00.0",))
     assert found.detail == "GPU 2: GPU is lost"
 
@@ -183,10 +183,10 @@ def test_a_card_that_does_not_answer_is_named(tmp_path, asked):
 def test_no_card_that_answers_is_a_failure_in_nvmls_words(tmp_path, asked):
     make_tree(tmp_path, [Card()])
     asked["read"] = nvml.Answer("580.95.05", "13.0", (), ("GPU 0: GPU is lost",))
-    found = detect.detect(tmp_path)
+    found = detect.detect(root=tmp_path)
     assert (found.state, found.detail) == (State.NVML_ERROR, "GPU 0: GPU is lost")
     asked["read"] = nvml.Answer("580.95.05", "13.0", (), ())
-    found = detect.detect(tmp_path)
+    found = detect.detect(root=tmp_path)
     assert (found.state, found.lost) == (State.NVML_ERROR, ("0000:01:00.0",))
     assert found.detail == "it lists no GPU although the driver has 0000:01:00.0"
 
@@ -203,10 +203,10 @@ def test_nvml_that_fails_leaves_its_reason(tmp_path, asked, state, detail):
     make_tree(tmp_path, [Card()])
     asked["read"] = nvml.NvmlError(state, "its own words")
     expected = Inventory(state, driver="580.95.05", detail=detail)
-    assert detect.detect(tmp_path) == expected
+    assert detect.detect(root=tmp_path) == expected
     # Where /sys/module is hidden, /proc tells the driver's version as well.
     (tmp_path / "sys/module/nvidia/version").unlink()
-    assert detect.detect(tmp_path) == expected
+    assert detect.detect(root=tmp_path) == expected
 
 
 def test_versions_that_nobody_tells_are_called_unknown(tmp_path, asked):
@@ -215,9 +215,9 @@ def test_versions_that_nobody_tells_are_called_unknown(tmp_path, asked):
     (tmp_path / "proc/driver/nvidia/version").write_text("something else\n")
     asked["library"] = ""
     asked["read"] = nvml.NvmlError(State.MISMATCH, "")
-    assert detect.detect(tmp_path).detail == "unknown and unknown"
+    assert detect.detect(root=tmp_path).detail == "unknown and unknown"
     asked["read"] = nvml.NvmlError(State.NO_LIBRARY, "")
-    assert detect.detect(tmp_path).detail == "of an unknown version"
+    assert detect.detect(root=tmp_path).detail == "of an unknown version"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_proc_tells_the_version_of_both_kinds_of_driver(tmp_path, asked, line):
     (tmp_path / "sys/module/nvidia/version").unlink()
     (tmp_path / "proc/driver/nvidia/version").write_text(f"{line}\nGCC version:  gcc 12.3.0\n")
     asked["read"] = nvml.NvmlError(State.NO_LIBRARY, "")
-    assert detect.detect(tmp_path).driver == "535.183.01"
+    assert detect.detect(root=tmp_path).driver == "535.183.01"
 
 
 def test_the_action_shows_what_was_lost_and_a_program_reads_all():

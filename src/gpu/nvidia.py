@@ -1,0 +1,83 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""NVIDIA's GPUs: what /sys, /proc and /dev say of them first, then NVML."""
+
+import pathlib
+import re
+
+from gpu import kernel, nvml, pci
+from gpu.inventory import Inventory, State, Vendor
+
+
+def look(root: pathlib.Path) -> Inventory:
+    """This machine's NVIDIA GPUs, or what stands between it and them.
+
+    Args:
+        root: where /sys, /proc, /dev and /run lie; NVML is always this machine's.
+    """
+    gpus = pci.gpus(root, Vendor.NVIDIA)
+    driven = [gpu for gpu in gpus if gpu.driver == "nvidia"]
+    if driven:
+        passed = [gpu for gpu in driven if _is_passed(gpu, root)]
+        if passed:
+            return _ask_nvml(passed, root)
+        return Inventory(State.NOT_PASSED, detail=pci.addresses(driven))
+    # A container may show nothing of the bus and have the nodes all the same.
+    if not gpus and _has_nodes(root):
+        return _ask_nvml([], root)
+    return pci.undriven(gpus, Vendor.NVIDIA)
+
+
+def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
+    try:
+        answer = nvml.read()
+    except nvml.NvmlError as error:
+        kernel_driver = _kernel_driver(root)
+        detail = {
+            State.NO_LIBRARY: kernel_driver or "of an unknown version",
+            State.MISMATCH: (
+                f"{kernel_driver or 'unknown'} and {nvml.library_version() or 'unknown'}"
+            ),
+        }.get(error.state, str(error))
+        return Inventory(error.state, driver=kernel_driver, detail=detail)
+    answered = {gpu.pci_address for gpu in answer.gpus}
+    lost = tuple(gpu.address for gpu in passed if gpu.address not in answered)
+    detail = "; ".join(answer.failures)
+    if not answer.gpus and not detail:
+        detail = f"it lists no GPU although the driver has {', '.join(lost) or 'nodes in /dev'}"
+    return Inventory(
+        State.READY if answer.gpus else State.NVML_ERROR,
+        gpus=answer.gpus,
+        driver=answer.driver,
+        cuda=answer.cuda,
+        lost=lost,
+        detail=detail,
+    )
+
+
+def _is_passed(gpu: pci.Device, root: pathlib.Path) -> bool:
+    """Whether a GPU of the driver's can be opened here; it can't in a container without its node.
+
+    On a machine of its own NVML makes the nodes when it starts.
+    """
+    if not kernel.in_container(root):
+        return True
+    said = kernel.text(root / "proc/driver/nvidia/gpus" / gpu.address / "information")
+    minor = re.search(r"^Device Minor:\s*([0-9]+)", said, re.MULTILINE)
+    return (root / f"dev/nvidia{minor.group(1)}").exists() if minor else _has_nodes(root)
+
+
+def _has_nodes(root: pathlib.Path) -> bool:
+    return any(re.fullmatch(r"nvidia[0-9]+", node.name) for node in (root / "dev").glob("nvidia*"))
+
+
+def _kernel_driver(root: pathlib.Path) -> str:
+    """Version of the loaded nvidia.ko; empty if neither /sys nor /proc tells it."""
+    for path, pattern in (
+        ("sys/module/nvidia/version", r"^([0-9.]+)$"),
+        ("proc/driver/nvidia/version", r"Kernel Module.*?\s([0-9]+\.[0-9.]+)\s"),
+    ):
+        match = re.search(pattern, kernel.text(root / path), re.MULTILINE)
+        if match:
+            return match.group(1)
+    return ""
