@@ -8,7 +8,7 @@ import re
 import typing
 
 from found import Found, RememberedIds, Toolkit
-from gpu.inventory import Gpu, State
+from gpu.inventory import Gpu, Inventory, State, Vendor
 
 # First version in which no CVE of the container toolkit is known: CVE-2026-24260 (CVSS 8.5)
 # affects all up to 1.19.0 (NVIDIA product-security bulletin 5850).
@@ -18,6 +18,11 @@ MINIMUM_TOOLKIT: typing.Final = (1, 19, 1)
 _SOLD_GIB: typing.Final = (
     2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288,
 )  # fmt: skip
+# Those that a pipeline would ask for at least.
+_LADDER_GIB: typing.Final = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 180, 192, 288)
+# The last minor release of each major one, of those that there are in November 2026
+# (developer.nvidia.com/cuda-toolkit-archive).
+_LAST_CUDA: typing.Final = {12: 9, 13: 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +97,23 @@ def _meanings(
                 yield item, gpu
 
 
-def note(choice: Choice) -> str:
-    """What status says of the GPUs, such as `2x NVIDIA`; the choice must not be empty."""
-    note = f"{len(choice.gpus)}x {choice.gpus[0].vendor.display}"
+def note(choice: Choice, cordoned: tuple[tuple[str, str], ...] = ()) -> str:
+    """What status says of the GPUs, such as `2x NVIDIA`; the choice must not be empty.
+
+    Args:
+        choice: the allowed GPUs.
+        cordoned: UUID and reason of those that are no task's for now (found.Found). What changes
+            by the minute, after the reason's `:`, is left out.
+    """
+    reasons = dict(cordoned)
+    out = [
+        f"GPU {index} {reasons[gpu.uuid].partition(':')[0]}"
+        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+        if gpu.uuid in reasons
+    ]
+    note = f"{len(choice.gpus) - len(out)}x {choice.gpus[0].vendor.display}"
+    if out:
+        note += f", {len(out)} cordoned: {', '.join(out)}"
     if choice.missing:
         note += f", {len(choice.missing)} missing: GPU {', '.join(map(str, choice.missing))}"
     if choice.lost:
@@ -103,35 +122,63 @@ def note(choice: Choice) -> str:
 
 
 def tags(found: Found, choice: Choice) -> tuple[str, ...]:
-    """Tags of a worker with GPUs, in their documented order.
+    """Tags of a worker with GPUs, in their documented order: facts, ladders, the operator's own.
 
-    The model is there only where all GPUs agree on it, the memory is that of the smallest.
+    What is counted, and whose memory is told, is what one task is given: a GPU or, where MIG mode
+    is on, one of its MIG devices. The model is there only where all GPUs agree on it, the memory
+    is that of the smallest. A ladder says "at least", since Concourse compares tags as they are.
     """
     inventory, gpus = found.inventory, choice.gpus
-    tags = ["gpu", f"gpu-type={gpus[0].vendor.value}", f"gpu-count={len(gpus)}"]
+    count, memory = len(devices(gpus)), min(_memory_gib(gpu) for gpu in gpus)
+    tags = ["gpu", f"gpu-type={gpus[0].vendor.value}", f"gpu-count={count}"]
     if found.options.gpu_device_ids:
         tags.append("gpu-devices=" + ",".join(str(index) for index in choice.indexes))
     model, *others = {_model_tag(gpu.model) for gpu in gpus}
     if model and not others:
         tags.append(f"gpu-model={model}")
-    memory_mib = min(gpu.memory_mib for gpu in gpus)
-    if memory_mib:
-        tags.append(f"gpu-memory={_sold_gib(memory_mib)}GiB")
+    if memory:
+        tags.append(f"gpu-memory={memory}GiB")
     if inventory and inventory.cuda:
         tags.append(f"cuda={inventory.cuda}")
     if inventory and inventory.driver:
         tags.append(f"driver={inventory.driver.split('.')[0]}")
+    tags += [f"gpu-count>={number}" for number in range(1, count + 1)]
+    tags += [f"gpu-memory>={size}GiB" for size in _LADDER_GIB if size <= memory]
+    tags += [f"cuda>={release}" for release in _cuda_up_to(inventory.cuda if inventory else "")]
     return tuple(dict.fromkeys((*tags, *found.options.tags)))
 
 
+def devices(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """The ids that tasks are given for these GPUs: UUIDs, where MIG mode is on of MIG devices."""
+    return tuple(dict.fromkeys(device for gpu in gpus for device in gpu.devices))
+
+
 def _model_tag(model: str) -> str:
-    name = re.sub(r"^nvidia\s+", "", model.strip().lower())
+    name = re.sub(r"\((?:r|tm|c)\)", " ", model.lower())
+    name = re.sub(r"^\s*(?:nvidia|amd|intel)\s+", "", name)
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
-def _sold_gib(memory_mib: int) -> int:
-    gib = memory_mib / 1024
+def _memory_gib(gpu: Gpu) -> int:
+    """What a task has of a GPU at least, as sold, in GiB; 0 if unknown.
+
+    A profile of MIG tells it: `1g.10gb`, `1g.10gb+me`.
+    """
+    if gpu.mig_enabled:
+        told = [re.search(r"(?<![0-9])([0-9]{1,4})gb", device.profile) for device in gpu.mig]
+        return min((int(match.group(1)) if match else 0 for match in told), default=0)
+    gib = gpu.memory_mib / 1024
     return next((size for size in _SOLD_GIB if gib <= size <= gib * 1.1), round(gib))
+
+
+def _cuda_up_to(version: str) -> collections.abc.Iterator[str]:
+    """CUDA's releases from 12.0 up to the one that the driver can run; none if it is unknown."""
+    match = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})", version)
+    major, minor = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+    for earlier in range(12, major):
+        yield from (f"{earlier}.{n}" for n in range(_LAST_CUDA.get(earlier, 0) + 1))
+    if major >= 12:
+        yield from (f"{major}.{n}" for n in range(minor + 1))
 
 
 def problem_with(found: Found, choice: Choice) -> str:
@@ -139,22 +186,64 @@ def problem_with(found: Found, choice: Choice) -> str:
     inventory = found.inventory
     if inventory is None:
         return ""
-    if inventory.state is not State.READY:
-        return _STATE_REMEDY[inventory.state].format(
-            detail=inventory.detail, application=found.application
-        )
-    if choice.problem:
-        return choice.problem
-    empty = [str(gpu.index) for gpu in choice.gpus if not gpu.devices]
-    if empty:
-        return (
-            f"GPU {', '.join(empty)} has MIG mode on but no MIG device: make some with "
-            "nvidia-smi mig -cgi, or switch MIG mode off"
-        )
-    return _toolkit_problem(found.machine.toolkit)
+    return (
+        _unusable(found, inventory)
+        or choice.problem
+        or _unsliced(choice.gpus)
+        or _too_few(found, choice.gpus)
+        or _toolkit_problem(found.machine.toolkit, inventory.vendor)
+    )
 
 
-def _toolkit_problem(toolkit: Toolkit | None) -> str:
+def _unusable(found: Found, inventory: Inventory) -> str:
+    if inventory.state is State.READY:
+        return ""
+    if inventory.state is State.NO_GPU:
+        return _no_gpu(found, inventory)
+    driver, install = _DRIVER[inventory.vendor]
+    return _STATE_REMEDY[inventory.state].format(
+        detail=inventory.detail, application=found.application, driver=driver, install=install
+    )
+
+
+def _no_gpu(found: Found, inventory: Inventory) -> str:
+    wanted, command = found.options.gpu_vendor, f"juju config {found.application}"
+    seen = f" ({inventory.detail})" if inventory.detail else ""
+    what, instead = "No GPU", ""
+    if wanted != "auto":
+        what, instead = f"gpu-vendor '{wanted}': no such GPU", f"{command} gpu-vendor=auto, "
+    return (
+        f"{what} found on the PCI bus{seen}: pass one through (lxc config device add <instance> "
+        f"gpu0 gpu), {instead}or {command} enable-gpu=false"
+    )
+
+
+def _unsliced(gpus: tuple[Gpu, ...]) -> str:
+    empty = [str(gpu.index) for gpu in gpus if not gpu.devices]
+    if not empty:
+        return ""
+    return (
+        f"GPU {', '.join(empty)} has MIG mode on but no MIG device: make some with "
+        "nvidia-smi mig -cgi, or switch MIG mode off"
+    )
+
+
+def _too_few(found: Found, gpus: tuple[Gpu, ...]) -> str:
+    options, have = found.options, len(devices(gpus))
+    if options.gpus_per_task <= have:
+        return ""
+    kinds = sorted({"MIG device" if gpu.mig_enabled else "GPU" for gpu in gpus})
+    nouns = " and ".join(kind if have == 1 else f"{kind}s" for kind in kinds)
+    more = ", or choose more with gpu-device-ids" if options.gpu_device_ids else ""
+    return (
+        f"gpus-per-task '{options.gpus_per_task}' is more than the {have} {nouns} that tasks may "
+        f"use here: juju config {found.application} gpus-per-task={have}{more}"
+    )
+
+
+def _toolkit_problem(toolkit: Toolkit | None, vendor: Vendor) -> str:
+    if vendor is not Vendor.NVIDIA:
+        return ""
     minimum = ".".join(str(number) for number in MINIMUM_TOOLKIT)
     if toolkit is None:
         return (
@@ -175,21 +264,25 @@ def _toolkit_problem(toolkit: Toolkit | None) -> str:
     return ""
 
 
-_STATE_REMEDY: typing.Final = {
-    State.NO_GPU: (
-        "No GPU found on the PCI bus: pass one through (lxc config device add <instance> gpu0 "
-        "gpu), or juju config {application} enable-gpu=false"
+# The kernel's driver for each vendor's GPUs, and how to get it.
+_DRIVER: typing.Final = {
+    Vendor.NVIDIA: ("nvidia", "install it with ubuntu-drivers install --gpgpu"),
+    Vendor.AMD: ("amdgpu", "install linux-modules-extra for this kernel, or a newer kernel,"),
+    Vendor.INTEL: (
+        "i915 or xe",
+        "install linux-modules-extra for this kernel, or a newer kernel,",
     ),
+}
+
+_STATE_REMEDY: typing.Final = {
     State.VFIO: (
-        "GPU {detail} is bound to vfio-pci for a virtual machine: give it back to the nvidia "
+        "GPU {detail} is bound to vfio-pci for a virtual machine: give it back to the {driver} "
         "driver, or juju config {application} enable-gpu=false"
     ),
     State.NOUVEAU: (
         "GPU {detail} is driven by nouveau, which runs no CUDA: install NVIDIA's driver and reboot"
     ),
-    State.NO_DRIVER: (
-        "GPU {detail} has no driver: install it with ubuntu-drivers install --gpgpu and reboot"
-    ),
+    State.NO_DRIVER: "GPU {detail} has no driver: {install} and reboot",
     State.NOT_PASSED: (
         "GPU {detail} is on the host but not in this container: pass it in (lxc config device add "
         "<instance> gpu0 gpu), or juju config {application} enable-gpu=false"
@@ -203,4 +296,8 @@ _STATE_REMEDY: typing.Final = {
         "matching versions"
     ),
     State.NVML_ERROR: "NVML failed: {detail}. See dmesg for NVRM and Xid lines, then reboot",
+    State.NO_KFD: (
+        "GPU {detail} is not in KFD, through which ROCm programs compute: pass /dev/kfd in (lxc "
+        "config device add <instance> kfd unix-char source=/dev/kfd), or look for kfd in dmesg"
+    ),
 }

@@ -7,15 +7,16 @@ import typing
 
 import ops
 
+import actions
 import config
 import plan
 import status
 from ci import concourse_release, concourse_web, concourse_worker, local_postgresql
 from found import Found, Machine, RememberedIds, Web
-from gpu import detect, report
+from gpu import detect, foreign
 from host import facts, memory, network
 from machine import download, files, packages
-from oci import nvidia, wrapper
+from oci import cordons, leases, nvidia, wrapper
 from relations import juju, peers, postgresql, tsa
 
 # How long a worker that is being removed may take to finish its builds.
@@ -50,8 +51,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
             observe(on[endpoint].relation_broken, self._reconcile)
         observe(on.stop, self._on_stop)
         observe(on.remove, self._on_remove)
-        observe(on.gpu_inventory_action, self._on_gpu_inventory_action)
-        observe(on.get_admin_password_action, self._on_get_admin_password_action)
+        for name in actions.ALL:
+            observe(on[name].action, self._on_action)
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         for line in self._lines:
@@ -76,33 +77,13 @@ class GpuCiWorkerCharm(ops.CharmBase):
         packages.remove_installed()
         files.ensure_absent(memory.STATE)
 
-    def _on_gpu_inventory_action(self, event: ops.ActionEvent) -> None:
-        if decided := self._decide_for(event):
-            found, wanted = decided
-            inventory = found.inventory or detect.detect()
-            allowed = wanted.gpu.gpus if isinstance(wanted.gpu, plan.GpuPlan) else ()
-            event.set_results(report.as_results(inventory, tuple(gpu.uuid for gpu in allowed)))
-
-    def _on_get_admin_password_action(self, event: ops.ActionEvent) -> None:
-        if decided := self._decide_for(event):
-            web = decided[1].web
-            if not isinstance(web, plan.WebPlan):
-                event.fail(
-                    "This unit runs no web: ask a unit of the web application that is ready"
-                )
-                return
-            password = web.secrets.admin_password
-            event.set_results(
-                {"username": concourse_web.ADMIN, "password": password, "url": web.external_url}
-            )
-
-    def _decide_for(self, event: ops.ActionEvent) -> tuple[Found, plan.Plan] | None:
+    def _on_action(self, event: ops.ActionEvent) -> None:
+        name = event.handle.kind.removesuffix("_action").replace("_", "-")
         try:
             found = self._look()
-        except config.OptionError as error:
+            event.set_results(actions.ALL[name](found, plan.make(found), event.params))
+        except (config.OptionError, actions.ActionError) as error:
             event.fail(str(error))
-            return None
-        return found, plan.make(found)
 
     def _leave(self) -> None:
         memory.set_leaving()
@@ -128,12 +109,14 @@ class GpuCiWorkerCharm(ops.CharmBase):
         """Everything that a decision about this unit rests on."""
         options = juju.read_options(self.model)
         asked = options.enable_gpu and options.has_worker
+        inventory = detect.detect(options.gpu_vendor) if asked else None
         return Found(
             options=options,
             name=self.unit.name.replace("/", "-"),
             address=juju.address(self.model),
             machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
-            inventory=detect.detect() if asked else None,
+            inventory=inventory,
+            cordoned=foreign.look(inventory, leases.holders, cordons.names()) if inventory else (),
             remembered=memory.remembered_ids() if asked else RememberedIds(),
             tarball=juju.tarball(self.model),
             installed=release.version if (release := concourse_release.installed()) else "",
@@ -167,6 +150,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
             concourse_web.remove()
         if isinstance(wanted.gpu, plan.GpuPlan):
             wrapper.apply(wanted.gpu)
+        if found.inventory and found.inventory.gpus:
+            cordons.ensure(found.cordoned)
         self._apply_worker(found, wanted)
         if wanted.gpu is None:
             wrapper.remove()

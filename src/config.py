@@ -15,6 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 TSA_PORT: typing.Final = 2222
 
+# Seconds after which a web of this charm gives up a call to a worker; Concourse's own are 300. A
+# task that waits for its GPU is such a call.
+WEB_REQUEST_TIMEOUT: typing.Final = 2100
+
 # sha256 of concourse-<version>-linux-amd64.tgz, from config/blobs.yml of concourse-bosh-release at
 # the tag of each version. Upstream publishes SHA-1 files only, and nothing for arm64.
 PINNED_SHA256: typing.Final = {
@@ -37,7 +41,14 @@ PINNED_SHA256: typing.Final = {
 _TAKEN_PORTS: typing.Final = (2221, TSA_PORT, 7776, 7777, 7787, 7788, 8079, 8888)
 
 MODES: typing.Final = ("worker", "web", "all")
-VENDORS: typing.Final = ("auto", "nvidia")
+VENDORS: typing.Final = ("auto", "nvidia", "amd", "intel")
+ALLOCATIONS: typing.Final = ("exclusive", "shared")
+PRIVILEGED: typing.Final = ("no-gpu", "gpu")
+
+# supported-driver-capabilities of nvidia-container-toolkit 1.20.
+CAPABILITIES: typing.Final = (
+    "compat32", "compute", "display", "graphics", "ngx", "utility", "video",
+)  # fmt: skip
 
 # No certificates, and not ssh-dss, which OpenSSH 10.0 dropped.
 _KEY_TYPES: typing.Final = (
@@ -45,7 +56,12 @@ _KEY_TYPES: typing.Final = (
 )  # fmt: skip
 
 _PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# Those of NVIDIA, of AMD, and of cards that have none (gpu/inventory.py).
+_UUID = re.compile(
+    r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}(?:-[0-9]{1,2})?"
+    r"|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]{1,2}",
+    re.IGNORECASE,
+)
 _HOST_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 
@@ -67,6 +83,9 @@ class Options:
 
     Attributes:
         gpu_device_ids: the ids asked for, normalised; empty means all GPUs.
+        gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
+        gpu_wait_timeout: how long a task may wait for them, in seconds.
+        nvidia_driver_capabilities: as NVIDIA_DRIVER_CAPABILITIES is to say it.
         tags: the operator's own tags, in order, without repeats.
         worker_private_key: PEM text out of the Juju secret; empty: the charm makes one.
     """
@@ -75,6 +94,11 @@ class Options:
     enable_gpu: bool
     gpu_device_ids: tuple[str, ...]
     gpu_vendor: str
+    gpu_allocation: str
+    gpus_per_task: int
+    gpu_wait_timeout: int
+    privileged_tasks: str
+    nvidia_driver_capabilities: str
     tags: tuple[str, ...]
     concourse_version: str
     concourse_sha256: str
@@ -117,6 +141,11 @@ def parse(raw: collections.abc.Mapping[str, object]) -> Options:
         enable_gpu=bool(raw.get("enable-gpu", False)),
         gpu_device_ids=_device_ids(_text(raw, "gpu-device-ids")),
         gpu_vendor=_choice(raw, "gpu-vendor", VENDORS),
+        gpu_allocation=_choice(raw, "gpu-allocation", ALLOCATIONS),
+        gpus_per_task=_number(raw, "gpus-per-task", 128),
+        gpu_wait_timeout=_number(raw, "gpu-wait-timeout", 1800),
+        privileged_tasks=_choice(raw, "privileged-tasks", PRIVILEGED),
+        nvidia_driver_capabilities=_capabilities(raw),
         tags=_list(raw, "tag", _tag),
         concourse_version=_pattern(
             raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
@@ -170,6 +199,14 @@ def _choice(
     return value
 
 
+def _number(raw: collections.abc.Mapping[str, object], option: str, most: int) -> int:
+    text = _text(raw, option)
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else most + 1
+    if number > most:
+        raise OptionError(option, text, f"is out of range: use 0 to {most}")
+    return number
+
+
 def _pattern(
     raw: collections.abc.Mapping[str, object], option: str, pattern: str, remedy: str
 ) -> str:
@@ -190,6 +227,20 @@ def _list(
         if item:
             items[check(item)] = None
     return tuple(items)
+
+
+def _capabilities(raw: collections.abc.Mapping[str, object]) -> str:
+    option = "nvidia-driver-capabilities"
+
+    def check(item: str) -> str:
+        if item not in CAPABILITIES:
+            remedy = f"is unknown: use all, or some of {', '.join(CAPABILITIES)}"
+            raise OptionError(option, item, remedy)
+        return item
+
+    text = _text(raw, option)
+    # With none at all the step would see no library of the driver's.
+    return text if text == "all" else ",".join(_list(raw, option, check)) or check(text)
 
 
 def _tag(item: str) -> str:
@@ -276,7 +327,7 @@ def _device_ids(text: str) -> tuple[str, ...]:
         if re.fullmatch(r"[0-9]{1,4}", item):
             ids[str(int(item))] = None
         elif _UUID.fullmatch(item):
-            ids[f"GPU-{item[4:].lower()}"] = None
+            ids[item[:4].upper() + item[4:].lower()] = None
         elif match := _PCI_ADDRESS.fullmatch(item):
             domain = item[: match.start(1)].rstrip(":") or "0"
             ids[f"{int(domain, 16):04x}:{match.group(1).lower()}"] = None

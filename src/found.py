@@ -42,6 +42,8 @@ class Tsa:
         hosts: `ADDRESS:2222` of each web unit whose data is complete.
         public_keys: their host keys, one line each.
         versions: the Concourse versions that they run, without repeats; may be empty.
+        request_timeout: the least of the times in seconds after which they give up a call to a
+            worker; 0 where one of them does not say it.
         refused: what was refused of their data, for the operator.
     """
 
@@ -49,6 +51,7 @@ class Tsa:
     hosts: tuple[str, ...] = ()
     public_keys: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+    request_timeout: int = 0
     refused: tuple[str, ...] = ()
 
 
@@ -111,6 +114,20 @@ class RememberedIds:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lease:
+    """What the store of leases has for one container.
+
+    Attributes:
+        devices: UUIDs of GPUs and MIG devices.
+        occupied: whether the container uses them still, or has processes left that may; if not,
+            the next task takes them from it.
+    """
+
+    devices: tuple[str, ...]
+    occupied: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Found:
     """Everything that a decision about this unit rests on.
 
@@ -118,6 +135,9 @@ class Found:
         name: this unit as a worker name, such as `worker-0`.
         address: where others reach this unit.
         inventory: None where no GPU was asked for.
+        cordoned: UUIDs of GPUs that are no task's for now, each with the reason, such as
+            `in use outside CI: pid 4711 (python3)`; what stands before `:` does not change by
+            the minute.
         tarball: path of the charm resource `concourse`; empty when not given.
         installed: version of the Concourse that is on this machine; empty before the first.
         leaving: this unit is being removed: nothing is started any more.
@@ -128,6 +148,7 @@ class Found:
     address: str
     machine: Machine
     inventory: Inventory | None = None
+    cordoned: tuple[tuple[str, str], ...] = ()
     remembered: RememberedIds = RememberedIds()
     tarball: str = ""
     installed: str = ""

@@ -5,11 +5,20 @@
 import dataclasses
 import enum
 import re
+import typing
 
 import allowed
-from config import PINNED_SHA256, TSA_PORT
+from config import PINNED_SHA256, TSA_PORT, WEB_REQUEST_TIMEOUT
 from found import Database, Found, RememberedIds, WebSecrets
-from gpu.inventory import Gpu
+from gpu.inventory import Gpu, Vendor
+
+# Seconds. Concourse gives up a call to a worker after 300, by web and by the worker's own clock
+# (8.2.5 CONCOURSE_GARDEN_REQUEST_TIMEOUT, CONCOURSE_CONTAINERD_REQUEST_TIMEOUT), and the sentence
+# that says why a task got no GPU would be lost.
+_CONCOURSE_TIMEOUT: typing.Final = 300
+_LONGEST_WAIT: typing.Final = 280
+# What is left for the rest of the call where its end is known.
+_REST: typing.Final = 60
 
 
 class Severity(enum.Enum):
@@ -45,10 +54,24 @@ class ReleasePlan:
 
 @dataclasses.dataclass(frozen=True)
 class GpuPlan:
-    """What tasks on this worker may get: the allowed GPUs in index order."""
+    """What tasks on this worker may get: the allowed GPUs in index order, all of one vendor.
+
+    Attributes:
+        nvidia_runtime: absolute path of nvidia-container-runtime; empty for other vendors' GPUs.
+        allocation: `exclusive` or `shared`.
+        gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
+        wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
+        privileged_tasks: `no-gpu` or `gpu`.
+        driver_capabilities: what NVIDIA_DRIVER_CAPABILITIES is to say.
+    """
 
     gpus: tuple[Gpu, ...]
     nvidia_runtime: str
+    allocation: str = "exclusive"
+    gpus_per_task: int = 1
+    wait_timeout: int = 240
+    privileged_tasks: str = "no-gpu"
+    driver_capabilities: str = "compute,utility"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +81,8 @@ class WorkerPlan:
     Attributes:
         private_key: PEM; empty: one is made on the machine and kept.
         wrapped: containerd starts through our launcher, so that our wrapper is its runc.
+        request_timeout: how long a call to containerd may last, in seconds; 0: Concourse's own.
+        max_active_tasks: at how many tasks the scheduler is to hold back more; 0: at none.
     """
 
     name: str
@@ -67,11 +92,18 @@ class WorkerPlan:
     tags: tuple[str, ...]
     dns_servers: tuple[str, ...]
     wrapped: bool
+    request_timeout: int = 0
+    max_active_tasks: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class WebPlan:
-    """How Concourse's web is to run. `database` None means PostgreSQL on this machine."""
+    """How Concourse's web is to run.
+
+    Attributes:
+        database: None means PostgreSQL on this machine.
+        queues_tasks: its scheduler holds tasks back until a worker has room for them.
+    """
 
     address: str
     port: int
@@ -79,6 +111,7 @@ class WebPlan:
     database: Database | None
     secrets: WebSecrets
     worker_keys: tuple[str, ...]
+    queues_tasks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +144,8 @@ def make(found: Found) -> Plan:
     gpu: GpuPlan | Keep | None = None
     if gpu_problem:
         gpu = Keep.AS_IS
-    elif choice.gpus and found.machine.toolkit:
-        gpu = GpuPlan(choice.gpus, found.machine.toolkit.path)
+    elif choice.gpus:
+        gpu = _gpu(found, choice)
     web = _web(found, problems) if options.has_web else None
     worker = _worker(found, choice, gpu, problems) if options.has_worker else None
     if missing_release:
@@ -125,7 +158,9 @@ def make(found: Found) -> Plan:
         gpu=gpu,
         worker=worker,
         web=web,
-        gpu_note=allowed.note(choice) if isinstance(gpu, GpuPlan) else "",
+        gpu_note=allowed.note(choice, found.cordoned) + _cap_note(found)
+        if isinstance(gpu, GpuPlan)
+        else "",
         remember=choice.remember,
     )
 
@@ -142,6 +177,42 @@ def _release(found: Found) -> tuple[ReleasePlan | None, str]:
             f"{found.application} concourse=<release tarball>"
         )
     return ReleasePlan(options.concourse_version, architecture, sha256, found.tarball), ""
+
+
+def _gpu(found: Found, choice: allowed.Choice) -> GpuPlan:
+    options, toolkit = found.options, found.machine.toolkit
+    by_runtime = choice.gpus[0].vendor is Vendor.NVIDIA
+    return GpuPlan(
+        gpus=choice.gpus,
+        nvidia_runtime=toolkit.path if by_runtime and toolkit else "",
+        allocation=options.gpu_allocation,
+        gpus_per_task=options.gpus_per_task,
+        wait_timeout=min(options.gpu_wait_timeout, _longest_wait(found)),
+        privileged_tasks=options.privileged_tasks,
+        driver_capabilities=options.nvidia_driver_capabilities,
+    )
+
+
+def _web_timeout(found: Found) -> int:
+    """Seconds after which the worker's web gives up a call to it; 0 if unknown."""
+    if found.options.tsa_hosts:
+        return 0
+    return WEB_REQUEST_TIMEOUT if found.options.has_web else found.tsa.request_timeout
+
+
+def _longest_wait(found: Found) -> int:
+    """How long a task may wait at most, so that its refusal reaches the build, in seconds."""
+    timeout = _web_timeout(found)
+    return timeout - _REST if timeout else _LONGEST_WAIT
+
+
+def _cap_note(found: Found) -> str:
+    """What the operator must know where tasks wait less long than gpu-wait-timeout says."""
+    longest, timeout = _longest_wait(found), _web_timeout(found)
+    if found.options.gpu_wait_timeout <= longest:
+        return ""
+    why = f"web's request-timeout is {timeout}" if timeout else "web names no request-timeout"
+    return f", gpu-wait-timeout capped at {longest}: {why}"
 
 
 def _worker(
@@ -165,6 +236,7 @@ def _worker(
         return Keep.AS_IS if related else None
     if gpu is Keep.AS_IS:
         return Keep.AS_IS
+    timeout = max(gpu.wait_timeout + _REST, _CONCOURSE_TIMEOUT) if gpu else 0
     return WorkerPlan(
         name=found.name,
         tsa_hosts=hosts,
@@ -173,7 +245,15 @@ def _worker(
         tags=allowed.tags(found, choice) if gpu else options.tags,
         dns_servers=options.container_dns_servers,
         wrapped=gpu is not None,
+        request_timeout=timeout,
+        max_active_tasks=_max_active_tasks(found, gpu) if gpu else 0,
     )
+
+
+def _max_active_tasks(found: Found, gpu: GpuPlan) -> int:
+    if gpu.allocation == "shared" or not gpu.gpus_per_task or not _queues_tasks(found):
+        return 0
+    return max(1, len(allowed.devices(gpu.gpus)) // gpu.gpus_per_task)
 
 
 def _missing_tsa(found: Found) -> str:
@@ -204,8 +284,7 @@ def _worker_blocked(found: Found) -> str:
             f"tsa-host is set while a web is related: juju config {found.application} --reset "
             "tsa-host,tsa-public-key, or remove the relation"
         )
-    # What a tarball holds is known once it has been unpacked.
-    ours = found.installed if found.tarball else options.concourse_version
+    ours = _version(found)
     for version in found.tsa.versions:
         if ours and not works_with(ours, version):
             how = f"juju config {found.application} concourse-version={version}"
@@ -213,6 +292,11 @@ def _worker_blocked(found: Found) -> str:
                 how = f"juju attach-resource {found.application} concourse=<tarball of {version}>"
             return f"Web runs Concourse {version}, which gives no work to {ours}: {how}"
     return ""
+
+
+def _version(found: Found) -> str:
+    """Which Concourse will run; empty for a tarball, whose is known once it is unpacked."""
+    return found.installed if found.tarball else found.options.concourse_version
 
 
 def works_with(worker: str, web: str) -> bool:
@@ -223,12 +307,24 @@ def works_with(worker: str, web: str) -> bool:
     """
 
     def api(version: str) -> tuple[int, int]:
-        numbers = [int(n) for n in re.findall(r"[0-9]{1,9}", version)[:2]]
-        if numbers >= [8, 3]:
+        if _numbers(version) >= [8, 3]:
             return 3, 0
-        return (2, 5) if numbers >= [7, 10] else (2, 4)
+        return (2, 5) if _numbers(version) >= [7, 10] else (2, 4)
 
     return api(worker)[0] == api(web)[0] and api(worker) >= api(web)
+
+
+def _queues_tasks(found: Found) -> bool:
+    """Whether the Concourse here knows a limit of tasks for each worker, as 8.3 and later do.
+
+    Those before have one for all workers, which those without GPUs would be held to as well.
+    """
+    return _numbers(_version(found)) >= [8, 3]
+
+
+def _numbers(version: str) -> list[int]:
+    """Major and minor of a version; empty for one that is not known."""
+    return [int(number) for number in re.findall(r"[0-9]{1,9}", version)[:2]]
 
 
 def _web(found: Found, problems: list[Problem]) -> WebPlan | Keep | None:
@@ -260,4 +356,5 @@ def _web(found: Found, problems: list[Problem]) -> WebPlan | Keep | None:
         database=web.database,
         secrets=web.secrets,
         worker_keys=web.worker_keys,
+        queues_tasks=_queues_tasks(found),
     )

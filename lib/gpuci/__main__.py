@@ -6,8 +6,24 @@ import os
 import sys
 
 # The real path: a call that has begun keeps to its version when the link is switched meanwhile.
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
-from gpuci.wrapper import main
+
+def say_damaged(kind: type[BaseException], *_: object) -> None:
+    """Say in runc's log, and not on the step's stderr, that a module can't be imported."""
+    log = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--log", os.devnull)
+    text = f"gpu-ci-worker: {HOME} is damaged ({kind.__name__}); the charm installs it again"
+    line = f'{{"level":"error","msg":"{text} at its next event","time":"1970-01-01T00:00:00Z"}}\n'
+    try:
+        with open(log, "a") as file:
+            file.write(line)
+    except OSError:
+        pass  # the exit status still tells
+
+
+sys.excepthook = say_damaged
+sys.path.insert(0, HOME)
+
+from gpuci.wrapper import main  # noqa: E402  the hook comes first
 
 main(sys.argv[1:])

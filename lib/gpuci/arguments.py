@@ -5,9 +5,15 @@
 from __future__ import annotations
 
 _GLOBAL = frozenset({"root", "log", "log-format", "rootless", "criu"})
+_CREATE = frozenset({"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"})
 _VALUES = {
-    "create": frozenset(
-        {"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}
+    "create": _CREATE,
+    "run": _CREATE,
+    "restore": frozenset(
+        {
+            *("bundle", "b", "console-socket", "image-path", "work-path", "pid-file"),
+            *("lsm-profile", "lsm-mount-context", "manage-cgroups-mode"),
+        }
     ),
     "exec": frozenset(
         {

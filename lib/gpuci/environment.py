@@ -13,14 +13,22 @@ from __future__ import annotations
 from gpuci.refuse import Refused
 
 WRITERS_BORDER = "ATC_EXTERNAL_URL"
+COUNT = "GPU_COUNT"
 
 # An author may narrow a grant by these; from an image they would turn a GPU job into a CPU run.
+# CUDA's, ROCm's three (HIP heeds CUDA's too) and Level Zero's, all lists of indexes or ids.
 NARROWING = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
+    {
+        *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        *("GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+    }
 )
+# What they say for "none": CUDA stops at the first entry that is no device.
+_NO_DEVICE = frozenset({"", "-1", "NoDevFiles"})
 
 # Requests beside NVIDIA_VISIBLE_DEVICES that nvidia-container-toolkit 1.17 to 1.20 takes from a
-# container's variables (internal/config/image/cuda_image.go): each would widen a grant.
+# container's variables (internal/config/image/cuda_image.go), and the one of AMD's runtime (ROCm
+# container-toolkit 1.3 internal/oci/oci.go): each would widen a grant.
 DOORS = frozenset(
     {
         "NVIDIA_IMEX_CHANNELS",
@@ -30,41 +38,93 @@ DOORS = frozenset(
         "NVIDIA_NVSWITCH",
         "NVIDIA_MIG_CONFIG_DEVICES",
         "NVIDIA_MIG_MONITOR_DEVICES",
+        "AMD_VISIBLE_DEVICES",
     }
 )
 DOOR_PREFIX = "DOCKER_RESOURCE_"  # what swarm-resource commonly names
 
 # With runc before 1.3 createContainer hooks run with the container's variables (runc
-# libcontainer/init_linux.go), so these would load a pipeline's code into NVIDIA's hooks. At create
-# they reach nothing but Concourse's gdn-init: the step gets its own at exec.
-LOADER = frozenset({"LD_PRELOAD", "LD_AUDIT"})
+# libcontainer/init_linux.go), so these would load a pipeline's code into NVIDIA's hooks, or make
+# their loader write files. At create they reach nothing but Concourse's gdn-init: the step gets
+# its own at exec.
+LOADER = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
 
 
-def rewrite(
-    entries: list[str], ours: dict[str, str], unwanted: frozenset[str] = frozenset()
-) -> list[str]:
-    """The variables `entries` (`NAME=value` each) with exactly one entry of each one in `ours`.
+class Variables:
+    """A container's variables in their order, each with its writer.
 
-    Dropped: every other entry of a name in `ours`, the DOORS, the image's NARROWING ones, names in
-    `unwanted`, and entries that name no variable, at which the NVIDIA runtime fails.
-
-    Raises:
-        Refused: WRITERS_BORDER is there twice, so nobody can tell who wrote what.
+    Attributes:
+        entries: name, whole entry (`NAME=value`), and whether the pipeline's author wrote it.
     """
-    names = [entry.partition("=")[0] if "=" in entry else "" for entry in entries]
-    if names.count(WRITERS_BORDER) > 1:
-        raise Refused(
-            f"{WRITERS_BORDER} is set more than once, so this task cannot be given a GPU; "
-            "it is Concourse's own: remove it from the image's variables and the task's params"
-        )
-    authors = names.index(WRITERS_BORDER) if WRITERS_BORDER in names else len(names)
-    dropped = DOORS | unwanted | ours.keys()
-    kept = [
-        entry
-        for place, (name, entry) in enumerate(zip(names, entries, strict=True))
-        if name
-        and name not in dropped
-        and not name.startswith(DOOR_PREFIX)
-        and (name not in NARROWING or place > authors)
-    ]
-    return kept + [f"{name}={value}" for name, value in ours.items()]
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[str]) -> None:
+        """Tell the writers apart; entries that name no variable are dropped.
+
+        Raises:
+            Refused: WRITERS_BORDER is there twice, so nobody can tell who wrote what.
+        """
+        named = [(entry.partition("=")[0], entry) for entry in entries if "=" in entry]
+        borders = [place for place, (name, _) in enumerate(named) if name == WRITERS_BORDER]
+        if len(borders) > 1:
+            raise Refused(
+                f"{WRITERS_BORDER} is set more than once, so this task cannot be given a GPU; "
+                "it is Concourse's own: remove it from the image's variables and the task's params"
+            )
+        border = borders[0] if borders else len(named)
+        self.entries = [
+            (name, entry, place > border) for place, (name, entry) in enumerate(named) if name
+        ]
+
+    def asked(self) -> str | None:
+        """The author's GPU_COUNT as it was written; None where there is none."""
+        found = [entry for name, entry, authors in self.entries if authors and name == COUNT]
+        return found[-1].partition("=")[2] if found else None
+
+    def check_narrowing(self, count: int, ids: list[str]) -> None:
+        """Check that no variable of the author's names more than a lease.
+
+        Args:
+            count: how many devices the lease has.
+            ids: their ids; empty while they are not known yet, which lets every id pass.
+
+        Raises:
+            Refused: one does.
+        """
+        for name, entry, authors in self.entries:
+            if not authors or name not in NARROWING:
+                continue
+            value = entry.partition("=")[2]
+            for item in (part.strip() for part in value.split(",")):
+                if not _is_within(item, count, ids):
+                    raise Refused(
+                        f"{name} '{value[:64]}' names '{item[:64]}', which is not among the "
+                        f"{count} GPU of this task: count from 0, or ask for more with {COUNT}"
+                    )
+
+    def with_(self, ours: dict[str, str], unwanted: tuple[str, ...] = ()) -> list[str]:
+        """The entries with exactly one of each variable in `ours`.
+
+        Dropped: every other entry of a name in `ours`, the DOORS, the image's NARROWING ones, and
+        names that begin with one of `unwanted`.
+        """
+        dropped = DOORS | ours.keys()
+        kept = [
+            entry
+            for name, entry, authors in self.entries
+            if name not in dropped
+            and not name.startswith((DOOR_PREFIX, *unwanted))
+            and (authors or name not in NARROWING)
+        ]
+        return kept + [f"{name}={value}" for name, value in ours.items()]
+
+
+def _is_within(item: str, count: int, ids: list[str]) -> bool:
+    if item in _NO_DEVICE:
+        return True
+    number = item.partition(".")[0]  # Level Zero writes a tile as 0.1
+    if number.isdecimal() and number.isascii():
+        return len(number) < 10 and int(number) < count
+    # CUDA takes the beginning of a UUID for the whole.
+    return not ids or any(name.lower().startswith(item.lower()) for name in ids)

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 
+from gpuci.jsontext import dumps, loads
 from gpuci.shapes import table
 
 
@@ -18,12 +18,8 @@ def read_object(path: str) -> dict[str, object]:
         OSError: the file can't be read.
         ValueError: it holds something else; the text says what.
     """
-    with open(path, "rb") as file:
-        content = file.read()
-    try:
-        value: object = json.loads(content)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    with open(path, "rb", buffering=0) as file:
+        value = loads(file.readall())
     found = table(value)
     if found is not value:
         raise ValueError("it is not a JSON object")
@@ -40,11 +36,14 @@ def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
         OSError: the file can't be replaced; it is then as it was.
         ValueError: `value` holds a number that JSON does not have.
     """
-    content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    content = dumps(value).encode()
     beside = f"{path}.gpu-ci"
-    _remove(beside)  # what a call killed half-way left
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(beside, flags, 0o600)
+    try:
+        descriptor = os.open(beside, flags, 0o600)
+    except FileExistsError:  # what a call killed half-way left
+        os.unlink(beside)
+        descriptor = os.open(beside, flags, 0o600)
     try:
         try:
             while content:
@@ -57,11 +56,16 @@ def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
             os.close(descriptor)
         os.rename(beside, path)
     except OSError:
-        _remove(beside)
+        remove(beside)
         raise
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove the file at `path` if it is there.
+
+    Raises:
+        OSError: it can't be removed.
+    """
     try:
         os.unlink(path)
     except FileNotFoundError:

@@ -4,45 +4,103 @@
 
 from __future__ import annotations
 
+import os
+
 from gpuci.files import read_object
 from gpuci.refuse import Refused
 from gpuci.shapes import items, table, text
+from gpuci.vendors import VENDORS, Vendor
 
-VERSION = 1
+VERSION = 2
 
 
 class Device:
     """One device as it is handed out: a GPU, or a MIG device of one.
 
     Attributes:
-        index: NVML's index of the GPU when the policy was written.
-        uuid: `GPU-...` or `MIG-...`.
+        index: the driver's index of the GPU when the policy was written.
+        id: its UUID (`GPU-...`, `MIG-...`), or `PCI-<address>` where the maker gives none.
+        gpu: the id of the GPU that it is, or is a part of.
         model: the GPU's product name.
+        nodes: paths of the device nodes that a container needs; empty where a runtime knows them.
     """
 
-    __slots__ = ("index", "model", "uuid")
+    __slots__ = ("gpu", "id", "index", "model", "nodes")
 
-    def __init__(self, index: int, uuid: str, model: str) -> None:
+    def __init__(self, index: int, name: str, gpu: str, model: str, nodes: list[str]) -> None:
         self.index = index
-        self.uuid = uuid
+        self.id = name
+        self.gpu = gpu
         self.model = model
+        self.nodes = nodes
 
 
 class Policy:
     """What the charm allows.
 
     Attributes:
-        nvidia_runtime: absolute path of nvidia-container-runtime.
+        exclusive: whether a GPU has one holder at a time; otherwise tasks share all.
+        gpus_per_task: what a task gets that asks for no number.
+        wait_timeout: how long a task may wait for its GPUs, in seconds.
+        privileged: whether privileged tasks may have GPUs.
+        vendor: how these GPUs are handed out.
+        nvidia_runtime: absolute path of nvidia-container-runtime; empty for other makers' GPUs.
         config_home: the folder that holds its private `nvidia-container-runtime/config.toml`.
-        devices: what tasks may have, each UUID once.
+        capabilities: value of NVIDIA_DRIVER_CAPABILITIES.
+        cordons: folders with a file `<GPU's id>.json` for each GPU that is out of use.
+        devices: what tasks may have, each id once.
     """
 
-    __slots__ = ("config_home", "devices", "nvidia_runtime")
+    __slots__ = (
+        "capabilities", "config_home", "cordons", "devices", "exclusive", "gpus_per_task",
+        "nvidia_runtime", "privileged", "vendor", "wait_timeout",
+    )  # fmt: skip
 
-    def __init__(self, nvidia_runtime: str, config_home: str, devices: list[Device]) -> None:
-        self.nvidia_runtime = nvidia_runtime
-        self.config_home = config_home
-        self.devices = devices
+    def __init__(self, found: dict[str, object]) -> None:
+        """Take a policy apart.
+
+        Raises:
+            ValueError: `found` is no policy that can be followed.
+        """
+        if found.get("version") != VERSION:
+            raise ValueError(f"version is {found.get('version')!r}, not {VERSION}")
+        self.exclusive = _choice(found, "allocation", ("shared", "exclusive"))
+        self.privileged = _choice(found, "privileged_tasks", ("no-gpu", "gpu"))
+        self.gpus_per_task = _number(found, "gpus_per_task")
+        self.wait_timeout = _number(found, "wait_timeout")
+        vendor = VENDORS.get(text(found.get("vendor")))
+        if vendor is None:
+            raise ValueError(f"vendor is {found.get('vendor')!r}, not {' or '.join(VENDORS)}")
+        self.vendor: Vendor = vendor
+        self.capabilities = text(found.get("driver_capabilities"))
+        self.nvidia_runtime = text(found.get("nvidia_runtime"))
+        self.config_home = text(found.get("config_home"))
+        if vendor.by_runtime:
+            for path in (self.nvidia_runtime, self.config_home):
+                _check_path(path)
+        self.cordons = [text(folder) for folder in items(found.get("cordons"))]
+        self.devices = _devices(items(found.get("gpus")), vendor)
+
+    def cordoned(self) -> dict[str, str]:
+        """The ids of the devices that are out of use now, each with the reason.
+
+        Raises:
+            OSError: a folder of cordons can't be read.
+        """
+        reasons: dict[str, str] = {}
+        for folder in self.cordons:
+            try:
+                names = os.listdir(folder)
+            except FileNotFoundError:
+                continue
+            for name in names:
+                if name.endswith(".json"):
+                    reasons[name[: -len(".json")]] = _reason(f"{folder}/{name}")
+        return {
+            device.id: reasons.get(device.gpu) or reasons[device.id]
+            for device in self.devices
+            if device.gpu in reasons or device.id in reasons
+        }
 
 
 def read(path: str) -> Policy | None:
@@ -53,7 +111,7 @@ def read(path: str) -> Policy | None:
     """
     try:
         found = read_object(path)
-        return _parse(found) if found.get("gpus") != [] else None
+        return Policy(found) if found.get("gpus") != [] else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -63,34 +121,62 @@ def read(path: str) -> Policy | None:
         ) from error
 
 
-def _parse(found: dict[str, object]) -> Policy:
-    if found.get("version") != VERSION:
-        raise ValueError(f"version is {found.get('version')!r}, not {VERSION}")
-    if found.get("allocation") != "shared":
-        raise ValueError(f"allocation is {found.get('allocation')!r}, not 'shared'")
+def _choice(found: dict[str, object], name: str, words: tuple[str, str]) -> bool:
+    """Whether the value of `name` is the second of `words`."""
+    value = found.get(name)
+    if value not in words:
+        raise ValueError(f"{name} is {value!r}, not {' or '.join(words)}")
+    return value == words[1]
+
+
+def _number(found: dict[str, object], name: str) -> int:
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a number from 0 on")
+    return value
+
+
+def _devices(gpus: list[object], vendor: Vendor) -> list[Device]:
     devices: dict[str, Device] = {}
-    for entry in items(found.get("gpus")):
+    for entry in gpus:
         gpu = table(entry)
         index, model = gpu.get("index"), text(gpu.get("model"))
-        uuids = items(gpu.get("devices"))
-        if not isinstance(index, int) or gpu.get("vendor") != "nvidia":
+        if not isinstance(index, int):
             raise ValueError(f"{entry!r} is no GPU that this wrapper can hand out")
-        for uuid in map(text, uuids):
-            devices.setdefault(_checked_uuid(uuid), Device(index, uuid, model))
+        nodes = [text(node) for node in items(gpu.get("nodes"))]
+        if bool(nodes) == vendor.by_runtime:
+            raise ValueError(f"GPU {index} has the device nodes {nodes}")
+        for path in nodes:
+            _check_path(path)
+        whole = _checked_id(text(gpu.get("uuid")), vendor)
+        for name in map(text, items(gpu.get("devices"))):
+            device = Device(index, _checked_id(name, vendor), whole, model, nodes)
+            devices.setdefault(name, device)
     if not devices:
         raise ValueError(
             "its GPUs have no device to hand out; where MIG is on, create MIG devices"
         )
-    paths = text(found.get("nvidia_runtime")), text(found.get("config_home"))
-    for path in paths:
-        if not path.startswith("/"):
-            raise ValueError(f"{path!r} is no absolute path")
-    return Policy(*paths, list(devices.values()))
+    return list(devices.values())
 
 
-def _checked_uuid(uuid: str) -> str:
-    """`uuid`, if it can mean nothing but one device: no list, no `all`, no index."""
-    kind, dash, rest = uuid.partition("-")
-    if kind in {"GPU", "MIG"} and dash and rest.replace("-", "").replace("/", "").isalnum():
-        return uuid
-    raise ValueError(f"{uuid!r} is no UUID of a GPU or MIG device")
+def _checked_id(name: str, vendor: Vendor) -> str:
+    """`name`, if it can mean nothing but one device: no list, no `all`, no index, no path."""
+    for prefix in vendor.ids:
+        rest = name[len(prefix) :]
+        for mark in ":." if prefix == "PCI-" else "-/":
+            rest = rest.replace(mark, "")
+        if name.startswith(prefix) and rest.isalnum():
+            return name
+    raise ValueError(f"{name!r} is no id of a GPU or MIG device")
+
+
+def _check_path(path: str) -> None:
+    if not path.startswith("/"):
+        raise ValueError(f"{path!r} is no absolute path")
+
+
+def _reason(path: str) -> str:
+    try:
+        return text(read_object(path).get("reason")) or "out of use"
+    except (OSError, ValueError):
+        return "out of use"  # whoever wrote it wanted the GPU out

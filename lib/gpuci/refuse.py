@@ -9,10 +9,11 @@ process/utils.go:57-88).
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+
+from gpuci.jsontext import dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def write(log: str, text: str) -> None:
     A line that can't be written (no `--log`, disk full) is lost: the exit status still tells.
     """
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = json.dumps({"level": "error", "msg": f"gpu-ci-worker: {text}", "time": moment}) + "\n"
+    line = dumps({"level": "error", "msg": f"gpu-ci-worker: {text}", "time": moment}) + "\n"
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.write(descriptor, line.encode())

@@ -5,20 +5,27 @@
 What Concourse writes (8.2.5 atc/engine/step_factory.go:80-184, worker/runtime/spec/namespaces.go):
 
     step         work folder among the mounts   user namespace       answer
-    task         /tmp/build/<8 hex digits>      yes                  task
-    task, priv.  /tmp/build/<8 hex digits>      no                   task, privileged
-    get          /tmp/build/get                 no if privileged     not a task
-    put          /tmp/build/put                 no if privileged     not a task
-    run          /tmp/build/run                 no if privileged     not a task
-    check        none                           no if privileged     not a task
+    task         /tmp/build/<8 hex digits>      yes                  TASK
+    task, priv.  /tmp/build/<8 hex digits>      no                   PRIVILEGED_TASK
+    get          /tmp/build/get                 no if privileged     OTHER
+    put          /tmp/build/put                 no if privileged     OTHER
+    run          /tmp/build/run                 no if privileged     OTHER
+    check        none                           no if privileged     OTHER
+    hijack       an exec: its container has been told apart at its create
+
+Nothing else decides. Variables are written by images and pipelines, and the annotations say
+nothing but the image's user.
 """
 
 from __future__ import annotations
 
 import os.path
 
-from gpuci.environment import LOADER, rewrite
+from gpuci.environment import LOADER, Variables
+from gpuci.grant import Grant, Node
 from gpuci.shapes import items, table, text
+
+OTHER, TASK, PRIVILEGED_TASK = "other", "task", "privileged task"
 
 _WORK_FOLDERS = "/tmp/build/"  # noqa: S108  Concourse's, inside the container
 _HEX = frozenset("0123456789abcdef")
@@ -29,30 +36,38 @@ _DEVICE_MOUNTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-de
 _CDI_PREFIX = "cdi.k8s.io/"
 
 
-def is_task(config: dict[str, object]) -> bool:
-    """Whether a mount is a task's work folder. Nothing else decides: anybody may write env."""
-    return any(
-        destination.startswith(_WORK_FOLDERS)
-        and len(destination) == len(_WORK_FOLDERS) + 8
-        and _HEX.issuperset(destination[len(_WORK_FOLDERS) :])
-        for destination in _destinations(config)
-    )
-
-
-def is_privileged(config: dict[str, object]) -> bool:
-    """Whether it has no user namespace of its own: its root is the host's."""
+def kind(config: dict[str, object]) -> str:
+    """Which of OTHER, TASK and PRIVILEGED_TASK a container is (see the table above)."""
+    if not any(map(_is_work_folder, _destinations(config))):
+        return OTHER
     namespaces = items(table(config.get("linux")).get("namespaces"))
-    return all(table(namespace).get("type") != "user" for namespace in namespaces)
+    # Without a user namespace of its own, its root is the host's.
+    own_root = any(table(namespace).get("type") == "user" for namespace in namespaces)
+    return TASK if own_root else PRIVILEGED_TASK
 
 
-def at_create(config: dict[str, object], ours: dict[str, str]) -> dict[str, object]:
-    """`config` with the variables `ours`, without the mounts and annotations that ask for devices.
+def variables(process: object) -> Variables:
+    """The variables of a config.json's `process`, or of a process file.
 
     Raises:
-        Refused: its variables can't be told apart (see `environment.rewrite`).
+        Refused: their writers can't be told apart.
+        ValueError: it is no process.
+    """
+    found = table(process)
+    if not found:
+        raise ValueError("it has no process")
+    return Variables([entry for entry in items(found.get("env")) if isinstance(entry, str)])
+
+
+def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
+    """`config` with `grant` in it, without the mounts and annotations that ask for devices.
+
+    Raises:
+        Refused: its variables can't be told apart, or name more than the grant.
         ValueError: it has no process.
     """
-    changed = {**config, "process": _with_variables(config.get("process"), ours, LOADER)}
+    process = _told(config.get("process"), grant.environment, grant.ids, grant.groups, LOADER)
+    changed = {**config, "process": process}
     mounts = items(config.get("mounts"))
     if any(map(_asks_for_device, mounts)):
         changed["mounts"] = [mount for mount in mounts if not _asks_for_device(mount)]
@@ -61,26 +76,73 @@ def at_create(config: dict[str, object], ours: dict[str, str]) -> dict[str, obje
         changed["annotations"] = {
             name: value for name, value in annotations.items() if not name.startswith(_CDI_PREFIX)
         }
+    if grant.nodes:
+        changed["linux"] = _with_nodes(table(config.get("linux")), grant.nodes)
     return changed
 
 
-def at_exec(process: dict[str, object], ours: dict[str, str]) -> dict[str, object]:
-    """The process `process` with the variables `ours`; it has all others as its step wants them.
+def at_exec(
+    process: dict[str, object], environment: dict[str, str], ids: list[str], groups: list[int]
+) -> dict[str, object]:
+    """The process `process` in a container that was granted the devices `ids`.
 
     Raises:
-        Refused: its variables can't be told apart (see `environment.rewrite`).
+        Refused: its variables can't be told apart, or name more than the grant.
+        ValueError: it is no process.
     """
-    return _with_variables(process, ours, frozenset())
+    return _told(process, environment, ids, groups)
 
 
-def _with_variables(
-    process: object, ours: dict[str, str], unwanted: frozenset[str]
+def _told(
+    process: object,
+    ours: dict[str, str],
+    ids: list[str],
+    groups: list[int],
+    unwanted: tuple[str, ...] = (),
 ) -> dict[str, object]:
-    found = table(process)
-    if not found:
-        raise ValueError("it has no process")
-    entries = [entry for entry in items(found.get("env")) if isinstance(entry, str)]
-    return {**found, "env": rewrite(entries, ours, unwanted)}
+    theirs = variables(process)
+    if ids:
+        theirs.check_narrowing(len(ids), ids)
+    changed = {**table(process), "env": theirs.with_(ours, unwanted)}
+    if groups:
+        user = table(changed.get("user"))
+        have = [group for group in items(user.get("additionalGids")) if isinstance(group, int)]
+        changed["user"] = {**user, "additionalGids": [*dict.fromkeys([*have, *groups])]}
+    return changed
+
+
+def _with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]:
+    """In a user namespace runc binds them from the host, mode and owner as they are there."""
+    ours = [
+        {
+            "path": node.path,
+            "type": "c",
+            "major": node.major,
+            "minor": node.minor,
+            "fileMode": 0o660,
+            "uid": 0,
+            "gid": node.gid,
+        }
+        for node in nodes
+    ]
+    rules = [
+        {"allow": True, "type": "c", "major": node.major, "minor": node.minor, "access": "rw"}
+        for node in nodes
+    ]
+    paths = {node.path for node in nodes}
+    theirs = [node for node in items(linux.get("devices")) if table(node).get("path") not in paths]
+    resources = table(linux.get("resources"))
+    allowed = [*items(resources.get("devices")), *rules]
+    return {
+        **linux,
+        "devices": [*theirs, *ours],
+        "resources": {**resources, "devices": allowed},
+    }
+
+
+def _is_work_folder(destination: str) -> bool:
+    name = destination[len(_WORK_FOLDERS) :]
+    return destination.startswith(_WORK_FOLDERS) and len(name) == 8 and _HEX.issuperset(name)
 
 
 def _destinations(config: dict[str, object]) -> list[str]:
@@ -88,7 +150,6 @@ def _destinations(config: dict[str, object]) -> list[str]:
 
 
 def _asks_for_device(mount: object) -> bool:
-    destination = os.path.normpath(text(table(mount).get("destination")) or "/")
-    return any(
-        destination == folder or destination.startswith(f"{folder}/") for folder in _DEVICE_MOUNTS
-    )
+    # normpath leaves two slashes at the beginning alone, unlike the toolkit's filepath.Clean.
+    destination = os.path.normpath("/" + text(table(mount).get("destination")).lstrip("/"))
+    return destination.startswith(_DEVICE_MOUNTS)  # the toolkit too looks at the beginning alone

@@ -8,12 +8,16 @@ The process is always replaced (exec) and never forks: the shim ties runc's life
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
-from gpuci import arguments, grant, policy, refuse, spec, store
+from gpuci import arguments, broker, grant, refuse, signals, spec
+from gpuci import policy as policies
 from gpuci.files import read_object, replace
+from gpuci.journal import Decision
+from gpuci.policy import Policy
 from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.usage import Host
 
 
 class Paths:
@@ -22,85 +26,89 @@ class Paths:
     Attributes:
         runc: the real runc.
         policy: policy.json.
-        store: the folder of grants.
+        store: the folder of leases.
         wrapper: the folder in which the front lies under the name runc.
+        log: the operators' log.
     """
 
-    __slots__ = ("policy", "runc", "store", "wrapper")
+    __slots__ = ("log", "policy", "runc", "store", "wrapper")
 
-    def __init__(self, runc: str, policy: str, store: str, wrapper: str) -> None:
+    def __init__(self, runc: str, policy: str, store: str, wrapper: str, log: str) -> None:
         self.runc = runc
         self.policy = policy
         self.store = store
         self.wrapper = wrapper
+        self.log = log
 
 
 def main(argv: list[str]) -> None:
-    """Serve a call: `argv` is the four Paths, then runc's own arguments. Never returns."""
-    paths, words = Paths(*argv[:4]), argv[4:]
+    """Serve a call: `argv` is the five Paths, then runc's own arguments. Never returns."""
+    paths, words = Paths(*argv[:5]), argv[5:]
     call = arguments.parse(words)
     log = call.options.get("log", os.devnull)
     refuse.report_crashes(log)
+    decision = Decision(call.container)
+    by_runtime = None
     try:
-        granted = None
         if call.container and call.command == "create":
-            granted = _create(paths, call)
+            by_runtime = _create(paths, call, decision)
         elif call.container and call.command == "exec":
-            _exec(paths, call)
-        if granted is None:
-            _become(paths.runc, words, _environment())
+            _exec(paths, call, decision)
+        elif call.command in {"run", "restore"}:
+            _other_start(paths, call, decision)
+        decision.write(paths.log)
+        if by_runtime:
+            _become(by_runtime.nvidia_runtime, words, _nvidia_environment(paths, by_runtime))
         else:
-            _become(granted.nvidia_runtime, words, _nvidia_environment(paths, granted))
+            _become(paths.runc, words, _environment())
     except Refused as refusal:
+        decision.reason = str(refusal)
+        decision.granted = []
+        decision.write(paths.log)
         refuse.write(log, str(refusal))
         sys.exit(1)
 
 
-def _create(paths: Paths, call: arguments.Call) -> policy.Policy | None:
+def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | None:
     """Grant what a task gets and edit its bundle; the policy if the NVIDIA runtime is next."""
     bundle = os.path.abspath(call.options.get("bundle", "."))
-    path = os.path.join(bundle, "config.json")
-    try:
-        config = read_object(path)
-    except OSError:
-        return None  # runc says it best
-    except ValueError as error:
-        config, fault = {}, f"{path} cannot be read ({error})"
-    else:
-        fault = ""
-        if not spec.is_task(config):
-            return None
-    allowed = policy.read(paths.policy)
-    if allowed is None:
-        store.remove(paths.store, call.container)  # of an earlier create with the same id
+    path = f"{bundle}/config.json"
+    store, host = Store(paths.store), Host()
+    task = _task(paths, path, decision)
+    if task is None:
+        try:
+            broker.do_without(store, host, call.container)
+        except OSError:
+            pass  # nothing about GPUs is a reason to stop a container without any
         return None
-    if fault:
-        raise Refused(f"this task cannot be given its GPU: {fault}; run it again")
-    granted = grant.decide(allowed, config)
-    if granted.devices and not os.access(allowed.nvidia_runtime, os.X_OK):
-        raise _no_runtime(allowed.nvidia_runtime)
+    allowed, config = task
     try:
-        changed = spec.at_create(config, granted.environment)
-        store.put(paths.store, call.container, bundle, granted)
-        replace(path, changed, like=path)
+        if decision.asked == 0:
+            granted = grant.Grant(allowed, [])
+            broker.do_without(store, host, call.container, bundle, granted)
+        else:
+            granted = broker.take(store, host, lambda: _policy(paths), bundle, decision)
+        replace(path, spec.at_create(config, granted), like=path)
     except (OSError, ValueError) as error:
         raise Refused(
             f"this task cannot be given its GPU: {path}: {error}; "
             "look at the disk space and mounts of this worker"
         ) from error
-    return allowed if granted.devices else None
+    return allowed if granted.ids and allowed.vendor.by_runtime else None
 
 
-def _exec(paths: Paths, call: arguments.Call) -> None:
-    """Give a process in a container with a grant the variables that its container got."""
+def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
+    """Let a process into a container with a record, and tell it what its container got."""
+    name = os.path.basename(call.options.get("pid-file", "")).removesuffix(".pid")
+    decision.kind = f"exec {name}".rstrip()
     path = call.options.get("process", "")
-    if not path:
-        return  # runc then takes the variables of config.json, where they are
     try:
-        ours = store.environment(paths.store, call.container)
-        replace(path, spec.at_exec(read_object(path), ours), like=path)
+        record = broker.resume(Store(paths.store), Host(), lambda: _policy(paths), decision)
+        if path:  # without it runc takes the variables of config.json, where they are
+            told = record.environment, record.gpus, record.groups
+            replace(path, spec.at_exec(read_object(path), *told), like=path)
     except FileNotFoundError:
-        return  # swept meanwhile, or runc says it best
+        decision.kind = ""  # swept meanwhile, or runc says it best
     except (OSError, ValueError) as error:
         raise Refused(
             f"this process cannot be told its GPUs: {path} and the record of its container in "
@@ -108,14 +116,77 @@ def _exec(paths: Paths, call: arguments.Call) -> None:
         ) from error
 
 
+def _other_start(paths: Paths, call: arguments.Call, decision: Decision) -> None:
+    """Refuse a task with GPUs that is started in one go, as Guardian does: no runtime edits that.
+
+    nvidia-container-toolkit 1.20 acts on `create` alone (internal/oci/args.go).
+    """
+    bundle = os.path.abspath(call.options.get("bundle", "."))
+    if _task(paths, f"{bundle}/config.json", decision) and decision.asked != 0:
+        raise Refused(
+            f"this task needs a GPU and was started by `runc {call.command}`, which brings none "
+            "in: start it by create, as containerd does (CONCOURSE_RUNTIME=containerd)"
+        )
+
+
+def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str, object]] | None:
+    """Policy and config.json of a task, where tasks can get GPUs; `decision` learns what it asks.
+
+    Raises:
+        Refused: what it is or asks for can't be told.
+    """
+    fault = ""
+    config: dict[str, object] = {}
+    try:
+        config = read_object(path)
+    except OSError:
+        return None  # runc says it best
+    except ValueError as error:
+        fault = f"{path} cannot be read ({error})"
+    decision.kind = spec.TASK if fault else spec.kind(config)
+    if decision.kind == spec.OTHER:
+        decision.kind = ""
+        return None
+    allowed = policies.read(paths.policy)
+    if allowed is None:
+        decision.kind = ""
+        return None
+    try:
+        if fault:
+            raise ValueError(fault)
+        variables = spec.variables(config.get("process"))
+    except ValueError as error:
+        raise Refused(f"this task cannot be given its GPU: {error}; run it again") from error
+    privileged = decision.kind == spec.PRIVILEGED_TASK
+    decision.asked = grant.asked_for(allowed, variables, privileged=privileged)
+    if decision.asked and allowed.exclusive:
+        variables.check_narrowing(decision.asked, [])
+    if decision.asked != 0 and allowed.vendor.by_runtime:
+        _check_runtime(allowed.nvidia_runtime)
+    return allowed, config
+
+
+def _policy(paths: Paths) -> Policy:
+    allowed = policies.read(paths.policy)
+    if allowed is None:
+        raise Refused(
+            "this worker's GPUs are no longer for tasks (enable-gpu=false); "
+            "run it again, on another worker"
+        )
+    return allowed
+
+
 def _become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> None:
-    # Python ignores these two, and what is ignored stays so across exec, into the container.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signals.as_a_child_expects()
     try:
         os.execve(runtime, [runtime, *words], environment)  # noqa: S606
     except OSError as error:
         raise _no_runtime(runtime) from error
+
+
+def _check_runtime(runtime: str) -> None:
+    if not os.access(runtime, os.X_OK):
+        raise _no_runtime(runtime)
 
 
 def _no_runtime(runtime: str) -> Refused:
@@ -132,7 +203,7 @@ def _environment() -> dict[bytes, bytes]:
     return {name: value for name, _, value in (entry.partition(b"=") for entry in entries) if name}
 
 
-def _nvidia_environment(paths: Paths, allowed: policy.Policy) -> dict[bytes, bytes]:
+def _nvidia_environment(paths: Paths, allowed: Policy) -> dict[bytes, bytes]:
     """Variables for the NVIDIA runtime: its private configuration, no way back to this wrapper."""
     environment = _environment()
     environment.pop(b"NVIDIA_CTK_CONFIG_FILE_PATH", None)  # would be read before XDG_CONFIG_HOME

@@ -15,7 +15,7 @@ import machine.services as services
 import machine.templates as templates
 import machine.users as users
 from ci import concourse_release, keys, local_postgresql
-from config import TSA_PORT
+from config import TSA_PORT, WEB_REQUEST_TIMEOUT
 from found import Database, WebSecrets
 from plan import WebPlan
 
@@ -30,6 +30,9 @@ _AUTHORIZED: typing.Final = unit.KEYS / "authorized_worker_keys"
 _CA: typing.Final = unit.KEYS / "postgresql_ca.pem"
 # Which process has read which authorized keys.
 _READ: typing.Final = pathlib.Path("/run/gpu-ci/web-authorized-keys")
+# For workers that name no limit of their own: no limit. Without a number here, those that name
+# one are not held to it either (concourse 95872ce1a atc/worker/placement.go:337-350).
+_MAX_ACTIVE_TASKS: typing.Final = 1000
 _START: typing.Final = 60.0  # seconds; about 3, the first time longer: it makes its tables
 
 
@@ -136,6 +139,9 @@ def _settings(plan: WebPlan) -> dict[str, typing.Any]:
         "tsa_host_key": str(_HOST_KEY),
         "authorized_keys": str(_AUTHORIZED),
         "tsa_port": TSA_PORT,
+        "request_timeout": WEB_REQUEST_TIMEOUT,
+        "queues_tasks": plan.queues_tasks,
+        "max_active_tasks": _MAX_ACTIVE_TASKS,
         "database": plan.database,
         "sslmode": _sslmode(plan.database),
         "ca": str(_CA),

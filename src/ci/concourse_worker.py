@@ -157,6 +157,8 @@ def _settings(plan: WorkerPlan) -> dict[str, typing.Any]:
         "tsa_public_key": str(_TSA_KEYS),
         "private_key": str(_PRIVATE_KEY),
         "containerd": str(_LAUNCHER) if plan.wrapped else "",
+        "request_timeout": plan.request_timeout,
+        "max_active_tasks": plan.max_active_tasks,
         "dns_servers": ",".join(plan.dns_servers or _name_servers()),
         "mtu": 0 if _has_default_route() else _MTU,
         "proxies": process.proxies(),

@@ -64,6 +64,38 @@ def read() -> Answer:
     return Answer(driver, version, tuple(gpus), tuple(failures))
 
 
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """Who uses one GPU now, its MIG devices included.
+
+    Attributes:
+        computing: ids of the processes that have a compute context on it.
+        drawing: the same for graphics, which display servers have.
+        total_mib: its memory in MiB; 0 where NVML reports none, or where the kernel uses it as
+            memory of the machine's too.
+        used_mib: what of it is allocated, without the driver's own reserve.
+    """
+
+    computing: tuple[int, ...] = ()
+    drawing: tuple[int, ...] = ()
+    total_mib: int = 0
+    used_mib: int = 0
+
+
+def uses(uuids: collections.abc.Iterable[str]) -> dict[str, Use]:
+    """Who uses these GPUs, by UUID; without those that do not answer.
+
+    Raises:
+        NvmlError: if NVML can't be loaded or started.
+    """
+    found: dict[str, Use] = {}
+    with _nvml() as nvml:
+        for uuid in uuids:
+            with contextlib.suppress(nvml.NVMLError):
+                found[uuid] = _use(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    return found
+
+
 def library_version() -> str:
     """Version of the libnvidia-ml.so.1 that `read` loaded, by its file's name; empty if unknown.
 
@@ -110,6 +142,23 @@ def _gpu(nvml: typing.Any, index: int) -> Gpu:
         mig_enabled=mig_enabled,
         mig=tuple(_mig_devices(nvml, handle)) if mig_enabled else (),
     )
+
+
+def _use(nvml: typing.Any, handle: object) -> Use:
+    computing, drawing = (
+        tuple(process.pid for process in _if_supported(nvml, function, handle) or ())
+        for function in (
+            # Without a number the binding picks one and fails where the driver lacks it.
+            nvml.nvmlDeviceGetComputeRunningProcesses_v3,
+            nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+        )
+    )
+    # The first version of this query counts the driver's reserve as used. Where the GPU is a NUMA
+    # node (GH200), the kernel keeps files in its memory.
+    memory = _if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if not memory or _if_supported(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
+        return Use(computing, drawing)
+    return Use(computing, drawing, memory.total >> 20, memory.used >> 20)
 
 
 def _mig_devices(nvml: typing.Any, handle: object) -> collections.abc.Iterator[MigDevice]:

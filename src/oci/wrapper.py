@@ -34,7 +34,10 @@ LINK = Path(
 )  # for people; its name keeps it out of containerd's way
 CONFIG = Path("/etc/gpu-ci")
 POLICY = CONFIG / "policy.json"
-STORE = Path("/run/gpu-ci/leases/containers")
+RUN = Path("/run/gpu-ci")
+STORE = RUN / "leases"
+CORDONS = RUN / "cordons"
+LOG = Path("/var/log/gpu-ci/oci.log")
 
 
 def apply(gpu: GpuPlan) -> bool:
@@ -50,7 +53,11 @@ def apply(gpu: GpuPlan) -> bool:
     changed = _install_back_end()
     files.ensure_directory(CONFIG)
     changed |= files.ensure_file(POLICY, policy_text(gpu))
-    changed |= nvidia.configure(CONFIG, RUNC)
+    if gpu.nvidia_runtime:
+        changed |= nvidia.configure(CONFIG, RUNC)
+    else:
+        changed |= files.ensure_absent(nvidia.folder(CONFIG))
+    files.ensure_directory(LOG.parent)
     files.ensure_directory(BIN)
     front = templates.render(
         "runc",
@@ -60,6 +67,7 @@ def apply(gpu: GpuPlan) -> bool:
         store=STORE,
         policy=POLICY,
         bin=BIN,
+        log=LOG,
     )
     changed |= files.ensure_file(FRONT, front, mode=0o755)
     changed |= files.ensure_symlink(LINK, FRONT)
@@ -74,28 +82,31 @@ def remove() -> bool:
     their GPUs until they end.
     """
     changed = False
-    for path in (FRONT, LINK, HOME, CONFIG, STORE.parent):
+    for path in (FRONT, LINK, HOME, CONFIG, STORE, CORDONS, LOG.parent):
         changed |= files.ensure_absent(path)
-    run = STORE.parent.parent
-    if run.is_dir() and not any(run.iterdir()):
-        changed |= files.ensure_absent(run)
-    return changed
+    return files.remove_if_empty(RUN) or changed
 
 
 def policy_text(gpu: GpuPlan) -> str:
     """What the back end reads as policy.json (lib/gpuci/policy.py)."""
     policy = {
-        "version": 1,
-        "allocation": "shared",
+        "version": 2,
+        "allocation": gpu.allocation,
+        "gpus_per_task": gpu.gpus_per_task,
+        "wait_timeout": gpu.wait_timeout,
+        "privileged_tasks": gpu.privileged_tasks,
+        "vendor": gpu.gpus[0].vendor.value,
         "nvidia_runtime": gpu.nvidia_runtime,
         "config_home": str(CONFIG),
+        "driver_capabilities": gpu.driver_capabilities,
+        "cordons": [str(CORDONS)],
         "gpus": [
             {
                 "index": one.index,
                 "uuid": one.uuid,
                 "model": one.model,
-                "vendor": one.vendor.value,
                 "devices": list(one.devices),
+                "nodes": list(one.nodes),
             }
             for one in gpu.gpus
         ],

@@ -19,6 +19,8 @@ WEB_ENDPOINTS: typing.Final = ("web-tsa", "tsa")
 WORKER_ENDPOINTS: typing.Final = ("worker-tsa", "flight")
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+# A web's request timeout that can be believed, in seconds: from Concourse's own on.
+_TIMEOUTS: typing.Final = range(300, 7201)
 _VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:[+-][A-Za-z0-9.+-]{1,40})?")
 
 
@@ -26,6 +28,7 @@ def read_webs(model: ops.Model) -> Tsa:
     """What the related web units say; data that can't be trusted is refused and said so."""
     hosts: dict[str, str] = {}
     versions: dict[str, None] = {}
+    timeouts: list[int] = []
     refused: list[str] = []
     relations = _relations(model, WORKER_ENDPOINTS)
     for unit, data in _units(relations):
@@ -47,11 +50,13 @@ def read_webs(model: ops.Model) -> Tsa:
             continue
         if version:
             versions[version] = None
+        timeouts.append(_request_timeout(unit, data.get("request-timeout", ""), refused))
     return Tsa(
         related=bool(relations),
         hosts=tuple(hosts),
         public_keys=tuple(dict.fromkeys(hosts.values())),
         versions=tuple(versions),
+        request_timeout=min(timeouts, default=0),
         refused=tuple(refused),
     )
 
@@ -69,8 +74,18 @@ def read_worker_keys(model: ops.Model) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(keys), tuple(refused)
 
 
+def _request_timeout(unit: str, text: str, refused: list[str]) -> int:
+    """The seconds that a web says, or 0; what can't be believed is noted in `refused`."""
+    seconds = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0
+    if text and seconds not in _TIMEOUTS:
+        refused.append(
+            f"request-timeout of {unit}: is no number from {_TIMEOUTS[0]} to {_TIMEOUTS[-1]}"
+        )
+    return seconds if seconds in _TIMEOUTS else 0
+
+
 def publish_web(model: ops.Model, address: str, public_key: str, version: str) -> None:
-    """Tell workers where this web unit is, how they know it, and which release it runs."""
+    """Tell workers where this web unit is, its key, what it runs and how patient it is."""
     host = f"[{address}]" if ":" in address else address
     for relation in _relations(model, WEB_ENDPOINTS):
         relation.data[model.unit].update(
@@ -78,6 +93,7 @@ def publish_web(model: ops.Model, address: str, public_key: str, version: str) -
                 "tsa-host": f"{host}:{config.TSA_PORT}",
                 "tsa-public-key": public_key,
                 "concourse-version": version,
+                "request-timeout": str(config.WEB_REQUEST_TIMEOUT),
             }
         )
 

@@ -26,11 +26,6 @@ RUNTIME = "/usr/bin/nvidia-container-runtime"
 MISSING = [name for name in PROGRAMS if not shutil.which(name)]
 GIVEN_RUNTIME = os.environ.get("GPUCI_NVIDIA_RUNTIME", "")
 
-INIT = """#!/bin/sh
-trap 'exit 0' TERM
-while :; do sleep 1000 & wait $!; done
-"""
-
 # A host of its own as far as the wrapper, the fake GPUs and containerd can tell.
 SETUP = f"""
 mount -t tmpfs -o mode=755 tmpfs "$LAB/mnt"
@@ -56,17 +51,18 @@ touch "$LAB/ready"
 
 # What the charm does: `apply(GpuPlan)` or `remove()`, and says whether that changed anything.
 CHARM = """
-import sys
+import json, sys
 from gpu.inventory import Gpu, Vendor
 from oci import wrapper
 from plan import GpuPlan
-runtime, *indexes = sys.argv[1:]
+runtime, options, *indexes = sys.argv[1:]
 gpus = tuple(
     Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
         "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{i}:00.0", int(i))
     for i in indexes
 )
-print(wrapper.apply(GpuPlan(gpus, runtime)) if gpus else wrapper.remove())
+plan = GpuPlan(gpus, runtime, **json.loads(options))
+print(wrapper.apply(plan) if gpus else wrapper.remove())
 """
 
 
@@ -95,11 +91,14 @@ class Worker:
             'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
             f'[grpc]\naddress = "{folder}/sock"\n[ttrpc]\naddress = "{folder}/sock.ttrpc"\n'
         )
-        # The shell waits for a line, so that the wrapper is there before containerd is.
+        # The shell waits for a line, so that the wrapper is there before containerd is; with each
+        # that follows it starts containerd again.
         self.log = (folder / "containerd.log").open("w")
         self.holder = subprocess.Popen(
             ["unshare", "-m", "--propagation", "private", "sh", "-ec"]
-            + [f". {folder}/setup; read go; exec {LAUNCHER} -c {config}"],
+            + [
+                f". {folder}/setup; while read go; do {LAUNCHER} -c {config} </dev/null || :; done"
+            ],
             env={"PATH": os.environ["PATH"], "LAB": str(folder)},
             stdin=subprocess.PIPE,
             stdout=self.log,
@@ -109,9 +108,9 @@ class Worker:
 
     def _make_image(self) -> None:
         """A root folder that belongs to a container's root, as Concourse's volumes do."""
-        init = self.folder / "gdn-init"
-        init.write_text(INIT)
-        init.chmod(0o755)
+        init = ROOT / "tests" / "fakes" / "concourse" / "init.c"
+        command = ["gcc", "-static", "-Os", "-s", "-o", self.folder / "gdn-init", init]
+        subprocess.run(command, check=True, timeout=60)
         self.rootfs = self.folder / "rootfs"
         for name in ("bin", "dev", "proc", "sys", "tmp", "etc", "scratch", "usr/lib"):
             (self.rootfs / name).mkdir(parents=True)
@@ -126,11 +125,21 @@ class Worker:
 
     def start(self) -> None:
         """Start containerd by the launcher, which must be there by now."""
+        self._go()
+        self.started = True
+
+    def _go(self) -> None:
         assert self.holder.stdin
         self.holder.stdin.write(b"go\n")
-        self.holder.stdin.close()
+        self.holder.stdin.flush()
         self._wait(lambda: self.ctr("version").returncode == 0)
-        self.started = True
+
+    def restart(self) -> None:
+        """Kill containerd and start it again; its shims and their containers go on."""
+        children = f"/proc/{self.holder.pid}/task/{self.holder.pid}/children"
+        (containerd,) = pathlib.Path(children).read_text().split()
+        os.kill(int(containerd), signal.SIGKILL)
+        self._go()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         for _ in range(400):
@@ -140,10 +149,13 @@ class Worker:
             time.sleep(0.05)
         raise AssertionError((self.folder / "containerd.log").read_text())
 
-    def inside(self, *argv: object, **named) -> subprocess.CompletedProcess[str]:
+    def _in(self, *argv: object) -> list[str]:
         nsenter = ["nsenter", "-t", str(self.holder.pid), "-m", "--wd=/", "--"]
+        return [*nsenter, *map(str, argv)]
+
+    def inside(self, *argv: object, **named) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*nsenter, *map(str, argv)],
+            self._in(*argv),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -152,14 +164,30 @@ class Worker:
             **named,
         )
 
-    def charm(self, *gpus: int, runtime: str = RUNTIME) -> str:
+    def charm(self, *gpus: int, runtime: str = RUNTIME, **options: object) -> str:
+        """Install the wrapper for these GPUs, or none; `options` are GpuPlan's."""
         path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
-        done = self.inside(sys.executable, "-c", CHARM, runtime, *gpus, env=path)
+        done = self.inside(
+            sys.executable, "-c", CHARM, runtime, json.dumps(options), *gpus, env=path
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def _ctr(self, *words: object) -> list[object]:
+        return ["ctr", "-a", self.folder / "sock", "-n", "concourse", *words]
+
     def ctr(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return self.inside("ctr", "-a", self.folder / "sock", "-n", "concourse", *words)
+        return self.inside(*self._ctr(*words))
+
+    def begin(self, *words: object) -> subprocess.Popen[str]:
+        """Let ctr go on by itself; what it says comes by communicate()."""
+        return subprocess.Popen(
+            self._in(*self._ctr(*words)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def spec(self, name: str, handle: str, *env: str) -> dict:
         """A golden spec on this rootfs, with `env` as the image's variables."""
@@ -179,23 +207,43 @@ class Worker:
                 mount["source"] = str(self.folder / leaf)
         return spec
 
-    def create(self, spec: dict) -> subprocess.CompletedProcess[str]:
+    def _creation(self, spec: dict) -> list[object]:
         path = self.folder / f"{spec['hostname']}.json"
         path.write_text(json.dumps(spec))
-        return self.ctr("run", "-d", "--null-io", "--config", path, spec["hostname"])
+        return ["run", "-d", "--null-io", "--config", path, spec["hostname"]]
 
-    def exec(self, handle: str, line: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        words = ["task", "exec", "--exec-id", "task", *flags]
+    def create(self, spec: dict) -> subprocess.CompletedProcess[str]:
+        return self.ctr(*self._creation(spec))
+
+    def begin_create(self, spec: dict) -> subprocess.Popen[str]:
+        return self.begin(*self._creation(spec))
+
+    def exec(
+        self, handle: str, line: str, *flags: str, name: str = "task"
+    ) -> subprocess.CompletedProcess[str]:
+        words = ["task", "exec", "--exec-id", name, *flags]
+        # On a busy machine ctr 1.6 loses what a process says at its very end.
+        line = f"({line}); code=$?; sleep 0.1; exit $code"
         return self.ctr(*words, handle, "sh", "-c", line)
 
+    def folder_of(self, handle: str) -> pathlib.Path:
+        """The container's bundle."""
+        return self.folder / "state" / "io.containerd.runtime.v2.task" / "concourse" / handle
+
     def bundle(self, handle: str) -> dict:
-        folder = self.folder / "state" / "io.containerd.runtime.v2.task" / "concourse" / handle
-        return json.loads((folder / "config.json").read_text())
+        return json.loads((self.folder_of(handle) / "config.json").read_text())
+
+    def leases(self) -> dict:
+        """The table of leases; empty before the first."""
+        path = pathlib.Path(f"/proc/{self.holder.pid}/root/run/gpu-ci/leases/leases.json")
+        return json.loads(path.read_text()) if path.exists() else {"holders": {}, "waiters": []}
 
     def sees(self, handle: str, *flags: str) -> dict[str, str]:
         """What opening each node says inside."""
-        line = "".join(f"cat /dev/{node} 2>&1; " for node in NODES)
-        said = self.exec(handle, line, *flags).stdout.splitlines()
+        line = "".join(f"cat /dev/{node} 2>&1; " for node in NODES) + "true"
+        done = self.exec(handle, line, *flags)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
         return {node: text.rpartition(": ")[2] for node, text in zip(NODES, said, strict=True)}
 
     def remove(self, handle: str) -> None:

@@ -18,7 +18,7 @@ T4 = Card(number=1, model="Tesla T4", memory_mib=15360)
 ASK = """
 import dataclasses, json, pathlib, sys
 from gpu import detect, report
-found = detect.detect(pathlib.Path(sys.argv[1]))
+found = detect.detect(root=pathlib.Path(sys.argv[1]))
 import pynvml
 try:
     pynvml.nvmlDeviceGetCount()
@@ -86,6 +86,7 @@ def test_two_gpus_with_all_that_is_said_of_them(detect):
             "minor": index,
             "mig_enabled": False,
             "mig": [],
+            "nodes": [],
         }
         for index, model, memory in [(0, "NVIDIA A100-SXM4-80GB", 81920), (1, "Tesla T4", 15360)]
     ]

@@ -146,12 +146,23 @@ def test_a_refusal_reaches_the_caller_in_words(worker):
 
 def test_other_gpus_are_for_the_next_container(worker):
     worker.create(worker.spec("task", "t1"))
-    worker.charm(0, 1)
+    worker.charm(0)
     worker.create(worker.spec("task", "t2"))
-    assert worker.sees("t1") == ONLY_1
-    assert worker.sees("t2") == {**ONLY_1, "nvidia0": GIVEN}
-    env = variables(worker.exec("t1", "env").stdout)
-    assert env["NVIDIA_VISIBLE_DEVICES"] == UUIDS[1]
+    lines = worker.exec("t1", "cat /dev/nvidia1 2>&1; env").stdout.splitlines()
+    assert lines[0].endswith(GIVEN)
+    assert f"NVIDIA_VISIBLE_DEVICES={UUIDS[1]}" in lines
+    assert worker.sees("t2") == {**ONLY_1, "nvidia0": GIVEN, "nvidia1": ABSENT}
+    done = worker.exec("t1", "true")
+    assert f"this container's GPU {UUIDS[1]} is no longer for tasks" in done.stderr
+
+
+def test_shared_gpus_are_for_all(worker):
+    worker.charm(0, 1, allocation="shared")
+    for handle in ("t1", "t2"):
+        worker.create(worker.spec("task", handle))
+        assert worker.sees(handle) == {**ONLY_1, "nvidia0": GIVEN}
+        env = variables(worker.exec(handle, "env").stdout)
+        assert (env["NVIDIA_VISIBLE_DEVICES"], env["GPU_COUNT"]) == (",".join(UUIDS), "2")
 
 
 def test_an_id_can_be_used_again(worker):

@@ -48,7 +48,7 @@ def snapshot():
 
 def usable():
     if wrapper.FRONT.exists():
-        assert policy.read(str(wrapper.POLICY)).devices[0].uuid == sys.argv[1]
+        assert policy.read(str(wrapper.POLICY)).devices[0].id == sys.argv[1]
         assert (wrapper.LIB / "gpuci" / "__main__.py").is_file()
         assert (wrapper.CONFIG / "nvidia-container-runtime" / "config.toml").is_file()
         subprocess.run([wrapper.FRONT, "--version"], check=True, stdout=subprocess.DEVNULL)

@@ -5,14 +5,22 @@
 import dataclasses
 import pathlib
 
+import pytest
+import yaml
 from ops import testing
 
+import config
 import found
 import plan
 from ci import keys
-from gpu.inventory import Gpu, Inventory, State, Vendor
+from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
 
 ROOT = pathlib.Path(__file__).parents[2]
+DEFAULTS = {
+    name: option["default"]
+    for name, option in yaml.safe_load((ROOT / "config.yaml").read_text())["options"].items()
+    if "default" in option
+}
 WORKER_KEY = keys.public_key_line(keys.generate_private_key())
 HOST_PEM = keys.generate_private_key()
 HOST_KEY = keys.public_key_line(HOST_PEM)
@@ -28,9 +36,95 @@ GPUS = tuple(
     )
     for index in range(2)
 )
-
-
 EMPTY = pathlib.Path("/dev/null")
+RUNTIME = "/usr/bin/nvidia-container-runtime"
+TOOLKIT = found.Toolkit(RUNTIME, "1.20.0")
+NOTHING = found.RememberedIds()
+MACHINE = found.Machine("amd64", TOOLKIT)
+READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
+DATABASE = found.Database("10.0.0.9", 5432, "concourse", "u", "p")
+SECRETS = found.WebSecrets("password", "host key", "signing key")
+TSA = found.Tsa(
+    related=True, hosts=("10.0.0.5:2222",), public_keys=(HOST_KEY,), versions=("8.3.0",)
+)
+WEB = found.Web(
+    database_related=True,
+    database=DATABASE,
+    secrets=SECRETS,
+    tsa_public_key=HOST_KEY,
+    worker_keys=(WORKER_KEY,),
+)
+OUTSIDE = {"tsa-host": "ci.example.com:2222", "tsa-public-key": WORKER_KEY}
+
+
+def gpu(number, index=None, **values):
+    """Card `number`, at NVML's index `index`."""
+    given = {
+        "index": number if index is None else index,
+        "uuid": f"GPU-{number}",
+        "vendor": Vendor.NVIDIA,
+        "model": "NVIDIA A100-SXM4-80GB",
+        "memory_mib": 81920,
+        "pci_address": f"0000:0{number + 1}:00.0",
+        "minor": number,
+    }
+    return Gpu(**{**given, **values})
+
+
+def sliced(number, *profiles):
+    """Card `number` with MIG mode on, and a MIG device of each of these profiles."""
+    mig = tuple(MigDevice(f"MIG-{number}-{n}", profile) for n, profile in enumerate(profiles))
+    return gpu(number, mig_enabled=True, mig=mig)
+
+
+def situation(*gpus, toolkit=TOOLKIT, remembered=NOTHING, options=(), **inventory):
+    """What was found on a worker with these GPUs, with these changes."""
+    given = {"state": State.READY, "driver": "580.95.05", "cuda": "13.0", **inventory}
+    return found.Found(
+        options=config.parse({**DEFAULTS, "enable-gpu": True, **dict(options)}),
+        name="worker-0",
+        address="10.0.0.7",
+        machine=found.Machine("amd64", toolkit),
+        inventory=Inventory(gpus=gpus, **given),
+        remembered=remembered,
+    )
+
+
+def parse(**options):
+    """The options with these changes, `_` for `-` in their names."""
+    return config.parse(
+        {**DEFAULTS, **{name.replace("_", "-"): value for name, value in options.items()}}
+    )
+
+
+def refused(**options):
+    """What the operator reads of one that can't be used."""
+    with pytest.raises(config.OptionError) as caught:
+        parse(**options)
+    text = str(caught.value)
+    assert text.isprintable(), "more than a line would tear up juju status"
+    assert len(text) < 300
+    assert text.startswith(caught.value.option)
+    return text
+
+
+def unit(mode="worker", /, options=(), machine=(), **values):
+    """A unit that has all it needs, with these changes."""
+    raw = {**DEFAULTS, "deployment-mode": mode, **dict(options)}
+    good = found.Found(
+        options=config.parse(raw),
+        name="ci-gpu-3",
+        address="10.0.0.7",
+        machine=dataclasses.replace(MACHINE, **dict(machine)),
+        inventory=READY if raw["enable-gpu"] else None,
+        tsa=found.Tsa() if mode == "web" else TSA,
+        web=found.Web() if mode == "worker" else WEB,
+    )
+    return dataclasses.replace(good, **values)
+
+
+def gpu_unit(options=(), **values):
+    return unit(options={"enable-gpu": True, **dict(options)}, **values)
 
 
 @dataclasses.dataclass
@@ -39,9 +133,9 @@ class Rooms:
 
     calls: list[str] = dataclasses.field(default_factory=list)
     inventory: Inventory = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
-    machine: found.Machine = found.Machine(
-        "amd64", found.Toolkit("/usr/bin/nvidia-container-runtime", "1.20.0")
-    )
+    machine: found.Machine = MACHINE
+    cordoned: tuple[tuple[str, str], ...] = ()
+    kept_out: tuple[tuple[str, str], ...] | None = None
     worker: plan.WorkerPlan | None = None
     web: plan.WebPlan | None = None
     gpu: plan.GpuPlan | None = None
@@ -77,6 +171,22 @@ def tsa(endpoint="worker-tsa", interface="concourse-tsa", **data):
     remote = {key: value for key, value in {**good, **given}.items() if value}
     return testing.Relation(
         endpoint, interface=interface, remote_app_name="web", remote_units_data={0: remote}
+    )
+
+
+def two_webs(*timeouts):
+    """Two web units of one application, each with its request-timeout; empty: it names none."""
+    units = {
+        number: {
+            "tsa-host": f"10.0.0.{number + 5}:2222",
+            "tsa-public-key": HOST_KEY,
+            "concourse-version": "8.3.0",
+            **({"request-timeout": timeout} if timeout else {}),
+        }
+        for number, timeout in enumerate(timeouts)
+    }
+    return testing.Relation(
+        "worker-tsa", interface="concourse-tsa", remote_app_name="web", remote_units_data=units
     )
 
 

@@ -7,12 +7,12 @@ proven in tests/functional and tests/lab.
 """
 
 import dataclasses
-import json
 
 import pytest
 from ops import testing
 
 from ci import concourse_release
+from gpu.inventory import Inventory, State
 from machine import download
 from tests.unit.situations import (
     GPUS,
@@ -60,7 +60,7 @@ def test_worker_tags_and_publishes_its_key(context, rooms):
     relation = tsa()
     before = state(relations=[relation], enable_gpu=True, tag="rack-7", gpu_device_ids="1")
     after = context.run(context.on.relation_changed(relation), before)
-    assert rooms.worker.tags == (
+    assert rooms.worker.tags[:8] == (
         "gpu",
         "gpu-type=nvidia",
         "gpu-count=1",
@@ -69,42 +69,12 @@ def test_worker_tags_and_publishes_its_key(context, rooms):
         "gpu-memory=80GiB",
         "cuda=13.0",
         "driver=580",
-        "rack-7",
     )
+    assert rooms.worker.tags[-1] == "rack-7"
     assert rooms.gpu.gpus == GPUS[1:]
     assert rooms.worker.tsa_hosts == ("10.0.0.5:2222",)
     data = after.get_relation(relation.id).local_unit_data
     assert data["worker-public-key"] == WORKER_KEY
-
-
-def test_admin_password_is_shown_by_its_action(context, rooms):
-    before = context.run(context.on.update_status(), state("web", [database()]))
-    context.run(context.on.action("get-admin-password"), before)
-    assert context.action_results["username"] == "admin"
-    assert context.action_results["password"] == "secret-password"
-    assert context.action_results["url"].endswith(":8080")
-
-
-def test_admin_password_on_a_worker_fails_in_words(context, rooms):
-    with pytest.raises(testing.ActionFailed, match="web application"):
-        context.run(context.on.action("get-admin-password"), state(relations=[tsa()]))
-
-
-@pytest.mark.parametrize("action", ["gpu-inventory", "get-admin-password"])
-def test_an_action_fails_in_words_while_an_option_is_wrong(context, rooms, action):
-    with pytest.raises(testing.ActionFailed, match="gpu-vendor 'nvida' is unknown"):
-        context.run(context.on.action(action), state(gpu_vendor="nvida"))
-
-
-def test_gpu_inventory_shows_what_tasks_may_use(context, rooms):
-    before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="1")
-    after = context.run(context.on.action("gpu-inventory"), before)
-    results = context.action_results
-    assert results["count"] == "2"
-    assert results["gpu-0"].endswith("not for tasks")
-    assert results["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB, GPU-00000001-")
-    assert json.loads(results["json"])["allowed"] == [GPUS[1].uuid]
-    assert after.unit_status == before.unit_status
 
 
 def test_a_bad_option_blocks_and_leaves_everything_alone(context, rooms):
@@ -112,7 +82,7 @@ def test_a_bad_option_blocks_and_leaves_everything_alone(context, rooms):
     before = state(relations=[relation], enable_gpu=True, gpu_vendor="nvida")
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status == testing.BlockedStatus(
-        "gpu-vendor 'nvida' is unknown: use auto, nvidia"
+        "gpu-vendor 'nvida' is unknown: use auto, nvidia, amd, intel"
     )
     assert rooms.calls == []
 
@@ -160,6 +130,38 @@ def test_a_lost_gpu_changes_tags_and_status_at_the_next_event(context, rooms):
     after = context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
     assert after.unit_status == testing.ActiveStatus("Worker ready (GPU: 1x NVIDIA)")
     assert "gpu-count=1" in rooms.worker.tags
+
+
+IN_USE = (GPUS[1].uuid, "in use outside CI: pid 4711 (python3)")
+
+
+def test_a_gpu_that_others_use_is_kept_from_tasks_and_the_tags_stay(context, rooms):
+    before = state(relations=[tsa()], enable_gpu=True)
+    context.run(context.on.update_status(), before)
+    tags = rooms.worker.tags
+    assert rooms.kept_out == ()
+    rooms.cordoned = (IN_USE,)
+    after = context.run(context.on.update_status(), before)
+    assert after.unit_status == testing.ActiveStatus(
+        "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 in use outside CI)"
+    )
+    assert rooms.kept_out == (IN_USE,)
+    assert rooms.worker.tags == tags
+    assert rooms.gpu.gpus == GPUS
+
+
+def test_cordons_follow_while_the_worker_goes_on_with_what_it_had(context, rooms):
+    rooms.cordoned = (IN_USE,)
+    before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="7")
+    context.run(context.on.config_changed(), before)
+    assert rooms.gpu is None
+    assert rooms.kept_out == (IN_USE,)
+
+
+def test_a_gpu_stays_cordoned_while_nobody_knows_how_the_gpus_are(context, rooms):
+    rooms.inventory = Inventory(State.NVML_ERROR, detail="its own words")
+    context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
+    assert "cordons.ensure" not in rooms.calls
 
 
 def test_stop_retires_a_worker_whose_web_is_outside_juju(context, rooms):

@@ -17,6 +17,7 @@ from tests.unit.situations import (
     database,
     state,
     tsa,
+    two_webs,
     workers,
 )
 
@@ -71,7 +72,42 @@ def test_web_publishes_its_tsa_and_takes_worker_keys(context, rooms, endpoint, i
     assert data["tsa-host"].endswith(":2222")
     assert data["tsa-public-key"] == HOST_KEY
     assert data["concourse-version"] == "8.3.0"
+    assert data["request-timeout"] == "2100"
     assert {port.port for port in after.opened_ports} == {8080, 2222}
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "wait"),
+    [
+        (("2100", "2100"), 1800),
+        (("7200", "600"), 540),
+        (("300", "7200"), 240),
+        # One that does not say it may be the one that a step comes from.
+        (("2100", ""), 280),
+        (("", ""), 280),
+    ],
+)
+def test_a_task_waits_no_longer_than_every_web_allows(context, rooms, timeouts, wait):
+    relation = two_webs(*timeouts)
+    before = state(relations=[relation], enable_gpu=True, gpu_wait_timeout=1800)
+    after = context.run(context.on.relation_changed(relation), before)
+    assert rooms.gpu.wait_timeout == wait
+    assert ("gpu-wait-timeout capped at" in after.unit_status.message) == (wait < 1800)
+
+
+@pytest.mark.parametrize(
+    "text", ["299", "7201", "-600", "0", "35m", "600s", "1e3", "600\n", " 600", "²", "9" * 5000]
+)
+def test_a_webs_timeout_that_can_not_be_believed_is_refused_in_words(context, rooms, text):
+    relation = two_webs("2100", text)
+    before = state(relations=[relation], enable_gpu=True, gpu_wait_timeout=1800)
+    after = context.run(context.on.relation_changed(relation), before)
+    assert rooms.gpu.wait_timeout == 280
+    assert rooms.worker.tsa_hosts == ("10.0.0.5:2222", "10.0.0.6:2222")
+    assert after.unit_status.name == "active"
+    assert after.unit_status.message.endswith(
+        "; refused request-timeout of web/1: is no number from 300 to 7200)"
+    )
 
 
 def test_a_worker_key_with_a_second_line_is_refused(context, rooms):

@@ -2,23 +2,15 @@
 # See LICENSE file for licensing details.
 """Every option: what it takes, what it makes of it, and what it says to a value it can't use."""
 
-import pathlib
-
 import pytest
-import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
 import config
+from tests.unit.situations import DEFAULTS, parse, refused
 
-CONFIG_YAML = pathlib.Path(__file__).parents[2] / "config.yaml"
-DEFAULTS = {
-    name: option["default"]
-    for name, option in yaml.safe_load(CONFIG_YAML.read_text())["options"].items()
-    if "default" in option
-}
 RSA = rsa.generate_private_key(65537, 2048)
 PEM = serialization.Encoding.PEM
 PKCS8 = serialization.PrivateFormat.PKCS8
@@ -42,28 +34,17 @@ def private(key, form=PKCS8, encryption=PLAIN):
 KEY = line(RSA)
 
 
-def parse(**options):
-    return config.parse(
-        {**DEFAULTS, **{name.replace("_", "-"): value for name, value in options.items()}}
-    )
-
-
-def refused(**options):
-    with pytest.raises(config.OptionError) as caught:
-        parse(**options)
-    text = str(caught.value)
-    assert text.isprintable(), "more than a line would tear up juju status"
-    assert len(text) < 300
-    assert text.startswith(caught.value.option)
-    return text
-
-
 def test_the_defaults_of_config_yaml():
     assert parse() == config.Options(
         deployment_mode="worker",
         enable_gpu=False,
         gpu_device_ids=(),
         gpu_vendor="auto",
+        gpu_allocation="exclusive",
+        gpus_per_task=1,
+        gpu_wait_timeout=240,
+        privileged_tasks="no-gpu",
+        nvidia_driver_capabilities="compute,utility",
         tags=(),
         concourse_version="8.3.0",
         concourse_sha256="",
@@ -90,79 +71,6 @@ def test_bad_deployment_mode(mode):
     text = refused(deployment_mode=mode)
     assert text.endswith("is unknown: use worker, web, all")
     assert text.startswith(f"deployment-mode '{ascii(mode)[1:-1]}'")
-
-
-def test_enable_gpu():
-    assert parse(enable_gpu=True).enable_gpu
-
-
-UUID = "GPU-4d4f434b-0000-0000-0000-00000000000a"
-
-
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        ("all", ()),
-        ("ALL", ()),
-        (" all ", ()),
-        ("0", ("0",)),
-        ("1,0", ("1", "0")),
-        (" 1 , 0 ", ("1", "0")),
-        ("01,1", ("1",)),
-        (UUID, (UUID,)),
-        (UUID.upper(), (UUID,)),
-        ("0000:01:00.0", ("0000:01:00.0",)),
-        ("01:00.0", ("0000:01:00.0",)),
-        ("00000000:0A:00.0", ("0000:0a:00.0",)),
-        ("10000:01:00.0", ("10000:01:00.0",)),
-        (f"2,{UUID},41:00.0", ("2", UUID, "0000:41:00.0")),
-    ],
-)
-def test_gpu_device_ids(text, ids):
-    assert parse(gpu_device_ids=text).gpu_device_ids == ids
-
-
-@pytest.mark.parametrize(
-    ("text", "item"),
-    [
-        ("", ""),
-        (",", ""),
-        ("0,", ""),
-        ("none", "none"),
-        ("al", "al"),
-        ("all,0", "all"),
-        ("0 1", "0 1"),
-        ("0-3", "0-3"),
-        ("-1", "-1"),
-        ("0x1", "0x1"),
-        ("1.0", "1.0"),
-        ("²", "²"),
-        ("\N{ARABIC-INDIC DIGIT ONE}", "\N{ARABIC-INDIC DIGIT ONE}"),
-        ("GPU-1234", "GPU-1234"),
-        ("4d4f434b-0000-0000-0000-00000000000a", "4d4f434b-0000-0000-0000-00000000000a"),
-        ("01:00.8", "01:00.8"),
-        ("0,x\ny", "x\\ny"),
-        ("0,$(reboot)", "$(reboot)"),
-    ],
-)
-def test_bad_gpu_device_ids(text, item):
-    assert refused(gpu_device_ids=text).startswith(
-        f"gpu-device-ids '{item}' is no id of a GPU: use all, or indexes, UUIDs"
-    )
-
-
-def test_an_index_of_ten_thousand_digits_is_only_refused():
-    assert "..." in refused(gpu_device_ids="9" * 10_000)
-
-
-@pytest.mark.parametrize("vendor", ["auto", "nvidia"])
-def test_gpu_vendor(vendor):
-    assert parse(gpu_vendor=vendor).gpu_vendor == vendor
-
-
-@pytest.mark.parametrize("vendor", ["", "nvida", "NVIDIA", "amd"])
-def test_bad_gpu_vendor(vendor):
-    assert refused(gpu_vendor=vendor) == f"gpu-vendor '{vendor}' is unknown: use auto, nvidia"
 
 
 def test_tags_keep_their_order_without_repeats():

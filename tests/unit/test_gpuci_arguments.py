@@ -64,6 +64,40 @@ def test_forms_of_a_flag(words):
     assert (call.command, call.options["bundle"], call.container) == ("create", "/b", "ID")
 
 
+@pytest.mark.parametrize("command", ["run", "restore"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--bundle", "/b", "ID"], ["-b", "/b", "ID"], ["-b=/b", "--detach", "ID"]),
+        *(["--console-socket", "create", "-b", "/b", "ID"], ["--pid-file", "p", "-b=/b", "ID"]),
+        ["ID", "--bundle", "/b"],
+    ],
+    ids=" ".join,
+)
+def test_starts_in_one_go(command, words):
+    call = parse([*GLOBAL, command, *words])
+    assert (call.command, call.options["bundle"], call.container) == (command, "/b", "ID")
+
+
+def test_restores_own_flags():
+    words = ["restore", "--image-path", "/i", "--work-path", "/w", "--lsm-profile", "x", "ID"]
+    assert parse([*words, "--manage-cgroups-mode", "soft"]).words == ["ID"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["exec", "-p", "/f", "-e", "A=b", "-u", "0", "--cap", "x", "ID"],
+        ["exec", "--process=/f", "-g", "7", "--pidfd-socket", "s", "--cgroup", "c", "ID", "x"],
+        ["exec", "-process", "/f", "-d", "-t", "--ignore-paused", "--", "ID", "--process", "/g"],
+    ],
+    ids=" ".join,
+)
+def test_forms_of_an_exec(words):
+    call = parse(words)
+    assert (call.command, call.options["process"], call.container) == ("exec", "/f", "ID")
+
+
 def test_a_value_is_no_subcommand():
     assert parse(["--root", "create", "start", "ID"]).command == "start"
     assert parse(["--log=create", "delete", "create"]).command == "delete"

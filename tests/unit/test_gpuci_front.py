@@ -31,27 +31,27 @@ def front(tmp_path):
         ["start", "ID"],
         ["ps", "--format", "json", "ID"],
         ["kill", "--all", "ID", "9"],
+        ["checkpoint", "--image-path", "/x", "ID"],
         ["delete", "--force", "ID"],
         ["--debug", "state", "create"],
-        ["run", "--bundle", "BUNDLE", "ID"],
         ["delete", "a b", "*", "$(exit)", "`"],
     ],
     ids=" ".join,
 )
 def test_other_calls_are_handed_on(front, words):
     front.spec("task")
-    words = [str(front.bundle) if word == "BUNDLE" else word for word in words]
-    assert front.call(*words) == 42
+    assert front.call(*words, cwd=front.bundle) == 42
     assert front.ran == ["runc", *GLOBAL, "--log", str(front.log), *words]
     assert front.environment == {**ENVIRONMENT, "PATH": f"{front.bin}:{ENVIRONMENT['PATH']}"}
 
 
-@pytest.mark.parametrize("name", ["get", "put", "check", "get-privileged"])
-def test_a_container_that_is_no_task_stays_untouched(front, name):
+@pytest.mark.parametrize("command", ["create", "run", "restore"])
+@pytest.mark.parametrize("name", ["get", "put", "run", "check", "get-privileged"])
+def test_a_container_that_is_no_task_stays_untouched(front, name, command):
     front.spec(name)
     front.policy_path.write_text("broken")
     before = front.config.read_bytes(), front.config.stat()
-    assert front.create() == 42
+    assert front.call(command, "--bundle", front.bundle, "ID") == 42
     assert front.ran[0] == "runc"
     assert (front.config.read_bytes(), front.config.stat().st_mtime_ns) == (
         before[0],
@@ -76,22 +76,73 @@ def test_the_bundle_is_the_current_folder_without_a_flag(rig):
     rig.spec("task")
     assert rig.call("create", "ID", cwd=rig.bundle) == 42
     assert rig.ran[0] == "nvidia-container-runtime"
-    assert json.loads((rig.store / "ID.json").read_text())["bundle"] == str(rig.bundle)
+    record = json.loads((rig.store / "containers" / "ID.json").read_text())
+    assert (record["bundle"], rig.holders["ID"]["bundle"]) == (str(rig.bundle),) * 2
 
 
 @pytest.mark.parametrize("name", ["a/b", "../ID", "..", ".", "-x"])
 def test_unusual_ids_are_runcs_business(front, name):
     front.spec("task")
-    front.store.mkdir(parents=True)
-    (front.store.parent / "ID.json").write_text("{}")
+    (front.store / "containers").mkdir(parents=True)
+    for path in (front.store / "ID.json", front.store / "containers" / "-x.json"):
+        path.write_text("{}")
     assert front.call("create", "--bundle", front.bundle, name) == 42
     assert front.call("exec", "--process", "/nowhere", name) == 42
 
 
-def test_an_exec_without_a_grant_stays_untouched(front):
+def test_an_exec_without_a_record_stays_untouched(front):
+    front.store.mkdir(parents=True)
+    (front.store / "leases.json").write_text("{")
     assert front.exec(["NVIDIA_VISIBLE_DEVICES=all"]) == 42
     assert front.ran[0] == "runc"
     assert json.loads(front.process.read_text())["env"] == ["NVIDIA_VISIBLE_DEVICES=all"]
+
+
+@pytest.mark.parametrize("command", ["run", "restore"])
+@pytest.mark.parametrize(
+    "flags",
+    [["--bundle", "B"], ["--bundle=B"], ["-b", "B"], ["-bundle=B"], ["--pid-file", "/p", "-b=B"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["task", "task-cuda-image"])
+def test_a_start_in_one_go_brings_no_gpu_and_is_refused(rig, name, flags, command):
+    rig.spec(name)
+    before = rig.config.read_bytes()
+    assert rig.call(command, *(flag.replace("B", str(rig.bundle)) for flag in flags), "ID") == 1
+    assert rig.refusal == (
+        f"gpu-ci-worker: this task needs a GPU and was started by `runc {command}`, which brings "
+        "none in: start it by create, as containerd does (CONCOURSE_RUNTIME=containerd)"
+    )
+    assert rig.config.read_bytes() == before
+    assert not rig.store.exists(), "no lease is taken for what does not start"
+    (line,) = rig.decisions
+    assert (line["container"], line["kind"], line["granted"]) == ("ID", "task", [])
+
+
+@pytest.mark.parametrize("command", ["run", "restore"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("task-none", {}),
+        ("task-privileged", {}),
+        ("task", {"gpus": []}),
+        ("task", {"gpus_per_task": 0}),
+    ],
+)
+def test_a_start_in_one_go_without_a_gpu_is_handed_on(rig, name, changes, command):
+    rig.spec(name)
+    rig.policy(**changes)
+    before = rig.config.read_bytes()
+    assert rig.call(command, "ID", cwd=rig.bundle) == 42
+    assert (rig.ran[0], rig.config.read_bytes()) == ("runc", before)
+    assert not rig.store.exists()
+
+
+def test_a_start_in_one_go_without_a_policy_is_handed_on(rig):
+    rig.spec("task")
+    rig.policy_path.unlink()
+    assert rig.call("run", "--bundle", rig.bundle, "ID") == 42
+    assert rig.ran[0] == "runc"
 
 
 def test_only_a_text_that_looks_like_a_task(rig):

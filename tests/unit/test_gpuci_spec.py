@@ -1,26 +1,30 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Classification and variables: golden specs of Concourse's shape, and properties of any spec."""
+"""Classification and grants: golden specs of Concourse's shape, and properties of any spec."""
 
 import json
-import pathlib
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from gpuci import environment, spec
+from gpuci import grant, spec
 from gpuci.grant import Grant
-from gpuci.policy import Device
 from gpuci.refuse import Refused
+from tests.unit.grants import AMD, GRANTED, INTEL, NVIDIA, RecordedNode, golden, granted
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
-OURS = Grant(
-    [
-        Device(0, "GPU-00000000-1111-2222-3333-444444444444", "NVIDIA A100-SXM4-80GB"),
-        Device(1, "GPU-00000001-1111-2222-3333-444444444444", "NVIDIA A100-SXM4-80GB"),
-    ]
-).environment
+KINDS = {
+    "task": spec.TASK,
+    "task-cuda-image": spec.TASK,
+    "task-hostile": spec.TASK,
+    "task-none": spec.TASK,
+    "task-privileged": spec.PRIVILEGED_TASK,
+    "get": spec.OTHER,
+    "get-privileged": spec.OTHER,
+    "put": spec.OTHER,
+    "run": spec.OTHER,
+    "check": spec.OTHER,
+}
 # A busy machine is no failure, and nothing is to be left in the source tree.
 PATIENT = settings(
     deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200
@@ -33,36 +37,18 @@ JSON = some.recursive(
     lambda inner: some.lists(inner) | some.dictionaries(WORDS, inner),
     max_leaves=8,
 )
-NAMES = some.sampled_from(
-    [
-        *OURS,
-        *environment.NARROWING,
-        *environment.DOORS,
-        *("ATC_EXTERNAL_URL", "DOCKER_RESOURCE_GPU", "LD_PRELOAD", "PATH", "MINE", ""),
-    ]
-)
-ENTRIES = some.lists(some.builds("{}{}".format, NAMES, some.sampled_from(["=", "=1", "=a=b", ""])))
+VOLUMES = "/run/nvidia-container-devices"
 
 
-def golden(name):
-    return json.loads((GOLDEN / f"{name}.json").read_text())
+@pytest.fixture(autouse=True)
+def recorded_nodes(monkeypatch):
+    """This machine has no such GPU; what a real node tells is in test_gpuci_grant.py."""
+    monkeypatch.setattr(grant, "Node", RecordedNode)
 
 
-@pytest.mark.parametrize(
-    ("name", "task", "privileged"),
-    [
-        ("task", True, False),
-        ("task-cuda-image", True, False),
-        ("task-hostile", True, False),
-        ("task-privileged", True, True),
-        ("get", False, False),
-        ("get-privileged", False, True),
-        ("put", False, False),
-        ("check", False, False),
-    ],
-)
-def test_what_a_container_is(name, task, privileged):
-    assert (spec.is_task(golden(name)), spec.is_privileged(golden(name))) == (task, privileged)
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_container_is(name):
+    assert spec.kind(golden(name)) == KINDS[name]
 
 
 @pytest.mark.parametrize(
@@ -71,92 +57,143 @@ def test_what_a_container_is(name, task, privileged):
         *("/tmp/build/get", "/tmp/build/put", "/tmp/build/run", "/tmp/build/e55deab"),
         *("/tmp/build/e55deab70", "/tmp/build/E55DEAB7", "/tmp/build/e55deab7/input"),
         *("/tmp/build/e55deab7\n", "/x/tmp/build/e55deab7", "/tmp/build/e55dea g", "", None, 7),
+        *("/tmp/build/٣٣٣٣٣٣٣٣", "tmp/build/e55deab7", "/tmp/build/"),
     ],
 )
 def test_what_no_work_folder_of_a_task_is(destination):
     config = {**golden("task"), "mounts": [{"destination": destination}]}
-    assert not spec.is_task(config)
+    assert spec.kind(config) == spec.OTHER
 
 
 def test_variables_and_annotations_make_no_task():
     config = golden("get")
-    config["process"]["env"].append("WORK=/tmp/build/e55deab7")
+    config["process"]["env"] += ["WORK=/tmp/build/e55deab7", "ATC_EXTERNAL_URL=u", "GPU_COUNT=2"]
     config["annotations"]["/tmp/build/e55deab7"] = "/tmp/build/e55deab7"
-    assert not spec.is_task(config)
+    assert spec.kind(config) == spec.OTHER
 
 
-@pytest.mark.parametrize("name", ["task", "task-cuda-image", "task-hostile"])
-def test_a_granted_create(name):
-    assert spec.at_create(golden(name), OURS) == golden(f"{name}.granted")
+def test_variables_and_annotations_unmake_no_task():
+    config = golden("task")
+    config["process"]["env"] += ["BUILD_TEAM_NAME=main", "WORK=/tmp/build/get"]
+    config["mounts"].append({"destination": "/tmp/build/get"})
+    assert spec.kind(config) == spec.TASK
 
 
-def test_a_privileged_task_is_denied():
-    denied = spec.at_create(golden("task-privileged"), Grant([]).environment)
-    assert denied == golden("task-privileged.denied")
+@pytest.mark.parametrize("namespaces", [[], None, [{"type": "pid"}], ["user"], [{"path": "user"}]])
+def test_privileged_is_whoever_has_no_user_namespace(namespaces):
+    config = golden("task")
+    config["linux"]["namespaces"] = namespaces
+    assert spec.kind(config) == spec.PRIVILEGED_TASK
 
 
-def test_at_exec_the_steps_own_loader_variables_stay():
-    process = {"args": ["sh"], "env": ["LD_PRELOAD=mine.so", "NVIDIA_VISIBLE_DEVICES=all"]}
-    changed = spec.at_exec(process, {"NVIDIA_VISIBLE_DEVICES": "GPU-1"})
-    assert changed == {
-        "args": ["sh"],
-        "env": ["LD_PRELOAD=mine.so", "NVIDIA_VISIBLE_DEVICES=GPU-1"],
-    }
+@pytest.mark.parametrize("name", GRANTED)
+def test_a_create(name):
+    before = GRANTED[name][0]
+    assert spec.at_create(golden(before), granted(name)) == golden(name)
 
 
-def test_who_wrote_it_decides_about_narrowing():
-    both = ["CUDA_VISIBLE_DEVICES=-1", "ATC_EXTERNAL_URL=u", "CUDA_VISIBLE_DEVICES=0"]
-    assert environment.rewrite(both, {}) == both[1:]
-    assert environment.rewrite(["CUDA_VISIBLE_DEVICES=0"], {}) == []
-
-
-def test_two_borders_are_refused():
-    with pytest.raises(Refused, match="ATC_EXTERNAL_URL is set more than once"):
-        environment.rewrite(["ATC_EXTERNAL_URL=a", "ATC_EXTERNAL_URL=b"], OURS)
-
-
-@PATIENT
-@given(ENTRIES.filter(lambda entries: sum(e.startswith("ATC_") and "=" in e for e in entries) < 2))
-def test_any_variables(entries):
-    after = environment.rewrite(entries, OURS)
-    names = [entry.partition("=")[0] for entry in after]
-    for name, value in OURS.items():
-        assert [entry for entry in after if entry.startswith(f"{name}=")] == [f"{name}={value}"]
-    assert not environment.DOORS.intersection(names)
-    assert all("=" in entry and not entry.startswith("=") for entry in after)
-    kept = after[: -len(OURS)]
-    remaining = iter(entries)
-    assert all(entry in remaining for entry in kept), "order and text of what stays are kept"
-    assert [e for e in kept if e.startswith("MINE=")] == [
-        e for e in entries if e.startswith("MINE=")
+@pytest.mark.parametrize("name", GRANTED)
+def test_a_create_repeated_changes_nothing_more(name):
+    after = spec.at_create(golden(name), granted(name))
+    rules = after["linux"]["resources"]["devices"]
+    # A rule twice is one rule; which of them are ours can't be told.
+    after["linux"]["resources"]["devices"] = [
+        rule for place, rule in enumerate(rules) if rule not in rules[:place]
     ]
-    assert environment.rewrite(after, OURS) == after
+    assert after == golden(name)
+
+
+@pytest.mark.parametrize("name", GRANTED)
+def test_an_exec_is_told_what_create_told(name):
+    before, _, devices = GRANTED[name]
+    process = {**golden(before)["process"], "args": ["sh"]}
+    ours = granted(name)
+    after = spec.at_exec(process, ours.environment, ours.ids, ours.groups)
+    expected = golden(name)["process"]
+    loaders = [e for e in process["env"] if e.startswith(("LD_PRELOAD=", "LD_AUDIT="))]
+    assert [e for e in after["env"] if e not in loaders] == expected["env"]
+    assert [e for e in after["env"] if e in loaders] == loaders, "the step's own loader is its own"
+    assert after["user"] == expected["user"]
+    assert ours.ids == [device.id for device in devices]
+
+
+def test_groups_of_an_image_stay():
+    process = {"env": [], "user": {"uid": 1000, "gid": 1000, "additionalGids": [44, 7, 7]}}
+    after = spec.at_exec(process, {"A": "b"}, [], [44, 104])
+    assert after["user"] == {"uid": 1000, "gid": 1000, "additionalGids": [44, 7, 104]}
+
+
+def test_a_node_that_is_there_already_is_there_once():
+    config = golden("task-privileged")
+    config["linux"]["devices"].append({"path": "/dev/kfd", "type": "c", "major": 1, "minor": 1})
+    after = spec.at_create(config, Grant(AMD, AMD.devices))
+    nodes = [node["path"] for node in after["linux"]["devices"]]
+    assert nodes == ["/dev/fuse", "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
+    assert {"path": "/dev/kfd", "type": "c", "major": 1, "minor": 1} not in after["linux"][
+        "devices"
+    ]
+
+
+def test_a_spec_without_linux_gets_its_nodes():
+    after = spec.at_create({"process": {"env": []}}, Grant(INTEL, INTEL.devices))
+    assert [node["minor"] for node in after["linux"]["devices"]] == [1, 128]
+    assert all(rule["allow"] for rule in after["linux"]["resources"]["devices"])
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        *(f"/var{VOLUMES}", f"/var{VOLUMES}/all", f"/var{VOLUMES}/0/", f"{VOLUMES}/all"),
+        *(f"/var{VOLUMES}/imex/channel0", f"/var{VOLUMES}/cdi/nvidia.com/gpu/all"),
+        *(f"/x/..{VOLUMES}/all", f"/var/.{VOLUMES}//all", f"/var{VOLUMES}/x/../all"),
+        # As Go's filepath.Clean reads them, which asks for the beginning alone.
+        *(f"//var{VOLUMES}/all", f"///var{VOLUMES}/all", f"/../var{VOLUMES}/all"),
+        f"/var{VOLUMES}all",
+    ],
+)
+def test_mounts_that_ask_for_devices(destination):
+    config = golden("task")
+    config["mounts"].insert(3, {"destination": destination, "source": "/dev/null"})
+    assert spec.at_create(config, Grant(NVIDIA, []))["mounts"] == golden("task")["mounts"]
+
+
+@pytest.mark.parametrize(
+    "destination", ["/var/run", "/srv/run/nvidia-container-devices", "/run/nvidia", "", None, 7]
+)
+def test_mounts_that_ask_for_none(destination):
+    config = {**golden("task"), "mounts": [{"destination": destination}, "x", None]}
+    assert spec.at_create(config, Grant(NVIDIA, []))["mounts"] == config["mounts"]
+
+
+@pytest.mark.parametrize("process", [None, {}, [], "x", 7])
+def test_a_spec_without_a_process_is_no_spec(process):
+    with pytest.raises(ValueError, match="it has no process"):
+        spec.at_create({**golden("task"), "process": process}, Grant(NVIDIA, []))
 
 
 @PATIENT
 @given(some.dictionaries(some.sampled_from(["mounts", "process", "linux", "annotations"]), JSON))
 def test_specs_of_any_shape_can_be_classified(config):
-    assert not spec.is_task(config)
-    assert spec.is_privileged(config) in {True, False}
+    assert spec.kind(config) == spec.OTHER
 
 
 @PATIENT
 @given(
     some.sampled_from(["process", "mounts", "annotations", "linux", "root", "x"]),
     JSON,
-    some.sampled_from(["task", "task-hostile"]),
+    some.sampled_from(["task", "task-hostile", "task-privileged"]),
+    some.sampled_from([NVIDIA, AMD, INTEL]),
 )
-def test_no_field_is_added_or_lost(field, value, name):
+def test_no_field_is_added_or_lost(field, value, name, policy):
     config = {**golden(name), field: value}
     try:
-        after = spec.at_create(config, OURS)
-    except ValueError:
-        assert field == "process"
-        return
-    except Refused:
+        after = spec.at_create(config, Grant(policy, policy.devices))
+    except (ValueError, Refused):
         assert field == "process"
         return
     assert after.keys() == config.keys()
     assert json.loads(json.dumps(after)) == after
-    unchanged = after.keys() - {"process", "mounts", "annotations"}
+    unchanged = after.keys() - {"process", "mounts", "annotations", "linux"}
     assert {key: after[key] for key in unchanged} == {key: config[key] for key in unchanged}
+    if policy is NVIDIA:
+        assert after.get("linux") == config.get("linux"), "NVIDIA's runtime adds its nodes itself"

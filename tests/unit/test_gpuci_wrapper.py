@@ -3,14 +3,18 @@
 """The wrapper as containerd calls it: grants, processes, refusals, being killed."""
 
 import json
+import os
 import re
-import shutil
 import signal
-import subprocess
+import stat
 
 import pytest
 
-from tests.unit.wrapper_rig import ENVIRONMENT, FOREIGN_CONFIG, GLOBAL, GOLDEN, GPUS, ROOT, Rig
+from tests.unit.grants import MIG_GPUS, golden
+from tests.unit.wrapper_rig import ENVIRONMENT, FOREIGN_CONFIG, GLOBAL, GPUS, Rig
+
+IDS = [gpu["uuid"] for gpu in GPUS]
+BORDER = "ATC_EXTERNAL_URL=u"
 
 
 @pytest.fixture
@@ -18,14 +22,31 @@ def rig(tmp_path):
     return Rig(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["task", "task-cuda-image", "task-hostile"])
-def test_a_task_goes_to_the_nvidia_runtime(rig, name):
-    rig.spec(name)
+@pytest.fixture
+def lent(rig):
+    """A container that was granted the first GPU."""
+    rig.spec("task")
+    assert rig.create() == 42
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ("task", "task.granted", {}),
+        ("task", "task.shared", {"allocation": "shared"}),
+        ("task", "task.mig", {"gpus": [{**MIG_GPUS[0], "devices": MIG_GPUS[0]["devices"][1:]}]}),
+        ("task-cuda-image", "task-cuda-image.granted", {}),
+        ("task-hostile", "task-hostile.granted", {}),
+        ("task-privileged", "task-privileged.granted", {"privileged_tasks": "gpu"}),
+    ],
+)
+def test_a_task_goes_to_the_nvidia_runtime(rig, before, after, changes):
+    rig.spec(before)
+    rig.policy(**changes)
     rig.config.chmod(0o640)
     assert rig.create(**FOREIGN_CONFIG) == 42
-    assert json.loads(rig.config.read_text()) == json.loads(
-        (GOLDEN / f"{name}.granted.json").read_text()
-    )
+    assert json.loads(rig.config.read_text()) == golden(after)
     assert rig.config.stat().st_mode & 0o7777 == 0o640
     expected = ["create", "--bundle", str(rig.bundle), "--pid-file", f"{rig.bundle}/init.pid"]
     assert rig.ran == [
@@ -46,31 +67,42 @@ def test_a_repeated_create_ends_in_the_same(rig):
     first = rig.config.read_bytes()
     assert rig.create() == 42
     assert rig.config.read_bytes() == first
-    assert [path.name for path in rig.store.iterdir()] == ["ID.json"]
+    assert rig.records == ["ID.json"]
+    assert [*rig.holders] == ["ID"]
 
 
-def test_the_record_of_a_grant(rig):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
+def test_the_owner_of_the_spec_stays(rig):
     rig.spec("task")
-    rig.create()
-    record = json.loads((rig.store / "ID.json").read_text())
-    uuids = [gpu["uuid"] for gpu in GPUS]
-    assert record["gpus"] == uuids
-    assert record["environment"]["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
-    status = (rig.folder / "ran.status").read_text()
-    assert f"\nPid:\t{record['pid']}\n" in status, "the pid stays through to the next runtime"
-    assert (rig.store.stat().st_mode & 0o777, (rig.store / "ID.json").stat().st_mode & 0o777) == (
-        0o700,
-        0o600,
-    )
-
-
-def test_a_privileged_task_goes_to_runc_and_is_told_so(rig):
-    rig.spec("task-privileged")
+    os.chown(rig.config, 1000, 7)
+    rig.config.chmod(0o604)
     assert rig.create() == 42
+    found = rig.config.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1000, 7, 0o604)
+
+
+def test_the_records_of_a_grant(lent):
+    record = json.loads((lent.store / "containers" / "ID.json").read_text())
+    assert (record["gpus"], record["bundle"]) == (IDS[:1], str(lent.bundle))
+    assert record["environment"]["NVIDIA_VISIBLE_DEVICES"] == IDS[0]
+    holder = lent.holders["ID"]
+    assert (holder["gpus"], holder["alone"], holder["execs"]) == (IDS[:1], True, False)
+    status = (lent.folder / "ran.status").read_text()
+    ((pid, _),) = holder["calls"]
+    assert f"\nPid:\t{pid}\n" in status, "the pid stays through to the next runtime"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("task-privileged", "task-privileged.denied"), ("task-none", "task-none.denied")],
+)
+def test_a_task_without_a_gpu_goes_to_runc_and_is_told_so(rig, before, after):
+    rig.spec(before)
+    assert rig.create(**FOREIGN_CONFIG) == 42
     assert rig.ran[0] == "runc"
-    assert json.loads(rig.config.read_text()) == json.loads(
-        (GOLDEN / "task-privileged.denied.json").read_text()
-    )
+    path = f"{rig.bin}:{ENVIRONMENT['PATH']}"
+    assert rig.environment == {**ENVIRONMENT, **FOREIGN_CONFIG, "PATH": path}
+    assert json.loads(rig.config.read_text()) == golden(after)
     assert rig.exec(["NVIDIA_VISIBLE_DEVICES=all"]) == 42
     assert json.loads(rig.process.read_text())["env"] == [
         *("NVIDIA_VISIBLE_DEVICES=void", "GPU_COUNT=0", "GPU_CI_DEVICES=[]")
@@ -78,69 +110,131 @@ def test_a_privileged_task_goes_to_runc_and_is_told_so(rig):
 
 
 @pytest.mark.parametrize("off", ["absent", "no GPU"])
-def test_without_a_policy_a_task_stays_untouched(rig, off):
-    rig.spec("task")
-    rig.create()
-    rig.policy(gpus=[])
+def test_without_a_policy_a_task_stays_untouched(lent, off):
+    lent.policy(gpus=[])
     if off == "absent":
-        rig.policy_path.unlink()
+        lent.policy_path.unlink()
+    lent.spec("task")
+    before = lent.config.read_bytes()
+    assert lent.create() == 42
+    assert (lent.ran[0], lent.config.read_bytes()) == ("runc", before)
+    assert lent.records == [], "an exec would tell of GPUs that are not there"
+
+
+def test_a_task_without_a_policy_needs_no_store(rig):
     rig.spec("task")
-    before = rig.config.read_bytes()
+    rig.policy_path.unlink()
+    (rig.folder / "run").rmdir()
+    (rig.folder / "run").write_text("")
     assert rig.create() == 42
-    assert (rig.ran[0], rig.config.read_bytes()) == ("runc", before)
-    assert not (rig.store / "ID.json").exists(), "an exec would tell of GPUs that are not there"
+    assert rig.ran[0] == "runc"
 
 
 def test_an_exec_gets_what_its_container_got(rig):
     rig.spec("task")
+    rig.policy(gpus_per_task=2)
     rig.create()
-    rig.policy_path.unlink()
+    rig.hold(ID=IDS)
+    rig.policy_path.unlink()  # what a container has is not taken away
     image = ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=9"]
     author = ["CUDA_VISIBLE_DEVICES=1", "GPU_COUNT=9", "LD_PRELOAD=x"]
-    border = "ATC_EXTERNAL_URL=u"
-    assert rig.exec(["PATH=/bin", *image, border, *author, "USER=root"]) == 42
+    rig.process.write_text("")
+    rig.process.chmod(0o640)
+    assert rig.exec(["PATH=/bin", *image, BORDER, *author, "USER=root"]) == 42
     assert rig.ran[0] == "runc"
+    assert rig.process.stat().st_mode & 0o7777 == 0o640
     changed = json.loads(rig.process.read_text())
-    kept = ["PATH=/bin", border, "CUDA_VISIBLE_DEVICES=1", "LD_PRELOAD=x", "USER=root"]
+    kept = ["PATH=/bin", BORDER, "CUDA_VISIBLE_DEVICES=1", "LD_PRELOAD=x", "USER=root"]
     assert changed["env"][:5] == kept
-    assert changed["env"][5:7] == [
-        "NVIDIA_VISIBLE_DEVICES=" + ",".join(gpu["uuid"] for gpu in GPUS),
-        "GPU_COUNT=2",
-    ]
+    assert changed["env"][5:7] == [f"NVIDIA_VISIBLE_DEVICES={','.join(IDS)}", "GPU_COUNT=2"]
     assert json.loads(changed["env"][7].removeprefix("GPU_CI_DEVICES=")) == [
         {key: gpu[key] for key in ("index", "uuid", "model")} for gpu in GPUS
     ]
+    assert changed["env"][8:] == ["NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
     assert {**changed, "env": 0} == {"args": ["sh"], "env": 0, "cwd": "/"}
 
 
-def test_an_exec_by_hand_has_no_process_file(rig):
-    rig.spec("task")
-    rig.create()
-    assert rig.call("exec", "ID", "echo", "ID") == 42
-    assert rig.ran[-3:] == ["ID", "echo", "ID"]
+@pytest.mark.parametrize("value", ["1", IDS[1], "0,1"])
+def test_an_exec_that_names_more_is_refused(lent, value):
+    assert lent.exec([BORDER, f"CUDA_VISIBLE_DEVICES={value}"]) == 1
+    assert "which is not among the 1 GPU of this task" in lent.refusal
+    assert lent.decisions[-1]["granted"] == []
+    assert json.loads(lent.process.read_text())["env"][-1] == f"CUDA_VISIBLE_DEVICES={value}"
 
 
-def test_records_of_containers_that_are_gone_are_swept(rig):
-    rig.spec("task")
-    rig.create()
-    old = json.loads((rig.store / "ID.json").read_text())
-    (rig.store / "gone.json").write_text(json.dumps({**old, "bundle": "/nowhere"}))
-    (rig.store / "unreadable.json").write_text("{")
-    (rig.store / "half.json.gpu-ci").write_text("{")
-    rig.create()
-    assert {path.name for path in rig.store.iterdir()} == {"ID.json", "unreadable.json"}
+def test_an_exec_whose_writers_cannot_be_told_apart_is_refused(lent):
+    assert lent.exec([BORDER, BORDER]) == 1
+    assert "ATC_EXTERNAL_URL is set more than once" in lent.refusal
+
+
+def test_a_hijack_takes_its_gpu_again_if_it_is_free(lent):
+    lent.hold(OTHER=IDS[1:])
+    lent.process.write_text('{"args":["sh"],"env":[]}')
+    uuid = "9f4cbf0e-1111-4222-8333-000000000001"
+    words = ["exec", "--process", lent.process, "--console-socket", "/s", "--detach"]
+    assert lent.call(*words, "--pid-file", lent.bundle / f"{uuid}.pid", "ID") == 42
+    assert f"NVIDIA_VISIBLE_DEVICES={IDS[0]}" in lent.process.read_text()
+    assert lent.holders["ID"]["gpus"] == IDS[:1]
+    assert lent.holders["ID"]["execs"]
+    assert lent.decisions[-1]["kind"] == f"exec {uuid}"
+    assert lent.decisions[-1]["granted"] == IDS[:1]
+
+
+def test_a_hijack_is_told_who_has_its_gpu_now(lent):
+    lent.hold(OTHER=IDS)
+    assert lent.exec(["A=b"]) == 1
+    assert "container OTHER has it now" in lent.refusal
+    assert "try again when that one is done, or run the task anew" in lent.refusal
+    assert json.loads(lent.process.read_text())["env"] == ["A=b"]
+    assert lent.decisions[-1]["reason"] in lent.refusal
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("cordon", f"this container's GPU {IDS[0]} is dirty; run the task anew"),
+        ("taken out", f"this container's GPU {IDS[0]} is no longer for tasks"),
+        ("no policy", "this worker's GPUs are no longer for tasks (enable-gpu=false)"),
+    ],
+)
+def test_a_hijack_gets_no_gpu_that_is_out_of_use(lent, change, words):
+    lent.hold()
+    (lent.folder / "cordons").mkdir()
+    if change == "cordon":
+        (lent.folder / "cordons" / f"{IDS[0]}.json").write_text('{"reason":"dirty"}')
+    elif change == "taken out":
+        lent.policy(gpus=GPUS[1:])
+    else:
+        lent.policy_path.unlink()
+    assert lent.exec(["A=b"]) == 1
+    assert words in lent.refusal
+
+
+def test_an_exec_without_its_process_file_is_runcs_business(lent):
+    assert lent.call("exec", "--process", "/nowhere", "--detach", "ID") == 42
+    assert lent.ran[-3:] == ["/nowhere", "--detach", "ID"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"args":[]', "null"])
+def test_a_process_that_cannot_be_told_is_refused(lent, text):
+    lent.process.write_text(text)
+    assert lent.call("exec", "--process", lent.process, "--detach", "ID") == 1
+    assert f"this process cannot be told its GPUs: {lent.process}" in lent.refusal
+    assert lent.process.read_text() == text
+
+
+def test_an_exec_by_hand_has_no_process_file(lent):
+    assert lent.call("exec", "ID", "echo", "ID") == 42
+    assert lent.ran[-3:] == ["ID", "echo", "ID"]
+    assert lent.holders["ID"]["execs"]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "version is 2, not 1"),
-        ({"allocation": "lottery"}, "allocation is 'lottery'"),
-        ({"gpus": None}, "no device to hand out"),
+        ({"version": 1}, "version is 1, not 2"),
         ({"gpus": [{**GPUS[0], "devices": []}]}, "where MIG is on, create MIG devices"),
-        ({"gpus": [{**GPUS[0], "devices": ["all"]}]}, "'all' is no UUID"),
-        ({"gpus": [{**GPUS[0], "devices": ["GPU-0,all"]}]}, "'GPU-0,all' is no UUID"),
-        ({"gpus": [{**GPUS[0], "vendor": "acme"}]}, "no GPU that this wrapper can hand out"),
+        ({"gpus": [{**GPUS[0], "devices": ["all"]}]}, "'all' is no id of a GPU"),
         ({"nvidia_runtime": "runc"}, "'runc' is no absolute path"),
         ({"nvidia_runtime": "/nowhere/nvidia-container-runtime"}, "cannot be run"),
     ],
@@ -152,6 +246,7 @@ def test_a_task_is_refused_when_its_gpu_cannot_be_given(rig, changes, words):
     assert rig.create() == 1
     assert words in rig.refusal
     assert rig.config.read_bytes() == before
+    assert not rig.store.exists()
 
 
 def test_a_policy_that_is_no_json_is_named(rig):
@@ -168,12 +263,53 @@ def test_a_spec_that_cannot_be_read_is_no_silent_cpu_run(rig):
     assert "config.json cannot be read" in rig.refusal
 
 
-def test_a_damaged_record_is_named_at_exec(rig):
+def test_a_damaged_record_is_named_at_exec(lent):
+    (lent.store / "containers" / "ID.json").write_text("{")
+    assert lent.exec(["A=b"]) == 1
+    assert str(lent.store) in lent.refusal
+
+
+def test_damaged_leases_are_named_and_made_anew_when_they_are_gone(lent):
+    (lent.store / "leases.json").write_text("{")
+    assert lent.exec(["A=b"]) == 1
+    assert f"leases {lent.store}/leases.json are damaged" in lent.refusal
+    lent.log.unlink()
+    lent.spec("task")
+    assert lent.create() == 1
+    assert "remove that file: it is made anew from the containers that run" in lent.refusal
+    (lent.store / "leases.json").unlink()
+    assert lent.exec(["A=b"]) == 42
+    assert lent.holders["ID"]["gpus"] == IDS[:1]
+
+
+@pytest.mark.parametrize("name", ["task-none", "task-privileged"])
+def test_damaged_leases_stop_no_task_without_a_gpu(rig, name):
+    rig.hold()
+    (rig.store / "leases.json").write_text("{")
+    rig.spec(name)
+    assert rig.create() == 42
+    assert json.loads(rig.config.read_text()) == golden(f"{name}.denied")
+    assert rig.exec(["NVIDIA_VISIBLE_DEVICES=all"]) == 42
+    assert "NVIDIA_VISIBLE_DEVICES=void" in json.loads(rig.process.read_text())["env"]
+
+
+def test_an_id_used_again_without_a_gpu_gives_the_first_ones_back(lent):
+    lent.spec("task-none")
+    assert lent.create() == 42
+    assert lent.holders == {}
+    assert lent.exec([]) == 42
+    assert "GPU_COUNT=0" in json.loads(lent.process.read_text())["env"]
+
+
+def test_a_store_that_cannot_be_written_is_named(rig):
     rig.spec("task")
-    rig.create()
-    (rig.store / "ID.json").write_text("{")
-    assert rig.exec(["A=b"]) == 1
-    assert str(rig.store) in rig.refusal
+    (rig.folder / "run").rmdir()
+    (rig.folder / "run").write_text("")
+    before = rig.config.read_bytes()
+    assert rig.create() == 1
+    assert "this task cannot be given its GPU" in rig.refusal
+    assert "look at the disk space and mounts of this worker" in rig.refusal
+    assert rig.config.read_bytes() == before
 
 
 def test_a_crash_of_the_back_end_is_reported_and_silent(rig):
@@ -183,52 +319,3 @@ def test_a_crash_of_the_back_end_is_reported_and_silent(rig):
     assert rig.create() == 1
     assert "internal error" in rig.refusal
     assert "ZeroDivisionError" in rig.refusal
-
-
-# Kills its own process in front of the N-th call of these functions of `os`.
-KILLER = """
-import fcntl, os, signal, sys
-sys.path.insert(0, sys.argv[1])
-left = int(sys.argv[2])
-def deadly(function):
-    def call(*args, **named):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **named)
-    return call
-from gpuci import wrapper
-for name in ("mkdir", "open", "write", "fchown", "fchmod", "close", "rename", "unlink", "execve"):
-    setattr(os, name, deadly(getattr(os, name)))
-fcntl.flock = deadly(fcntl.flock)
-wrapper.main(sys.argv[3:])
-"""
-
-
-def test_killed_at_any_step_it_leaves_a_valid_bundle(rig):
-    expected = json.loads((GOLDEN / "task.granted.json").read_text())
-    steps = 0
-    while True:
-        steps += 1
-        rig.spec("task")
-        shutil.rmtree(rig.folder / "run")
-        (rig.folder / "run").mkdir()
-        before = json.loads(rig.config.read_text())
-        places = [rig.folder / "real" / "runc", rig.policy_path, rig.store, rig.bin]
-        words = ["--log", rig.log, "create", "--bundle", rig.bundle, "ID"]
-        killed = subprocess.run(
-            ["/usr/bin/python3", "-I", "-S", "-c", KILLER, ROOT / "lib", str(steps)]
-            + [*places, *words],
-            check=False,
-            timeout=60,
-        )
-        assert json.loads(rig.config.read_text()) in (before, expected)
-        assert rig.create() == 42
-        assert json.loads(rig.config.read_text()) == expected
-        assert sorted(path.name for path in rig.bundle.iterdir()) == ["config.json"]
-        assert [path.name for path in rig.store.iterdir()] == ["ID.json"]
-        if killed.returncode == 42:
-            break
-        assert killed.returncode == -9
-    assert steps > 15

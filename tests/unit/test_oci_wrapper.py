@@ -2,60 +2,105 @@
 # See LICENSE file for licensing details.
 """The policy as the charm writes it and the back end reads it; the launcher."""
 
+import json
 import subprocess
 
 import pytest
 
-from gpu.inventory import Gpu, MigDevice, Vendor
+from gpu.inventory import Vendor
 from gpuci import policy
 from machine import templates
 from oci import wrapper
 from plan import GpuPlan
+from tests.unit.situations import RUNTIME, gpu, sliced
 
-RUNTIME = "/usr/bin/nvidia-container-runtime"
-
-
-def gpu(index, **changes):
-    return Gpu(
-        **{
-            "index": index,
-            "uuid": f"GPU-{index}",
-            "vendor": Vendor.NVIDIA,
-            "model": "NVIDIA A100-SXM4-80GB",
-            "memory_mib": 81920,
-            "pci_address": f"0000:0{index}:00.0",
-            "minor": index,
-            **changes,
-        }
-    )
+NODES = ("/dev/kfd", "/dev/dri/renderD128")
 
 
-def read(tmp_path, *gpus):
+def read(tmp_path, *gpus, **given):
     path = tmp_path / "policy.json"
-    path.write_text(wrapper.policy_text(GpuPlan(gpus, RUNTIME)))
-    return policy.read(str(path))
+    path.write_text(wrapper.policy_text(GpuPlan(gpus, **{"nvidia_runtime": RUNTIME, **given})))
+    found = policy.read(str(path))
+    assert found is not None
+    return found
+
+
+def devices(found):
+    return [(device.index, device.id, device.gpu, device.model) for device in found.devices]
+
+
+def test_the_policy_word_for_word():
+    made = GpuPlan((gpu(0), sliced(3, "1g.10gb", "1g.10gb")), RUNTIME)
+    model = "NVIDIA A100-SXM4-80GB"
+    assert json.loads(wrapper.policy_text(made)) == {
+        "version": 2,
+        "allocation": "exclusive",
+        "gpus_per_task": 1,
+        "wait_timeout": 240,
+        "privileged_tasks": "no-gpu",
+        "vendor": "nvidia",
+        "nvidia_runtime": RUNTIME,
+        "config_home": "/etc/gpu-ci",
+        "driver_capabilities": "compute,utility",
+        "cordons": ["/run/gpu-ci/cordons"],
+        "gpus": [
+            {"index": 0, "uuid": "GPU-0", "model": model, "devices": ["GPU-0"], "nodes": []},
+            {
+                "index": 3,
+                "uuid": "GPU-3",
+                "model": model,
+                "devices": ["MIG-3-0", "MIG-3-1"],
+                "nodes": [],
+            },
+        ],
+    }
 
 
 def test_the_back_end_reads_what_the_charm_writes(tmp_path):
-    mig = (MigDevice("MIG-a", "1g.10gb"), MigDevice("MIG-b", "1g.10gb"))
-    found = read(tmp_path, gpu(0), gpu(3, mig_enabled=True, mig=mig))
-    assert found is not None
+    found = read(tmp_path, gpu(0), sliced(3, "1g.10gb", "1g.10gb"))
     assert (found.nvidia_runtime, found.config_home) == (RUNTIME, "/etc/gpu-ci")
-    assert [(device.index, device.uuid, device.model) for device in found.devices] == [
-        (0, "GPU-0", "NVIDIA A100-SXM4-80GB"),
-        (3, "MIG-a", "NVIDIA A100-SXM4-80GB"),
-        (3, "MIG-b", "NVIDIA A100-SXM4-80GB"),
+    assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
+    assert (found.privileged, found.capabilities) == (False, "compute,utility")
+    assert found.cordons == [str(wrapper.CORDONS)]
+    assert devices(found) == [
+        (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
+        (3, "MIG-3-0", "GPU-3", "NVIDIA A100-SXM4-80GB"),
+        (3, "MIG-3-1", "GPU-3", "NVIDIA A100-SXM4-80GB"),
     ]
 
 
+def test_what_the_operator_chose_arrives(tmp_path):
+    found = read(
+        tmp_path,
+        gpu(0),
+        allocation="shared",
+        gpus_per_task=0,
+        wait_timeout=0,
+        privileged_tasks="gpu",
+        driver_capabilities="all",
+    )
+    assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (False, 0, 0)
+    assert (found.privileged, found.capabilities) == (True, "all")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "uuid"),
+    [
+        (Vendor.AMD, "GPU-0123456789abcdef"),
+        (Vendor.AMD, "PCI-0000:03:00.0"),
+        (Vendor.INTEL, "PCI-0000:03:00.0"),
+    ],
+)
+def test_gpus_of_other_vendors_come_with_their_nodes(tmp_path, vendor, uuid):
+    card = gpu(0, vendor=vendor, uuid=uuid, model="a model", nodes=NODES, minor=-1)
+    found = read(tmp_path, card, nvidia_runtime="")
+    assert devices(found) == [(0, uuid, uuid, "a model")]
+    assert [device.nodes for device in found.devices] == [list(NODES)]
+    assert not found.vendor.by_runtime
+
+
 def test_a_device_is_handed_out_once(tmp_path):
-    found = read(tmp_path, gpu(0), gpu(0))
-    assert found is not None
-    assert [device.uuid for device in found.devices] == ["GPU-0"]
-
-
-def test_a_plan_without_gpus_is_no_promise(tmp_path):
-    assert read(tmp_path) is None
+    assert [device.id for device in read(tmp_path, gpu(0), gpu(0)).devices] == ["GPU-0"]
 
 
 @pytest.mark.parametrize(

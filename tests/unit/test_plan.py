@@ -8,52 +8,23 @@ import pytest
 
 import config
 import plan
-from found import Database, Found, Machine, RememberedIds, Toolkit, Tsa, Web, WebSecrets
+from found import RememberedIds, Toolkit, Tsa, Web, WebSecrets
 from gpu.inventory import Inventory, MigDevice, State
 from plan import Keep, Problem, Severity
-from tests.unit.situations import GPUS, HOST_KEY, WORKER_KEY
-
-DEFAULTS = {
-    "deployment-mode": "worker",
-    "enable-gpu": False,
-    "gpu-device-ids": "all",
-    "gpu-vendor": "auto",
-    "concourse-version": "8.3.0",
-    "web-port": 8080,
-}
-RUNTIME = "/usr/bin/nvidia-container-runtime"
-MACHINE = Machine("amd64", Toolkit(RUNTIME, "1.20.0"))
-READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
-DATABASE = Database("10.0.0.9", 5432, "concourse", "u", "p")
-SECRETS = WebSecrets("password", "host key", "signing key")
-TSA = Tsa(related=True, hosts=("10.0.0.5:2222",), public_keys=(HOST_KEY,), versions=("8.3.0",))
-WEB = Web(
-    database_related=True,
-    database=DATABASE,
-    secrets=SECRETS,
-    tsa_public_key=HOST_KEY,
-    worker_keys=(WORKER_KEY,),
+from tests.unit.situations import (
+    DATABASE,
+    GPUS,
+    HOST_KEY,
+    OUTSIDE,
+    READY,
+    RUNTIME,
+    SECRETS,
+    TSA,
+    WEB,
+    WORKER_KEY,
+    gpu_unit,
+    unit,
 )
-OUTSIDE = {"tsa-host": "ci.example.com:2222", "tsa-public-key": WORKER_KEY}
-
-
-def unit(mode="worker", /, options=(), machine=(), **values):
-    """A unit that has all it needs, with these changes."""
-    raw = {**DEFAULTS, "deployment-mode": mode, **dict(options)}
-    good = Found(
-        options=config.parse(raw),
-        name="ci-gpu-3",
-        address="10.0.0.7",
-        machine=dataclasses.replace(MACHINE, **dict(machine)),
-        inventory=READY if raw["enable-gpu"] else None,
-        tsa=Tsa() if mode == "web" else TSA,
-        web=Web() if mode == "worker" else WEB,
-    )
-    return dataclasses.replace(good, **values)
-
-
-def gpu_unit(options=(), **values):
-    return unit(options={"enable-gpu": True, **dict(options)}, **values)
 
 
 def blocked(text):
@@ -111,7 +82,8 @@ def test_the_key_and_the_address_of_a_web_outside_juju_are_taken():
 
 def test_a_web():
     made = plan.make(unit("web"))
-    web = plan.WebPlan("10.0.0.7", 8080, "http://10.0.0.7:8080", DATABASE, SECRETS, (WORKER_KEY,))
+    url, keys = "http://10.0.0.7:8080", (WORKER_KEY,)
+    web = plan.WebPlan("10.0.0.7", 8080, url, DATABASE, SECRETS, keys, queues_tasks=True)
     assert (made.web, made.worker, made.gpu, made.problems) == (web, None, None, ())
 
 
@@ -325,7 +297,7 @@ def test_mig_devices_are_what_is_handed_out():
     )
     made = plan.make(gpu_unit(inventory=dataclasses.replace(READY, gpus=(sliced, GPUS[1]))))
     assert [gpu.devices for gpu in made.gpu.gpus] == [("MIG-a", "MIG-b"), (GPUS[1].uuid,)]
-    assert "gpu-count=2" in made.worker.tags
+    assert "gpu-count=3" in made.worker.tags
 
 
 @pytest.mark.parametrize(

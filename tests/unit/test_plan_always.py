@@ -40,6 +40,11 @@ options = st.builds(
     enable_gpu=mostly(good=True, other=st.booleans()),
     gpu_device_ids=st.just(()) | some(*IDS),
     gpu_vendor=st.sampled_from(config.VENDORS),
+    gpu_allocation=st.sampled_from(config.ALLOCATIONS),
+    gpus_per_task=mostly(1, st.integers(0, 12)),
+    gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
+    privileged_tasks=st.sampled_from(config.PRIVILEGED),
+    nvidia_driver_capabilities=st.just("compute,utility"),
     tags=some("gpu", "rack-7", "{0}"),
     concourse_version=mostly("8.3.0", st.sampled_from(VERSIONS)),
     concourse_sha256=st.sampled_from(["", "ab" * 32]),
@@ -59,17 +64,22 @@ def inventories(draw):
     if state is not State.READY or not cards:
         state = State.NVML_ERROR if state is State.READY else state
         return Inventory(state, driver=draw(texts("580.95.05", "")), detail=draw(texts("{0}")))
+    vendor = draw(mostly(Vendor.NVIDIA, st.sampled_from(Vendor)))
     gpus = tuple(
         Gpu(
             index=index,
             uuid=f"GPU-{card}",
-            vendor=Vendor.NVIDIA,
-            model=draw(texts("NVIDIA A100-SXM4-80GB", "Tesla T4")),
+            vendor=vendor,
+            model=draw(texts("NVIDIA A100-SXM4-80GB", "Tesla T4", "AMD Instinct MI300X")),
             memory_mib=draw(st.integers(0, 1 << 20)),
             pci_address=f"0000:0{card + 1}:00.0",
             minor=card,
             mig_enabled=(mig := draw(mostly(-1, st.integers(0, 2)))) >= 0,
-            mig=tuple(MigDevice(f"MIG-{card}-{n}", "1g.10gb") for n in range(max(mig, 0))),
+            mig=tuple(
+                MigDevice(f"MIG-{card}-{n}", draw(texts("1g.10gb", "3g.40gb")))
+                for n in range(max(mig, 0))
+            ),
+            nodes=() if vendor is Vendor.NVIDIA else (f"/dev/dri/renderD{128 + card}",),
         )
         for index, card in enumerate(cards)
     )
@@ -77,9 +87,10 @@ def inventories(draw):
         state,
         gpus,
         driver=draw(texts("580.95.05", "")),
-        cuda=draw(st.sampled_from(["13.0", ""])),
+        cuda=draw(texts("13.0", "12.4", "14.99", "")),
         lost=draw(some("0000:04:00.0")),
         detail=draw(texts("GPU 3: GPU is lost")),
+        vendor=vendor,
     )
 
 
@@ -96,6 +107,7 @@ def founds(draw):
         hosts=hosts,
         public_keys=(KEY,) * len(hosts),
         versions=versions,
+        request_timeout=draw(st.sampled_from([0, 300, 345, 2100, 7200])),
         refused=("tsa-host of web/1: is no ADDRESS:PORT",),
     )
     toolkits = texts("1.20.0", "1.19.1", "1.19.0", "1.19", "").map(lambda v: Toolkit(PATH, v))
@@ -112,6 +124,7 @@ def founds(draw):
         inventory=draw(inventories()) if asked else None,
         remembered=RememberedIds(before, known, tuple(range(len(known)))),
         tarball=draw(st.sampled_from(["", "/r/concourse.tgz"])),
+        installed=draw(st.sampled_from(["", *VERSIONS])),
         tsa=draw(mostly(tsa, st.just(Tsa()))),
         web=Web(
             database_related=draw(st.booleans()),
@@ -133,6 +146,7 @@ def test_whatever_is_found(found):
     the_plan_is_one_that_the_rooms_can_follow(found, made)
     what_was_remembered_changes_nothing(found, made)
     tags_and_policy_agree(found, made)
+    a_wait_ends_before_concourse_gives_up(found, made)
     for running in (status.Running(), status.Running(web=True, worker=True)):
         lines = status.lines(made, running)
         assert lines
@@ -176,12 +190,45 @@ def tags_and_policy_agree(found, made):
     if not made.worker.wrapped:
         assert made.worker.tags == found.options.tags
         return
-    count = len(made.gpu.gpus)
-    assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", f"gpu-count={count}")
+    handed_out = {device for gpu in made.gpu.gpus for device in gpu.devices}
+    count, vendor = len(handed_out), found.inventory.vendor
+    assert made.worker.tags[:3] == ("gpu", f"gpu-type={vendor.value}", f"gpu-count={count}")
+    assert len(set(made.worker.tags)) == len(made.worker.tags)
+    assert {f"gpu-count>={number}" for number in range(1, count + 1)} <= set(made.worker.tags)
+    assert f"gpu-count>={count + 1}" not in made.worker.tags
+    assert bool(made.gpu.nvidia_runtime) == (vendor is Vendor.NVIDIA)
+    assert made.gpu.gpus_per_task <= count
     chosen = any(tag.startswith("gpu-devices=") for tag in made.worker.tags[3:4])
     assert chosen == bool(found.options.gpu_device_ids)
     if found.options.gpu_device_ids:
         indexes = made.worker.tags[3][12:].split(",")
-        assert len(set(indexes)) == count
+        assert len(set(indexes)) == len(made.gpu.gpus)
     ours = [tag for tag in found.options.tags if tag != "gpu"]
     assert list(made.worker.tags[len(made.worker.tags) - len(ours) :]) == ours
+
+
+def a_wait_ends_before_concourse_gives_up(found, made):
+    """Web's clock and the worker's run for the call in which a task waits."""
+    if not isinstance(made.worker, plan.WorkerPlan):
+        return
+    if not isinstance(made.gpu, plan.GpuPlan):
+        assert (made.worker.request_timeout, made.worker.max_active_tasks) == (0, 0)
+        return
+    options, wait = found.options, made.gpu.wait_timeout
+    patience = found.tsa.request_timeout
+    if options.has_web:
+        patience = config.WEB_REQUEST_TIMEOUT
+    if options.tsa_hosts or not patience:
+        patience = 300  # Concourse's own
+    assert wait <= options.gpu_wait_timeout
+    assert wait < patience
+    assert made.worker.request_timeout >= max(300, wait + 60)
+    assert ("capped" in made.gpu_note) == (wait < options.gpu_wait_timeout)
+    devices = sum(len(gpu.devices) for gpu in made.gpu.gpus)
+    version = found.installed if found.tarball else options.concourse_version
+    counts = options.gpu_allocation == "exclusive" and options.gpus_per_task > 0
+    if counts and version in ("8.3.0", "9.9.9"):
+        assert 1 <= made.worker.max_active_tasks <= devices
+        assert made.worker.max_active_tasks * options.gpus_per_task <= devices
+    else:
+        assert made.worker.max_active_tasks == 0

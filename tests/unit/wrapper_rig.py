@@ -7,6 +7,8 @@ import pathlib
 import shutil
 import subprocess
 
+from gpuci.leases import Holder, Table
+from gpuci.usage import Host
 from machine import templates
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -17,8 +19,8 @@ GPUS = [
         "index": index,
         "uuid": f"GPU-0000000{index}-1111-2222-3333-444444444444",
         "model": "NVIDIA A100-SXM4-80GB",
-        "vendor": "nvidia",
         "devices": [f"GPU-0000000{index}-1111-2222-3333-444444444444"],
+        "nodes": [],
     }
     for index in (0, 1)
 ]
@@ -32,7 +34,8 @@ class Rig:
     def __init__(self, folder: pathlib.Path, *, back_end: bool = True) -> None:
         self.folder = folder
         self.bin = folder / "bin"
-        self.store = folder / "run" / "gpu-ci" / "leases" / "containers"
+        self.store = folder / "run" / "gpu-ci" / "leases"
+        self.journal = folder / "oci.log"
         self.policy_path = folder / "policy.json"
         self.lib = folder / "lib" / "gpuci"
         for path in (self.bin, folder / "real", folder / "run"):
@@ -47,6 +50,7 @@ class Rig:
             store=self.store,
             policy=self.policy_path,
             bin=self.bin,
+            log=self.journal,
         )
         self._program(self.bin / "runc", front)
         for name in ("runc", "nvidia-container-runtime"):
@@ -70,8 +74,20 @@ class Rig:
 
     def policy(self, **changes: object) -> None:
         runtime = str(self.folder / "real" / "nvidia-container-runtime")
-        content = {"version": 1, "allocation": "shared", "nvidia_runtime": runtime}
-        content |= {"config_home": "/etc/gpu-ci", "gpus": GPUS, **changes}
+        content = {
+            "version": 2,
+            "allocation": "exclusive",
+            "gpus_per_task": 1,
+            "wait_timeout": 0,
+            "privileged_tasks": "no-gpu",
+            "vendor": "nvidia",
+            "nvidia_runtime": runtime,
+            "config_home": "/etc/gpu-ci",
+            "driver_capabilities": "compute,utility",
+            "cordons": [str(self.folder / "cordons")],
+            "gpus": GPUS,
+            **changes,
+        }
         self.policy_path.write_text(json.dumps(content))
 
     def spec(self, name: str) -> None:
@@ -103,6 +119,27 @@ class Rig:
     def exec(self, env: list[str]) -> int:
         self.process.write_text(json.dumps({"args": ["sh"], "env": env, "cwd": "/"}))
         return self.call("exec", "--process", self.process, "--detach", "ID")
+
+    def hold(self, **holders: list[str]) -> None:
+        """Let containers have these GPUs as long as this process lives, and nobody else any."""
+        (self.store / "containers").mkdir(parents=True, exist_ok=True)
+        leases = Table({})
+        for name, gpus in holders.items():
+            leases.holders[name] = Holder("/b", gpus, [Host().me()], alone=True, since=0)
+        (self.store / "leases.json").write_text(json.dumps(leases.plain()))
+
+    @property
+    def holders(self) -> dict[str, dict[str, object]]:
+        return json.loads((self.store / "leases.json").read_text())["holders"]
+
+    @property
+    def records(self) -> list[str]:
+        """Files of the containers that are known."""
+        return sorted(path.name for path in (self.store / "containers").iterdir())
+
+    @property
+    def decisions(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.journal.read_text().splitlines()]
 
     @property
     def ran(self) -> list[str]:

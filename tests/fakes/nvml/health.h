@@ -81,15 +81,15 @@ rc nvmlDeviceGetFieldValues(dev d, int count, struct field *fields)
 
 struct process { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
 
-/* The file processes has a line "<pid> <MiB>" for each. */
-rc nvmlDeviceGetComputeRunningProcesses_v3(dev d, unsigned *count, struct process *to)
+/* The file has a line "<pid> <MiB>" for each. */
+static rc processes(dev d, const char *file, unsigned *count, struct process *to)
 {
     char text[TEXT], *line, *rest = text;
     unsigned room = *count, found = 0;
     rc status = check(d);
     if (status)
         return status;
-    value(d->card, "processes", "", text);
+    value(d->card, file, "", text);
     while ((line = strsep(&rest, "\n")) && *line) {
         struct process p = {0, 0, ~0u, ~0u};
         if (sscanf(line, "%u %llu", &p.pid, &p.used) != 2)
@@ -101,4 +101,14 @@ rc nvmlDeviceGetComputeRunningProcesses_v3(dev d, unsigned *count, struct proces
     }
     *count = found;
     return found > room || (found && !to) ? SMALL : OK;
+}
+
+rc nvmlDeviceGetComputeRunningProcesses_v3(dev d, unsigned *count, struct process *to)
+{
+    return processes(d, "processes", count, to);
+}
+
+rc nvmlDeviceGetGraphicsRunningProcesses_v3(dev d, unsigned *count, struct process *to)
+{
+    return processes(d, "graphics-processes", count, to);
 }

@@ -1,0 +1,238 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Taking devices for a container, taking them again for a process in it, and giving them back."""
+
+from __future__ import annotations
+
+import time
+
+from gpuci import leases
+from gpuci.grant import Grant
+from gpuci.journal import Decision
+from gpuci.leases import Holder, Table, Waiter
+from gpuci.policy import Device, Policy
+from gpuci.refuse import Refused
+from gpuci.store import Record, Store
+from gpuci.usage import Host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# How often those who wait look, in seconds. A device that comes free is idle for no longer.
+_LOOK_EVERY = 0.5
+
+
+def take(
+    store: Store, host: Host, policy: Callable[[], Policy], bundle: str, decision: Decision
+) -> Grant:
+    """Have a lease for the container that `decision` is on, and record what it is told.
+
+    It waits as long as the policy allows. Killed meanwhile, it leaves nothing that lasts.
+
+    Args:
+        store: where leases are.
+        host: what processes there are.
+        policy: reads the policy, which may change while it waits.
+        bundle: the folder of the container's OCI bundle.
+        decision: what is asked for; is told what was granted and how long it took.
+
+    Raises:
+        Refused: the devices can't be had.
+        OSError: the store can't be used.
+    """
+    call, began = host.me(), host.now()
+    while True:
+        allowed = policy()
+        usable = _usable(allowed, decision.asked)
+        count = len(usable) if decision.asked is None else decision.asked
+        wish, looked = Waiter(decision.container, call, count, began), host.now()
+        decision.waited_ms = round((looked - began) * 1000)
+        last = looked - began >= allowed.wait_timeout
+        with store as table:
+            grant = _take_now(table, host, allowed, usable, wish, bundle)
+            _queue(table, host, wish, waits=not grant and not last)
+            if grant:
+                store.put(decision.container, bundle, grant)
+            elif last:
+                raise _expired(allowed, table, usable, wish, looked)
+        decision.decided_ms = round((host.now() - looked) * 1000, 2)
+        if grant:
+            decision.granted = grant.ids
+            return grant
+        time.sleep(_LOOK_EVERY)
+
+
+def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Decision) -> Record:
+    """Have a lease again for a process that is to start in a container with a record.
+
+    It does not wait: whoever starts a process in a container that is over, as a hijack does, gets
+    its devices if they are free.
+
+    Raises:
+        Refused: they are not.
+        OSError: the store can't be used; FileNotFoundError: the container has no record.
+        ValueError: its record is no record.
+    """
+    looked = host.now()
+    record = store.record(decision.container)
+    decision.asked = len(record.gpus)
+    if not record.gpus:
+        return record
+    with store as table:
+        holder = table.holders.get(decision.container)
+        if holder is None or not host.in_use(decision.container, holder):
+            holder = _take_again(table, host, policy(), record, decision.container)
+        holder.execs = True
+        holder.cgroup = holder.cgroup or host.cgroup(decision.container, record.bundle)
+        holder.calls = [*filter(host.alive, holder.calls), host.me()]
+    decision.granted = record.gpus
+    decision.decided_ms = round((host.now() - looked) * 1000, 2)
+    return record
+
+
+def do_without(
+    store: Store, host: Host, container: str, bundle: str = "", grant: Grant | None = None
+) -> None:
+    """Record that `container` gets no device, whatever an earlier one of the same id had.
+
+    Damaged leases are no reason to stop a task that wants none: they are told to those that do.
+
+    Args:
+        store: where leases are.
+        host: what processes there are.
+        container: its id.
+        bundle: the folder of its OCI bundle.
+        grant: what processes in it are told; None: nothing, and the front is to pass them by.
+
+    Raises:
+        OSError: the store can't be used.
+    """
+    if store.has(container):
+        try:
+            with store as table:
+                if container in table.holders:
+                    leases.release_unused(table, container, host)
+        except Refused:
+            pass
+        store.forget(container)
+    if grant:
+        store.put(container, bundle, grant)
+
+
+def _usable(policy: Policy, asked: int | None) -> list[Device]:
+    """The devices that may be handed out.
+
+    Raises:
+        Refused: there are fewer than asked for; asking for all asks for one at least.
+    """
+    cordoned = policy.cordoned()
+    usable = [device for device in policy.devices if device.id not in cordoned]
+    count = 1 if asked is None else asked
+    if count > len(usable):
+        has = f"this worker has {_gpus(len(usable))}"
+        if cordoned:
+            out = "; ".join(
+                f"GPU {device.index} ({device.id}) is {cordoned[device.id]}"
+                for device in policy.devices
+                if device.id in cordoned
+            )
+            has += f" to give away ({out})"
+        raise Refused(
+            f"this task needs {_gpus(count)}, and {has}: ask for fewer with GPU_COUNT, or "
+            "choose a worker by a tag such as gpu-count>=2"
+        )
+    return usable
+
+
+def _queue(table: Table, host: Host, wish: Waiter, *, waits: bool) -> None:
+    """Have `wish` among those who wait, in its place, or no longer."""
+    if not waits:
+        table.waiters = [waiter for waiter in table.waiters if waiter.call != wish.call]
+    elif all(waiter.call != wish.call for waiter in table.waiters):
+        living = [waiter for waiter in table.waiters if host.alive(waiter.call)]
+        table.waiters = [*living, wish]
+
+
+def _take_now(
+    table: Table,
+    host: Host,
+    policy: Policy,
+    usable: list[Device],
+    wish: Waiter,
+    bundle: str,
+) -> Grant | None:
+    earlier = table.holders.get(wish.container)
+    if earlier and leases.release_unused(table, wish.container, host):
+        earlier = None
+    if earlier:
+        # containerd may repeat a create; the runtime itself refuses one for a container that runs.
+        ids = earlier.gpus
+        earlier.calls = [*filter(host.alive, earlier.calls), wish.call]
+    else:
+        names = [device.id for device in usable]
+        ids = leases.take(table, wish, names, host, alone=policy.exclusive)
+    devices = [device for device in policy.devices if device.id in ids]
+    if len(devices) < len(ids):
+        raise Refused("this container runs with a GPU that this worker has no more: start it anew")
+    if not devices:
+        return None
+    grant = Grant(policy, devices)
+    if not earlier:
+        table.holders[wish.container] = Holder(
+            bundle, ids, [wish.call], alone=policy.exclusive, since=host.now()
+        )
+    return grant
+
+
+def _take_again(
+    table: Table, host: Host, policy: Policy, record: Record, container: str
+) -> Holder:
+    allowed = [device.id for device in policy.devices]
+    cordoned = policy.cordoned()
+    for name in record.gpus:
+        if name not in allowed:
+            raise Refused(f"this container's GPU {name} is no longer for tasks; run the task anew")
+        if name in cordoned:
+            raise Refused(f"this container's GPU {name} is {cordoned[name]}; run the task anew")
+    other = leases.take_these(table, container, record.gpus, host, alone=policy.exclusive)
+    if other:
+        raise Refused(
+            f"this container gave its GPU back when its step ended, and container {other} has it "
+            "now; try again when that one is done, or run the task anew"
+        )
+    usable = [name for name in allowed if name not in cordoned]
+    if policy.exclusive and leases.are_due(table, container, record.gpus, usable, host):
+        raise Refused(
+            "this container gave its GPU back when its step ended, and a task waits for it; "
+            "try again later, or run the task anew"
+        )
+    holder = Holder(record.bundle, record.gpus, [], alone=policy.exclusive, since=host.now())
+    table.holders[container] = holder
+    return holder
+
+
+def _expired(
+    policy: Policy, table: Table, usable: list[Device], wish: Waiter, now: float
+) -> Refused:
+    held = [
+        f"GPU {device.index} by container {name} for {_duration(now - holder.since)}"
+        for device in usable
+        for name, holder in table.holders.items()
+        if device.id in holder.gpus
+    ]
+    ahead = sum(waiter.since < wish.since for waiter in table.waiters)
+    return Refused(
+        f"no {_gpus(wish.count)} came free within {policy.wait_timeout} s; held: "
+        f"{', '.join(held) or 'none'}; {ahead} task(s) waited longer. Run it again (attempts: "
+        "does so by itself), or have the operator raise gpu-wait-timeout or add workers"
+    )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,294 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The store of leases: what it says, in words and for programs; and a GPU taken back by hand."""
+
+import collections.abc
+import dataclasses
+import json
+import re
+
+from found import Lease
+from gpuci import policy
+from gpuci.journal import Decision
+from gpuci.leases import Holder, Table
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.usage import Host
+from oci import wrapper
+
+# Of the many that may share a GPU, so many are named to people.
+_NAMED = 3
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class LeaseError(Exception):
+    """What was asked about the leases can't be done; the text says why and what to do instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Container:
+    """One container with a lease.
+
+    Attributes:
+        gpus: ids of its devices.
+        steps: exec ids of what runs in it: `task`, or a UUID for a hijacked session.
+        in_use: whether it uses its GPUs; if not, the next task takes them from it.
+        stuck: whether that was tried, but what it left can't be killed.
+        seconds: how long it has had them; None if that is not known.
+    """
+
+    gpus: list[str]
+    steps: list[str]
+    in_use: bool
+    stuck: bool
+    seconds: int | None
+
+    @property
+    def words(self) -> str:
+        """What runs in it and since when."""
+        steps = ["hijacked session" if _UUID.fullmatch(step) else step for step in self.steps]
+        if not self.in_use:
+            steps = ["ended, but can't be killed" if self.stuck else "no longer used"]
+        age = [] if self.seconds is None else [_age(self.seconds)]
+        return ", ".join([" and ".join(dict.fromkeys(steps)) or "starting", *age])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """One GPU or MIG device, under the key that people know it by, such as `gpu-0`."""
+
+    key: str
+    index: int | None
+    id: str
+    gpu: str
+    model: str
+    state: str
+    containers: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waiter:
+    """A container that waits for GPUs: how many, and for how long it has."""
+
+    container: str
+    count: int
+    seconds: int
+
+
+def holders() -> dict[str, Lease] | None:
+    """The lease of each container that has one; None where the store can't be read."""
+    try:
+        table = Store(str(wrapper.STORE)).read()
+    except (OSError, Refused):
+        return None
+    host = Host()
+    return {
+        name: Lease(tuple(holder.gpus), host.in_use(name, holder) or host.left(name, holder))
+        for name, holder in table.holders.items()
+    }
+
+
+def report() -> dict[str, str]:
+    """Who has which GPU and who waits, as results of an action: flat keys, and one of JSON.
+
+    Raises:
+        LeaseError: the policy or the store can't be read.
+    """
+    try:
+        allowed = policy.read(str(wrapper.POLICY))
+        if allowed is None:
+            return {"state": "off: tasks get no GPU on this unit", "json": "{}"}
+        table, cordoned = Store(str(wrapper.STORE)).read(), allowed.cordoned()
+    except (OSError, Refused) as error:
+        raise LeaseError(str(error)) from error
+    host = Host()
+    containers = {name: _container(name, holder, host) for name, holder in table.holders.items()}
+    devices = _devices(allowed, cordoned, containers)
+    waiters = [
+        _Waiter(waiter.container, waiter.count, int(host.now() - waiter.since))
+        for waiter in table.waiters
+        if host.alive(waiter.call)
+    ]
+    results = {
+        "allocation": "exclusive" if allowed.exclusive else "shared",
+        "free": f"{sum(device.state == 'free' for device in devices)} of {len(allowed.devices)}",
+        "waiting": str(len(waiters)) if waiters else "nobody",
+    }
+    results |= {device.key: _device_words(device, containers) for device in devices}
+    for position, waiter in enumerate(waiters, 1):
+        results[f"waiter-{position}"] = (
+            f"container {waiter.container}, asks for {waiter.count}, for {_age(waiter.seconds)}"
+        )
+    whole = {
+        "allocation": results["allocation"],
+        "devices": [dataclasses.asdict(device) for device in devices],
+        "containers": {name: dataclasses.asdict(each) for name, each in containers.items()},
+        "waiters": [dataclasses.asdict(waiter) for waiter in waiters],
+    }
+    return {**results, "json": json.dumps(whole)}
+
+
+def _container(name: str, holder: Holder, host: Host) -> _Container:
+    # A store that was made anew does not know since when.
+    seconds = int(host.now() - holder.since) if holder.since else None
+    in_use = host.in_use(name, holder)
+    return _Container(
+        holder.gpus, host.processes(name, holder), in_use, holder.stuck and not in_use, seconds
+    )
+
+
+def _devices(
+    allowed: policy.Policy,
+    cordoned: dict[str, str],
+    containers: collections.abc.Mapping[str, _Container],
+) -> list[_Device]:
+    """Those of the policy in its order, then those that are held although it lacks them."""
+    found: list[_Device] = []
+    for key, device in _by_key(allowed).items():
+        of_device = _containers_with(device.id, containers)
+        state = _state([containers[name] for name in of_device], shared=not allowed.exclusive)
+        if device.id in cordoned:
+            reason = f"cordoned: {cordoned[device.id]}"
+            state = reason if state == "free" else f"{state}, {reason}"
+        found.append(
+            _Device(key, device.index, device.id, device.gpu, device.model, state, of_device)
+        )
+    known = {device.id for device in found}
+    others = sorted(
+        {gpu for each in containers.values() if each.in_use for gpu in each.gpus} - known
+    )
+    for number, name in enumerate(others):
+        of_device = _containers_with(name, containers)
+        found.append(
+            _Device(f"other-{number}", None, name, "", "", "held outside policy", of_device)
+        )
+    return found
+
+
+def _by_key(allowed: policy.Policy) -> dict[str, policy.Device]:
+    """The devices under the names that people have for them: `gpu-0`, `gpu-1-mig-0`."""
+    found: dict[str, policy.Device] = {}
+    for device in allowed.devices:
+        key = f"gpu-{device.index}"
+        if device.id != device.gpu:
+            key += f"-mig-{sum(other.gpu == device.gpu for other in found.values())}"
+        found[key] = device
+    return found
+
+
+def _containers_with(
+    device: str, containers: collections.abc.Mapping[str, _Container]
+) -> list[str]:
+    return [name for name, each in containers.items() if device in each.gpus]
+
+
+def _state(containers: list[_Container], *, shared: bool) -> str:
+    users = sum(each.in_use or each.stuck for each in containers)
+    if not users:
+        return "free"
+    return f"shared by {users}" if shared or users > 1 else "leased"
+
+
+def _device_words(device: _Device, containers: collections.abc.Mapping[str, _Container]) -> str:
+    words = [device.state, device.model.removeprefix("NVIDIA "), device.id]
+    words += [
+        f"container {name} ({containers[name].words})" for name in device.containers[:_NAMED]
+    ]
+    if device.containers[_NAMED:]:
+        words.append(f"{len(device.containers) - _NAMED} more")
+    return ", ".join(word for word in words if word)
+
+
+def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
+    """Take a GPU, or all MIG devices of one, back from the containers that hold it.
+
+    A container that holds several loses all, as what runs in it ends.
+
+    Args:
+        wish: the GPU's index or UUID, a MIG device's UUID, or the report's key such as `gpu-1`.
+        reason: why, for the operators' log.
+        force: also from containers that use it, by killing what runs there.
+
+    Raises:
+        LeaseError: it is no GPU that tasks get here, it is in use and `force` is not set, or
+            what uses it can't be killed.
+    """
+    if not reason.strip() or not reason.isprintable():
+        raise LeaseError("reason must be one line of printable text")
+    wish, host = wish.strip(), Host()
+    try:
+        allowed = policy.read(str(wrapper.POLICY))
+        if allowed is None:
+            raise LeaseError("Tasks get no GPU on this unit, so there is none to release")
+        with Store(str(wrapper.STORE)) as table:
+            meant = _meant(wish, allowed, table)
+            names = [
+                name for name, holder in table.holders.items() if not meant.isdisjoint(holder.gpus)
+            ]
+            if not force:
+                _check_unused(wish, {name: table.holders[name] for name in names}, host)
+            stuck = [name for name in names if not _take_back(table, name, host, reason.strip())]
+    except (OSError, Refused) as error:
+        raise LeaseError(str(error)) from error
+    if stuck:
+        raise LeaseError(
+            f"What runs in container {', '.join(stuck)} can't be killed: it hangs in the GPU's "
+            "driver; see dmesg, then reboot"
+        )
+    released = f"container {', '.join(names)}" if names else "nobody held it"
+    return {"gpu": ", ".join(sorted(meant)), "released": released}
+
+
+def _meant(wish: str, allowed: policy.Policy, table: Table) -> set[str]:
+    """Ids of the devices that an operator means."""
+    known = {device.id for device in allowed.devices}
+    held = {gpu for holder in table.holders.values() for gpu in holder.gpus}
+    asked, by_key = wish.lower(), _by_key(allowed)
+    meant = {
+        device.id
+        for key, device in by_key.items()
+        if asked in (key, str(device.index), device.gpu.lower(), device.id.lower())
+    } | {gpu for gpu in held - known if gpu.lower() == asked}
+    if not meant:
+        there = [f"{key} ({device.id})" for key, device in by_key.items()]
+        raise LeaseError(
+            f"No GPU is {wish!r} here; there is {', '.join([*there, *sorted(held - known)])}"
+        )
+    return meant
+
+
+def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host: Host) -> None:
+    used = [
+        f"container {name} ({_container(name, holder, host).words})"
+        for name, holder in tenants.items()
+        if host.in_use(name, holder)
+    ]
+    if used:
+        raise LeaseError(
+            f"GPU {wish} is in use by {', '.join(used)}: wait, abort the build, or use "
+            "force=true, which kills what runs there"
+        )
+
+
+def _take_back(table: Table, name: str, host: Host, reason: str) -> bool:
+    """End what uses a holder's devices and its lease with it; whether that worked."""
+    holder = table.holders[name]
+    host.end_calls(holder)  # else they would go on to start what they were called for
+    if not host.clear(name, holder):
+        return False
+    del table.holders[name]
+    decision = Decision(name)
+    decision.kind = "gpu-release"
+    decision.reason = f"{', '.join(holder.gpus)}: {reason}"
+    decision.write(str(wrapper.LOG))
+    return True
+
+
+def _age(seconds: int) -> str:
+    """Such as `35 s`, `12 min`, `3 h 5 min`, `2 d 3 h`."""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if minutes < 2:
+        return f"{seconds} s"
+    if not hours:
+        return f"{minutes} min"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"

@@ -1,0 +1,121 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the tests of leases do on a worker: tasks, steps, calls that wait, and looking."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+LONG = "sleep 1000"
+
+
+class Site:
+    """A worker with calls that go on beside the test."""
+
+    def __init__(self, worker) -> None:
+        self.worker = worker
+        self.running: list[subprocess.Popen[str]] = []
+
+    def task(self, handle, *params):
+        spec = self.worker.spec("task", handle)
+        spec["process"]["env"] += params
+        return spec
+
+    def create(self, handle, *params):
+        done = self.worker.create(self.task(handle, *params))
+        assert "already exists" not in done.stderr
+        return done
+
+    def wait(self, handle, *params):
+        """A create that has to wait; it is among those who do when this returns."""
+        call = self.keep(self.worker.begin_create(self.task(handle, *params)))
+        until(lambda: handle in self.waiters or call.poll() is not None)
+        assert call.poll() is None, call.communicate()
+        return call
+
+    def step(self, handle, line=LONG, name="task", *flags):
+        """A process in the container; its pid."""
+        words = ["task", "exec", "--exec-id", name, *flags, handle, "sh", "-c", line]
+        self.keep(self.worker.begin(*words))
+        return self.pid(handle, name)
+
+    def keep(self, call):
+        self.running.append(call)
+        return call
+
+    def pid(self, handle, name="task"):
+        path = self.worker.folder_of(handle) / f"{name}.pid"
+        until(lambda: path.exists() and path.read_text())
+        return int(path.read_text())
+
+    @property
+    def waiters(self):
+        return [waiter["container"] for waiter in self.worker.leases()["waiters"]]
+
+    def gpus(self, handle):
+        return self.worker.leases()["holders"].get(handle, {}).get("gpus", [])
+
+    def decisions(self):
+        lines = self.worker.inside("cat", "/var/log/gpu-ci/oci.log").stdout.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def close(self):
+        self.worker.inside("rm", "-f", "/run/hold")
+        for waiter in self.worker.leases()["waiters"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(waiter["call"][0], signal.SIGKILL)
+        for handle in self.worker.ctr("container", "list", "-q").stdout.split():
+            self.worker.remove(handle)
+            # After the death of a shim containerd cleans up behind the caller's back.
+            until(lambda handle=handle: not self.worker.folder_of(handle).exists())
+        for call in self.running:
+            call.kill()
+            call.communicate(timeout=10)
+        self.worker.inside("rm", "-rf", "/run/gpu-ci")
+
+
+def until(ready, seconds=10.0):
+    """How long it took until `ready`."""
+    began = time.monotonic()
+    while not ready():
+        assert time.monotonic() - began < seconds, "it did not happen"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def cgroup(pid):
+    lines = pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    paths = {name: path for _, name, path in (line.split(":", 2) for line in lines)}
+    if "devices" in paths:
+        return pathlib.Path(f"/sys/fs/cgroup/devices{paths['devices']}")
+    return pathlib.Path(f"/sys/fs/cgroup{paths['']}")
+
+
+def until_child(one, handle, parent):
+    """The process of another session in the container."""
+    procs = cgroup(one.pid(handle, "init")) / "cgroup.procs"
+
+    def session(pid):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3]
+
+    def found():
+        with contextlib.suppress(FileNotFoundError):
+            return [
+                int(pid)
+                for pid in procs.read_text().split()
+                if session(pid) == pid and int(pid) not in (parent, one.pid(handle, "init"))
+            ]
+
+    until(found)
+    return found()[0]

@@ -1,0 +1,187 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""gpu-leases and gpu-release over real containers: runc, control groups, processes that resist."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+import uuid
+
+import pytest
+
+from gpu.inventory import Gpu, Vendor
+from gpuci.leases import Holder
+from gpuci.store import Store
+from gpuci.usage import Host
+from oci import leases, wrapper
+from plan import GpuPlan
+
+MISSING = [name for name in ("runc", "busybox") if not shutil.which(name)]
+CARDS = tuple(
+    Gpu(n, f"GPU-{n}", Vendor.NVIDIA, "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{n}:00.0", n)
+    for n in (0, 1)
+)
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="containers need root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
+]
+
+
+class Container:
+    """A container as Concourse has it: an init that does nothing, steps that are exec'd."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.id = str(uuid.uuid4())
+        self.bundle = folder / self.id
+        rootfs = self.bundle / "rootfs"
+        for name in ("bin", "proc", "dev", "sys"):
+            (rootfs / name).mkdir(parents=True)
+        shutil.copy(shutil.which("busybox") or "", rootfs / "bin/busybox")
+        for name in ("sh", "sleep", "setsid", "touch"):
+            (rootfs / "bin" / name).symlink_to("busybox")
+        self.runc("spec", "--bundle", str(self.bundle))
+        path = self.bundle / "config.json"
+        spec = json.loads(path.read_text())
+        spec["process"] |= {"terminal": False, "args": ["sleep", "1000"]}
+        spec["root"]["readonly"] = False
+        spec["linux"]["cgroupsPath"] = f"/{self.id}"
+        path.write_text(json.dumps(spec))
+        pid_file = str(self.bundle / "init.pid")
+        self.runc("run", "-d", "--bundle", str(self.bundle), "--pid-file", pid_file, self.id)
+
+    def runc(self, *words: str) -> None:
+        subprocess.run(
+            ["runc", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=60,
+        )
+
+    def step(self, line: str, exec_id: str = "task") -> int:
+        """Start a process in it; its id."""
+        pid_file = self.bundle / f"{exec_id}.pid"
+        self.runc("exec", "-d", "--pid-file", str(pid_file), self.id, "sh", "-c", line)
+        return int(pid_file.read_text())
+
+    def wait_for(self, name: str) -> None:
+        for _ in range(100):
+            if (self.bundle / "rootfs" / name).exists():
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no {name} in the container")
+
+    @property
+    def init(self) -> int:
+        return int((self.bundle / "init.pid").read_text())
+
+    def processes(self) -> list[int]:
+        """All its processes."""
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*/cgroup"):
+            try:
+                text = path.read_text()
+                state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if self.id in text and state not in "ZX":
+                found.append(int(path.parent.name))
+        return found
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """A store and a policy of two GPUs."""
+    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+        monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
+    wrapper.POLICY.write_text(
+        wrapper.policy_text(GpuPlan(CARDS, "/usr/bin/nvidia-container-runtime"))
+    )
+    return Store(str(wrapper.STORE))
+
+
+@pytest.fixture
+def container(tmp_path):
+    made = Container(tmp_path)
+    yield made
+    made.runc("delete", "--force", made.id)
+
+
+def hold(store: Store, container: Container, *gpus: str, calls=()) -> None:
+    host = Host()
+    holder = Holder(str(container.bundle), list(gpus), list(calls), alone=True, since=host.now())
+    holder.execs = True
+    holder.cgroup = host.cgroup(container.id, holder.bundle)
+    assert holder.cgroup.endswith(container.id)
+    with store as table:
+        table.holders[container.id] = holder
+
+
+def test_a_running_step_is_shown_and_its_gpu_left_to_it(worker, container):
+    step = container.step("sleep 500")
+    hold(worker, container, "GPU-1")
+    assert leases.report()["gpu-1"] == (
+        f"leased, A100-SXM4-80GB, GPU-1, container {container.id} (task, 0 s)"
+    )
+    with pytest.raises(leases.LeaseError, match=rf"in use by container {container.id} \(task"):
+        leases.release("1", "hangs", force=False)
+    assert {container.init, step} <= set(container.processes())
+
+
+def test_force_kills_all_but_init(worker, container):
+    container.step("trap '' TERM HUP INT; setsid sleep 500 & touch /ready; sleep 500")
+    container.step("sleep 500", str(uuid.uuid4()))
+    container.wait_for("ready")
+    hold(worker, container, "GPU-0", "GPU-1")
+    assert len(container.processes()) == 4
+    began = time.monotonic()
+    assert leases.release("gpu-1", "hangs", force=True) == {
+        "gpu": "GPU-1",
+        "released": f"container {container.id}",
+    }
+    assert time.monotonic() - began < 2
+    assert container.processes() == [container.init]
+    assert worker.read().holders == {}
+    assert leases.report()["free"] == "2 of 2"
+    assert json.loads(wrapper.LOG.read_text())["reason"] == "GPU-0, GPU-1: hangs"
+
+
+def test_what_outlived_its_step_is_killed_without_force(worker, container):
+    step = container.step("setsid sleep 500 & touch /ready")
+    container.wait_for("ready")
+    hold(worker, container, "GPU-1")
+    for _ in range(100):
+        if not leases.report()["gpu-1"].startswith("leased"):
+            break
+        time.sleep(0.05)
+    assert leases.report()["gpu-1"].startswith("free, A100-SXM4-80GB, GPU-1, container ")
+    left = set(container.processes()) - {container.init}
+    assert left
+    assert step not in left
+    assert leases.release("1", "clean", force=False)["released"] == f"container {container.id}"
+    assert container.processes() == [container.init]
+
+
+def test_force_ends_a_call_that_would_have_started_more(worker, container):
+    call = subprocess.Popen(["sleep", "500"])
+    fields = pathlib.Path(f"/proc/{call.pid}/stat").read_text().rpartition(")")[2].split()
+    hold(worker, container, "GPU-1", calls=[(call.pid, int(fields[19]))])
+    with pytest.raises(leases.LeaseError, match=r"\(starting, 0 s\)"):
+        leases.release("1", "hangs", force=False)
+    leases.release("1", "hangs", force=True)
+    assert call.wait(10) == -9
+    assert worker.read().holders == {}
+
+
+def test_a_call_whose_number_another_process_has_is_left_alone(worker, container):
+    stranger = subprocess.Popen(["sleep", "500"])
+    hold(worker, container, "GPU-1", calls=[(stranger.pid, 1)])
+    leases.release("1", "hangs", force=True)
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait(10)

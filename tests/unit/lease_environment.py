@@ -1,0 +1,233 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The real gpuci.broker, leases, store and usage in a lease_world.
+
+`installed` puts that world's files, processes and clock where those modules have `os`, `open`,
+`time`, `fcntl` and the like. Nothing inside them is replaced: what is explored is what runs on a
+worker.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import types
+
+import pytest
+
+from gpuci import broker, store, usage
+from gpuci.grant import Grant
+from gpuci.journal import Decision
+from gpuci.policy import Policy
+from gpuci.refuse import Refused
+from tests.unit.lease_world import TICKS, Broken
+
+
+class Killed(BaseException):
+    """The call under way got SIGKILL."""
+
+
+class Parked(BaseException):
+    """The call under way sleeps until its next look."""
+
+
+class Environment:
+    """What the modules see of a world while one call decides in it.
+
+    Attributes:
+        die_at: the side effect, counted from 0, in front of which the call is killed.
+        meanwhile: (reads, function of the world): what happens after so many reads of files.
+    """
+
+    def __init__(self, world):
+        self.world = world
+        self.me, self.slept = 0, 0.0
+        self.die_at, self.effects = None, 0
+        self.meanwhile, self.reads = None, 0
+
+    def effect(self):
+        if self.effects == self.die_at:
+            raise Killed
+        self.effects += 1
+
+    def read(self, path):
+        self.reads += 1
+        if self.meanwhile and self.reads == self.meanwhile[0]:
+            self.meanwhile[1](self.world)
+        text = self._text(path)
+        if text is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not there", path)
+        return text
+
+    def _text(self, path):
+        world = self.world
+        if path == "/proc/self/mountinfo":
+            return "31 23 0:28 / /cg rw - tmpfs t rw\n36 31 0:33 / /cg rw - cgroup c rw,devices\n"
+        if found := re.fullmatch(r"/proc/(\d+)/(stat|cgroup)", path):
+            process = world.processes().get(int(found[1]))
+            if process is None:
+                return None
+            if found[2] == "cgroup":
+                return f"5:devices:{process[1]}\n0::/elsewhere\n"
+            return f"{found[1]} (a b) c) S {'0 ' * 16}1 0 {process[0]} 0\n"
+        if found := re.fullmatch(r"/b/(\w+)/(\w+\.pid)", path):
+            pid = world.files(world.named(found[1])).get(found[2])
+            return pid and f"{pid}"
+        if path.startswith("/cg/") and path.endswith("/cgroup.procs"):
+            group = path[len("/cg") : -len("/cgroup.procs")]
+            pids = [pid for pid, found in world.processes().items() if found[1] == group]
+            return "".join(f"{pid}\n" for pid in pids)
+        return None
+
+    def open(self, path, mode="r", **_):
+        text = self.read(path)
+        if "b" not in mode:
+            return io.StringIO(text)
+        file = io.BytesIO(text.encode())
+        file.readall = file.read
+        return file
+
+    def listdir(self, path):
+        if path == "/store/containers":
+            return [f"{name}.json" for name in self.world.records]
+        if path.startswith("/b/") and self.isdir(path):
+            return [*self.world.files(self.world.named(path[3:]))]
+        raise FileNotFoundError(errno.ENOENT, "it is not there", path)
+
+    def isdir(self, path):
+        if path.startswith("/b/"):
+            return self.world.named(path[3:]).phase not in ("idle", "gone")
+        if path.startswith("/cg/garden/"):
+            container = self.world.named(path.split("/")[3])
+            return container.has_init or container.phase == "dead"
+        return path.startswith("/store")
+
+    @contextlib.contextmanager
+    def scandir(self, path):
+        nested = types.SimpleNamespace(path=f"{path}/nested", is_dir=lambda **_: True)
+        yield [] if path.endswith("/nested") else [nested]
+
+    def read_object(self, path):
+        name = os.path.basename(path)[: -len(".json")]
+        found = self.world.table if name == "leases" else self.world.records.get(name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not there", path)
+        return json.loads(json.dumps(found))
+
+    def replace(self, path, value, **_):
+        self.effect()
+        name = os.path.basename(path)[: -len(".json")]
+        value = json.loads(json.dumps(value))
+        if name == "leases":
+            self.world.table = value
+        else:
+            self.world.records[name] = value
+
+    def remove(self, path):
+        self.effect()
+        self.world.records.pop(os.path.basename(path)[: -len(".json")], None)
+
+    def process(self, pid):
+        def kill():
+            self.effect()
+            for container in self.world.containers:
+                if pid in self.world.pids_in(container) and container.in_use(self.world.clock):
+                    raise Broken(f"kill: {container.name} was in use, and {pid} is killed")
+            self.world.kill(pid)
+
+        if pid not in self.world.processes():
+            raise ProcessLookupError(errno.ESRCH, "there is none")
+        return types.SimpleNamespace(kill=kill, close=lambda: None)
+
+    def sleep(self, seconds):
+        self.slept += max(seconds, 0.3)  # for fewer rounds of patience
+
+
+def park(_):
+    raise Parked
+
+
+@contextlib.contextmanager
+def installed(environment):
+    """Let the real modules run in the environment's world."""
+    fake_os = types.SimpleNamespace(
+        getpid=lambda: environment.me,
+        listdir=environment.listdir,
+        scandir=environment.scandir,
+        sysconf=lambda _: TICKS,
+        open=lambda *_: 0,
+        close=lambda _: None,
+        path=types.SimpleNamespace(
+            isdir=environment.isdir,
+            exists=lambda path: environment.world.table is not None,
+        ),
+        **dict.fromkeys(("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"), 0),
+    )
+    fake_time = types.SimpleNamespace(
+        CLOCK_BOOTTIME=0,
+        clock_gettime=lambda _: environment.world.clock + environment.slept,
+        sleep=environment.sleep,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(usage, "os", fake_os)
+        patch.setattr(usage, "time", fake_time)
+        patch.setattr(usage, "open", environment.open, raising=False)
+        patch.setattr(usage, "Process", environment.process)
+        patch.setattr(store, "os", fake_os)
+        patch.setattr(store, "fcntl", types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0))
+        patch.setattr(store, "read_object", environment.read_object)
+        patch.setattr(store, "replace", environment.replace)
+        patch.setattr(store, "remove", environment.remove)
+        patch.setattr(broker, "time", types.SimpleNamespace(sleep=park))
+        yield
+
+
+def policy(world, patience):
+    gpus = [
+        {"index": index, "uuid": name, "model": "A100", "devices": [name], "nodes": []}
+        for index, name in enumerate(world.devices)
+    ]
+    return Policy(
+        {
+            "version": 2,
+            "allocation": "exclusive" if world.exclusive else "shared",
+            "gpus_per_task": 1,
+            "wait_timeout": patience,
+            "privileged_tasks": "no-gpu",
+            "vendor": "nvidia",
+            "nvidia_runtime": "/r",
+            "config_home": "/c",
+            "cordons": [],
+            "gpus": gpus,
+        }
+    )
+
+
+def decide(environment, container, number=None, *, patience=240):
+    """Have the real code decide on a create, or on the exec of that number; what came of it."""
+    world = environment.world
+    what = "create" if number is None else "exec"
+    environment.me = world.deciding = world.pid(container, what, number or 0)
+    environment.slept, environment.effects, environment.reads = 0.0, 0, 0
+    decision = Decision(container.name)
+    decision.asked = container.count
+    shelf, host = store.Store("/store"), usage.Host()
+    try:
+        if container.count == 0 and number is None:
+            nothing = Grant(policy(world, patience), [])
+            broker.do_without(shelf, host, container.name, container.bundle, nothing)
+        elif number is None:
+            broker.take(shelf, host, lambda: policy(world, patience), container.bundle, decision)
+        else:
+            broker.resume(shelf, host, lambda: policy(world, patience), decision)
+    except Parked:
+        return "waits", []
+    except Refused:
+        return "refused", []
+    except Killed:
+        return "killed", []
+    finally:
+        world.deciding = 0
+    return "granted", decision.granted

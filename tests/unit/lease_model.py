@@ -1,0 +1,252 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The lease protocol as a model, explored over all interleavings. What decides is the real code.
+
+The parties are containers, each with one call `create` and some calls `exec`, and what is not
+ours: the kernel, runc, containerd, people who kill. There is no daemon: each call decides for
+itself under one lock, and learns of all others by the table and by what /proc and bundles show.
+
+A container, by the step that leads on:
+
+    idle --create--> call, or wait        the back end decided: it has its devices, or waits
+    wait --look--> call                   it looks again, every half second
+    wait --expire--> over                 gpu-wait-timeout is over: it looks once more, gives up
+    call --start--> init --tell--> filed --end--> made    init lives, init.pid, runc is done
+    call --fail--> over                   runc could not
+    made --end init--> dead --delete--> gone    it is killed, and deleted; or never
+    over, gone --again--> idle            containerd creates the same id anew
+
+A process in it:
+
+    idle --exec--> call --start--> born --tell--> filed --end--> runs    the same for an exec
+    runs --child--> runs                  it leaves a child with a session of its own
+    runs --die--> over                    its pid file goes with it, or stays (`die untold`)
+    child --child dies--> no child        by itself; an `immortal` container's in no other way
+
+Meanwhile: `kill` (SIGKILL for a call, at any of these places; within a decision in front of each
+of its side effects, which are files replaced and processes killed), `restart` (of the worker and
+of containerd: all calls are killed at once, containers go on), `minute` (61 s pass), `reuse` (a
+process elsewhere gets a number that a record or a pid file still names), `switch` (of
+gpu-allocation).
+
+What must be so in every state:
+
+    use       No device is open to pipelines' processes of two containers, unless it is shared.
+    table     No two holders have the same device, unless both share it.
+    kill      Nothing is killed for others that is using its devices.
+    waiters   Exactly those calls are waiters that live and wait, apart from dead ones.
+
+and of each decision, by the rules of leases alone, whatever the table says:
+
+    create    It is granted if and only if the devices that nobody uses, less those that are due
+              to living calls which waited longer (oldest first, each that fits), are enough.
+    exec      It is granted if the container is using its devices, or if nobody else uses them
+              and as many are left as are due to those who wait.
+
+The first is why nobody is overtaken, why the dead block nobody and why no lease is lost for
+longer than until the next look.
+"""
+
+import collections
+
+from tests.unit.lease_environment import Environment, decide
+from tests.unit.lease_steps import DECISIONS, happen, happen_all, runs, steps
+from tests.unit.lease_world import Broken
+
+
+def due(world, free, before=""):
+    """How many of `free` devices are due to those who wait, or waited before that container."""
+    taken = 0
+    for name in world.queue:
+        if name == before:
+            break
+        count = count_of(world, world.named(name))
+        if count <= free - taken:
+            taken += count
+    return taken
+
+
+def count_of(world, container):
+    """How many devices a container asks for; None is all."""
+    return len(world.devices) if container.count is None else container.count
+
+
+def expected(world, container, number):
+    """Whether the rules of leases grant what is asked now."""
+    if container.count == 0:
+        return True
+    holders = (world.table or {}).get("holders", {})
+    mine = container.in_use(world.clock) and container.name in holders
+    if mine:
+        return True
+    alone = world.exclusive
+    used = {
+        gpu
+        for name, holder in holders.items()
+        if name != container.name and (alone or holder["alone"])
+        if world.named(name).in_use(world.clock) or world.named(name).is_stuck
+        for gpu in holder["gpus"]
+    }
+    free = [device for device in world.devices if device not in used]
+    if number is None:
+        ahead = due(world, len(free), container.name) if alone else 0
+        return len(free) - ahead >= count_of(world, container)
+    if used & set(container.ids):
+        return False
+    return not alone or len(free) - due(world, len(free)) >= len(container.ids)
+
+
+def settle(world, container, number, outcome, ids):
+    """What a decision means for the world: what the call is at from now on."""
+    if outcome == "granted":
+        container.ids = ids
+        if ids:
+            container.alone = world.table["holders"][container.name]["alone"]
+    if number is None:
+        ends = {"granted": "call", "waits": "wait", "refused": "over", "killed": "over"}
+        if outcome == "waits" and container.phase != "wait":
+            world.queue += (container.name,)
+        container.phase = ends[outcome]
+    else:
+        container.come |= outcome == "granted"
+        ends = {"granted": "call", "refused": "refused", "killed": "over"}
+        container.execs[number].phase = ends[outcome]
+
+
+def check(world, label):
+    """The invariants of the state that the step `label` led to."""
+    for text in broken(world):
+        raise Broken(f"{text}; {label}")
+
+
+def broken(world):
+    """What is broken."""
+    alive = world.processes()
+    users = [each for each in world.containers if each.uses]
+    for place, one in enumerate(users):
+        for other in users[place + 1 :]:
+            if set(one.ids) & set(other.ids) and (one.alone or other.alone):
+                yield f"use: {one.name} and {other.name} have {one.ids}, {other.ids}"
+    table = world.table or {}
+    holders = [*table.get("holders", {}).values()]
+    for place, one in enumerate(holders):
+        for other in holders[place + 1 :]:
+            if set(one["gpus"]) & set(other["gpus"]) and (one["alone"] or other["alone"]):
+                yield f"table: {one} and {other}"
+    calls = [tuple(waiter["call"]) for waiter in table.get("waiters", [])]
+    living = sorted(pid for pid, start in calls if alive.get(pid, (None,))[0] == start)
+    waiting = sorted(
+        world.pid(each, "create") for each in world.containers if each.phase == "wait"
+    )
+    if living != waiting:
+        yield f"waiters: {living} are written down, {waiting} wait"
+
+
+class Explorer:
+    """Goes through all states that a world can come to.
+
+    Attributes:
+        states: how many there were.
+        kinds: how often each kind of step was seen; of decisions, each outcome.
+    """
+
+    def __init__(self, world, limit=0, meanwhile=False):
+        self.environment = Environment(world)
+        self.first, self.limit, self.meanwhile = world, limit, meanwhile
+        self.states, self.kinds = 0, collections.Counter()
+
+    def run(self):
+        """Explore, by depth first.
+
+        Raises:
+            Broken: an invariant; the text tells the steps that lead there.
+        """
+        seen = {self.first.key}
+        trail, stack = [], [self.successors(self.first)]
+        while stack:
+            try:
+                following = next(stack[-1], None)
+            except Broken as fault:
+                lines = "\n".join(map(str, trail))
+                raise Broken(f"{fault}\nafter\n{lines}") from None
+            if following is None:
+                stack.pop()
+                del trail[len(stack) - 1 :]
+                continue
+            label, world = following
+            if world.key in seen or (self.limit and len(seen) >= self.limit):
+                continue
+            seen.add(world.key)
+            trail.append(label)
+            stack.append(self.successors(world))
+        self.states = len(seen)
+
+    def successors(self, world):
+        """Each step with the world after it."""
+        for kind, index, number in steps(world):
+            label = (kind, index, number)
+            if kind not in DECISIONS:
+                other = world.copy()
+                happen(other, *label)
+                self.kinds[kind] += 1
+                check(other, label)
+                yield label, other
+                continue
+            yield from self.decisions(world, *label)
+
+    def decisions(self, world, kind, index, number):
+        """The worlds after a decision: carried through, and killed in front of each effect."""
+        other, outcome = self.decided(world, kind, index, number)
+        yield (kind, index, number, outcome), other
+        effects = self.environment.effects
+        if world.budget.get("kills"):
+            for place in range(effects + 1):
+                other, outcome = self.decided(world, kind, index, number, die_at=place)
+                other.budget["kills"] -= 1
+                yield (kind, index, number, f"killed at effect {place}"), other
+        if self.meanwhile:
+            yield from self.interrupted(world, kind, index, number)
+
+    def decided(self, world, kind, index, number, die_at=None):
+        other = world.copy()
+        container = other.containers[index]
+        wanted = expected(other, container, number)
+        patience = 0 if kind == "expire" else 240
+        self.environment.world, self.environment.die_at = other, die_at
+        outcome, ids = decide(self.environment, container, number, patience=patience)
+        if die_at is None and (outcome == "granted") != wanted:
+            raise Broken(
+                f"{kind} of {container.name} is {outcome}, and should {'' if wanted else 'not '}"
+                f"be granted: {kind, index, number}, {other.table}"
+            )
+        if kind == "expire" and other.budget.get("expiries"):
+            other.budget["expiries"] -= 1
+        settle(other, container, number, outcome, ids)
+        if die_at is not None and outcome not in ("killed", "refused"):
+            # After the last effect what was decided stands, and nobody goes on with it.
+            other.kill_call(container, number)
+            outcome = "killed"
+        self.kinds[f"{kind} {outcome}"] += 1
+        check(other, (kind, index, number, outcome, die_at))
+        return other, outcome
+
+    def interrupted(self, world, kind, index, number):
+        """The same with other steps in the middle, in front of each of the files that it reads."""
+        reads = self.environment.reads
+        for between in runs(world, (index, number)):
+            for place in range(1, reads + 1):
+                other = world.copy()
+                self.environment.meanwhile = place, lambda into, run=between: happen_all(into, run)
+                self.environment.world, self.environment.die_at = other, None
+                patience = 0 if kind == "expire" else 240
+                outcome, ids = decide(
+                    self.environment, other.containers[index], number, patience=patience
+                )
+                self.environment.meanwhile = None
+                if self.environment.reads < place:
+                    break
+                settle(other, other.containers[index], number, outcome, ids)
+                self.kinds["in the middle of a decision"] += 1
+                label = (kind, index, number, outcome, f"read {place}", between)
+                check(other, label)
+                yield label, other

@@ -1,0 +1,166 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What can happen next in a lease_world, and what that changes; lease_model tells it in words."""
+
+from tests.unit.lease_world import CREATE_RUNS, EXEC_RUNS, MINUTE
+
+
+def steps(world):
+    """All that can happen next: (kind, container's index or None, exec's number or None)."""
+    left = world.budget
+    for index, container in enumerate(world.containers):
+        for kind in _container_steps(container, left):
+            yield kind, index, None
+        for number, execed in enumerate(container.execs):
+            for kind in _exec_steps(container, number, execed, left):
+                yield kind, index, number
+    if left.get("minutes") and any(each.phase == "made" for each in world.containers):
+        yield "minute", None, None
+    if left.get("switches"):
+        yield "switch", None, None
+    if left.get("restarts"):
+        yield "restart", None, None
+    if left.get("reuses"):
+        yield from (("reuse", None, pid) for pid in _names_of_the_dead(world))
+
+
+def _container_steps(container, left):
+    phase = container.phase
+    if phase in ("wait", *CREATE_RUNS) and left.get("kills"):
+        yield "kill"
+    yield from {
+        "idle": ("create",),
+        "wait": ("look", "expire") if left.get("expiries") else ("look",),
+        "call": ("start", "fail") if left.get("failures") else ("start",),
+        "init": ("tell",),
+        "filed": ("end",),
+        "made": ("end init",) if left.get("ends") else (),
+        "dead": ("delete",),
+        "orphan": ("delete",),
+    }.get(phase, ())
+    if phase in ("over", "gone") and container.tries > 1:
+        yield "again"
+
+
+def _exec_steps(container, number, execed, left):
+    before = container.execs[number - 1].phase if number else ""
+    if execed.phase == "idle" and container.phase == "made" and before != "idle":
+        yield "exec"
+    if execed.phase in EXEC_RUNS and left.get("kills"):
+        yield "kill"
+    if execed.phase == "call":
+        yield from ("start", "fail") if container.phase == "made" else ("fail",)
+    elif execed.phase == "born":
+        yield "tell"
+    elif execed.phase == "filed":
+        yield "end"
+    if execed.phase in ("runs", "lost"):
+        yield "die"
+        if left.get("children") and not execed.child:
+            yield "child"
+        if left.get("stales") and execed.phase == "runs":
+            yield "die untold"
+    if execed.child and container.immortal:
+        yield "child dies"
+
+
+def _names_of_the_dead(world):
+    found = set()
+    for container in world.containers:
+        found.update(world.files(container).values())
+    table = world.table or {}
+    for holder in table.get("holders", {}).values():
+        found.update(pid for pid, _ in holder["calls"])
+    found.update(waiter["call"][0] for waiter in table.get("waiters", []))
+    return sorted(found - world.processes().keys())
+
+
+SPENDS = {
+    "kill": "kills", "minute": "minutes", "switch": "switches", "restart": "restarts",
+    "reuse": "reuses", "expire": "expiries", "fail": "failures", "end init": "ends",
+    "child": "children", "die untold": "stales",
+}  # fmt: skip
+DECISIONS = ("create", "look", "expire", "exec")
+
+
+def happen(world, kind, index, number):
+    """Let a step happen that is no decision."""
+    if kind in SPENDS and world.budget.get(SPENDS[kind]):
+        world.budget[SPENDS[kind]] -= 1
+    if kind == "minute":
+        world.clock += MINUTE
+    elif kind == "switch":
+        world.exclusive = not world.exclusive
+    elif kind == "reuse":
+        world.reused[number] = (999, "/elsewhere")
+    elif kind == "restart":
+        _restart(world)
+    elif number is None:
+        _container_step(world, world.containers[index], kind)
+    else:
+        _exec_step(world, world.containers[index], kind, number)
+
+
+def _restart(world):
+    for container in world.containers:
+        if container.phase in ("wait", *CREATE_RUNS):
+            world.kill_call(container)
+        for number, execed in enumerate(container.execs):
+            if execed.phase in EXEC_RUNS:
+                world.kill_call(container, number)
+
+
+def _container_step(world, container, kind):
+    if kind == "kill":
+        world.kill_call(container)
+    elif kind == "start":
+        container.phase, container.born = "init", world.clock
+    elif kind == "end init":
+        container.end_processes()
+        container.phase = "dead"
+    elif kind == "delete":
+        container.end_processes()
+        container.phase = "gone"
+        for each in container.execs:
+            each.stale = False
+    elif kind == "again":
+        container.tries -= 1
+        container.attempt += 1
+        container.execs = [type(each)() for each in container.execs]
+        container.phase, container.come = "idle", False
+        container.count = container.count if container.later is None else container.later
+    else:
+        container.phase = {"tell": "filed", "end": "made", "fail": "over"}[kind]
+
+
+def _exec_step(world, container, kind, number):
+    execed = container.execs[number]
+    if kind == "kill":
+        world.kill_call(container, number)
+    elif kind in ("child", "child dies"):
+        execed.child = kind == "child"
+    else:
+        execed.stale = kind == "die untold"
+        execed.phase = {
+            "start": "born", "tell": "filed", "end": "runs",
+            "die": "over", "die untold": "over", "fail": "over",
+        }[kind]  # fmt: skip
+
+
+def happen_all(world, run):
+    for step in run:
+        if step in steps(world):  # what is killed meanwhile does nothing more
+            happen(world, *step)
+
+
+def runs(world, deciding):
+    """One step, or two of the same call, that can happen while another call decides."""
+    for step in steps(world):
+        if step[0] in (*DECISIONS, "switch") or step[1:] == deciding:
+            continue
+        yield [step]
+        after = world.copy()
+        happen(after, *step)
+        for other in steps(after):
+            if other[0] not in DECISIONS and other[1:] == step[1:]:
+                yield [step, other]

@@ -1,0 +1,200 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A worker as leases see it: containers, calls of runc, processes, files. See lease_model."""
+
+import copy
+import json
+
+DEVICES = ["GPU-0", "GPU-1"]
+START, MINUTE, TICKS = 1000, 61, 100
+CREATE_RUNS = ("call", "init", "filed")
+EXEC_RUNS = ("call", "born", "filed")
+EXECED = ("born", "filed", "runs", "lost")
+
+
+class Broken(AssertionError):
+    """What must be so is not."""
+
+
+class Exec:
+    """A process that somebody starts in a container.
+
+    phase: idle, call (admitted), born (it lives), filed (and its pid file tells), runs (the call
+    is over), lost (the call was killed before the pid file), over, refused. child: a process of
+    its own session that it left. stale: its pid file outlived it.
+    """
+
+    def __init__(self, phase="idle", child=False, stale=False):
+        self.phase, self.child, self.stale = phase, child, stale
+
+    @property
+    def key(self):
+        return self.phase, self.child, self.stale
+
+
+class Container:
+    """A container that somebody creates.
+
+    phase: idle, wait (for devices), call (granted), init (it lives), filed (and init.pid tells),
+    made (the call is over), dead (killed, not deleted), orphan (the call was killed before
+    init.pid), over (never came to be), gone (deleted).
+    """
+
+    def __init__(self, name, count=1, execs=1, tries=1, immortal=False, later=None):
+        self.name, self.count, self.tries, self.immortal = name, count, tries, immortal
+        self.later = later  # how many it asks for when it is created anew, if that differs
+        self.phase, self.attempt, self.born = "idle", 0, 0
+        self.execs = [Exec() for _ in range(execs)]
+        self.ids, self.alone, self.come = [], True, False
+
+    @property
+    def key(self):
+        execs = tuple(each.key for each in self.execs)
+        told = (tuple(self.ids), self.alone, self.come)
+        return self.phase, self.attempt, self.born, self.tries, execs, told
+
+    @property
+    def bundle(self):
+        return f"/b/{self.name}"
+
+    @property
+    def cgroup(self):
+        return f"/garden/{self.name}"
+
+    @property
+    def has_init(self):
+        return self.phase in ("init", "filed", "made", "orphan")
+
+    @property
+    def uses(self):
+        """Whether something of the pipeline's runs in it."""
+        return any(each.phase in EXECED or each.child for each in self.execs)
+
+    @property
+    def is_stuck(self):
+        """Whether it has processes that can't be killed."""
+        return self.immortal and self.uses
+
+    def in_use(self, clock):
+        """Whether the rules say that a lease of it goes on."""
+        if self.count == 0:
+            return False
+        if self.phase in CREATE_RUNS or any(
+            each.phase in (*EXEC_RUNS, "runs") for each in self.execs
+        ):
+            return True
+        return self.phase == "made" and not self.come and clock - self.born < 60
+
+    def end_processes(self):
+        for each in self.execs:
+            if each.phase in ("born", "filed", "runs", "lost"):
+                each.phase = "over"
+            each.child = False
+
+
+class World:
+    """All of it. `budget` is how often what would go on for ever may still happen."""
+
+    def __init__(self, containers, exclusive=True, devices=2, **budget):
+        self.containers, self.exclusive, self.devices = containers, exclusive, DEVICES[:devices]
+        self.budget = budget
+        self.table, self.records, self.clock, self.reused = None, {}, START, {}
+        self.deciding, self._arrived = 0, ()
+
+    @property
+    def key(self):
+        return (
+            *(container.key for container in self.containers),
+            json.dumps(self.table),
+            *(name for name, record in sorted(self.records.items()) if record),
+            self.queue,
+            (self.clock, tuple(self.reused), self.exclusive, tuple(self.budget.values())),
+        )
+
+    def copy(self):
+        other = copy.copy(self)
+        other.containers = [copy.copy(each) for each in self.containers]
+        for each in other.containers:
+            each.execs = [copy.copy(execed) for execed in each.execs]
+        # Files are replaced and never changed, so worlds may share them.
+        other.budget, other.records = {**self.budget}, {**self.records}
+        other.reused = {**self.reused}
+        return other
+
+    @property
+    def queue(self):
+        """The names of those that wait, the oldest first."""
+        return tuple(name for name in self._arrived if self.named(name).phase == "wait")
+
+    @queue.setter
+    def queue(self, names):
+        self._arrived = names
+
+    def named(self, name):
+        return next(each for each in self.containers if each.name == name)
+
+    def pid(self, container, what, number=0):
+        base = 1000 * (self.containers.index(container) + 1) + 100 * container.attempt
+        return (
+            base
+            + {"create": 1, "init": 2, "exec": 11, "process": 12, "child": 13}[what]
+            + (10 * number)
+        )
+
+    def processes(self):
+        """Those that live: pid -> start in ticks, control group."""
+        found = {**self.reused, **({self.deciding: (1, "/worker")} if self.deciding else {})}
+        for each in self.containers:
+            if each.phase in ("wait", *CREATE_RUNS):
+                found[self.pid(each, "create")] = (1, "/worker")
+            if each.has_init:
+                found[self.pid(each, "init")] = (each.born * TICKS, each.cgroup)
+            for number, execed in enumerate(each.execs):
+                nested = f"{each.cgroup}/nested" if number else each.cgroup
+                if execed.phase in EXEC_RUNS:
+                    found[self.pid(each, "exec", number)] = (1, "/worker")
+                if execed.phase in EXECED:
+                    found[self.pid(each, "process", number)] = (2, nested)
+                if execed.child:
+                    found[self.pid(each, "child", number)] = (3, f"{each.cgroup}/nested")
+        return found
+
+    def files(self, container):
+        """The pid files in a bundle."""
+        if container.phase in ("idle", "gone"):
+            return {}
+        found = {}
+        if container.phase in ("filed", "made", "dead"):
+            found["init.pid"] = self.pid(container, "init")
+        for number, each in enumerate(container.execs):
+            if each.phase in ("filed", "runs") or each.stale:
+                found[f"exec{number}.pid"] = self.pid(container, "process", number)
+        return found
+
+    def pids_in(self, container):
+        """The processes in a container."""
+        below = f"{container.cgroup}/"
+        return [pid for pid, found in self.processes().items() if f"{found[1]}/".startswith(below)]
+
+    def kill(self, pid):
+        """SIGKILL."""
+        for each in self.containers:
+            if each.immortal:
+                continue
+            if each.has_init and pid == self.pid(each, "init"):
+                each.phase = "dead" if each.phase in ("filed", "made") else "over"
+                each.end_processes()
+            for number, execed in enumerate(each.execs):
+                if execed.phase in EXECED and pid == self.pid(each, "process", number):
+                    execed.phase = "over"
+                if pid == self.pid(each, "child", number):
+                    execed.child = False
+
+    def kill_call(self, container, number=None):
+        """SIGKILL for a call of runc, whatever it is at."""
+        if number is None:
+            ends = {"wait": "over", "call": "over", "init": "orphan", "filed": "made"}
+            container.phase = ends[container.phase]
+        else:
+            execed = container.execs[number]
+            execed.phase = {"call": "over", "born": "lost", "filed": "runs"}[execed.phase]

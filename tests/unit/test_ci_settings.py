@@ -1,0 +1,92 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What Concourse's web and worker are told in their environment files.
+
+That Concourse reads these files, and restarts for them, is proven in tests/functional.
+"""
+
+import dataclasses
+import re
+
+import pytest
+
+import ci.unit
+import plan
+from ci import concourse_web, concourse_worker
+from tests.unit.situations import HOST_PEM, gpu_unit, unit
+
+GO_DURATION = re.compile(r"([0-9]+)s")
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """The files that would be written, by name; nothing is, and no service is started."""
+    written = {}
+
+    def ensure_file(path, content, **_):
+        written[path.name] = content
+        return True
+
+    monkeypatch.setattr(ci.unit.files, "ensure_file", ensure_file)
+    for module, names in (
+        (ci.unit.files, ("ensure_directory", "ensure_absent")),
+        (ci.unit.services, ("ensure_unit", "ensure_running", "main_pid")),
+        (ci.unit.users, ("ensure_user", "exists")),
+        (ci.unit, ("wait_until",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, lambda *_, **__: 0)
+    return written
+
+
+def settings(text):
+    return dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+def worker(files, made):
+    concourse_worker.apply(dataclasses.replace(made.worker, private_key=HOST_PEM), lambda _: None)
+    return settings(files["worker.env"])
+
+
+def web(files, made):
+    concourse_web.apply(made.web, lambda _: None)
+    return settings(files["web.env"])
+
+
+def test_a_worker_without_gpus_keeps_concourses_own_limits(files):
+    told = worker(files, plan.make(unit()))
+    assert "CONCOURSE_CONTAINERD_REQUEST_TIMEOUT" not in told
+    assert "CONCOURSE_MAX_ACTIVE_TASKS" not in told
+
+
+def test_a_worker_outlasts_the_wait_for_a_gpu_and_says_how_many_tasks_it_takes(files):
+    told = worker(files, plan.make(gpu_unit()))
+    assert told["CONCOURSE_CONTAINERD_REQUEST_TIMEOUT"] == "300s"
+    assert told["CONCOURSE_MAX_ACTIVE_TASKS"] == "2"
+
+
+def test_a_web_outlasts_the_longest_wait_that_a_worker_makes_of_it(files):
+    options = {"enable-gpu": True, "gpu-wait-timeout": 1800}
+    made = plan.make(unit("all", options=options))
+    clocks = {
+        "web": web(files, made)["CONCOURSE_GARDEN_REQUEST_TIMEOUT"],
+        "worker": worker(files, made)["CONCOURSE_CONTAINERD_REQUEST_TIMEOUT"],
+    }
+    seconds = {name: int(GO_DURATION.fullmatch(text).group(1)) for name, text in clocks.items()}
+    assert made.gpu.wait_timeout == 1800
+    assert seconds == {"web": 2100, "worker": 1860}
+
+
+@pytest.mark.parametrize(("version", "queues"), [("8.3.0", True), ("8.2.5", False)])
+def test_a_web_queues_tasks_in_its_scheduler_from_8_3_on(files, version, queues):
+    told = web(files, plan.make(unit("web", options={"concourse-version": version})))
+    names = ("CONCOURSE_CONTAINER_PLACEMENT_STRATEGY", "CONCOURSE_MAX_ACTIVE_TASKS_PER_WORKER")
+    expected = ("volume-locality,limit-active-tasks", "1000") if queues else (None, None)
+    assert tuple(told.get(name) for name in names) == expected
+
+
+def test_what_each_is_told_is_no_business_of_the_other(files):
+    """Concourse's worker refuses to start with a variable of the other's container runtime."""
+    made = plan.make(unit("all", options={"enable-gpu": True}))
+    assert not [name for name in worker(files, made) if name.startswith("CONCOURSE_GARDEN_")]
+    assert not [name for name in web(files, made) if name.startswith("CONCOURSE_CONTAINERD_")]

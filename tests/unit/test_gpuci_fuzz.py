@@ -1,0 +1,144 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Damaged and hostile specs and arguments: a short form here, the long one in `make soak`."""
+
+import collections
+import os
+import pathlib
+import random
+import tempfile
+
+import pytest
+
+from gpuci import arguments, broker, environment, files, spec
+from tests.unit import fronts, mutations
+from tests.unit.fronts import BACK_END, HANDED_ON, Fronts
+from tests.unit.fuzzing import TEXT_OF_A_TASK, Fuzzer, parsed
+
+SCALE = 40 if "GPUCI_SOAK" in os.environ else 1
+BATCH = 2000
+
+
+@pytest.fixture
+def folder():
+    """In memory where there is such a place: each case replaces files."""
+    memory = pathlib.Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield pathlib.Path(name)
+
+
+@pytest.fixture
+def fuzzer(folder, monkeypatch):
+    return Fuzzer(folder, monkeypatch)
+
+
+@pytest.fixture
+def front(folder):
+    return Fronts(folder)
+
+
+def often(case, count):
+    """Run cases and tell which answers came often: were there but one, it would prove little."""
+    answers = collections.Counter()
+    number = 0
+    try:
+        for number in range(count):
+            answers[case(number)] += 1
+    except BaseException:
+        print(f"case {number}")
+        raise
+    return {answer for answer, times in answers.items() if times > count / 20}
+
+
+def batches(count):
+    return [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
+
+
+def test_creates(fuzzer):
+    expected = {"untouched", "refused", "granted", "denied"}
+    assert often(fuzzer.create, 2500 * SCALE) == expected
+
+
+def test_execs(fuzzer):
+    assert often(fuzzer.exec, 1000 * SCALE) == {"told", "refused"}
+
+
+def test_the_front_reads_arguments_as_the_back_end_does(front):
+    task = front.bundle("task", b'{"mounts":[{"destination":"/tmp/build/e55deab7"}]}')
+    get = front.bundle("get", b'{"mounts":[{"destination":"/tmp/build/get"}]}')
+    bundles = [str(task), str(get), "/nowhere"]
+    found = collections.Counter()
+    for numbers in batches(700 * SCALE):
+        calls = []
+        for number in numbers:
+            chance = random.Random(number)
+            calls.append((chance.choice(["task", "get"]), fronts.words(chance, bundles)))
+        for number, answer, (place, words) in zip(numbers, front.run(calls), calls, strict=True):
+            call = arguments.parse(words)
+            # What has no config.json is for the back end to look at, and to hand on.
+            concerned = call.options.get("bundle", bundles[place == "get"]) != str(get)
+            if call.command == "exec":
+                concerned = call.container == "known"
+            expected = BACK_END if call.container and concerned else HANDED_ON
+            assert answer == expected, f"case {number}: {words}, in {place}"
+            found[expected] += 1
+    assert min(found[BACK_END], found[HANDED_ON]) > 100 * SCALE
+
+
+def test_the_front_sees_every_task(front):
+    """containerd and Concourse write by Go's encoding/json: it escapes nothing of such a path."""
+    seen = collections.Counter()
+    for numbers in batches(300 * SCALE):
+        contents = [mutations.spec(random.Random(number)) for number in numbers]
+        calls = []
+        for place, content in enumerate(contents):
+            (front.folder / f"b{place}").mkdir(exist_ok=True)
+            (front.folder / f"b{place}" / "config.json").write_bytes(content)
+            calls.append((f"b{place}", ["create", "ID"]))
+        for number, answer, content in zip(numbers, front.run(calls), contents, strict=True):
+            config = parsed(content)
+            if isinstance(config, dict) and spec.kind(config) != spec.OTHER:
+                escaped = rb"\/" in content or rb"\u00" in content
+                assert answer == BACK_END or escaped, f"case {number} is a task"
+                seen["task"] += 1
+            # grep must see it among bytes that are no text, too.
+            assert (answer == BACK_END) == bool(TEXT_OF_A_TASK.search(content)), f"case {number}"
+            seen[answer] += 1
+    assert min(seen["task"], seen[HANDED_ON]) > 50 * SCALE
+
+
+def more_than_asked(leases, wish, usable, host, *, alone):
+    return usable
+
+
+def in_place(path, value, *, like=""):
+    pathlib.Path(path).unlink(missing_ok=True)
+    pathlib.Path(path).write_text(files.dumps(value))
+
+
+FAULTS = {
+    "doors": (environment, "DOORS", frozenset()),
+    "prefix": (environment, "DOOR_PREFIX", "none"),
+    "narrowing": (environment.Variables, "check_narrowing", lambda *_: None),
+    "loader": (spec, "LOADER", ()),
+    "annotations": (spec, "_CDI_PREFIX", "none"),
+    "mounts": (spec, "_DEVICE_MOUNTS", ("/none",)),
+    "kinds": (spec, "kind", lambda config: spec.TASK),
+    "blind": (spec, "kind", lambda config: spec.OTHER),
+    "nodes": (spec, "_with_nodes", lambda linux, nodes: linux),
+    "devices": (broker.leases, "take", more_than_asked),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fuzzer, monkeypatch, fault):
+    """What can't fail proves nothing."""
+    monkeypatch.setattr(*FAULTS[fault])
+    with pytest.raises(AssertionError):
+        often(fuzzer.create, 1000)
+
+
+def test_a_lost_owner_is_found(fuzzer, monkeypatch):
+    monkeypatch.setattr("gpuci.wrapper.replace", in_place)
+    with pytest.raises(AssertionError):
+        often(fuzzer.create, 1000)

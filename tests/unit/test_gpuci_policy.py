@@ -1,0 +1,173 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""policy.json: what can be followed, what is refused in words, and cordons."""
+
+import json
+
+import pytest
+
+from gpuci import policy
+from gpuci.policy import Policy
+from gpuci.refuse import Refused
+from tests.unit.grants import AMD_GPUS, INTEL_GPUS, MIG_GPUS, content
+from tests.unit.wrapper_rig import GPUS
+
+
+def test_a_policy_for_nvidia():
+    found = Policy(content(allocation="shared", gpus_per_task=3, wait_timeout=7))
+    assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (False, 3, 7)
+    assert found.capabilities == "compute,utility"
+    assert [(device.index, device.id, device.gpu) for device in found.devices] == [
+        (gpu["index"], gpu["uuid"], gpu["uuid"]) for gpu in GPUS
+    ]
+    assert not found.privileged
+
+
+@pytest.mark.parametrize("gpus", [AMD_GPUS, INTEL_GPUS])
+def test_a_policy_without_a_runtime(gpus):
+    vendor = "amd" if gpus is AMD_GPUS else "intel"
+    found = Policy(content(vendor=vendor, nvidia_runtime="", config_home="", gpus=gpus))
+    assert [device.nodes for device in found.devices] == [gpu["nodes"] for gpu in gpus]
+    assert not found.vendor.by_runtime
+
+
+def test_a_mig_device_is_a_device_of_its_gpu():
+    found = Policy(content(gpus=MIG_GPUS)).devices
+    assert [device.id for device in found] == MIG_GPUS[0]["devices"]
+    assert {device.gpu for device in found} == {GPUS[0]["uuid"]}
+
+
+def test_each_id_is_there_once():
+    twice = [*GPUS, {**GPUS[0], "index": 7}]
+    assert [device.index for device in Policy(content(gpus=twice)).devices] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 1}, "version is 1, not 2"),
+        ({"version": None}, "version is None, not 2"),
+        ({"allocation": "lottery"}, "allocation is 'lottery', not shared or exclusive"),
+        ({"allocation": ["shared"]}, "allocation is ['shared']"),
+        ({"privileged_tasks": "yes"}, "privileged_tasks is 'yes', not no-gpu or gpu"),
+        ({"gpus_per_task": -1}, "gpus_per_task is -1, not a number from 0 on"),
+        ({"gpus_per_task": True}, "gpus_per_task is True"),
+        ({"gpus_per_task": "1"}, "gpus_per_task is '1'"),
+        ({"wait_timeout": 1.5}, "wait_timeout is 1.5"),
+        ({"wait_timeout": None}, "wait_timeout is None"),
+        ({"vendor": "acme"}, "vendor is 'acme', not nvidia or amd or intel"),
+        ({"vendor": {}}, "vendor is {}"),
+        ({"nvidia_runtime": "runc"}, "'runc' is no absolute path"),
+        ({"config_home": ""}, "'' is no absolute path"),
+        ({"gpus": None}, "no device to hand out"),
+        ({"gpus": [None]}, "None is no GPU"),
+        ({"gpus": [{**GPUS[0], "index": "0"}]}, "no GPU that this wrapper can hand out"),
+        ({"gpus": [{**GPUS[0], "devices": []}]}, "where MIG is on, create MIG devices"),
+        ({"gpus": [{**GPUS[0], "nodes": ["/dev/nvidia0"]}]}, "GPU 0 has the device nodes"),
+        ({"vendor": "amd", "gpus": [{**AMD_GPUS[0], "nodes": []}]}, "GPU 0 has the device nodes"),
+        ({"vendor": "amd", "gpus": [{**AMD_GPUS[0], "nodes": ["kfd"]}]}, "'kfd' is no absolute"),
+    ],
+)
+def test_what_cannot_be_followed(changes, words):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  its words are looked at
+        Policy(content(**changes))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("all", "none", "void", "0", "", "GPU-", "GPU-0,all", "GPU-0 ", "GPU-0\n", "GPU-0,GPU-1"),
+        *("nvidia.com/gpu=all", "MIG", "gpu-0", "PCI-0000:03:00.0", "GPU-0:1", "GPU-/-", None, 7),
+    ],
+)
+def test_what_could_mean_more_than_one_device(name):
+    with pytest.raises(ValueError, match="is no id of a GPU or MIG device"):
+        Policy(content(gpus=[{**GPUS[0], "devices": [name]}]))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name"),
+    [
+        ("nvidia", "GPU-7f3c1b2a-0000-1111-2222-333344445555"),
+        ("nvidia", "MIG-7f3c1b2a-0000-1111-2222-333344445555"),
+        ("nvidia", "MIG-GPU-7f3c1b2a-0000-1111-2222-333344445555/1/0"),
+        ("amd", "GPU-7391e8d0c1a2b3f4"),
+        ("amd", "PCI-0000:c3:00.0"),
+        ("intel", "PCI-10000:03:00.1"),
+    ],
+)
+def test_ids_of_every_vendor(vendor, name):
+    gpu = {"index": 0, "uuid": name, "model": "M", "devices": [name]}
+    gpu["nodes"] = [] if vendor == "nvidia" else ["/dev/null"]
+    assert [device.id for device in Policy(content(vendor=vendor, gpus=[gpu])).devices] == [name]
+
+
+def test_reading_the_file(tmp_path):
+    path = tmp_path / "policy.json"
+    assert policy.read(str(path)) is None, "no file: tasks get no GPU"
+    path.write_text(json.dumps(content(gpus=[], vendor="")))
+    assert policy.read(str(path)) is None, "no GPU: the rest does not matter"
+    path.write_text(json.dumps(content()))
+    assert len(policy.read(str(path)).devices) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version":2}', "{}"])
+def test_a_file_that_cannot_be_followed_is_named_with_a_remedy(tmp_path, text):
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(Refused) as caught:
+        policy.read(str(path))
+    assert f"GPU policy {path} cannot be used (" in str(caught.value)
+    assert "the charm writes that file again at its next event" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "policy.json").mkdir()
+    with pytest.raises(Refused, match="Is a directory"):
+        policy.read(str(tmp_path / "policy.json"))
+
+
+@pytest.fixture
+def cordons(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "absent"]
+    for folder in folders[:2]:
+        folder.mkdir()
+    found = Policy(content(gpus=[*GPUS[1:], *MIG_GPUS], cordons=[str(path) for path in folders]))
+    return folders, found
+
+
+def test_a_cordon_is_on_all_devices_of_a_gpu(cordons):
+    folders, found = cordons
+    assert found.cordoned() == {}
+    reason = "in use outside CI: pid 4711 (python3)"
+    (folders[1] / f"{GPUS[0]['uuid']}.json").write_text(json.dumps({"reason": reason}))
+    assert found.cordoned() == dict.fromkeys(MIG_GPUS[0]["devices"], reason)
+
+
+def test_a_cordon_is_on_one_mig_device(cordons):
+    folders, found = cordons
+    (folders[0] / f"{MIG_GPUS[0]['devices'][1]}.json").write_text('{"reason": "dirty"}')
+    assert found.cordoned() == {MIG_GPUS[0]["devices"][1]: "dirty"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"reason": 7}', '{"reason": ""}'])
+def test_a_cordon_counts_whatever_is_in_it(cordons, text):
+    folders, found = cordons
+    (folders[0] / f"{GPUS[1]['uuid']}.json").write_text(text)
+    assert found.cordoned() == {GPUS[1]["uuid"]: "out of use"}
+
+
+def test_what_is_no_cordon(cordons):
+    folders, found = cordons
+    for name in (GPUS[1]["uuid"], f"{GPUS[1]['uuid']}.json.gpu-ci", ".json", "GPU-0.json"):
+        (folders[0] / name).write_text("{}")
+    assert found.cordoned() == {}
+
+
+def test_a_folder_of_cordons_that_cannot_be_read_is_no_empty_one(cordons):
+    folders, found = cordons
+    folders[0].rmdir()
+    folders[0].write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        found.cordoned()

@@ -1,0 +1,268 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The store of leases: its files, what happens when they are lost or damaged, and its cost."""
+
+import itertools
+import json
+import os
+import pathlib
+import stat
+
+import pytest
+
+from gpuci import broker, store
+from gpuci.grant import Grant
+from gpuci.journal import Decision
+from gpuci.leases import Holder, Waiter
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from tests.unit.grants import NVIDIA
+
+IDS = [device.id for device in NVIDIA.devices]
+HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], alone=True, since=1).plain()
+WAITER = Waiter("ID", (1, 2), 1, 1).plain()
+
+
+class Machine:
+    """A machine of which only these containers use their devices; see leases.Facts."""
+
+    def __init__(self, *users):
+        self._users = users
+
+    def in_use(self, container, holder):
+        return container in self._users
+
+    def clear(self, container, holder):
+        return True
+
+    def alive(self, call):
+        return False
+
+    def me(self):
+        return 1, 1
+
+    def now(self):
+        return 100.0
+
+    def cgroup(self, container, bundle):
+        return ""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run" / "gpu-ci" / "leases"
+
+
+@pytest.fixture
+def leases(folder):
+    return Store(str(folder))
+
+
+def record(leases, container, ids, bundle="/"):
+    devices = [device for device in NVIDIA.devices if device.id in ids]
+    with leases:
+        leases.put(container, bundle, Grant(NVIDIA, devices))
+
+
+def damaged(part, value):
+    """A table that is whole but for one part."""
+    return json.dumps({"holders": {"ID": HOLDER}, "waiters": [WAITER], part: value})
+
+
+def without(name):
+    return {key: value for key, value in HOLDER.items() if key != name}
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "containers").iterdir())
+
+
+def test_the_files_of_a_store_and_their_modes(folder, leases):
+    before = os.umask(0)
+    try:
+        record(leases, "ID", IDS[:1], "/b")
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(folder.parent.parent)): stat.S_IMODE(path.stat().st_mode)
+        for path in [folder.parent, folder, *folder.rglob("*")]
+    }
+    assert modes == {
+        "gpu-ci": 0o755,
+        "gpu-ci/leases": 0o755,
+        "gpu-ci/leases/leases.json": 0o600,
+        "gpu-ci/leases/containers": 0o700,
+        "gpu-ci/leases/containers/ID.json": 0o600,
+    }
+    found = json.loads((folder / "containers" / "ID.json").read_text())
+    assert found == {
+        "container": "ID",
+        "bundle": "/b",
+        "environment": Grant(NVIDIA, NVIDIA.devices[:1]).environment,
+        "groups": [],
+        "gpus": IDS[:1],
+    }
+
+
+def test_a_table_is_read_as_it_was_saved(leases):
+    holder = Holder("/b", IDS, [(7, 8)], alone=True, since=1.5)
+    holder.execs, holder.stuck, holder.cgroup = True, True, "/garden/ID"
+    waiter = Waiter("W", (9, 10), 2, 3)
+    with leases as table:
+        table.holders["ID"] = holder
+        table.waiters = [waiter]
+    found = leases.read()
+    assert found.holders["ID"].plain() == holder.plain()
+    assert found.waiters[0].plain() == waiter.plain()
+    # Found in JSON they must compare as calls do.
+    assert found.waiters[0].call == (9, 10)
+    assert found.holders["ID"].calls == [(7, 8)]
+
+
+def test_what_did_not_change_is_not_written(folder, leases):
+    with leases as table:
+        table.holders["ID"] = Holder("/b", IDS, [(7, 8)], alone=True, since=1.5)
+    before = (folder / "leases.json").stat()
+    with leases as table:
+        table.waiters = [*table.waiters]
+    assert (folder / "leases.json").stat().st_ino == before.st_ino
+
+
+def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
+    def hold(name, fault):
+        with leases as table:
+            table.holders[name] = Holder("/b", IDS, [], alone=True, since=1)
+            raise fault
+
+    with pytest.raises(Refused):
+        hold("refused", Refused("x"))
+    with pytest.raises(OSError, match="x"):
+        hold("failed", OSError("x"))
+    assert [*leases.read().holders] == ["refused"]
+    with leases:
+        pass  # neither kept the lock
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "{}x"),
+        # Whoever takes these for empty gives a GPU away twice.
+        *(damaged("holders", value) for value in ([], None, {"ID": 7}, {"ID": {}})),
+        *(damaged("holders", {"ID": without(name)}) for name in HOLDER),
+        *(damaged("holders", {"ID": {**HOLDER, "calls": value}}) for value in (7, [[1]], [7])),
+        damaged("holders", {"ID": {**HOLDER, "gpus": None}}),
+        *(damaged("waiters", value) for value in ({}, [{}], [7])),
+        *(damaged("waiters", [{**WAITER, name: "1"}]) for name in ("call", "count", "since")),
+    ],
+)
+def test_a_damaged_table_is_refused_with_the_remedy(folder, leases, text):
+    record(leases, "ID", IDS[:1])
+    (folder / "leases.json").write_text(text)
+    with pytest.raises(Refused) as caught, leases:
+        pass
+    assert f"leases {folder}/leases.json are damaged (" in str(caught.value)
+    assert "remove that file: it is made anew" in str(caught.value)
+    assert (folder / "leases.json").read_text() == text, "nothing is hidden from who looks"
+    (folder / "leases.json").unlink()
+    with leases as table:
+        assert table.holders["ID"].gpus == IDS[:1]
+
+
+def test_a_lost_table_is_made_anew_from_the_containers(folder, leases):
+    record(leases, "one", IDS[:1])
+    record(leases, "two", IDS[1:])
+    record(leases, "none", [])
+    (folder / "containers" / "damaged.json").write_text("{")
+    (folder / "leases.json").unlink()
+    with leases as table:
+        assert {name: holder.gpus for name, holder in table.holders.items()} == {
+            "one": IDS[:1],
+            "two": IDS[1:],
+        }
+        assert table.free(IDS, alone=True) == []
+    assert sorted(json.loads((folder / "leases.json").read_text())["holders"]) == ["one", "two"]
+
+
+def test_a_lost_table_gives_no_gpu_to_a_hijack_that_somebody_else_has(folder, leases):
+    record(leases, "over", IDS[:1])
+    record(leases, "running", IDS[:1])
+    (folder / "leases.json").unlink()
+    with pytest.raises(Refused, match="container running has it now"):
+        broker.resume(leases, Machine("running"), lambda: NVIDIA, Decision("over"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"environment":{}}', '{"environment":[1],"gpus":[]}']
+)
+def test_a_damaged_record_is_no_record(folder, leases, text):
+    record(leases, "ID", IDS[:1])
+    (folder / "containers" / "ID.json").write_text(text)
+    with pytest.raises(ValueError):  # noqa: PT011  in the words of whoever finds it
+        leases.record("ID")
+
+
+def test_a_record_may_be_forgotten_twice(folder, leases):
+    record(leases, "ID", [])
+    leases.forget("ID")
+    leases.forget("ID")
+    assert names(folder) == []
+
+
+def test_records_of_containers_that_are_gone_are_swept_a_few_at_a_time(
+    tmp_path, folder, leases, monkeypatch
+):
+    (tmp_path / "bundle").mkdir()
+    for number in range(40):
+        record(leases, f"alive{number}", [], str(tmp_path / "bundle"))
+    for number in range(60):
+        path = folder / "containers" / f"gone{number}.json"
+        path.write_text((folder / "containers" / "alive0.json").read_text())
+        path.write_text(path.read_text().replace(str(tmp_path / "bundle"), "/nowhere"))
+    (folder / "containers" / "damaged.json").write_text("{")
+    (folder / "containers" / "half.json.gpu-ci").write_text("{")
+    pids = itertools.count(4711)  # each call of the runtime is another process
+    monkeypatch.setattr(store.os, "getpid", lambda: next(pids))
+    looked = []
+    real = Store.record
+
+    def counted(self, name):
+        looked.append(name)
+        return real(self, name)
+
+    monkeypatch.setattr(Store, "record", counted)
+    left = names(folder)
+    for _ in range(1000):
+        looked.clear()
+        record(leases, "alive0", [], str(tmp_path / "bundle"))
+        assert len(looked) <= 4
+        left = names(folder)
+        if not any(name.startswith("gone") for name in left):
+            break
+    else:
+        pytest.fail(f"never swept: {left}")
+    assert "damaged.json" in left, "an exec into its container is refused with that name"
+    assert len([name for name in left if name.startswith("alive")]) == 40
+
+
+def test_a_store_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(OSError, match="Not a directory"),
+        Store(str(tmp_path / "file" / "x" / "y")),
+    ):
+        pass
+
+
+def test_no_descriptor_is_left(folder, leases):
+    record(leases, "ID", IDS)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with leases:
+            pass
+        (folder / "leases.json").write_text("{")
+        with pytest.raises(Refused), leases:
+            pass
+        (folder / "leases.json").unlink()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert pathlib.Path(folder).is_dir()

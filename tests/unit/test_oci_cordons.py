@@ -1,0 +1,57 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Cordons: what the charm writes is what the wrapper reads, and nothing is written twice."""
+
+import pytest
+
+from gpuci import policy
+from oci import cordons, wrapper
+from plan import GpuPlan
+from tests.unit.situations import gpu, sliced
+
+FOREIGN = ("GPU-0", "in use outside CI: pid 4711 (python3)")
+DIRTY = ("GPU-1", "dirty: 12.3 GiB taken without a process")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(wrapper, "CORDONS", tmp_path / "gpu-ci/cordons")
+    return wrapper.CORDONS
+
+
+def read_by_the_wrapper(tmp_path):
+    path = tmp_path / "policy.json"
+    cards = (gpu(0), sliced(1, "1g.10gb", "1g.10gb"), gpu(2))
+    path.write_text(wrapper.policy_text(GpuPlan(cards, "/usr/bin/nvidia-container-runtime")))
+    found = policy.read(str(path))
+    assert found is not None
+    return found.cordoned()
+
+
+def test_without_a_reason_nothing_is_made(folder):
+    assert not cordons.ensure(())
+    assert not folder.parent.exists()
+    assert cordons.names() == set()
+
+
+def test_cordons_come_and_go_with_their_reasons(folder, tmp_path):
+    assert cordons.ensure((FOREIGN, DIRTY))
+    assert not cordons.ensure((FOREIGN, DIRTY))
+    assert cordons.names() == {"GPU-0", "GPU-1"}
+    assert read_by_the_wrapper(tmp_path) == {
+        "GPU-0": FOREIGN[1],
+        "MIG-1-0": DIRTY[1],
+        "MIG-1-1": DIRTY[1],
+    }
+    assert cordons.ensure((("GPU-0", "in use outside CI: pid 4712 (ollama)"),))
+    assert read_by_the_wrapper(tmp_path) == {"GPU-0": "in use outside CI: pid 4712 (ollama)"}
+    assert cordons.ensure(())
+    assert (cordons.names(), read_by_the_wrapper(tmp_path)) == (set(), {})
+
+
+def test_a_file_that_is_no_cordon_any_more_is_healed(folder, tmp_path):
+    cordons.ensure((FOREIGN,))
+    (folder / "GPU-0.json").write_text("{")
+    assert read_by_the_wrapper(tmp_path) == {"GPU-0": "out of use"}
+    assert cordons.ensure((FOREIGN,))
+    assert read_by_the_wrapper(tmp_path) == {"GPU-0": FOREIGN[1]}

@@ -1,0 +1,314 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the store of leases says to an operator, over recorded trees of /proc and bundles.
+
+Taking a GPU back from real processes: tests/functional/test_release.py.
+"""
+
+import json
+import os
+import time
+
+import pytest
+
+from found import Lease
+from gpuci.leases import Holder, Waiter
+from gpuci.store import Store
+from gpuci.usage import Host
+from oci import leases, wrapper
+from plan import GpuPlan
+from tests.unit.situations import gpu, sliced
+
+RUNTIME = "/usr/bin/nvidia-container-runtime"
+TASK = "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
+OTHER = "1c8d2f9e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
+SESSION = "77e0b7c1-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
+
+
+class Worker:
+    """A worker's policy and store, and the processes of a machine of its own."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.root = folder, folder / "root"
+        for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+            monkeypatch.setattr(wrapper, name, folder / name.lower())
+        self.store = Store(str(wrapper.STORE))
+        self.uptime = uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+        class Recorded(Host):
+            """This machine at one moment."""
+
+            @staticmethod
+            def now():
+                return uptime
+
+        monkeypatch.setattr(leases, "Host", lambda: Recorded(str(self.root)))
+        self.pids = iter(range(100, 200))
+        self.allow(gpu(0), gpu(1))
+
+    def allow(self, *gpus, **options):
+        wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(gpus, RUNTIME, **options)))
+
+    def cordon(self, name, reason):
+        wrapper.CORDONS.mkdir(exist_ok=True)
+        (wrapper.CORDONS / f"{name}.json").write_text(json.dumps({"reason": reason}))
+
+    def process(self, cgroup="/", age=0.0):
+        """A process of that age in seconds; its id and when it started."""
+        pid = next(self.pids)
+        started = int((self.uptime - age) * os.sysconf("SC_CLK_TCK"))
+        folder = self.root / f"proc/{pid}"
+        folder.mkdir(parents=True)
+        fields = ["S", *["0"] * 16, "1", "0", str(started)]
+        (folder / "stat").write_text(f"{pid} (sh) {' '.join(fields)}\n")
+        (folder / "cgroup").write_text(f"0::{cgroup}\n")
+        return pid, started
+
+    def hold(self, container, *gpus, steps=("task",), age=0.0, **values):
+        """A lease, held for `age` seconds, of a container with these exec ids running in it."""
+        cgroup = f"/garden/{container}"
+        bundle = f"/run/bundles/{container}"
+        (self.root / bundle[1:]).mkdir(parents=True)
+        for name in ("init", *steps):
+            pid, _ = self.process(cgroup, age)
+            (self.root / bundle[1:] / f"{name}.pid").write_text(str(pid))
+        holder = Holder(bundle, list(gpus), [], alone=True, since=self.uptime - age)
+        holder.execs = bool(steps)
+        for name, value in values.items():
+            setattr(holder, name, value)
+        with self.store as table:
+            table.holders[container] = holder
+
+    def wait(self, container, count, age, *, alive=True):
+        call = self.process(age=age) if alive else (99, 1)
+        with self.store as table:
+            table.waiters.append(Waiter(container, call, count, self.uptime - age))
+
+    def report(self):
+        results = leases.report()
+        return {key: text for key, text in results.items() if key != "json"}
+
+    def read_json(self):
+        return json.loads(leases.report()["json"])
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    return Worker(tmp_path, monkeypatch)
+
+
+def test_a_worker_that_nobody_uses_yet(worker):
+    assert worker.report() == {
+        "allocation": "exclusive",
+        "free": "2 of 2",
+        "waiting": "nobody",
+        "gpu-0": "free, A100-SXM4-80GB, GPU-0",
+        "gpu-1": "free, A100-SXM4-80GB, GPU-1",
+    }
+    assert not wrapper.STORE.exists(), "a look makes nothing"
+
+
+def test_a_worker_without_gpus_for_tasks(worker):
+    wrapper.POLICY.unlink()
+    assert worker.report() == {"state": "off: tasks get no GPU on this unit"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "age", "words"),
+    [
+        (["task"], 35, "task, 35 s"),
+        (["task"], 119, "task, 119 s"),
+        (["task"], 120, "task, 2 min"),
+        ([SESSION], 3599, "hijacked session, 59 min"),
+        (["task", SESSION, TASK], 11100, "hijacked session and task, 3 h 5 min"),
+        (["task"], 2 * 86400 + 3 * 3600 + 5, "task, 2 d 3 h"),
+        ([], 12, "starting, 12 s"),
+        ([], 75, "no longer used, 75 s"),
+    ],
+)
+def test_a_holder_is_told_with_what_runs_in_it_and_since_when(worker, steps, age, words):
+    worker.hold(TASK, "GPU-1", steps=steps, age=age)
+    state = "free" if words.startswith("no longer") else "leased"
+    assert worker.report()["gpu-1"] == (
+        f"{state}, A100-SXM4-80GB, GPU-1, container {TASK} ({words})"
+    )
+    assert worker.report()["free"] == ("2 of 2" if state == "free" else "1 of 2")
+
+
+def test_a_gpu_whose_processes_cannot_be_killed_is_not_called_free(worker):
+    worker.hold(TASK, "GPU-1", steps=(), age=75, stuck=True)
+    assert worker.report()["gpu-1"].endswith(f"{TASK} (ended, but can't be killed, 75 s)")
+    assert worker.report()["free"] == "1 of 2"
+
+
+def test_a_store_made_anew_does_not_know_since_when(worker):
+    worker.hold(TASK, "GPU-1", since=0)
+    assert worker.report()["gpu-1"].endswith(f"container {TASK} (task)")
+
+
+def test_those_who_wait_stand_in_their_order(worker):
+    worker.hold(TASK, "GPU-0", "GPU-1", age=600)
+    worker.wait("first", 2, age=130)
+    worker.wait("gone", 1, age=100, alive=False)
+    worker.wait("second", 1, age=7)
+    results = worker.report()
+    assert results["waiting"] == "2"
+    assert results["waiter-1"] == "container first, asks for 2, for 2 min"
+    assert results["waiter-2"] == "container second, asks for 1, for 7 s"
+    assert "waiter-3" not in results
+
+
+def test_a_cordon_is_told_with_its_reason(worker):
+    worker.cordon("GPU-0", "in use outside CI: pid 4711 (python3)")
+    worker.cordon("GPU-1", "dirty: 12.3 GiB taken without a process")
+    worker.hold(TASK, "GPU-1")
+    results = worker.report()
+    assert results["free"] == "0 of 2"
+    assert results["gpu-0"] == (
+        "cordoned: in use outside CI: pid 4711 (python3), A100-SXM4-80GB, GPU-0"
+    )
+    assert results["gpu-1"].startswith("leased, cordoned: dirty: 12.3 GiB taken without")
+
+
+def test_a_gpu_that_is_not_allowed_any_more_is_told_while_it_is_held(worker):
+    worker.hold(TASK, "GPU-7")
+    worker.hold(OTHER, "GPU-8", steps=[], age=100)
+    results = worker.report()
+    assert results["other-0"] == f"held outside policy, GPU-7, container {TASK} (task, 0 s)"
+    assert "other-1" not in results
+
+
+def test_mig_devices_stand_one_by_one(worker):
+    worker.allow(sliced(0, "1g.10gb", "2g.20gb"), gpu(1))
+    worker.cordon("GPU-0", "dirty: 2.0 GiB taken without a process")
+    worker.hold(TASK, "MIG-0-1")
+    results = worker.report()
+    assert results["gpu-0-mig-0"].startswith("cordoned: dirty")
+    assert results["gpu-0-mig-1"].startswith("leased, cordoned: dirty")
+    assert results["gpu-1"].startswith("free")
+
+
+def test_a_shared_gpu_names_few_and_counts_the_rest(worker):
+    worker.allow(gpu(0), gpu(1), allocation="shared")
+    for number in range(5):
+        worker.hold(f"task-{number}", "GPU-0", "GPU-1", age=20, alone=False)
+    results = worker.report()
+    assert results["allocation"] == "shared"
+    assert results["gpu-1"] == (
+        "shared by 5, A100-SXM4-80GB, GPU-1, container task-0 (task, 20 s), "
+        "container task-1 (task, 20 s), container task-2 (task, 20 s), 2 more"
+    )
+    assert len(worker.read_json()["devices"][1]["containers"]) == 5
+
+
+def test_a_program_reads_all_of_it(worker):
+    worker.hold(TASK, "GPU-1", age=35)
+    worker.wait("first", 2, age=130)
+    found = worker.read_json()
+    assert found["allocation"] == "exclusive"
+    assert found["devices"][1] == {
+        "key": "gpu-1",
+        "index": 1,
+        "id": "GPU-1",
+        "gpu": "GPU-1",
+        "model": "NVIDIA A100-SXM4-80GB",
+        "state": "leased",
+        "containers": [TASK],
+    }
+    assert found["containers"] == {
+        TASK: {
+            "gpus": ["GPU-1"],
+            "steps": ["task"],
+            "in_use": True,
+            "stuck": False,
+            "seconds": 35,
+        }
+    }
+    assert found["waiters"] == [{"container": "first", "count": 2, "seconds": 130}]
+
+
+@pytest.mark.parametrize("ask", [leases.report, lambda: leases.release("0", "why", force=False)])
+@pytest.mark.parametrize("name", ["POLICY", "STORE"])
+def test_what_cannot_be_read_is_told_in_words(worker, ask, name):
+    worker.hold(TASK, "GPU-1")
+    path = wrapper.POLICY if name == "POLICY" else wrapper.STORE / "leases.json"
+    path.write_text("{")
+    with pytest.raises(leases.LeaseError, match=str(path)):
+        ask()
+
+
+def test_who_has_a_lease_is_known_before_anybody_is_called_a_stranger(worker):
+    assert leases.holders() == {}
+    worker.hold(TASK, "GPU-1")
+    worker.hold(OTHER, "GPU-0", steps=[], age=100)
+    assert leases.holders() == {
+        TASK: Lease(("GPU-1",), occupied=True),
+        OTHER: Lease(("GPU-0",), occupied=False),
+    }
+    (wrapper.STORE / "leases.json").write_text("{")
+    assert leases.holders() is None
+
+
+@pytest.mark.parametrize("wish", ["7", "GPU-7", "all", ""])
+def test_an_unknown_gpu_is_answered_with_those_that_are_there(worker, wish):
+    worker.hold(TASK, "GPU-9")
+    with pytest.raises(leases.LeaseError) as caught:
+        leases.release(wish, "hangs", force=True)
+    assert str(caught.value) == (
+        f"No GPU is {wish!r} here; there is gpu-0 (GPU-0), gpu-1 (GPU-1), GPU-9"
+    )
+
+
+@pytest.mark.parametrize("reason", ["", " ", "two\nlines", "\x1b[2J"])
+def test_a_reason_is_one_line(worker, reason):
+    with pytest.raises(leases.LeaseError, match="one line"):
+        leases.release("0", reason, force=False)
+
+
+def test_a_gpu_that_nobody_holds_is_free_already(worker):
+    worker.hold(TASK, "GPU-1")
+    assert leases.release("0", "hangs", force=True) == {
+        "gpu": "GPU-0",
+        "released": "nobody held it",
+    }
+    assert list(worker.store.read().holders) == [TASK]
+    assert not wrapper.LOG.exists()
+
+
+@pytest.mark.parametrize("wish", ["1", " gpu-1 ", "GPU-1"])
+def test_a_gpu_in_use_is_left_to_its_holder(worker, wish):
+    worker.hold(TASK, "GPU-1", age=200)
+    with pytest.raises(leases.LeaseError) as caught:
+        leases.release(wish, "hangs", force=False)
+    assert str(caught.value) == (
+        f"GPU {wish.strip()} is in use by container {TASK} (task, 3 min): wait, abort the build, "
+        "or use force=true, which kills what runs there"
+    )
+    assert list(worker.store.read().holders) == [TASK]
+
+
+def test_a_gpu_that_is_no_longer_used_is_given_back_and_the_reason_logged(worker):
+    worker.hold(TASK, "GPU-0", "GPU-1", steps=[], age=100)
+    worker.hold(OTHER, "GPU-8")
+    assert leases.release("1", " it hung ", force=False) == {
+        "gpu": "GPU-1",
+        "released": f"container {TASK}",
+    }
+    assert list(worker.store.read().holders) == [OTHER]
+    line = json.loads(wrapper.LOG.read_text())
+    assert (line["container"], line["kind"]) == (TASK, "gpu-release")
+    assert line["reason"] == "GPU-0, GPU-1: it hung"
+
+
+def test_a_gpu_that_is_not_allowed_any_more_can_be_released(worker):
+    worker.hold(TASK, "GPU-9", steps=[], age=100)
+    assert leases.release("gpu-9", "hangs", force=False)["released"] == f"container {TASK}"
+
+
+def test_all_mig_devices_of_a_gpu_are_released_by_its_index(worker):
+    worker.allow(sliced(0, "1g.10gb", "2g.20gb"), gpu(1))
+    worker.hold(TASK, "MIG-0-0", steps=[], age=100)
+    worker.hold(OTHER, "MIG-0-1", steps=[], age=100)
+    assert leases.release("gpu-0-mig-1", "hangs", force=False)["released"] == f"container {OTHER}"
+    assert leases.release("0", "hangs", force=False)["gpu"] == "MIG-0-0, MIG-0-1"
+    assert worker.store.read().holders == {}
