@@ -1,0 +1,185 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Where the measurements run: a mount namespace with simulated GPUs, and wrappers in it."""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from machine import templates
+from tests.functional.containerd_worker import ROOT, Worker, worker_in_a_namespace
+
+CLONE_NEWNS = 0x00020000  # sched.h
+PR_SET_CHILD_SUBREAPER = 36  # sys/prctl.h
+LIBC = ctypes.CDLL(None, use_errno=True)
+PYTHON = "/usr/bin/python3"
+SCRATCH = Path("/run/bench")  # on a tmpfs, as containerd's bundles and the store of leases are
+BUNDLES = SCRATCH / "bundles"
+ROOT_OF_RUNC = SCRATCH / "runc"
+SPEC_BYTES = 27_000  # of a task's config.json under the real Concourse 8.3
+RUNC = Path("/opt/concourse/current/bin/runc")
+
+
+def _checked(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def become_subreaper() -> None:
+    """Containers' processes become this one's children, as they become the shim's."""
+    _checked(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Worker]:
+    """A worker with two GPUs, our wrapper and containerd."""
+    become_subreaper()
+    with worker_in_a_namespace() as worker:
+        worker.charm(0, 1)
+        worker.start()
+        yield worker
+
+
+@contextlib.contextmanager
+def entered(worker: Worker) -> Iterator[None]:
+    """This process is in the worker's mount namespace, so that starting a call costs nothing."""
+    folder = Path.cwd()
+    own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    theirs = os.open(f"/proc/{worker.holder.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _checked(LIBC.setns(theirs, CLONE_NEWNS))
+        SCRATCH.mkdir(exist_ok=True)
+        yield
+    finally:
+        _remove_containers()
+        _checked(LIBC.setns(own, CLONE_NEWNS))
+        os.chdir(folder)
+        os.close(own)
+        os.close(theirs)
+
+
+def _remove_containers() -> None:
+    """Those that a failed measurement left."""
+    for state in ROOT_OF_RUNC.glob("*"):
+        command = [RUNC, "--root", ROOT_OF_RUNC, "delete", "--force", state.name]
+        subprocess.run(command, check=False, timeout=30)
+
+
+class Wrapper:
+    """The front and the back end in a folder of their own, with a policy and a store."""
+
+    def __init__(
+        self, name: str, gpus: list[dict], *, runc: Path = RUNC, **policy: object
+    ) -> None:
+        """Install them below SCRATCH, with `runc` for the next runtime, whatever the policy."""
+        self.folder = SCRATCH / name
+        self.bin = self.folder / "bin"
+        self.store = self.folder / "run" / "gpu-ci" / "leases"
+        self.log = self.folder / "oci.log"
+        self.front = self.bin / "runc"
+        lib = self.folder / "lib" / "gpuci"
+        self.bin.mkdir(parents=True)
+        (self.folder / "run").mkdir()
+        shutil.copytree(ROOT / "lib" / "gpuci", lib, ignore=shutil.ignore_patterns("__pycache__"))
+        command = [PYTHON, "-I", "-m", "compileall", "-q", "--invalidation-mode"]
+        subprocess.run([*command, "unchecked-hash", lib], check=True, timeout=60)
+        policy_path = self.folder / "policy.json"
+        self.front.write_text(
+            templates.render(
+                "runc",
+                runc=runc,
+                python=PYTHON,
+                lib=lib,
+                store=self.store,
+                policy=policy_path,
+                bin=self.bin,
+                log=self.log,
+            )
+        )
+        self.front.chmod(0o755)
+        content = {
+            "version": 2,
+            "allocation": "exclusive",
+            "gpus_per_task": 1,
+            "wait_timeout": 240,
+            "privileged_tasks": "no-gpu",
+            "vendor": "nvidia",
+            "nvidia_runtime": str(runc),
+            "config_home": "/etc/gpu-ci",
+            "driver_capabilities": "compute,utility",
+            "cordons": [],
+            "gpus": gpus,
+        }
+        policy_path.write_text(json.dumps(content | policy))
+
+    def decisions(self) -> list[dict]:
+        """The lines of its log so far, which begins anew."""
+        lines = self.log.read_text().splitlines()
+        self.log.unlink()
+        return [json.loads(line) for line in lines]
+
+
+def classical_wrapper() -> Path:
+    """The one of bash and jq, installed below SCRATCH."""
+    path = SCRATCH / "classical-wrapper"
+    text = Path(__file__).with_name("classical-wrapper").read_text()
+    path.write_text(text.replace("@RUNC@", str(RUNC)).replace("@GPU@", uuid(0)))
+    path.chmod(0o755)
+    return path
+
+
+def uuid(number: int, kind: str = "GPU") -> str:
+    return f"{kind}-{number:08x}-1111-2222-3333-444444444444"
+
+
+def gpus(count: int, mig: int = 0) -> list[dict]:
+    """`count` GPUs for a policy, each with `mig` MIG devices."""
+    return [
+        {
+            "index": index,
+            "uuid": uuid(index),
+            "model": "NVIDIA A100-SXM4-80GB",
+            "devices": [uuid(index * mig + part, "MIG") for part in range(mig)] or [uuid(index)],
+            "nodes": [],
+        }
+        for index in range(count)
+    ]
+
+
+def concourse_spec(worker: Worker, name: str, *params: str) -> dict:
+    """The spec of a step as Concourse writes it: `name` is that of a golden one.
+
+    It gets a seccomp profile and as many variables as bring it to SPEC_BYTES.
+    """
+    spec = worker.spec(name, "HANDLE")
+    spec["linux"]["seccomp"] = {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "syscalls": [{"names": _system_calls(), "action": "SCMP_ACT_ALLOW"}],
+    }
+    spec["process"]["env"] += params
+    image = 0
+    while len(compact(spec)) < SPEC_BYTES:
+        value = f"/opt/image/{image:03}/share/with/some/path"
+        spec["process"]["env"].insert(1, f"IMAGE_VARIABLE_{image:03}={value}")
+        image += 1
+    return spec
+
+
+def compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _system_calls() -> list[str]:
+    """Names of this machine's system calls: a profile's size, and its cost for runc."""
+    source = "#include <sys/syscall.h>\n"
+    command = ["gcc", "-E", "-dM", "-"]
+    done = subprocess.run(
+        command, input=source, capture_output=True, text=True, check=True, timeout=60
+    )
+    words = (line.split()[1] for line in done.stdout.splitlines() if " __NR_" in line)
+    return sorted({word.removeprefix("__NR_") for word in words})
