@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 #
 # Each target installs what it needs first, and works on a fresh Debian 12 or Ubuntu machine.
-.PHONY: help setup lint format test integration lab pack clean
+.PHONY: help setup lint format test bench soak integration lab pack clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,6 +22,13 @@ format:  ## Format the code and mend what can be mended.
 test:  ## Run all test suites; PYTEST_ARGS="-k name" goes on to pytest.
 	@scripts/test $(PYTEST_ARGS)
 
+bench:  ## Measure what the wrapper costs and write docs/reference/performance.md; BENCH_ARGS="--help".
+	@scripts/bench $(or $(BENCH_ARGS),--write)
+
+soak:  ## Run the long tests: leases in a virtual machine with cgroup v2, long fuzz and fault runs.
+	@scripts/setup soak
+	@GPUCI_SOAK=1 scripts/test $(PYTEST_ARGS)
+
 integration:  ## Run the integration tests on the Juju model of the current controller.
 	@scripts/setup integration
 	@scripts/pack
@@ -36,6 +43,6 @@ pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
 	@scripts/pack
 
 clean:  ## Remove what was built; the lab is taken down by ./lab destroy.
-	rm -rf .venv .venv-pack .venv-integration .pack dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-pack .venv-integration .pack .soak dist .pytest_cache .ruff_cache .hypothesis
 	rm -f gpu-ci-worker_*.charm
-	find src lib tests -name __pycache__ -prune -exec rm -rf {} +
+	find src lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

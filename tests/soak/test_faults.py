@@ -1,0 +1,186 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The long forms: the wrapper killed at each system call it makes, and larger lease worlds."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from gpuci.usage import Host
+from tests.unit.lease_environment import installed
+from tests.unit.lease_model import Explorer
+from tests.unit.lease_world import Container, World
+from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, Caller, hold
+from tests.unit.wrapper_rig import GLOBAL, GOLDEN, GPUS, Rig
+
+if "GPUCI_SOAK" not in os.environ:
+    pytest.skip("`make soak` runs it", allow_module_level=True)
+
+TRACE = ["strace", "-f", "-qq", "-s", "256"]
+# Whoever may not trace its own children sees that at the first.
+needs_strace = pytest.mark.skipif(
+    not shutil.which("strace")
+    or subprocess.run([*TRACE, "-o", "/dev/null", "true"], capture_output=True).returncode != 0,
+    reason="needs strace, and the right to trace",
+)
+REFUSED = 1
+
+
+class Traced:
+    """Calls of the front under strace, before each of which the world is made anew."""
+
+    def __init__(self, folder, owner):
+        self.rig = Rig(folder)
+        self.caller = Caller(self.rig)
+        self.owner = owner
+        self.trace = folder / "trace"
+        self.process = folder / "runc-process1"
+        self.asked = {"args": ["sh"], "env": ["PATH=/bin"], "cwd": "/"}
+        self.before = json.loads((GOLDEN / "task.json").read_text())
+
+    def renew(self, kind):
+        shutil.rmtree(self.rig.store.parent, ignore_errors=True)
+        self.rig.policy(gpus=GPUS[:1], wait_timeout=0)
+        self.mine, self.other = Bundle(self.rig, "ID"), Bundle(self.rig, "OTHER")
+        self.process.write_text(json.dumps(self.asked))
+        if kind == "exec":
+            assert self.caller.call(self.mine.create) == EXECED
+        if kind == "wait":
+            hold(self.rig, self.owner)
+            self.rig.policy(gpus=GPUS[:1], wait_timeout=1)
+
+    def call(self, kind, *flags):
+        words = self.mine.create
+        if kind == "exec":
+            words = ["exec", "--process", str(self.process), "--detach", "ID"]
+        front = [self.rig.bin / "runc", *GLOBAL, "--log", self.rig.log, *words]
+        self.rig.log.unlink(missing_ok=True)
+        command = [*TRACE, "-o", self.trace, *flags, *front]
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=120)
+        assert (done.stdout, done.stderr) == (b"", b"")
+        return done.returncode
+
+    def calls(self, kind):
+        """The system calls of the wrapper until it becomes the runtime, or ends: (name, number).
+
+        strace counts those of each name by themselves.
+        """
+        for _ in range(2):  # the first compiles the modules
+            self.renew(kind)
+            assert self.call(kind) == (REFUSED if kind == "wait" else EXECED)
+        lines = self.trace.read_text().splitlines()
+        main, made, runtime = lines[0].split()[0], [], f'execve("{self.rig.folder}/real/'
+        for line in lines:
+            found = re.match(rf"{main} +(\w+)\(", line)
+            if found:
+                made.append(found[1])
+                if runtime in line:
+                    break
+        return [(name, made[: place + 1].count(name)) for place, name in enumerate(made)]
+
+    def check(self, kind):
+        """What must be so after a call was killed."""
+        found = json.loads(self.mine.config.read_text())
+        if found != self.before:
+            assert kind != "wait"
+            assert f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}" in found["process"]["env"]
+        process = json.loads(self.process.read_text())
+        assert {**process, "env": self.asked["env"]} == self.asked
+        if kind == "wait":
+            assert self.caller.holders() == {"HOLDER": UUIDS[:1]}
+            hold(self.rig, (self.owner[0], self.owner[1] + 1))
+            self.rig.policy(gpus=GPUS[:1], wait_timeout=0)
+        assert self.caller.call(self.other.create) == EXECED
+        assert self.caller.holders() == {"OTHER": UUIDS[:1]}
+        assert not any(Host().alive(each.call) for each in self.caller.table().waiters)
+
+
+@needs_strace
+@pytest.mark.parametrize("kind", ["create", "exec", "wait"])
+def test_killed_at_every_system_call(tmp_path, kind):
+    with subprocess.Popen(["sleep", "10000"]) as owner:
+        traced = Traced(tmp_path, (owner.pid, Host()._started(owner.pid)))
+        calls = traced.calls(kind)
+        print(f"{kind}: {len(calls)} system calls")
+        assert len(calls) > 200
+        survived = []
+        for name, place in calls:
+            traced.renew(kind)
+            status = traced.call(kind, "-e", f"inject={name}:signal=KILL:when={place}")
+            if status != -signal.SIGKILL:
+                survived.append((name, place, status))
+            traced.check(kind)
+        # Timing moves a call or two to the next runtime, or past the last look.
+        assert len(survived) < 5, survived
+        owner.kill()
+
+
+WORLDS = {
+    "three of two": lambda: World(
+        [Container("c1"), Container("c2", 2), Container("c3")],
+        kills=1,
+        children=1,
+        minutes=1,
+    ),
+    "two kills": lambda: World(
+        [Container("c1", execs=2), Container("c2")],
+        devices=1,
+        kills=2,
+        children=1,
+        minutes=1,
+        ends=1,
+        failures=1,
+    ),
+    "five wait": lambda: World(
+        [
+            *(Container("c1"), Container("c2", 2, execs=0), Container("c3", execs=0)),
+            *(Container("c4", None, execs=0), Container("c5", execs=0)),
+        ],
+        kills=1,
+        expiries=1,
+    ),
+    "shared and not": lambda: World(
+        [Container("c1"), Container("c2"), Container("c3", execs=0)],
+        exclusive=False,
+        switches=2,
+        kills=1,
+        children=1,
+    ),
+    "again": lambda: World(
+        [Container("c1", tries=2), Container("c2", tries=2)],
+        devices=1,
+        kills=1,
+        ends=2,
+        failures=1,
+        reuses=1,
+        stales=1,
+    ),
+}
+IN_THE_MIDDLE = {
+    "in the middle": lambda: World(
+        [Container("c1", execs=2), Container("c2")],
+        devices=1,
+        kills=1,
+        minutes=1,
+        children=1,
+        ends=1,
+        reuses=1,
+        stales=1,
+    )
+}
+MOST = 1_000_000  # states of one world, beyond which it takes too long
+
+
+@pytest.mark.parametrize("name", [*WORLDS, *IN_THE_MIDDLE])
+def test_every_state_of_a_larger_world_keeps_the_promises(name):
+    world = {**WORLDS, **IN_THE_MIDDLE}[name]()
+    explorer = Explorer(world, limit=MOST, meanwhile=name in IN_THE_MIDDLE)
+    with installed(explorer.environment):
+        explorer.run()
+    print(f"{name}: {explorer.states} states, {sum(explorer.kinds.values())} steps")
+    assert explorer.states > 10_000
