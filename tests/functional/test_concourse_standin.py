@@ -193,10 +193,7 @@ PIPELINE = {
                         "platform": "linux",
                         "inputs": [{"name": "thing"}],
                         "outputs": [{"name": "image"}],
-                        "run": {
-                            "path": "sh",
-                            "args": ["-ec", MAKE_IMAGE],
-                        },
+                        "run": {"path": "sh", "args": ["-ec", MAKE_IMAGE]},
                     },
                 },
                 {
@@ -223,9 +220,7 @@ def test_a_pipeline_of_get_task_image_and_put(concourse):
     for step in pipeline["jobs"][0]["plan"]:
         if step.get("task") == "make-image":
             step["config"]["rootfs_uri"] = f"raw://{concourse.rootfs}"
-    path = concourse.folder / "pipeline.yml"
-    path.write_text(json.dumps(pipeline))
-    assert concourse.fly("set-pipeline", "-n", "-p", "p", "-c", str(path)).returncode == 0
+    concourse.set_pipeline("p", pipeline)
     paused = concourse.fly("trigger-job", "-j", "p/all-kinds", "-w")
     assert "paused" in paused.stderr
     assert concourse.fly("unpause-pipeline", "-p", "p").returncode == 0
@@ -250,6 +245,19 @@ def test_a_pipeline_of_get_task_image_and_put(concourse):
     assert build["status"] == "succeeded"
     volumes = concourse.folder / "work" / "volumes" / str(build["id"])
     until("end of the build's volumes", lambda: not volumes.exists())
+
+
+def test_a_failed_step_has_as_many_attempts_as_it_may(concourse):
+    script = "echo again >>/tried; cat /tried; [ $(wc -l </tried) = 3 ]"
+    config = json.loads(Path(concourse.task_file(script)).read_text())
+    for attempts, status, lines in ((2, 1, 1 + 2), (3, 0, 1 + 2 + 3)):
+        (concourse.rootfs / "tried").unlink(missing_ok=True)
+        step = {"task": "try", "attempts": attempts, "config": config}
+        concourse.set_pipeline("t", {"jobs": [{"name": "try", "plan": [step]}]})
+        assert concourse.fly("unpause-pipeline", "-p", "t").returncode == 0
+        done = concourse.fly("trigger-job", "-j", "t/try", "-w")
+        assert done.returncode == status, done.stdout
+        assert done.stdout.splitlines().count("again") == lines
 
 
 def test_tags_decide_who_takes_a_step(concourse):
@@ -351,3 +359,40 @@ def test_sigterm_while_retiring_deletes_the_worker_at_once(concourse):
         output, _ = fly.communicate(timeout=20)
     assert fly.returncode == 2
     assert "worker 'w0' disappeared" in output
+
+
+def test_a_task_waits_while_its_worker_has_as_many_as_it_may_have(concourse):
+    concourse.web.terminate()
+    assert concourse.web.wait(20) == 0
+    concourse.start_web(
+        CONCOURSE_CONTAINER_PLACEMENT_STRATEGY="volume-locality,limit-active-tasks",
+        CONCOURSE_MAX_ACTIVE_TASKS_PER_WORKER="1000",
+    )
+    concourse.start_worker("gpu", CONCOURSE_MAX_ACTIVE_TASKS="1")
+    concourse.worker_is("running", "gpu")
+    with running_task(concourse, "echo after") as (first, go):
+        numbers = [build["id"] for build in json.loads(concourse.fly("builds", "--json").stdout)]
+        with running_task(concourse, "true", begun="no suitable workers found") as (fly, _):
+            assert concourse.fly("abort-build", "-b", str(numbers[0] + 1)).returncode == 0
+            output, _ = fly.communicate(timeout=20)
+            assert output == "interrupted\naborted\n"
+        with running_task(concourse, "true", begun="no suitable workers found") as (fly, _):
+            go.touch()
+            output, _ = first.communicate(timeout=20)
+            assert output == "after\nsucceeded\n"
+            output, _ = fly.communicate(timeout=20)
+            assert output.splitlines()[1:] == ["before", "succeeded"]
+
+
+def test_a_finished_step_can_be_hijacked(concourse):
+    assert concourse.task("touch /scratch/left; exit 1", "--tag", "gpu").returncode == 1
+    number = str(json.loads(concourse.fly("builds", "--json").stdout)[0]["id"])
+    step = ("hijack", "-b", number, "-s", "one-off", "--")
+    done = concourse.fly(*step, "sh", "-c", "ls /scratch; pwd; exit 3")
+    assert done.returncode == 3
+    assert done.stdout.startswith("left\n/tmp/build/")
+    refused = concourse.fly(*step, "/no/such/program")
+    assert refused.returncode == 255
+    assert "start process: backend error: Exit status: 500" in refused.stderr
+    nobody = concourse.fly("hijack", "-b", "0", "-s", "one-off", "true")
+    assert "no containers matched" in nobody.stderr

@@ -130,9 +130,12 @@ def add_unit_commands(add: Adder) -> None:
     it = add(
         "gpu", model.gpu, "Change a unit's simulated GPUs while it runs", "gpu lose worker/0 1"
     )
-    it.add_argument("verb", help="lose, restore, add, set, mig, driver, bind, status, ...")
+    it.add_argument("verb", help="lose, restore, add, set, mig, driver, bind, install, status ...")
     it.add_argument("unit")
-    it.add_argument("arguments", nargs=argparse.REMAINDER, help="as fakegpu VERB --help says")
+    it.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...",
+        help="as VERB --help says; other makers' cards: install worker/0 --vendor amd --count 2",
+    )  # fmt: skip
 
 
 def add_look_commands(add: Adder) -> None:

@@ -2,11 +2,15 @@
 # See LICENSE file for licensing details.
 """Concourse in the lab: which one, the real or the stand-in, and its command-line tool fly."""
 
+import contextlib
+import hashlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 from tests.lab import download, outfit
@@ -140,6 +144,25 @@ class Fly:
         done = subprocess.run(self.command(*arguments), env=self.environment, check=False)
         return done.returncode
 
+    def on_terminal(self, *arguments: str, timeout: float = 60) -> tuple[int, str]:
+        """Run fly on a terminal of its own, which `fly hijack` wants; exit status and output."""
+        ours, its = os.openpty()
+        process = subprocess.Popen(
+            self.command(*arguments), env=self.environment, stdin=its, stdout=its, stderr=its,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(its)
+        alarm = threading.Timer(timeout, process.kill)
+        alarm.start()
+        output = b""
+        with contextlib.suppress(OSError):  # a terminal that nobody has open reads as EIO
+            while part := os.read(ours, 4096):
+                output += part
+        os.close(ours)
+        status = process.wait()
+        alarm.cancel()
+        return status, output.decode(errors="replace")
+
     def workers(self) -> list[dict]:
         """Concourse's own list of its workers.
 
@@ -151,27 +174,35 @@ class Fly:
             raise LabError(f"fly workers failed: {done.stdout}{done.stderr}")
         return json.loads(done.stdout) or []
 
-    def task_file(self, argv: list[str], params: dict[str, str] | None = None) -> pathlib.Path:
+    def task_file(
+        self, argv: list[str], params: dict[str, str] | None = None, user: str = ""
+    ) -> pathlib.Path:
         """A task's file, with the root file system that every worker of the lab has."""
         task = {
             "platform": "linux",
             "rootfs_uri": f"raw://{outfit.ROOTFS}",
             "params": params or {},
-            "run": {"path": argv[0], "args": argv[1:]},
+            "run": {"path": argv[0], "args": argv[1:], "user": user},
         }
-        path = self._home / f"task-{os.getpid()}.yml"
-        path.write_text(json.dumps(task))
+        text = json.dumps(task)
+        # fly reads it a moment later, when another task's may have been written.
+        path = self._home / f"task-{hashlib.sha256(text.encode()).hexdigest()[:16]}.yml"
+        path.write_text(text)
         return path
 
     def task(
-        self, argv: list[str], tags: list[str], params: dict[str, str] | None = None
+        self,
+        argv: list[str],
+        tags: list[str],
+        params: dict[str, str] | None = None,
+        user: str = "",
     ) -> list[str]:
         """fly's arguments that run a task: `attached(*task(...))` or `run(*task(...))`."""
         flags = [f"--tag={tag}" for tag in tags]
-        return ["execute", "-c", str(self.task_file(argv, params)), *flags]
+        return ["execute", "-c", str(self.task_file(argv, params, user)), *flags]
 
-    def job(self, job: str, pipeline: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """Set a pipeline, run one job of it, and take the build's output.
+    def job(self, job: str, pipeline: dict[str, Any]) -> list[str]:
+        """Set a pipeline; fly's arguments that run one job of it, as those of `task`.
 
         Raises:
             LabError: Concourse refuses the pipeline.
@@ -186,13 +217,18 @@ class Fly:
             done = self.run(*arguments)
             if done.returncode:
                 raise LabError(f"fly {arguments[0]} failed: {done.stdout}{done.stderr}")
-        return self.run("trigger-job", "-j", f"{name}/{job}", "-w")
+        return ["trigger-job", "-j", f"{name}/{job}", "-w"]
 
     def get(self, tags: list[str]) -> subprocess.CompletedProcess[str]:
-        """Run a job that gets a resource on a worker with these tags; raises as `job` does."""
-        source = {"force_version": "1"}
+        """Run a job that gets a resource on a worker with these tags; its completed fly.
+
+        Raises:
+            LabError: as `job` does.
+        """
+        # Concourse makes no container for a version that it has got before.
+        source = {"force_version": str(time.time_ns())}
         pipeline = {
             "resources": [{"name": "thing", "type": "mock", "tags": tags, "source": source}],
             "jobs": [{"name": "get", "plan": [{"get": "thing", "tags": tags}]}],
         }
-        return self.job("get", pipeline)
+        return self.run(*self.job("get", pipeline))

@@ -18,6 +18,8 @@ done
 id -u | sed 's/^/uid /'
 env | grep -E '^(NVIDIA_|GPU_|CUDA_)' | sort
 """
+# What a task asks for that is to get all GPUs of its worker.
+ALL = {"GPU_COUNT": "all"}
 # With a matching rule of the device cgroup a simulated card opens with ENXIO, else with EPERM.
 OPENS = "No such device or address"
 
@@ -79,12 +81,16 @@ class Site:
         return tags
 
     def task(self, script: str, *tags: str, params: dict[str, str] | None = None):
-        """Run a shell script as a CI task; its completed fly."""
+        """Run a shell script as a CI task with all GPUs, or these params; its completed fly."""
+        params = ALL if params is None else params
         return self.fly.run(*self.fly.task(["sh", "-c", script], list(tags or ["gpu"]), params))
 
-    def start_task(self, script: str, *tags: str) -> subprocess.Popen[str]:
+    def start_task(
+        self, script: str, *tags: str, params: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         """Start a shell script as a CI task, and wait until it has printed `begun`."""
-        arguments = self.fly.task(["sh", "-c", f"echo begun; {script}"], list(tags or ["gpu"]))
+        argv = ["sh", "-c", f"echo begun; {script}"]
+        arguments = self.fly.task(argv, list(tags or ["gpu"]), params)
         fly = subprocess.Popen(
             self.fly.command(*arguments), env=self.fly.environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

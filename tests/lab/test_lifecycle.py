@@ -5,7 +5,7 @@
 import pytest
 
 from tests.lab.juju.agent import Agent, Interruption
-from tests.lab.site import OPENS, PROBE
+from tests.lab.site import ALL, OPENS, PROBE
 
 # Everything that a reconcile writes or starts, as it shows from outside.
 STATE = """
@@ -40,7 +40,7 @@ def test_a_second_run_changes_nothing(site):
 
 
 def test_a_build_lives_through_a_worker_restart(site):
-    running = site.start_task(f"sleep 6\n{PROBE}\necho finished")
+    running = site.start_task(f"sleep 6\n{PROBE}\necho finished", params=ALL)
     site.machine().enter("/bin/systemctl", "restart", "concourse-worker")
     site.tags()
     output, _ = running.communicate(timeout=90)

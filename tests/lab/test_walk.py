@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.lab import walk
-from tests.lab.site import OPENS, PROBE
+from tests.lab.site import ALL, OPENS, PROBE
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_get_on_the_same_worker_sees_none(site):
 
 def test_choosing_a_gpu_concerns_the_next_task_alone(as_deployed):
     site = as_deployed
-    running = site.start_task(f"sleep 6\n{PROBE}")
+    running = site.start_task(f"sleep 6\n{PROBE}", params=ALL)
     site.configure(gpu_device_ids="1")
     tags = site.wait_for_tag("gpu-count=1")
     assert tags[:4] == ["gpu", "gpu-type=nvidia", "gpu-count=1", "gpu-devices=1"]
@@ -92,7 +92,7 @@ def test_an_image_that_asks_for_all_gets_what_is_allowed(as_deployed, user, uid)
         {"task": "make-image", "tags": ["gpu"], "config": make},
         {"task": "ask-for-all", "tags": ["gpu"], "image": "image", "config": ask},
     ]
-    done = site.fly.job("ask", {"jobs": [{"name": "ask", "plan": steps}]})
+    done = site.fly.run(*site.fly.job("ask", {"jobs": [{"name": "ask", "plan": steps}]}))
     assert done.returncode == 0, done.stdout
     assert f"uid {uid}" in done.stdout
     assert "nvidia0 absent" in done.stdout

@@ -5,10 +5,12 @@
 import filecmp
 import json
 import pathlib
+import re
 import subprocess
 import time
 
 from tests.lab import cgroups, concourse, outfit, table
+from tests.lab.builds import Build
 from tests.lab.errors import LabError
 from tests.lab.machines import Machine
 from tests.lab.session import ROOT, Lab, Progress
@@ -18,6 +20,9 @@ BINDS = ("/var/lib/concourse",)
 GPUS = 2
 POSTGRESQL = "tests.lab.postgresql:Postgresql"
 WORKER_SECONDS = 60
+# A task that has shown its GPUs keeps them until this file is there, in all tasks' root.
+GO = "/tmp/lab-go"
+KEEP_GPUS = f"{concourse.SHOW_GPUS}\nuntil [ -e {GO} ]; do sleep 0.1; done"
 # The container of the newest get: which GPU nodes its /dev has, and GPU variables its spec.
 LOOK_AT_GET = """
 import glob, json, os
@@ -100,9 +105,10 @@ def up(lab: Lab, say: Progress) -> None:
     fly = concourse.Fly(lab)
     fly.login()
     say("logged in to Concourse with fly")
-    wait_for_worker(fly)
+    tags = wait_for_worker(fly)
     print(f"\n{table.table(lab.store)}\n", flush=True)
-    show_task(lab, fly, say)
+    exclusive = lab.model.config("worker")["gpu-allocation"] == "exclusive"
+    show_tasks(lab, fly, say, 2 if exclusive and "gpu-count>=2" in tags else 1)
     show_get(lab, fly, say)
     say(f"the lab is up: lab status, lab task -- CMD, lab --help (after {say.seconds:.0f} s)")
 
@@ -120,8 +126,8 @@ def check(lab: Lab) -> None:
         )
 
 
-def wait_for_worker(fly: concourse.Fly) -> None:
-    """Wait until Concourse has a running worker with the tag gpu.
+def wait_for_worker(fly: concourse.Fly) -> list[str]:
+    """Wait until Concourse has a running worker with the tag gpu; the tags of that.
 
     Raises:
         LabError: it has none after a minute.
@@ -129,25 +135,40 @@ def wait_for_worker(fly: concourse.Fly) -> None:
     deadline = time.monotonic() + WORKER_SECONDS
     while True:
         workers = fly.workers()
-        if any(w["state"] == "running" and "gpu" in (w["tags"] or ()) for w in workers):
-            return
+        for worker in workers:
+            if worker["state"] == "running" and "gpu" in (worker["tags"] or ()):
+                return worker["tags"]
         if time.monotonic() > deadline:
             seen = [(w["name"], w["state"], w["tags"]) for w in workers]
             raise LabError(f"Concourse has no running worker with the tag gpu: {seen or 'none'}")
         time.sleep(0.5)
 
 
-def show_task(lab: Lab, fly: concourse.Fly, say: Progress) -> None:
-    """Run a task tagged gpu that lists its devices and variables.
+def show_tasks(lab: Lab, fly: concourse.Fly, say: Progress, at_once: int) -> None:
+    """Run tasks tagged gpu that list their devices and variables, one or two at once.
 
     Raises:
-        LabError: it failed, or saw no GPU.
+        LabError: one failed or saw no GPU, or both saw the same one.
     """
-    say("running a CI task tagged gpu, which lists its GPU devices and variables:")
-    done = fly.run(*fly.task(["sh", "-ec", concourse.SHOW_GPUS], ["gpu"]))
-    print(_indented(done.stdout + done.stderr), flush=True)
-    if done.returncode or "device /dev/nvidia0" not in done.stdout:
-        raise LabError("the task did not see its GPUs")
+    tasks = "two CI tasks tagged gpu at once" if at_once == 2 else "a CI task tagged gpu"
+    say(f"running {tasks}, to list GPU devices and variables:")
+    workers = [lab.park.get(name) for name in lab.park.names() if name.startswith("worker-")]
+    for machine in workers:
+        machine.enter("/bin/rm", "-f", outfit.ROOTFS + GO)
+    task = fly.task(["sh", "-ec", KEEP_GPUS], ["gpu"])
+    builds = [Build(fly, *task) for _ in range(at_once)]
+    try:
+        seen = [build.line("variable NVIDIA_VISIBLE_DEVICES=(.*)")[1] for build in builds]
+    finally:
+        for machine in workers:
+            machine.enter("/usr/bin/touch", outfit.ROOTFS + GO)
+    for build in builds:
+        if build.wait():
+            raise LabError(f"a task failed:\n{build.output}")
+        lines = [line for line in build.output.splitlines() if re.match("device|variable", line)]
+        print(_indented("\n".join([f"build {build.number}:", *lines])), flush=True)
+    if not all(gpus.startswith("GPU-") for gpus in seen) or len(set(seen)) != at_once:
+        raise LabError(f"the tasks were to have a GPU each, and had {' and '.join(seen)}")
 
 
 def show_get(lab: Lab, fly: concourse.Fly, say: Progress) -> None:

@@ -115,6 +115,16 @@ def abort_build(target, options):
     print("build successfully aborted")
 
 
+def hijack(target, options):
+    asked = {"step": options.step, "args": options.command_line}
+    done = call(target, "POST", f"builds/{options.build}/hijack", asked)
+    if "error" in done:
+        print(done["error"], file=sys.stderr)
+        return 255
+    sys.stdout.write(done["output"])
+    return done["exit"]
+
+
 def parser():
     main = argparse.ArgumentParser(prog="fly", description=__doc__)
     main.add_argument("-t", "--target", required=True)
@@ -144,6 +154,10 @@ def parser():
     one.add_argument("-j", "--job", required=True)
     one.add_argument("-w", "--watch", action="store_true")
     command(abort_build).add_argument("-b", "--build", required=True)
+    one = command(hijack)
+    one.add_argument("-b", "--build", required=True)
+    one.add_argument("-s", "--step", required=True)
+    one.add_argument("command_line", nargs="+", metavar="command")
     return main
 
 

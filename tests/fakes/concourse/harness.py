@@ -274,6 +274,12 @@ class Concourse:
         path.write_text(json.dumps(task))
         return str(path)
 
+    def set_pipeline(self, name: str, pipeline: dict) -> None:
+        path = self.folder / "pipeline.yml"
+        path.write_text(json.dumps(pipeline))
+        done = self.fly("set-pipeline", "-n", "-p", name, "-c", str(path))
+        assert done.returncode == 0, done.stderr
+
     def health(self) -> int:
         url = f"http://127.0.0.1:{self.ports['health']}/"
         try:
@@ -311,8 +317,11 @@ def remove_containers(namespaces: int, concourse: Concourse) -> None:
 
 
 @contextmanager
-def running_task(concourse, script):
-    """``fly execute`` of a tagged script that waits for ``go`` in its root file system."""
+def running_task(concourse, script, begun="before\n"):
+    """``fly execute`` of a tagged script that waits for ``go`` in its root file system.
+
+    It is given once its output has a line that begins so.
+    """
     go = concourse.rootfs / "go"
     go.unlink(missing_ok=True)
     waiting = f"echo before; until [ -e /go ]; do sleep 0.1; done; {script}"
@@ -321,7 +330,7 @@ def running_task(concourse, script):
     env = {**CLEAN_ENV, "HOME": str(concourse.folder)}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as fly:
         assert fly.stdout is not None
-        until("first line", lambda: fly.stdout.readline() == "before\n")
+        until("first line", lambda: fly.stdout.readline().startswith(begun))
         yield fly, go
         if fly.poll() is None:
             fly.kill()

@@ -88,6 +88,14 @@ def read_file(path: str) -> str:
         raise StandinError(f"cannot read {path}: {error}") from error
 
 
+def seconds(text: str) -> float:
+    """A duration as Go writes it, of one unit: ``120h``, ``5m``, ``30s``."""
+    units = {"h": 3600, "m": 60, "s": 1}
+    if text[-1:] not in units or not text[:-1].isdigit():
+        raise StandinError(f"invalid duration `{text}'")
+    return float(text[:-1]) * units[text[-1]]
+
+
 def serve_http(host: str, port: int, answer: Answer) -> None:
     """Answer each request with ``answer(method, path, headers, body)``'s status and JSON."""
 

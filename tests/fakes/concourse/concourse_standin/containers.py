@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ from .common import StandinError, background, log
 
 NAMESPACE = "concourse"
 BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task", NAMESPACE)
-CTR_SECONDS = 300  # Concourse's own limit for one request to the runtime
+TAR_SECONDS = 300
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 16 * 1024
 
@@ -40,12 +41,19 @@ class Containers:
     """The containers of one worker."""
 
     def __init__(
-        self, bin_dir: Path, work_dir: Path, resource_types: Path, network: Network
+        self,
+        bin_dir: Path,
+        work_dir: Path,
+        resource_types: Path,
+        network: Network,
+        request_seconds: float,
     ) -> None:
         self._bin = bin_dir
         self._work = work_dir
         self._types = resource_types
         self._network = network
+        self._request_seconds = request_seconds
+        self._stopped: set[str] = set()
         self._running: set[str] = set()
 
     async def ctr(
@@ -59,7 +67,7 @@ class Containers:
                 *argv, stdin=pipe, stdout=pipe, stderr=errors
             )
         try:
-            out, err = await asyncio.wait_for(process.communicate(stdin), CTR_SECONDS)
+            out, err = await asyncio.wait_for(process.communicate(stdin), self._request_seconds)
         except asyncio.TimeoutError as error:
             process.kill()
             raise StandinError("timeout exceeded") from error
@@ -95,8 +103,18 @@ class Containers:
         return json.loads((self._folder(handle) / "result.json").read_text())
 
     async def stop(self, handle: str) -> None:
-        """Kill everything in the container."""
+        """Kill everything in the container; where it is still being made, nothing will run."""
+        self._stopped.add(handle)
         await self.ctr("tasks", "kill", "--all", "--signal", "SIGKILL", handle)
+
+    async def hijack(self, step: Step, args: list[str]) -> dict[str, Any]:
+        """Run one more process in the step's container, without a terminal."""
+        folder, handle = self._folder(step["handle"]), step["handle"]
+        exec_id = str(uuid.uuid4())
+        code, out, errors = await self.ctr(*self._exec(step, folder, exec_id), handle, *args)
+        if errors.startswith("ctr: "):
+            return {"error": str(_refused_process(handle, errors))}
+        return {"exit": code, "output": out.decode(errors="replace") + errors}
 
     async def destroy(self, handle: str) -> None:
         """Take the container and its folder away."""
@@ -180,7 +198,7 @@ class Containers:
             raise StandinError(f"unknown resource type {image['type']}")
         rootfs.mkdir()
         subprocess.run(
-            ["/bin/tar", "-xzpf", str(archive), "-C", str(rootfs)], check=True, timeout=CTR_SECONDS
+            ["/bin/tar", "-xzpf", str(archive), "-C", str(rootfs)], check=True, timeout=TAR_SECONDS
         )
         _give(rootfs, {0}, owner)
         return rootfs, [], ""
@@ -233,6 +251,8 @@ class Containers:
         """Run a task's process, or go on with the one of this ``state``; its exit status."""
         handle = step["handle"]
         if state is None:
+            if handle in self._stopped:
+                raise StandinError("interrupted")
             (folder / "log").touch()
             code, _, errors = await self.ctr(
                 *self._exec(step, folder, "task"),

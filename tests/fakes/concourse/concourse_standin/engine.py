@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+import uuid
 from typing import Any
 
 from .common import StandinError, background, log
@@ -11,13 +12,18 @@ from .store import Row, Store
 from .tsa import Tsa
 
 SWEEP_SECONDS = 5
+PLACE_SECONDS = 1  # Concourse looks every 5 seconds.
+NO_ROOM = b"no suitable workers found, waiting for worker...\n"
 ONE_OFF_GRACE_SECONDS = 300  # as Concourse: atc/atccmd/command.go, gc one-off grace period
 
 
 class Engine:
     """Runs builds one step after the other; every move is in the store, so a restart goes on."""
 
-    def __init__(self, store: Store, tsa: Tsa, external_url: str, failed_grace: float) -> None:
+    def __init__(
+        self, store: Store, tsa: Tsa, external_url: str, failed_grace: float, max_tasks: int
+    ) -> None:
+        self._max_tasks = max_tasks
         self._store = store
         self._tsa = tsa
         self._external_url = external_url
@@ -48,12 +54,23 @@ class Engine:
                 op="stop", id=0, handle=builds[0]["plan"][builds[0]["position"]]["handle"]
             )
 
+    async def hijack(self, number: int, name: str, args: list[str]) -> Row:
+        """Run a process in the container of a build's step; its exit status and output."""
+        builds = self._store.builds("id = :id", id=number)
+        steps = builds[0]["plan"] if builds else []
+        for step in steps:
+            if step["name"] == name and "worker" in step:
+                session = await self._tsa.session(step["worker"])
+                async for message in session.request("hijack", step=step, args=args):
+                    return message["done"]
+        raise StandinError("no containers matched your search parameters!")
+
     async def _run(self, build: Row) -> None:
         number, exit_status = build["id"], 0
         log("build.started", build=number, position=build["position"])
         try:
             while build["position"] < len(build["plan"]):
-                exit_status = await self._step(build, build["plan"][build["position"]])
+                exit_status = await self._attempts(build, build["plan"][build["position"]])
                 if exit_status != 0:
                     break
                 build["position"] += 1
@@ -75,12 +92,39 @@ class Engine:
         if build["worker"]:
             self._tsa.settle(build["worker"])
 
+    async def _attempts(self, build: Row, step: Row) -> int:
+        """Run the step as often as it may fail, in a container of its own each time."""
+        while True:
+            try:
+                status = await self._step(build, step)
+                self._end(build, step)
+                if status == 0 or self._is_last(build, step):
+                    return status
+            except StandinError as error:
+                self._end(build, step)
+                if self._is_last(build, step):
+                    raise
+                self._store.add_event(build["id"], f"{error}\n".encode())
+            self._store.forget_step(build["id"], build["position"])
+            step["attempts"] -= 1
+            step["earlier"].append(step["handle"])
+            step["handle"] = str(uuid.uuid4())
+            step.pop("worker", None)
+
+    def _end(self, build: Row, step: Row) -> None:
+        step["active"] = False
+        self._store.move_build(build)
+
+    def _is_last(self, build: Row, step: Row) -> bool:
+        return step["attempts"] == 1 or build["id"] in self._aborted
+
     async def _step(self, build: Row, step: Row) -> int:
         """Run the step where it runs already, or on a worker that may take it; its status."""
         number, position = build["id"], build["position"]
         if "worker" not in step:
-            step["worker"] = build["worker"] = self._place(step, build["worker"])
+            step["worker"] = build["worker"] = await self._place(build, step)
             step["env"] = self._environment(build, step)
+            step["active"] = True
             self._store.move_build(build)
             title = f"{step['kind']} {step['name']}: selected worker: {step['worker']}\n"
             self._store.add_event(number, title.encode())
@@ -109,26 +153,52 @@ class Engine:
             build["plan"][build["position"] + 1]["request"]["version"] = version
         return 0
 
-    def _place(self, step: Row, last: str | None) -> str:
+    async def _place(self, build: Row, step: Row) -> str:
         """The worker of the build's last step if it may take this one, else the first that may.
+
+        A task waits, as in Concourse 8.3, while all who may take it have as many as they may have.
+        """
+        waits = False
+        while True:
+            fitting = self._fitting(step)
+            # A worker that restarts is away for a moment; who waits already goes on to wait.
+            if not fitting and not waits:
+                asked = ["platform 'linux'", *(f"tag '{tag}'" for tag in step["tags"])]
+                if "type" in step["image"]:
+                    asked.insert(0, f"resource type '{step['image']['type']}'")
+                raise StandinError(f"no workers satisfying: {', '.join(asked)}")
+            ready = [w["name"] for w in fitting if step["kind"] != "task" or self._has_room(w)]
+            if ready:
+                return build["worker"] if build["worker"] in ready else ready[0]
+            if build["id"] in self._aborted:
+                raise StandinError("interrupted")
+            if not waits:
+                self._store.add_event(build["id"], NO_ROOM)
+            waits = True
+            await asyncio.sleep(PLACE_SECONDS)
+
+    def _fitting(self, step: Row) -> list[Row]:
+        """The workers that run and may take this step, by their tags.
 
         The rule is ``tagsMatch`` of Concourse 8.2.5, atc/worker/pool.go: a step's tags must all be
         among the worker's, and a worker with tags takes no step without.
         """
         wanted = set(step["tags"])
-        fitting = [
-            worker["name"]
+        return [
+            worker
             for worker in self._store.workers()
             if worker["state"] == "running"
             and wanted <= set(worker["tags"])
             and (wanted or not worker["tags"])
         ]
-        if not fitting:
-            asked = ["platform 'linux'", *(f"tag '{tag}'" for tag in step["tags"])]
-            if "type" in step["image"]:
-                asked.insert(0, f"resource type '{step['image']['type']}'")
-            raise StandinError(f"no workers satisfying: {', '.join(asked)}")
-        return last if last in fitting else fitting[0]
+
+    def _has_room(self, worker: Row) -> bool:
+        """Whether one more task may run there: ``limit-active-tasks`` of 8.3's placement.go."""
+        limit = self._max_tasks and (worker["max_active_tasks"] or self._max_tasks)
+        there = self._store.builds("status = 'started' AND worker = :name", name=worker["name"])
+        steps = [build["plan"][build["position"]] for build in there]
+        running = [step for step in steps if step["kind"] == "task" and step.get("active")]
+        return not limit or len(running) < limit
 
     def _environment(self, build: Row, step: Row) -> list[str]:
         """The step's own environment, in Concourse's order (atc/exec/step_metadata.go:25-108)."""
@@ -167,7 +237,8 @@ class Engine:
         if not present <= self._tsa.sessions.keys():
             return
         for name in present:
-            handles = [step["handle"] for step in build["plan"] if step.get("worker") == name]
+            steps = [step for step in build["plan"] if step.get("worker") == name]
+            handles = [handle for step in steps for handle in (*step["earlier"], step["handle"])]
             session = self._tsa.sessions[name]
             session.send(op="destroy", id=0, build=build["id"], handles=handles)
         self._store.query(

@@ -14,14 +14,16 @@ VERSION = "8.3.0+standin"
 FLAGS = {
     "web": {
         *("add-local-user", "bind-ip", "bind-port", "external-url", "gc-failed-grace-period"),
-        *("main-team-local-user", "peer-address", "postgres-ca-cert", "postgres-database"),
+        *("container-placement-strategy", "garden-request-timeout", "main-team-local-user"),
+        *("max-active-tasks-per-worker", "peer-address", "postgres-ca-cert", "postgres-database"),
         *("postgres-host", "postgres-password", "postgres-port", "postgres-socket"),
         *("postgres-sslmode", "postgres-user", "session-signing-key", "tsa-authorized-keys"),
         *("tsa-bind-port", "tsa-host-key"),
     },
     "worker": {
-        *("baggageclaim-driver", "containerd-bin", "containerd-dns-server", "ephemeral"),
-        *("healthcheck-bind-ip", "healthcheck-bind-port", "name", "resource-types", "tag"),
+        *("baggageclaim-driver", "containerd-bin", "containerd-dns-server"),
+        *("containerd-request-timeout", "ephemeral", "healthcheck-bind-ip"),
+        *("healthcheck-bind-port", "max-active-tasks", "name", "resource-types", "tag"),
         *("tsa-host", "tsa-public-key", "tsa-worker-private-key", "work-dir"),
     },
 }

@@ -111,6 +111,7 @@ def _task(step: Step, tags: list[str]) -> Step:
     ]
     return {
         **_step("task", name, tags),
+        "attempts": step.get("attempts", 1),
         "image": image,
         # As Concourse does it: an image given as rootfs_uri loses `privileged`.
         "privileged": bool(step.get("privileged")) and "artifact" in image,
@@ -142,6 +143,8 @@ def _step(kind: str, name: str, tags: list[str]) -> Step:
         "handle": str(uuid.uuid4()),
         "kind": kind,
         "name": name,
+        "attempts": 1,
+        "earlier": [],
         "tags": list(tags),
         "privileged": False,
         "params": {},

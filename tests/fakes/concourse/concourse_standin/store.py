@@ -15,7 +15,7 @@ from .common import StandinError, log, required
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS standin_workers (
     name text PRIMARY KEY, state text NOT NULL, tags text NOT NULL, version text NOT NULL,
-    platform text NOT NULL);
+    platform text NOT NULL, max_active_tasks int NOT NULL);
 CREATE TABLE IF NOT EXISTS standin_pipelines (
     name text PRIMARY KEY, config text NOT NULL, paused boolean NOT NULL DEFAULT true);
 CREATE TABLE IF NOT EXISTS standin_builds (
@@ -70,24 +70,25 @@ class Store:
         names = [column["name"] for column in self._connection.columns or ()]
         return [dict(zip(names, row, strict=True)) for row in rows or ()]
 
-    def save_worker(self, name: str, tags: list[str], version: str, platform: str) -> None:
+    def save_worker(self, worker: Row) -> None:
         """Register the worker. One that lands or retires stays in that state, as in Concourse."""
         self.query(
-            "INSERT INTO standin_workers VALUES (:name, 'running', :tags, :version, :platform) "
+            "INSERT INTO standin_workers VALUES "
+            "(:name, 'running', :tags, :version, :platform, :max_active_tasks) "
             "ON CONFLICT (name) DO UPDATE SET tags = :tags, version = :version, "
-            "platform = :platform, state = CASE WHEN standin_workers.state IN "
+            "platform = :platform, max_active_tasks = :max_active_tasks, "
+            "state = CASE WHEN standin_workers.state IN "
             "('landing', 'retiring') THEN standin_workers.state ELSE 'running' END",
-            name=name,
-            tags=json.dumps(tags),
-            version=version,
-            platform=platform,
+            name=worker["name"],
+            tags=json.dumps(worker["tags"]),
+            version=worker["version"],
+            platform=worker["platform"],
+            max_active_tasks=worker["max_active_tasks"],
         )
 
     def workers(self) -> list[Row]:
         """All workers, by name."""
-        rows = self.query(
-            "SELECT name, state, tags, version, platform FROM standin_workers ORDER BY name"
-        )
+        rows = self.query("SELECT * FROM standin_workers ORDER BY name")
         return [{**row, "tags": json.loads(row["tags"])} for row in rows]
 
     def worker_state(self, name: str) -> str | None:
@@ -135,6 +136,14 @@ class Store:
             build=build,
             step=step,
             data=data,
+        )
+
+    def forget_step(self, build: int, step: int) -> None:
+        """What is in the log of the step's own output is an earlier attempt's."""
+        self.query(
+            "UPDATE standin_events SET step = NULL WHERE build = :build AND step = :step",
+            build=build,
+            step=step,
         )
 
     def step_bytes(self, build: int, step: int) -> int:

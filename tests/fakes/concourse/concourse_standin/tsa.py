@@ -154,7 +154,7 @@ class Tsa:
         self, process: asyncssh.SSHServerProcess[str], worker: dict[str, Any]
     ) -> None:
         name = worker["name"]
-        self._store.save_worker(name, worker["tags"], worker["version"], worker["platform"])
+        self._store.save_worker(worker)
         session = self.sessions[name] = Session(process)
         self.settle(name)
         try:

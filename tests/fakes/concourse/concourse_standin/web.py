@@ -12,7 +12,15 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from .common import WORKER_VERSION, StandinError, log, private_key, required, serve_http
+from .common import (
+    WORKER_VERSION,
+    StandinError,
+    log,
+    private_key,
+    required,
+    seconds,
+    serve_http,
+)
 from .engine import Engine
 from .main import VERSION
 from .plan import job_plan, one_off, read_yaml
@@ -34,7 +42,10 @@ class Web:
         self._store = Store(settings)
         self._tsa = Tsa(host_key, settings.get("tsa-authorized-keys"), self._store)
         grace = settings.get("gc-failed-grace-period", "120h")
-        self._engine = Engine(self._store, self._tsa, url, _seconds(grace))
+        # Each worker's own limit holds only where this one is set, as in Concourse.
+        limit = "limit-active-tasks" in _list(settings.get("container-placement-strategy"))
+        tasks = int(settings.get("max-active-tasks-per-worker") or 0) if limit else 0
+        self._engine = Engine(self._store, self._tsa, url, seconds(grace), tasks)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; builds live on, on their workers."""
@@ -104,13 +115,13 @@ class Web:
             case "GET", ["workers"]:
                 return self._store.workers()
             case _, ["builds", *_]:
-                return self._act_on_builds(method, words, query, body)
+                return await self._act_on_builds(method, words, query, body)
             case _, ["pipelines", name, *rest]:
                 return self._act_on_pipeline(method, name, rest, body)
             case _:
                 raise StandinError(f"the stand-in knows no {method} /{'/'.join(words)}")
 
-    def _act_on_builds(self, method: str, words: list[str], query: str, body: Any) -> object:
+    async def _act_on_builds(self, method: str, words: list[str], query: str, body: Any) -> object:
         match method, words:
             case "POST", ["builds"]:
                 plan = one_off(read_yaml(body["task"]), body["tags"], body["privileged"])
@@ -121,6 +132,8 @@ class Web:
                 return self._events(int(number), int(query.removeprefix("since=") or 0))
             case "PUT", ["builds", number, "abort"]:
                 return self._engine.abort(int(number))
+            case "POST", ["builds", number, "hijack"]:
+                return await self._engine.hijack(int(number), body["step"], body["args"])
             case _:
                 raise StandinError(f"the stand-in knows no {method} /{'/'.join(words)}")
 
@@ -182,11 +195,3 @@ def _without_plan(build: dict[str, Any]) -> dict[str, Any]:
 
 def _list(text: str | None) -> list[str]:
     return [word for word in (text or "").split(",") if word]
-
-
-def _seconds(text: str) -> float:
-    """A duration as Go writes it, of one unit: ``120h``, ``5m``, ``30s``."""
-    units = {"h": 3600, "m": 60, "s": 1}
-    if text[-1:] not in units or not text[:-1].isdigit():
-        raise StandinError(f"invalid duration `{text}'")
-    return float(text[:-1]) * units[text[-1]]

@@ -26,6 +26,7 @@ from .common import (
     public_keys,
     read_file,
     required,
+    seconds,
     serve_http,
 )
 from .containers import Containers, Network
@@ -61,12 +62,15 @@ class Worker:
             "tags": tags,
             "version": WORKER_VERSION,
             "platform": "linux",
+            "max_active_tasks": int(settings.get("max-active-tasks") or 0),
             "resource_types": [_metadata(x) for x in sorted(types.iterdir())],
         }
         dns = settings.get("containerd-dns-server", "127.0.0.1").split(",")[0]
         names = ("http_proxy", "https_proxy", "no_proxy")
         proxies = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-        self._containers = Containers(RELEASE / "bin", self._work, types, Network(dns, proxies))
+        patience = seconds(settings.get("containerd-request-timeout", "5m"))
+        network = Network(dns, proxies)
+        self._containers = Containers(RELEASE / "bin", self._work, types, network, patience)
         self._exit: asyncio.Future[int]
         self._retiring = False
 
@@ -193,6 +197,9 @@ class Worker:
         """Do one thing that web asks; what is not heard any more, web asks for again."""
         if message["op"] == "stop":
             await self._containers.stop(message["handle"])
+        elif message["op"] == "hijack":
+            done = await self._containers.hijack(message["step"], message["args"])
+            process.stdin.write(json.dumps({"id": message["id"], "done": done}) + "\n")
         elif message["op"] == "destroy":
             try:
                 await self._containers.destroy_build(message["build"], message["handles"])

@@ -1,0 +1,144 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Tasks that hold their GPUs until they are told to end, and what the worker says of leases."""
+
+import json
+import subprocess
+import time
+from typing import Any
+
+from tests.lab import outfit
+from tests.lab.builds import Build
+from tests.lab.site import OPENS, PROBE, Site
+
+TABLE = "/run/gpu-ci/leases/leases.json"
+# In the root file system that all tasks of the lab share.
+_ASK, _GO = "/tmp/ask-{name}", "/tmp/go-{name}"
+# A machine's clock since boot is its containers' too, so both can be compared.
+_UPTIME = "cut -d' ' -f1 /proc/uptime"
+_HOLD = f"""{PROBE}
+echo "up $({_UPTIME})"
+until [ -e {_GO} ]; do
+  sleep 0.1
+  if [ -e {_ASK} ]; then echo "still here"; fi
+done
+"""
+_DEATH = f"while kill -0 $0 2>&-; do sleep 0.02; done; {_UPTIME}"
+
+
+class Task:
+    """A task that shows what it has, then waits to be told to end.
+
+    Args:
+        site: where it is to run.
+        name: of its own among those that run.
+        before: what it does first.
+        params: its params.
+    """
+
+    def __init__(self, site: Site, name: str, before: str, params: dict[str, str]):
+        self._site = site
+        self._ask, self._go = (f"{outfit.ROOTFS}{path.format(name=name)}" for path in (_ASK, _GO))
+        site.sh(f"rm -f {self._ask} {self._go}")
+        script = before + _HOLD.format(name=name)
+        self.build = Build(site.fly, *site.fly.task(["sh", "-c", script], ["gpu"], params))
+
+    def begun(self) -> float:
+        """When it began, in seconds since boot; waits for it."""
+        return float(self.build.line(r"up (\d+\.\d+)")[1])
+
+    def gpus(self) -> list[str]:
+        """The ids of its GPUs as it was told; waits for its beginning."""
+        self.begun()
+        return self.build.line(r"NVIDIA_VISIBLE_DEVICES=(.*)")[1].split(",")
+
+    def cards(self) -> list[int]:
+        """The numbers of the cards that it can open; waits for its beginning."""
+        self.begun()
+        return cards(self.build.output)
+
+    def process(self) -> int:
+        """Its process, as its machine numbers it."""
+        holder = next(h for h in holders(self._site).values() if h["gpus"] == self.gpus())
+        return int(self._site.sh(f"cat {holder['bundle']}/task.pid"))
+
+    def answer(self) -> None:
+        """Have it say that it is there, and wait until Concourse has heard it."""
+        self._site.sh(f"touch {self._ask}")
+        self.build.line("still here")
+
+    def tell_to_end(self) -> None:
+        """Tell it to end; it may take its time."""
+        self._site.sh(f"touch {self._go}")
+
+    def end(self) -> int:
+        """Tell it to end, and wait; fly's exit status."""
+        self.tell_to_end()
+        return self.build.wait()
+
+
+class Tasks:
+    """The tasks of one test; all end with it."""
+
+    def __init__(self, site: Site):
+        self._site = site
+        self._all: list[Task] = []
+
+    def start(self, name: str, before: str = "", **params: str) -> Task:
+        """Start a task; it may have to wait."""
+        task = Task(self._site, name, before, params)
+        self._all.append(task)
+        return task
+
+    def end(self) -> None:
+        """End all that still run."""
+        for task in self._all:
+            task.tell_to_end()
+        for task in self._all:
+            task.build.wait()
+
+
+class Death:
+    """A watch over a process in a machine: it tells when that ends."""
+
+    def __init__(self, site: Site, pid: int):
+        argv = [*site.machine().enter_command(), "/bin/sh", "-c", _DEATH, str(pid)]
+        self._watch = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+    def when(self) -> float:
+        """When it ended, in seconds since boot; waits for it."""
+        return float(self._watch.communicate(timeout=60)[0])
+
+
+def cards(output: str) -> list[int]:
+    """The numbers of the cards that PROBE could open; those that are there and don't are wrong.
+
+    fly prints the script too, so a line counts as a whole.
+    """
+    lines = output.replace("\r", "").splitlines()
+    found = [n for n in (0, 1) if f"nvidia{n} {OPENS}" in lines]
+    assert [n for n in (0, 1) if f"nvidia{n} absent" not in lines] == found, output
+    return found
+
+
+def holders(site: Site) -> dict[str, dict[str, Any]]:
+    """Those who hold GPUs of worker/0, by container, also those who are found gone later."""
+    return json.loads(site.sh(f"cat {TABLE}"))["holders"]
+
+
+def waiting(site: Site, count: int) -> list[dict[str, Any]]:
+    """Those who wait in the wrapper of worker/0; waits until they are so many.
+
+    Raises:
+        AssertionError: they are not within 20 seconds.
+    """
+    deadline = time.monotonic() + 20
+    while len(waiters := json.loads(site.sh(f"cat {TABLE}"))["waiters"]) != count:
+        assert time.monotonic() < deadline, waiters
+        time.sleep(0.1)
+    return waiters
+
+
+def journal(site: Site) -> list[dict[str, Any]]:
+    """The wrapper's decisions on worker/0, the oldest first."""
+    return [json.loads(line) for line in site.sh("cat /var/log/gpu-ci/oci.log").splitlines()]

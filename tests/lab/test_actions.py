@@ -1,0 +1,60 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The actions on leases, and GPUs that somebody outside CI uses, on the packed charm."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def as_deployed(site):
+    """Two GPUs that nobody uses; the same again afterwards."""
+    yield site
+    site.gpus("set", "1", "processes=", "memory-used-mib=")
+    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+
+
+def act(site, name, **params):
+    """Results of an action on the worker, and why it failed if it did."""
+    action = site.lab.model.run_action("worker/0", name, params)
+    site.lab.settle()
+    row = site.lab.store.row("SELECT * FROM action WHERE id = ?", action)
+    return json.loads(row["results"]), row["message"]
+
+
+def test_a_gpu_that_others_use_is_cordoned_until_they_are_gone(as_deployed):
+    site = as_deployed
+    tags = site.tags()
+    site.gpus("set", "1", "processes=4194303 900")
+    cordoned = "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 in use outside CI)"
+    assert site.status() == ("active", cordoned)
+    assert site.tags() == tags
+    results, _ = act(site, "gpu-leases")
+    assert results["free"] == "1 of 2"
+    assert results["gpu-1"].startswith("cordoned: in use outside CI: pid 4194303")
+    done = site.task("true", params={"GPU_COUNT": "2"})
+    assert done.returncode != 0
+    assert "in use outside CI" in done.stdout
+    site.gpus("set", "1", "processes=", "memory-used-mib=12600")
+    assert site.status()[1] == "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 dirty)"
+    site.gpus("set", "1", "memory-used-mib=")
+    assert site.status()[1] == "Worker ready (GPU: 2x NVIDIA)"
+    assert act(site, "gpu-leases")[0]["free"] == "2 of 2"
+
+
+def test_a_gpu_is_released_by_force_alone_while_a_task_uses_it(as_deployed):
+    site = as_deployed
+    running = site.start_task("sleep 500")
+    results, _ = act(site, "gpu-leases")
+    (key,) = [key for key in ("gpu-0", "gpu-1") if results[key].startswith("leased")]
+    assert "(task, " in results[key]
+    assert results["free"] == "1 of 2"
+    _, message = act(site, "gpu-release", gpu=key, reason="hangs")
+    assert "is in use by container" in message
+    results, message = act(site, "gpu-release", gpu=key, reason="it hangs", force="true")
+    assert results["released"].startswith("container "), message
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode != 0, output
+    assert act(site, "gpu-leases")[0]["free"] == "2 of 2"
+    assert ": it hangs" in site.sh("cat /var/log/gpu-ci/oci.log")
