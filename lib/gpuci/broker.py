@@ -140,7 +140,7 @@ def _usable(policy: Policy, asked: int | None) -> list[Device]:
             has += f" to give away ({out})"
         raise Refused(
             f"this task needs {_gpus(count)}, and {has}: ask for fewer with GPU_COUNT, or "
-            "choose a worker by a tag such as gpu-count>=2"
+            f"choose a worker by the tag gpu-count>={count}"
         )
     return usable
 
