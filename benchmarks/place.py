@@ -11,18 +11,21 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import oci.wrapper
+from gpu.inventory import Gpu, MigDevice, Vendor
 from machine import templates
+from oci.wrapper import PYTHON
+from plan import GpuPlan
 from tests.functional.containerd_worker import ROOT, Worker, worker_in_a_namespace
 
 CLONE_NEWNS = 0x00020000  # sched.h
 PR_SET_CHILD_SUBREAPER = 36  # sys/prctl.h
 LIBC = ctypes.CDLL(None, use_errno=True)
-PYTHON = "/usr/bin/python3"
 SCRATCH = Path("/run/bench")  # on a tmpfs, as containerd's bundles and the store of leases are
 BUNDLES = SCRATCH / "bundles"
 ROOT_OF_RUNC = SCRATCH / "runc"
 SPEC_BYTES = 27_000  # of a task's config.json under the real Concourse 8.3
-RUNC = Path("/opt/concourse/current/bin/runc")
+RUNC = Path(oci.wrapper.RUNC)
 
 
 def _checked(result: int) -> None:
@@ -74,7 +77,7 @@ class Wrapper:
     """The front and the back end in a folder of their own, with a policy and a store."""
 
     def __init__(
-        self, name: str, gpus: list[dict], *, runc: Path = RUNC, **policy: object
+        self, name: str, gpus: tuple[Gpu, ...], *, runc: Path = RUNC, **policy: object
     ) -> None:
         """Install them below SCRATCH, with `runc` for the next runtime, whatever the policy."""
         self.folder = SCRATCH / name
@@ -102,20 +105,8 @@ class Wrapper:
             )
         )
         self.front.chmod(0o755)
-        content = {
-            "version": 2,
-            "allocation": "exclusive",
-            "gpus_per_task": 1,
-            "wait_timeout": 240,
-            "privileged_tasks": "no-gpu",
-            "vendor": "nvidia",
-            "nvidia_runtime": str(runc),
-            "config_home": "/etc/gpu-ci",
-            "driver_capabilities": "compute,utility",
-            "cordons": [],
-            "gpus": gpus,
-        }
-        policy_path.write_text(json.dumps(content | policy))
+        content = json.loads(oci.wrapper.policy_text(GpuPlan(gpus, str(runc))))
+        policy_path.write_text(json.dumps({**content, "cordons": [], **policy}))
 
     def decisions(self) -> list[dict]:
         """The lines of its log so far, which begins anew."""
@@ -137,18 +128,24 @@ def uuid(number: int, kind: str = "GPU") -> str:
     return f"{kind}-{number:08x}-1111-2222-3333-444444444444"
 
 
-def gpus(count: int, mig: int = 0) -> list[dict]:
-    """`count` GPUs for a policy, each with `mig` MIG devices."""
-    return [
-        {
-            "index": index,
-            "uuid": uuid(index),
-            "model": "NVIDIA A100-SXM4-80GB",
-            "devices": [uuid(index * mig + part, "MIG") for part in range(mig)] or [uuid(index)],
-            "nodes": [],
-        }
+def gpus(count: int, mig: int = 0) -> tuple[Gpu, ...]:
+    """`count` GPUs, each with `mig` MIG devices."""
+    return tuple(
+        Gpu(
+            index,
+            uuid(index),
+            Vendor.NVIDIA,
+            "NVIDIA A100-SXM4-80GB",
+            memory_mib=81920,
+            pci_address=f"0000:{index:02x}:00.0",
+            minor=index,
+            mig_enabled=bool(mig),
+            mig=tuple(
+                MigDevice(uuid(index * mig + part, "MIG"), "1g.10gb") for part in range(mig)
+            ),
+        )
         for index in range(count)
-    ]
+    )
 
 
 def concourse_spec(worker: Worker, name: str, *params: str) -> dict:

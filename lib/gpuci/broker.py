@@ -11,20 +11,20 @@ from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.leases import Holder, Table, Waiter
 from gpuci.policy import Device, Policy
-from gpuci.refuse import Refused
+from gpuci.refuse import Refused, duration
 from gpuci.store import Record, Store
 from gpuci.usage import Host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # How often those who wait look, in seconds. A device that comes free is idle for no longer.
 _LOOK_EVERY = 0.5
 
 
 def take(
-    store: Store, host: Host, policy: Callable[[], Policy], bundle: str, decision: Decision
+    store: Store, host: Host, policies: Iterator[Policy], bundle: str, decision: Decision
 ) -> Grant:
     """Have a lease for the container that `decision` is on, and record what it is told.
 
@@ -33,7 +33,7 @@ def take(
     Args:
         store: where leases are.
         host: what processes there are.
-        policy: reads the policy, which may change while it waits.
+        policies: the policy, at each look anew, since it may change while this waits.
         bundle: the folder of the container's OCI bundle.
         decision: what is asked for; is told what was granted and how long it took.
 
@@ -43,9 +43,8 @@ def take(
     """
     call, began = host.me(), host.now()
     while True:
-        allowed = policy()
-        usable = _usable(allowed, decision.asked)
-        count = len(usable) if decision.asked is None else decision.asked
+        allowed = next(policies)
+        usable, count = _usable(allowed, decision.asked)
         wish, looked = Waiter(decision.container, call, count, began), host.now()
         decision.waited_ms = round((looked - began) * 1000)
         last = looked - began >= allowed.wait_timeout
@@ -120,8 +119,8 @@ def do_without(
         store.put(container, bundle, grant)
 
 
-def _usable(policy: Policy, asked: int | None) -> list[Device]:
-    """The devices that may be handed out.
+def _usable(policy: Policy, asked: int | None) -> tuple[list[Device], int]:
+    """The devices that may be handed out, and how many of them that asks for.
 
     Raises:
         Refused: there are fewer than asked for; asking for all asks for one at least.
@@ -142,7 +141,7 @@ def _usable(policy: Policy, asked: int | None) -> list[Device]:
             f"this task needs {_gpus(count)}, and {has}: ask for fewer with GPU_COUNT, or "
             f"choose a worker by the tag gpu-count>={count}"
         )
-    return usable
+    return usable, len(usable) if asked is None else asked
 
 
 def _queue(table: Table, host: Host, wish: Waiter, *, waits: bool) -> None:
@@ -216,7 +215,9 @@ def _expired(
     policy: Policy, table: Table, usable: list[Device], wish: Waiter, now: float
 ) -> Refused:
     held = [
-        f"GPU {device.index} by container {name} for {_duration(now - holder.since)}"
+        f"GPU {device.index} by container {name}"
+        # A table that was made anew does not know since when.
+        + (f" for {duration(now - holder.since)}" if holder.since else "")
         for device in usable
         for name, holder in table.holders.items()
         if device.id in holder.gpus
@@ -231,8 +232,3 @@ def _expired(
 
 def _gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

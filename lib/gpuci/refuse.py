@@ -24,6 +24,17 @@ class Refused(Exception):
     """A task that was promised a GPU can't have it; the text says why and what to do."""
 
 
+def duration(seconds: float) -> str:
+    """A time in seconds for people: `35 s`, `12 min`, `3 h 5 min`, `2 d 3 h`."""
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if minutes < 2:
+        return f"{whole} s"
+    if not hours:
+        return f"{minutes} min"
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
+
+
 def write(log: str, text: str) -> None:
     """Append `text` as one JSON line to the runtime's log file `log`; never raises.
 

@@ -4,8 +4,8 @@
 
 `leases.json` is the table of holders and waiters (leases.Table); one flock on the folder guards
 every decision. `containers/<id>.json` is what a process in that container is told, as long as its
-bundle is there: {"container", "bundle", "environment": {name: value}, "groups": [gid],
-"gpus": [id]}. The front looks for that file, so its name is part of the contract with it.
+bundle is there: {"bundle", "environment": {name: value}, "groups": [gid], "gpus": [id]}. The front
+looks for that file, so its name is part of the contract with it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ class Store:
         self._make_folders()
         self._sweep()
         record: dict[str, object] = {
-            "container": container,
             "bundle": bundle,
             "environment": grant.environment,
             "groups": grant.groups,

@@ -19,6 +19,10 @@ from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class Paths:
     """Where things are, as the front passes them.
@@ -87,7 +91,7 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
             granted = grant.Grant(allowed, [])
             broker.do_without(store, host, call.container, bundle, granted)
         else:
-            granted = broker.take(store, host, lambda: _policy(paths), bundle, decision)
+            granted = broker.take(store, host, _policies(paths, allowed), bundle, decision)
         replace(path, spec.at_create(config, granted), like=path)
     except (OSError, ValueError) as error:
         raise Refused(
@@ -161,8 +165,9 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
     decision.asked = grant.asked_for(allowed, variables, privileged=privileged)
     if decision.asked and allowed.exclusive:
         variables.check_narrowing(decision.asked, [])
-    if decision.asked != 0 and allowed.vendor.by_runtime:
-        _check_runtime(allowed.nvidia_runtime)
+    runtime = allowed.nvidia_runtime if allowed.vendor.by_runtime else ""
+    if decision.asked != 0 and runtime and not os.access(runtime, os.X_OK):
+        raise _no_runtime(runtime)
     return allowed, config
 
 
@@ -176,17 +181,19 @@ def _policy(paths: Paths) -> Policy:
     return allowed
 
 
+def _policies(paths: Paths, first: Policy) -> Iterator[Policy]:
+    """The policy as it was read already, then as it is whenever it is asked for."""
+    yield first
+    while True:
+        yield _policy(paths)
+
+
 def _become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> None:
     signals.as_a_child_expects()
     try:
         os.execve(runtime, [runtime, *words], environment)  # noqa: S606
     except OSError as error:
         raise _no_runtime(runtime) from error
-
-
-def _check_runtime(runtime: str) -> None:
-    if not os.access(runtime, os.X_OK):
-        raise _no_runtime(runtime)
 
 
 def _no_runtime(runtime: str) -> Refused:

@@ -11,7 +11,7 @@ from found import Lease
 from gpuci import policy
 from gpuci.journal import Decision
 from gpuci.leases import Holder, Table
-from gpuci.refuse import Refused
+from gpuci.refuse import Refused, duration
 from gpuci.store import Store
 from gpuci.usage import Host
 from oci import wrapper
@@ -49,7 +49,7 @@ class _Container:
         steps = ["hijacked session" if _UUID.fullmatch(step) else step for step in self.steps]
         if not self.in_use:
             steps = ["ended, but can't be killed" if self.stuck else "no longer used"]
-        age = [] if self.seconds is None else [_age(self.seconds)]
+        age = [] if self.seconds is None else [duration(self.seconds)]
         return ", ".join([" and ".join(dict.fromkeys(steps)) or "starting", *age])
 
 
@@ -116,8 +116,9 @@ def report() -> dict[str, str]:
     }
     results |= {device.key: _device_words(device, containers) for device in devices}
     for position, waiter in enumerate(waiters, 1):
+        age = duration(waiter.seconds)
         results[f"waiter-{position}"] = (
-            f"container {waiter.container}, asks for {waiter.count}, for {_age(waiter.seconds)}"
+            f"container {waiter.container}, asks for {waiter.count}, for {age}"
         )
     whole = {
         "allocation": results["allocation"],
@@ -282,13 +283,3 @@ def _take_back(table: Table, name: str, host: Host, reason: str) -> bool:
     decision.reason = f"{', '.join(holder.gpus)}: {reason}"
     decision.write(str(wrapper.LOG))
     return True
-
-
-def _age(seconds: int) -> str:
-    """Such as `35 s`, `12 min`, `3 h 5 min`, `2 d 3 h`."""
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if minutes < 2:
-        return f"{seconds} s"
-    if not hours:
-        return f"{minutes} min"
-    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"

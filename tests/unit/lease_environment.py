@@ -219,7 +219,8 @@ def decide(environment, container, number=None, *, patience=240):
             nothing = Grant(policy(world, patience), [])
             broker.do_without(shelf, host, container.name, container.bundle, nothing)
         elif number is None:
-            broker.take(shelf, host, lambda: policy(world, patience), container.bundle, decision)
+            policies = iter(lambda: policy(world, patience), None)
+            broker.take(shelf, host, policies, container.bundle, decision)
         else:
             broker.resume(shelf, host, lambda: policy(world, patience), decision)
     except Parked:

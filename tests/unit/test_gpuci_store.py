@@ -96,7 +96,6 @@ def test_the_files_of_a_store_and_their_modes(folder, leases):
     }
     found = json.loads((folder / "containers" / "ID.json").read_text())
     assert found == {
-        "container": "ID",
         "bundle": "/b",
         "environment": Grant(NVIDIA, NVIDIA.devices[:1]).environment,
         "groups": [],
