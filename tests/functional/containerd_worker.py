@@ -14,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+import pytest
+
 from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,6 +26,11 @@ UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
 LAUNCHER = "/opt/gpu-ci/bin/containerd-launcher"
 RUNTIME = "/usr/bin/nvidia-container-runtime"
 MISSING = [name for name in PROGRAMS if not shutil.which(name)]
+# Marks of the tests that start one.
+NEEDS = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts and containers need root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
+]
 GIVEN_RUNTIME = os.environ.get("GPUCI_NVIDIA_RUNTIME", "")
 
 # A host of its own as far as the wrapper, the fake GPUs and containerd can tell.

@@ -14,6 +14,22 @@ from tests.fakes import FAKEGPU, build_nvml, gpu_files
 
 REAL_RUNTIME = os.environ.get("GPUCI_NVIDIA_RUNTIME")
 
+# A program for containers: what opening each node says (0, or errno), and how it runs itself.
+LOOK = """
+import glob, json, os
+nodes = {}
+for pattern in ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/kfd", "/dev/dri/*", "/dev/dri/*/*"):
+    for path in glob.glob(pattern):
+        if os.path.isdir(path):
+            continue
+        try:
+            os.close(os.open(path, os.O_RDWR))
+            nodes[path] = 0
+        except OSError as error:
+            nodes[path] = error.errno
+print(json.dumps({"nodes": nodes, "env": dict(os.environ), "uid": os.getuid()}))
+"""
+
 # Own upper layers over what fakegpu writes to, an own /run, and a root for containers.
 MACHINE = """
 set -e

@@ -13,11 +13,10 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import concourse, page
 from benchmarks.measure import Ceiling, Options, Report, Samples, interleaved, percentile
-from tests.functional.containerd_worker import MISSING, ROOT
+from tests.functional.containerd_worker import NEEDS, ROOT
 
 needs_root = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts and containers need root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
+    *NEEDS,
     pytest.mark.skipif(not shutil.which("jq"), reason="needs jq"),
 ]
 

@@ -10,12 +10,9 @@ import time
 
 import pytest
 
-from tests.functional.containerd_worker import MISSING, ROOT, UUIDS, worker_in_a_namespace
+from tests.functional.containerd_worker import NEEDS, ROOT, UUIDS, worker_in_a_namespace
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts and containers need root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
-]
+pytestmark = NEEDS
 
 ACT = """
 import json, sys

@@ -28,19 +28,6 @@ from oci import wrapper
 from plan import GpuPlan
 print(wrapper.policy_text(GpuPlan(detect.detect().gpus, "", wait_timeout=0)))
 """
-LOOK = """
-import glob, json, os
-nodes = {}
-for path in glob.glob("/dev/kfd") + glob.glob("/dev/dri/**", recursive=True):
-    if os.path.isdir(path):
-        continue
-    try:
-        os.close(os.open(path, os.O_RDWR))
-        nodes[path] = 0
-    except OSError as error:
-        nodes[path] = error.errno
-print(json.dumps({"nodes": nodes, "env": dict(os.environ), "uid": os.getuid()}))
-"""
 SLEEP = "import time; time.sleep(600)"
 USER = {"uid": 1000, "gid": 1000}
 # Concourse's, by which a task that is not privileged is known: only root is another outside.
@@ -127,7 +114,11 @@ class Worker:
 
     def step(self, name):
         """What a step of a user who is not root sees in a container that was created."""
-        process = {"args": ["/usr/bin/python3", "-ISc", LOOK], "cwd": "/", "user": USER}
+        process = {
+            "args": ["/usr/bin/python3", "-ISc", gpu_machine.LOOK],
+            "cwd": "/",
+            "user": USER,
+        }
         environment = ["PATH=/usr/bin", "ATC_EXTERNAL_URL=http://ci"]
         self.put(f"{name}.process", json.dumps(process | {"env": environment}))
         pid = self.work / name / "step.pid"

@@ -7,13 +7,12 @@ device cgroup allows it. The NVIDIA runtime is the real one where GPUCI_NVIDIA_R
 """
 
 import json
-import os
 
 import pytest
 
 from tests.functional.containerd_worker import (
     GIVEN_RUNTIME,
-    MISSING,
+    NEEDS,
     NODES,
     UUIDS,
     worker_in_a_namespace,
@@ -23,10 +22,7 @@ GIVEN, ABSENT = "No such device or address", "No such file or directory"
 ONLY_1 = {"nvidia0": ABSENT, "nvidia1": GIVEN, "nvidiactl": GIVEN, "nvidia-uvm": GIVEN}
 NONE = dict.fromkeys(NODES, ABSENT)
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts and containers need root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
-]
+pytestmark = NEEDS
 
 
 @pytest.fixture(scope="module")

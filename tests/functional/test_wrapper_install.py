@@ -9,17 +9,14 @@ import pytest
 
 from tests.functional.containerd_worker import (
     LAUNCHER,
-    MISSING,
+    NEEDS,
     ROOT,
     RUNTIME,
     UUIDS,
     worker_in_a_namespace,
 )
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
-]
+pytestmark = NEEDS
 OURS = "/opt/gpu-ci /etc/gpu-ci /run/gpu-ci /usr/local/bin/runc-gpu-wrapper"
 
 # Installs again and again, each time killed one side effect later, then once more to the end. Says

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The charm with rooms that only note what they were asked for."""
+"""The charm with rooms that only note what they were asked for, and the wrapper with one GPU."""
 
 import pytest
 from ops import testing
@@ -8,6 +8,8 @@ from ops import testing
 import charm
 import found
 from tests.unit.situations import HOST_PEM, ROOT, WORKER_KEY, Release, Rooms
+from tests.unit.wrapper_caller import Caller
+from tests.unit.wrapper_rig import GPUS, Rig
 
 
 @pytest.fixture
@@ -55,3 +57,15 @@ def rooms(monkeypatch):
 @pytest.fixture
 def context():
     return testing.Context(charm.GpuCiWorkerCharm, charm_root=ROOT, app_name="unit", unit_id=0)
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path, back_end=False)
+    rig.policy(gpus=GPUS[:1])
+    return rig
+
+
+@pytest.fixture
+def caller(rig):
+    return Caller(rig)

@@ -13,22 +13,10 @@ import sys
 import pytest
 
 from gpuci import journal
-from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, Caller, hold
-from tests.unit.wrapper_rig import GOLDEN, GPUS, Rig
+from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
+from tests.unit.wrapper_rig import GOLDEN
 
 ROOT = os.geteuid() == 0
-
-
-@pytest.fixture
-def rig(tmp_path):
-    rig = Rig(tmp_path, back_end=False)
-    rig.policy(gpus=GPUS[:1])
-    return rig
-
-
-@pytest.fixture
-def caller(rig):
-    return Caller(rig)
 
 
 def full_after(size):

@@ -13,20 +13,8 @@ import pytest
 from gpuci import store
 from gpuci.leases import Holder
 from gpuci.usage import Host
-from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, Caller, hold
-from tests.unit.wrapper_rig import GOLDEN, GPUS, Rig
-
-
-@pytest.fixture
-def rig(tmp_path):
-    rig = Rig(tmp_path, back_end=False)
-    rig.policy(gpus=GPUS[:1])
-    return rig
-
-
-@pytest.fixture
-def caller(rig):
-    return Caller(rig)
+from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
+from tests.unit.wrapper_rig import GOLDEN, GPUS
 
 
 def each_step(begin):
