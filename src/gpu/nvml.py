@@ -49,9 +49,9 @@ def read() -> Answer:
     Raises:
         NvmlError: if it can't be loaded or started, or fails on the machine as a whole.
     """
-    with _nvml() as nvml:
+    with session() as nvml:
         driver = nvml.nvmlSystemGetDriverVersion()
-        cuda = _if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        cuda = if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
         gpus: list[Gpu] = []
         failures: list[str] = []
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -89,7 +89,7 @@ def uses(uuids: collections.abc.Iterable[str]) -> dict[str, Use]:
         NvmlError: if NVML can't be loaded or started.
     """
     found: dict[str, Use] = {}
-    with _nvml() as nvml:
+    with session() as nvml:
         for uuid in uuids:
             with contextlib.suppress(nvml.NVMLError):
                 found[uuid] = _use(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -106,7 +106,7 @@ def library_version() -> str:
 
 
 @contextlib.contextmanager
-def _nvml() -> collections.abc.Generator[typing.Any]:
+def session() -> collections.abc.Generator[typing.Any]:
     """The binding while NVML runs; whatever it raises comes out as NvmlError."""
     # Only here: a machine without GPUs asked for never loads it.
     import pynvml  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
@@ -129,15 +129,15 @@ def _nvml() -> collections.abc.Generator[typing.Any]:
 
 def _gpu(nvml: typing.Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = _if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    mig_enabled = bool((_if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
+    memory = if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    mig_enabled = bool((if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
     return Gpu(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
         vendor=Vendor.NVIDIA,
         model=nvml.nvmlDeviceGetName(handle),
         memory_mib=memory.total >> 20 if memory else 0,
-        pci_address=_pci_address(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        pci_address=pci_address(nvml.nvmlDeviceGetPciInfo(handle).busId),
         minor=nvml.nvmlDeviceGetMinorNumber(handle),
         mig_enabled=mig_enabled,
         mig=tuple(_mig_devices(nvml, handle)) if mig_enabled else (),
@@ -146,7 +146,7 @@ def _gpu(nvml: typing.Any, index: int) -> Gpu:
 
 def _use(nvml: typing.Any, handle: object) -> Use:
     computing, drawing = (
-        tuple(process.pid for process in _if_supported(nvml, function, handle) or ())
+        tuple(process.pid for process in if_supported(nvml, function, handle) or ())
         for function in (
             # Without a number the binding picks one and fails where the driver lacks it.
             nvml.nvmlDeviceGetComputeRunningProcesses_v3,
@@ -155,8 +155,8 @@ def _use(nvml: typing.Any, handle: object) -> Use:
     )
     # The first version of this query counts the driver's reserve as used. Where the GPU is a NUMA
     # node (GH200), the kernel keeps files in its memory.
-    memory = _if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    if not memory or _if_supported(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
+    memory = if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if not memory or if_supported(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
         return Use(computing, drawing)
     return Use(computing, drawing, memory.total >> 20, memory.used >> 20)
 
@@ -172,7 +172,7 @@ def _mig_devices(nvml: typing.Any, handle: object) -> collections.abc.Iterator[M
         yield MigDevice(nvml.nvmlDeviceGetUUID(device), profile)
 
 
-def _if_supported(
+def if_supported(
     nvml: typing.Any, function: collections.abc.Callable[..., typing.Any], *arguments: object
 ) -> typing.Any:
     """What a query answers; None where this GPU or this driver does not have it."""
@@ -182,7 +182,10 @@ def _if_supported(
         return None
 
 
-def _pci_address(bus_id: str) -> str:
-    # NVML writes the domain with eight digits and all in upper case, /sys with four in lower.
+def pci_address(bus_id: str) -> str:
+    """A PCI address as /sys writes it: the domain with four digits, and all in lower case.
+
+    NVML writes the domain with eight, and all in upper case.
+    """
     domain, rest = bus_id.split(":", 1)
     return f"{int(domain, 16):04x}:{rest.lower()}"

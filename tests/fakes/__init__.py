@@ -40,6 +40,7 @@ __all__ = [
 HERE = Path(__file__).parent
 FAKEGPU = "/usr/local/lib/fake-gpu/fakegpu"
 STANDIN_RUNTIME = HERE / "nvidia-container-runtime-standin"
+PROGRAM = ("fakegpu", "fakecards.py", "fakekmsg.py")
 LIBRARIES = {"libnvidia-ml.so.1": "nvml.c", "libcuda.so.1": "cuda.c"}
 
 
@@ -60,7 +61,7 @@ def build_nvml(directory: Path) -> Path:
 def gpu_files(libraries: Path) -> dict[Path, str]:
     """What a machine needs, to be copied with its mode: file here -> path there."""
     directory = Path(FAKEGPU).parent
-    files = {HERE / name: str(directory / name) for name in ("fakegpu", "fakecards.py")}
+    files = {HERE / name: str(directory / name) for name in PROGRAM}
     return files | {libraries / name: str(directory / name) for name in LIBRARIES}
 
 

@@ -44,6 +44,18 @@ KFD_MAJOR = 509
 DRI_DRIVERS = ("amdgpu", "i915", "xe")
 # An MI300 reserves nodes for eight partitions.
 MAX_PARTITIONS = 8
+# What `fakegpu set` changes; nvml/health.h has the healthy values.
+SETTABLE = """
+    uuid model memory-mib memory-used-mib minor partitions pci pci-device pci-class
+    compute-capability mig-capable mig-max mig-profile persistence-mode power-mw power-limit-mw
+    temperature temperature-slowdown temperature-shutdown temperature-margin sm-clock-mhz
+    sm-clock-max-mhz throttle-reasons pcie-width pcie-width-max pcie-gen pcie-gen-max processes
+    graphics-processes ecc-mode ecc-corrected-volatile ecc-corrected-aggregate
+    ecc-uncorrected-volatile ecc-uncorrected-aggregate sram-corrected-volatile
+    sram-uncorrected-volatile sram-uncorrected-aggregate sram-threshold-exceeded retired-pages
+    retired-pages-single-bit retired-pages-pending remapped-rows-corrected
+    remapped-rows-uncorrected remapped-rows-pending remapped-rows-failed
+""".split()
 DIRECTORIES = (
     "sys/bus/pci/devices",
     "sys/bus/pci/drivers",

@@ -23,6 +23,35 @@ rc nvmlDeviceGetTemperature(dev d, int sensor, unsigned *to)
     return sensor ? INVALID : small(d, "temperature", "35", to);
 }
 
+/* 0: shutdown, 1: slowdown. */
+rc nvmlDeviceGetTemperatureThreshold(dev d, unsigned kind, unsigned *to)
+{
+    if (kind > 1)
+        return NOT_SUPPORTED;
+    return small(d, kind ? "temperature-slowdown" : "temperature-shutdown", kind ? "92" : "95", to);
+}
+
+struct margin { unsigned version; int celsius; };
+
+/* Told from Hopper on. */
+rc nvmlDeviceGetMarginTemperature(dev d, struct margin *to)
+{
+    if (to->version != (sizeof *to | 1 << 24))
+        return VERSION_MISMATCH;
+    return small(d, "temperature-margin", "N/A", (unsigned *)&to->celsius);
+}
+
+/* 0: graphics, 1: SM, 2: memory, 3: video. */
+rc nvmlDeviceGetClockInfo(dev d, unsigned kind, unsigned *to)
+{
+    return kind == 1 ? small(d, "sm-clock-mhz", "210", to) : NOT_SUPPORTED;
+}
+
+rc nvmlDeviceGetMaxClockInfo(dev d, unsigned kind, unsigned *to)
+{
+    return kind == 1 ? small(d, "sm-clock-max-mhz", "1410", to) : NOT_SUPPORTED;
+}
+
 /* 0x1: idle. */
 rc nvmlDeviceGetCurrentClocksEventReasons(dev d, u64 *to)
 {
@@ -55,6 +84,36 @@ rc nvmlDeviceGetRemappedRows(dev d, unsigned *corrected, unsigned *uncorrected, 
     if (!status)
         status = small(d, "remapped-rows-pending", "0", pending);
     return status ? status : small(d, "remapped-rows-failed", "0", failed);
+}
+
+struct sram {
+    unsigned version;
+    u64 total_parity, total_secded, total_corrected, parity, secded, corrected, by_unit[5];
+    unsigned exceeded;
+};
+
+rc nvmlDeviceGetSramEccErrorStatus(dev d, struct sram *to)
+{
+    rc status;
+    if (to->version != (sizeof *to | 1 << 24))
+        return VERSION_MISMATCH;
+    memset(&to->total_parity, 0, sizeof *to - offsetof(struct sram, total_parity));
+    status = number(d, "sram-uncorrected-volatile", "0", &to->parity);
+    if (!status)
+        status = number(d, "sram-uncorrected-aggregate", "0", &to->total_secded);
+    if (!status)
+        status = number(d, "sram-corrected-volatile", "0", &to->corrected);
+    return status ? status : small(d, "sram-threshold-exceeded", "0", &to->exceeded);
+}
+
+/* Cause 0 is several single bit errors, 1 a double bit error; the addresses are made up. */
+rc nvmlDeviceGetRetiredPages(dev d, unsigned cause, unsigned *count, u64 *to)
+{
+    unsigned room = *count;
+    rc status = small(d, cause ? "retired-pages" : "retired-pages-single-bit", "0", count);
+    for (unsigned i = 0; !status && to && i < *count && i < room; i++)
+        to[i] = i << 16;
+    return status ? status : *count > room || (*count && !to) ? SMALL : OK;
 }
 
 struct field {

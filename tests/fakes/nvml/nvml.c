@@ -6,12 +6,12 @@
  *
  *   $FAKE_GPU_DIR (default /var/lib/fake-gpu)
  *     driver-version  cuda-version (as 13.0)  driver (loaded|gone)  nvml-init-rc
- *     gpus/<card>/uuid  model  memory-mib  minor  pci  ...   (all names: tests/fakes/fakegpu.py)
+ *     gpus/<card>/uuid  model  memory-mib  minor  pci  ...   (all names: SETTABLE in tests/fakes/fakecards.py)
  *     gpus/<card>/driver (nvidia|vfio-pci|nouveau|none)  fault (fallen-off-bus|nvml-only)
  *     gpus/<card>/mig/<n>   there while MIG mode is on; each file holds the UUID of one MIG device
  *
- * An absent file means healthy; the text N/A makes NVML answer "not supported". Signatures and
- * numbers are those of nvml.h of CUDA 13.0.
+ * An absent file means healthy; the text N/A makes NVML answer "not supported", rc=16 that number.
+ * Signatures and numbers are those of nvml.h of CUDA 13.0.
  */
 #include "state.h"
 #include "health.h"
@@ -61,6 +61,7 @@ const char *nvmlErrorString(rc code)
     case SMALL: return "An input argument is not large enough";
     case NO_DRIVER: return "NVIDIA driver is not loaded";
     case LOST: return "The GPU has fallen off the bus or has otherwise become inaccessible";
+    case 16: return "The GPU requires a reset before it can be used again";
     case 18: return "RM detects a driver/library version mismatch";
     default: return "Unknown Error";
     }

@@ -7,12 +7,14 @@
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NO_DRIVER = 9, LOST = 15 };
+enum { VERSION_MISMATCH = 25 };
 enum { CARDS = 32, SLICES = 8, TEXT = 256 };
 
 typedef int rc;
@@ -99,6 +101,8 @@ static rc number(dev d, const char *name, const char *otherwise, u64 *to)
     value(d->card, name, otherwise, text);
     if (!strcmp(text, "N/A"))
         return NOT_SUPPORTED;
+    if (!strncmp(text, "rc=", 3))
+        return atoi(text + 3);
     *to = strtoull(text, NULL, 0);
     return OK;
 }

@@ -1,0 +1,328 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What NVIDIA's driver wrote of its GPUs into the kernel's log since the machine started."""
+
+import collections.abc
+import dataclasses
+import enum
+import json
+import os
+import pathlib
+import re
+import typing
+
+from machine import process
+
+_KMSG: typing.Final = "dev/kmsg"
+_JOURNALCTL: typing.Final = "usr/bin/journalctl"
+_JOURNAL_SECONDS: typing.Final = 4
+# More than a record of /dev/kmsg can have (Linux printk: PRINTKRB_RECORD_MAX and its escapes).
+_RECORD_BYTES: typing.Final = 8192
+
+# The bus id is written with and without `PCI:` and the function, its domain with four digits or
+# eight; with MIG `GPU-I:05` follows. Only at the beginning of a line, where no program's name is.
+_BUS_ID: typing.Final = (
+    r"(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})"
+    r"(?:\.(?P<function>[0-7]))?"
+)
+_XID: typing.Final = re.compile(
+    rf"^\s*NVRM: Xid \((?:PCI:)?{_BUS_ID}[^)\n]*\): (?P<code>[0-9]{{1,4}})\b,?\s*(?P<text>.*)",
+    re.MULTILINE,
+)
+# Drivers that say it without an Xid, and over several lines (leptonai/gpud#1209,
+# NVIDIA/NVSentinel#155).
+_FALLEN_OFF: typing.Final = re.compile(
+    rf"^\s*NVRM: (?:The NVIDIA )?GPU {_BUS_ID}\b(?:(?!NVRM: (?:Xid|GPU|The) )[\s\S]){{0,200}}?"
+    r"(?P<text>fallen off the bus)",
+    re.MULTILINE,
+)
+_FALLEN_OFF_CODE: typing.Final = 79
+# `GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)`.
+_RECOVERY_CHANGED: typing.Final = 154
+_RECOVERED: typing.Final = re.compile(r"\bto 0x0\b")
+
+
+class Severity(enum.Enum):
+    """What follows from an Xid."""
+
+    FATAL = "fatal"
+    """The GPU must be reset, rebooted or repaired before anybody can rely on it."""
+    WARNING = "warning"
+    """It works on, but somebody should look."""
+    HARMLESS = "harmless"
+    """A program's own mistake, or no more than news."""
+
+
+# By NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, October
+# 2025): those to be answered with RESET_GPU, RESTART_BM, RESTART_VM and CHECK_MECHANICALS. 48 and
+# 74, of which it says to look further, and 57, 58 and 81, which it has for older GPUs only, are
+# fatal in Azure/azurehpc-health-checks too, as 48, 74 and 81 are in leptonai/gpud. 171 and 172 go
+# with 48.
+_FATAL: typing.Final = {
+    46: "the GPU stopped processing",
+    48: "double bit ECC error",
+    54: "no auxiliary power",
+    57: "video memory can't be programmed",
+    58: "unstable video memory",
+    62: "internal microcontroller halted",
+    64: "memory could not be remapped",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    81: "VGA subsystem error",
+    95: "uncontained memory error",
+    110: "security fault",
+    119: "the GPU's GSP does not answer",
+    120: "error of the GPU's GSP",
+    136: "NVLink training failed",
+    140: "unrecovered ECC error",
+    143: "the GPU could not be initialised",
+    151: "key rotation error",
+    155: "NVLink error",
+    156: "a resource was retired until the next reset",
+    158: "fatal timeout",
+    167: "fatal PCIe timeout",
+    169: "internal microcontroller halted",
+    171: "uncorrectable DRAM error",
+    172: "uncorrectable SRAM error",
+}
+# The catalogue says to ignore these or to restart the program, and they tell of memory or links
+# that get worse; the checks of remapped rows and ECC decide. 63 is fatal for Azure and gpud: here
+# only a remapping that waits for a reset is. Of 109 the catalogue says RESET_GPU, and
+# k8s-device-plugin (internal/rm/health.go) that it is a program's fault: it is either, so the
+# driver's recovery action decides. Of 144 to 150 see `meaning`.
+_WARNING: typing.Final = {
+    63: "memory was remapped",
+    78: "a virtual GPU could not be started",
+    92: "many single bit ECC errors",
+    94: "contained memory error",
+    109: "a context switch timed out",
+    121: "C2C link error",
+    157: "a resource could not be retired",
+    161: "a channel could not be retired",
+    165: "power smoothing is worn out",
+    168: "less memory than before",
+}
+_NVLINK: typing.Final = range(144, 151)
+# k8s-device-plugin's errors of applications (13, 31, 43, 45, 68), what the catalogue says to
+# ignore or to answer by restarting the program, and news.
+_PROGRAMS: typing.Final = "a program's own error"
+_HARMLESS: typing.Final = {
+    **dict.fromkeys(
+        (8, 11, 14, 25, 32, 37, 38, 39, 40, 41, 44, 60, 66, 67, 69, 70, 71, 72, 75, 76, 77, 80,
+         *range(82, 87), 88, 89, *range(96, 106), 108, *range(126, 136), 137, 139, 141, 152, 153,
+         160),
+        _PROGRAMS,
+    ),
+    13: "a program's illegal instruction or address",
+    31: "a program's access to memory that it does not have",
+    43: "a program's channel was reset",
+    45: "a program's channels were removed",
+    68: "video decoder error",
+    93: "many writes to the InfoROM",
+    106: "test message",
+    107: "test message",
+    154: "the recovery action changed",
+    162: "power smoothing is on",
+    163: "power smoothing is off",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One Xid.
+
+    Attributes:
+        code: its number.
+        pci_address: the GPU, as Gpu.pci_address writes it.
+        seconds: when, since the machine started.
+        text: what the driver said besides the number, on one line.
+    """
+
+    code: int
+    pci_address: str
+    seconds: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What the kernel's log says of Xids.
+
+    Attributes:
+        messages: in the order of their times.
+        problem: why the log can't be read; or empty. In a system container that is normal.
+        complete: whether it goes back to the machine's start.
+    """
+
+    messages: tuple[Message, ...] = ()
+    problem: str = ""
+    complete: bool = True
+
+    def of(self, pci_address: str) -> tuple[Message, ...]:
+        """Those of one GPU."""
+        return tuple(one for one in self.messages if one.pci_address == pci_address)
+
+    def standing(self, pci_address: str) -> tuple[Message, ...]:
+        """Those of one GPU since the driver last said that it needs no recovery any more.
+
+        A reset without a reboot leaves what was before in the log.
+        """
+        messages = self.of(pci_address)
+        recovered = [
+            place
+            for place, one in enumerate(messages)
+            if one.code == _RECOVERY_CHANGED and _RECOVERED.search(one.text)
+        ]
+        return messages[recovered[-1] + 1 :] if recovered else messages
+
+
+def read(root: pathlib.Path = pathlib.Path("/")) -> Log:
+    """All Xids since the machine started.
+
+    The kernel's ring is read, and where that has lost its oldest records the journal too.
+
+    Args:
+        root: where /dev/kmsg and /usr/bin/journalctl lie.
+    """
+    try:
+        ring = _ring(root / _KMSG)
+    except OSError as error:
+        return Log(problem=f"/{_KMSG}: {error.strerror}", complete=False)
+    if not ring:  # some containers have a terminal or a pipe there
+        return Log(problem=f"/{_KMSG}: nothing of the kernel's", complete=False)
+    # The kernel counts records from 0 since its start (Documentation/ABI/testing/dev-kmsg).
+    complete = ring[0].number == 0
+    records = {(one.microseconds, one.text) for one in ring}
+    if not complete:
+        journal = _journal(root / _JOURNALCTL)
+        complete = bool(journal)
+        records |= set(journal or ())
+    return Log(tuple(_messages(sorted(records))), complete=complete)
+
+
+def meaning(message: Message) -> tuple[Severity, str]:
+    """What follows from an Xid, and what it says in some words.
+
+    Of those that nobody has listed it is not known what follows: somebody should look.
+    """
+    code = message.code
+    if code in _NVLINK:
+        # Most of these repair themselves; the message says which do not.
+        fatal = re.search(r"\bFatal\b", message.text)
+        return Severity.FATAL if fatal else Severity.WARNING, "NVLink error"
+    for severity, table in (
+        (Severity.FATAL, _FATAL),
+        (Severity.WARNING, _WARNING),
+        (Severity.HARMLESS, _HARMLESS),
+    ):
+        if code in table:
+            return severity, table[code]
+    return Severity.WARNING, "not in NVIDIA's catalogue, or without advice there"
+
+
+class _Record(typing.NamedTuple):
+    number: int
+    microseconds: int
+    text: str
+
+
+def _ring(path: pathlib.Path) -> list[_Record]:
+    """The records of the kernel itself that its ring still has.
+
+    Raises:
+        OSError: if it is not there or may not be read.
+    """
+    text = b"".join(_reads(path)).decode(errors="replace")
+    records: list[_Record] = []
+    for line in text.splitlines():
+        # Lines that begin with a space tell of the device that the record before is about.
+        head, found, message = line.partition(";")
+        fields = head.split(",")
+        if not found or len(fields) < 4 or not all(field.isdecimal() for field in fields[:3]):
+            continue
+        priority, number, microseconds = map(int, fields[:3])
+        # What processes write here has a facility, which the kernel does not let them leave out.
+        if priority >> 3 == 0:
+            records.append(_Record(number, microseconds, _unescaped(message)))
+    return records
+
+
+def _reads(path: pathlib.Path) -> collections.abc.Iterator[bytes]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                part = os.read(descriptor, _RECORD_BYTES)
+            except BrokenPipeError:  # overwritten before it was read: the next is the oldest now
+                continue
+            except BlockingIOError:
+                return
+            if not part:
+                return
+            yield part
+    finally:
+        os.close(descriptor)
+
+
+def _unescaped(message: str) -> str:
+    return re.sub(r"\\x([0-9a-f]{2})", lambda match: chr(int(match.group(1), 16)), message)
+
+
+def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
+    """Time in microseconds and text of what the kernel said of GPUs since its start.
+
+    None where the journal can't be asked, or begins later than the machine.
+    """
+    if not program.exists():
+        return None
+    argv = [
+        str(program),
+        *("--dmesg", "--boot", "--quiet", "--no-pager", "--all", "--output=json"),
+        "--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP",
+        "--grep=NVRM|Linux version",
+        "SYSLOG_FACILITY=0",
+    ]
+    try:
+        said = process.run(argv, timeout=_JOURNAL_SECONDS).stdout
+    except process.CommandError:
+        return None
+    records: list[tuple[int, str]] = []
+    for line in said.splitlines():
+        entry: dict[str, typing.Any] = json.loads(line)
+        text, when = entry.get("MESSAGE"), entry.get("_SOURCE_MONOTONIC_TIMESTAMP", "")
+        if isinstance(text, list):  # bytes that are no UTF-8
+            text = bytes(typing.cast("list[int]", text)).decode(errors="replace")
+        if isinstance(text, str) and str(when).isdecimal():
+            records.append((int(when), text))
+    # The kernel's first words. Without them the journal was rotated.
+    begun = any(text.startswith("Linux version") for _, text in records)
+    return records if begun else None
+
+
+def _messages(
+    records: collections.abc.Iterable[tuple[int, str]],
+) -> collections.abc.Iterator[Message]:
+    """The Xids in records, one for each; lines that belong together may come as several."""
+    pending = ""
+    for microseconds, text in records:
+        # Another part of the kernel may say a name that somebody chose.
+        if not text.lstrip().startswith("NVRM:"):
+            continue
+        match = _XID.search(text)
+        if match:
+            pending = ""
+            yield _message(match, int(match["code"]), microseconds)
+            continue
+        pending = f"{pending}\n{text}"[-1000:]
+        match = _FALLEN_OFF.search(pending)
+        if match:
+            pending = ""
+            yield _message(match, _FALLEN_OFF_CODE, microseconds)
+
+
+def _message(match: re.Match[str], code: int, microseconds: int) -> Message:
+    address = (
+        f"{int(match['domain'], 16):04x}:{match['bus']}:{match['device']}.{match['function'] or 0}"
+    )
+    text = " ".join("".join(c if c.isprintable() else " " for c in match["text"]).split())
+    return Message(code, address.lower(), microseconds / 1e6, text)
