@@ -7,12 +7,12 @@ import dataclasses
 import re
 import typing
 
-from found import Found, RememberedIds, Toolkit
-from gpu.inventory import Gpu, Inventory, State, Vendor
+import obstacles
+from found import Found, Quarantine, RememberedIds
+from gpu.inventory import Gpu, State, Vendor
 
-# First version in which no CVE of the container toolkit is known: CVE-2026-24260 (CVSS 8.5)
-# affects all up to 1.19.0 (NVIDIA product-security bulletin 5850).
-MINIMUM_TOOLKIT: typing.Final = (1, 19, 1)
+# The tag of a worker whose GPUs are all in quarantine.
+NO_GPU_LEFT: typing.Final = "gpu-quarantined"
 
 # Sizes that GPUs are sold with, in GiB; NVML reports up to a tenth less.
 _SOLD_GIB: typing.Final = (
@@ -97,28 +97,94 @@ def _meanings(
                 yield item, gpu
 
 
-def note(choice: Choice, cordoned: tuple[tuple[str, str], ...] = ()) -> str:
+def pool(found: Found, choice: Choice) -> Choice:
+    """The same without the GPUs that are in quarantine: what the worker's tags promise."""
+    out = {entry.uuid for entry in found.quarantined}
+    left = [
+        (index, gpu)
+        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+        if gpu.uuid not in out
+    ]
+    return dataclasses.replace(
+        choice,
+        gpus=tuple(gpu for _, gpu in left),
+        indexes=tuple(index for index, _ in left),
+    )
+
+
+def note(found: Found, choice: Choice) -> str:
     """What status says of the GPUs, such as `2x NVIDIA`; the choice must not be empty.
 
-    Args:
-        choice: the allowed GPUs.
-        cordoned: UUID and reason of those that are no task's for now (found.Found). What changes
-            by the minute, after the reason's `:`, is left out.
+    What changes by the minute, after the `:` of a reason, is left out.
     """
-    reasons = dict(cordoned)
+    quarantined = _quarantined(found, choice)
+    gone = {entry.uuid for entry in found.quarantined}
+    reasons = {uuid: reason for uuid, reason in found.cordoned if uuid not in gone}
     out = [
         f"GPU {index} {reasons[gpu.uuid].partition(':')[0]}"
         for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
         if gpu.uuid in reasons
     ]
-    note = f"{len(choice.gpus) - len(out)}x {choice.gpus[0].vendor.display}"
+    count = len(pool(found, choice).gpus) - len(out)
+    note = f"{count}x {choice.gpus[0].vendor.display}"
+    if quarantined:
+        shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
+        note += f", {len(choice.gpus) - count - len(out)} quarantined: {', '.join(shown)}"
     if out:
         note += f", {len(out)} cordoned: {', '.join(out)}"
     if choice.missing:
         note += f", {len(choice.missing)} missing: GPU {', '.join(map(str, choice.missing))}"
     if choice.lost:
         note += f", {len(choice.lost)} lost: {', '.join(choice.lost)}"
-    return note
+    return note + _verdict_words(found, shown=bool(quarantined))
+
+
+def _quarantined(found: Found, choice: Choice) -> list[tuple[list[int], Quarantine]]:
+    """The quarantined of the allowed GPUs, by what is said of them."""
+    entries = {entry.uuid: entry for entry in found.quarantined}
+    alike: dict[tuple[str, str, str], tuple[list[int], Quarantine]] = {}
+    for index, gpu in zip(choice.indexes, choice.gpus, strict=True):
+        if entry := entries.get(gpu.uuid):
+            key = entry.reason.partition(":")[0], _in_brackets(entry.remedy), entry.by
+            alike.setdefault(key, ([], entry))[0].append(index)
+    return list(alike.values())
+
+
+def _quarantine_words(indexes: list[int], entry: Quarantine) -> str:
+    reason = entry.reason.partition(":")[0]
+    return f"GPU {', '.join(map(str, indexes))} {reason}{_in_brackets(entry.remedy)}"
+
+
+def _verdict_words(found: Found, *, shown: bool) -> str:
+    verdict = found.verdict
+    if verdict is None or (verdict.outcome == "failed" and shown):
+        return ""
+    what = "self-test of one GPU" if verdict.partial else "self-test"
+    words = f", {what} {verdict.outcome}"
+    if verdict.failure:
+        words += f": {verdict.failure}"
+    return words + _in_brackets(verdict.remedy)
+
+
+def _in_brackets(remedy: str) -> str:
+    """The first step of a remedy; the report of the self-test has all of it."""
+    step = re.split(r" \(|[;:]|\. ", remedy)[0]
+    return f" ({step})" if step else ""
+
+
+def none_left(found: Found, choice: Choice) -> str:
+    """What to do where every allowed GPU is in quarantine; empty where one is not."""
+    if not choice.gpus or pool(found, choice).gpus:
+        return ""
+    quarantined = _quarantined(found, choice)
+    shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
+    commands = {
+        f"juju run {found.unit} gpu-selftest level={entry.level}"
+        if entry.by == "self-test"
+        else f"juju run {found.unit} gpu-uncordon gpu=gpu-{indexes[0]} reason=..."
+        for indexes, entry in quarantined
+    }
+    return f"All GPUs are quarantined: {', '.join(shown)}. Then {' and '.join(sorted(commands))}"
 
 
 def tags(found: Found, choice: Choice) -> tuple[str, ...]:
@@ -127,9 +193,14 @@ def tags(found: Found, choice: Choice) -> tuple[str, ...]:
     What is counted, and whose memory is told, is what one task is given: a GPU or, where MIG mode
     is on, one of its MIG devices. The model is there only where all GPUs agree on it, the memory
     is that of the smallest. A ladder says "at least", since Concourse compares tags as they are.
+
+    Without any GPU left there is still one: a worker without tags is sent everybody's untagged
+    tasks, which would all be refused for want of a GPU.
     """
     inventory, gpus = found.inventory, choice.gpus
-    count, memory = len(devices(gpus)), min(_memory_gib(gpu) for gpu in gpus)
+    if not gpus:
+        return tuple(dict.fromkeys((NO_GPU_LEFT, *found.options.tags)))
+    count, memory = len(devices(gpus)), min(memory_gib(gpu) for gpu in gpus)
     tags = ["gpu", f"gpu-type={gpus[0].vendor.value}", f"gpu-count={count}"]
     if found.options.gpu_device_ids:
         tags.append("gpu-devices=" + ",".join(str(index) for index in choice.indexes))
@@ -159,7 +230,7 @@ def _model_tag(model: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 
-def _memory_gib(gpu: Gpu) -> int:
+def memory_gib(gpu: Gpu) -> int:
     """What a task has of a GPU at least, as sold, in GiB; 0 if unknown.
 
     A profile of MIG tells it: `1g.10gb`, `1g.10gb+me`.
@@ -186,35 +257,16 @@ def problem_with(found: Found, choice: Choice) -> str:
     inventory = found.inventory
     if inventory is None:
         return ""
+    unusable = obstacles.of_state(inventory, found.application, found.options.gpu_vendor)
+    if unusable:
+        return str(unusable)
+    by_runtime = inventory.vendor is Vendor.NVIDIA
+    toolkit = obstacles.of_toolkit(found.machine.toolkit) if by_runtime else None
     return (
-        _unusable(found, inventory)
-        or choice.problem
+        choice.problem
         or _unsliced(choice.gpus)
         or _too_few(found, choice.gpus)
-        or _toolkit_problem(found.machine.toolkit, inventory.vendor)
-    )
-
-
-def _unusable(found: Found, inventory: Inventory) -> str:
-    if inventory.state is State.READY:
-        return ""
-    if inventory.state is State.NO_GPU:
-        return _no_gpu(found, inventory)
-    driver, install = _DRIVER[inventory.vendor]
-    return _STATE_REMEDY[inventory.state].format(
-        detail=inventory.detail, application=found.application, driver=driver, install=install
-    )
-
-
-def _no_gpu(found: Found, inventory: Inventory) -> str:
-    wanted, command = found.options.gpu_vendor, f"juju config {found.application}"
-    seen = f" ({inventory.detail})" if inventory.detail else ""
-    what, instead = "No GPU", ""
-    if wanted != "auto":
-        what, instead = f"gpu-vendor '{wanted}': no such GPU", f"{command} gpu-vendor=auto, "
-    return (
-        f"{what} found on the PCI bus{seen}: pass one through (lxc config device add <instance> "
-        f"gpu0 gpu), {instead}or {command} enable-gpu=false"
+        or str(toolkit or "")
     )
 
 
@@ -239,65 +291,3 @@ def _too_few(found: Found, gpus: tuple[Gpu, ...]) -> str:
         f"gpus-per-task '{options.gpus_per_task}' is more than the {have} {nouns} that tasks may "
         f"use here: juju config {found.application} gpus-per-task={have}{more}"
     )
-
-
-def _toolkit_problem(toolkit: Toolkit | None, vendor: Vendor) -> str:
-    if vendor is not Vendor.NVIDIA:
-        return ""
-    minimum = ".".join(str(number) for number in MINIMUM_TOOLKIT)
-    if toolkit is None:
-        return (
-            "nvidia-container-runtime is missing: install nvidia-container-toolkit "
-            f"{minimum} or newer"
-        )
-    version = tuple(int(number) for number in re.findall(r"[0-9]+", toolkit.version)[:3])
-    if not version:
-        return (
-            f"{toolkit.path} --version tells no version: install nvidia-container-toolkit "
-            f"{minimum} or newer"
-        )
-    if version < MINIMUM_TOOLKIT:
-        return (
-            f"nvidia-container-runtime {toolkit.version} has known vulnerabilities "
-            f"(CVE-2026-24260): install nvidia-container-toolkit {minimum} or newer"
-        )
-    return ""
-
-
-# The kernel's driver for each vendor's GPUs, and how to get it.
-_DRIVER: typing.Final = {
-    Vendor.NVIDIA: ("nvidia", "install it with ubuntu-drivers install --gpgpu"),
-    Vendor.AMD: ("amdgpu", "install linux-modules-extra for this kernel, or a newer kernel,"),
-    Vendor.INTEL: (
-        "i915 or xe",
-        "install linux-modules-extra for this kernel, or a newer kernel,",
-    ),
-}
-
-_STATE_REMEDY: typing.Final = {
-    State.VFIO: (
-        "GPU {detail} is bound to vfio-pci for a virtual machine: give it back to the {driver} "
-        "driver, or juju config {application} enable-gpu=false"
-    ),
-    State.NOUVEAU: (
-        "GPU {detail} is driven by nouveau, which runs no CUDA: install NVIDIA's driver and reboot"
-    ),
-    State.NO_DRIVER: "GPU {detail} has no driver: {install} and reboot",
-    State.NOT_PASSED: (
-        "GPU {detail} is on the host but not in this container: pass it in (lxc config device add "
-        "<instance> gpu0 gpu), or juju config {application} enable-gpu=false"
-    ),
-    State.NO_LIBRARY: (
-        "NVIDIA driver {detail} is loaded but libnvidia-ml.so.1 is missing: install "
-        "libnvidia-compute of the same version"
-    ),
-    State.MISMATCH: (
-        "NVIDIA driver and libnvidia-ml.so.1 differ in version ({detail}): reboot, or install "
-        "matching versions"
-    ),
-    State.NVML_ERROR: "NVML failed: {detail}. See dmesg for NVRM and Xid lines, then reboot",
-    State.NO_KFD: (
-        "GPU {detail} is not in KFD, through which ROCm programs compute: pass /dev/kfd in (lxc "
-        "config device add <instance> kfd unix-char source=/dev/kfd), or look for kfd in dmesg"
-    ),
-}

@@ -16,8 +16,9 @@ from found import Found, Machine, RememberedIds, Web
 from gpu import detect, foreign
 from host import facts, memory, network
 from machine import download, files, packages
-from oci import cordons, leases, nvidia, wrapper
+from oci import cordons, leases, nvidia, quarantine, wrapper
 from relations import juju, peers, postgresql, tsa
+from selftest import automatic, unit
 
 # How long a worker that is being removed may take to finish its builds.
 RETIRE_SECONDS: typing.Final = 300
@@ -27,7 +28,7 @@ OTHER_ENDPOINTS: typing.Final = (postgresql.ENDPOINT, peers.ENDPOINT)
 # What the operator must mend; each text says how.
 BLOCKING: typing.Final = (
     config.OptionError, concourse_release.ReleaseError, download.DownloadError,
-    local_postgresql.DatabaseError, nvidia.ConfigError,
+    local_postgresql.DatabaseError, nvidia.ConfigError, unit.SelftestError,
 )  # fmt: skip
 
 
@@ -69,11 +70,9 @@ class GpuCiWorkerCharm(ops.CharmBase):
         self._leave()
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
-        concourse_worker.remove()
-        concourse_web.remove()
-        wrapper.remove()
-        concourse_release.remove()
-        network.remove()
+        rooms = concourse_worker, concourse_web, automatic, wrapper, concourse_release, network
+        for room in rooms:
+            room.remove()
         packages.remove_installed()
         files.ensure_absent(memory.STATE)
 
@@ -81,9 +80,16 @@ class GpuCiWorkerCharm(ops.CharmBase):
         name = event.handle.kind.removesuffix("_action").replace("_", "-")
         try:
             found = self._look()
-            event.set_results(actions.ALL[name](found, plan.make(found), event.params))
-        except (config.OptionError, actions.ActionError) as error:
+            call = actions.Call(found, plan.make(found), event.params, event.log)
+            event.set_results(actions.ALL[name](call))
+        except actions.ActionError as error:
+            event.set_results(error.results)
             event.fail(str(error))
+        except config.OptionError as error:
+            event.fail(str(error))
+            return
+        if name in actions.CHANGING:
+            self._reconcile(event)
 
     def _leave(self) -> None:
         memory.set_leaving()
@@ -96,7 +102,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         try:
             found = self._look()
             wanted = plan.make(found)
-            self._apply(found, wanted)
+            wanted = self._apply(found, wanted)
         except download.UnreachableError as error:
             self._lines = [status.Line(status.Kind.WAITING, str(error))]
         except BLOCKING as error:
@@ -118,7 +124,10 @@ class GpuCiWorkerCharm(ops.CharmBase):
             inventory=inventory,
             cordoned=foreign.look(inventory, leases.holders, cordons.names()) if inventory else (),
             remembered=memory.remembered_ids() if asked else RememberedIds(),
-            tarball=juju.tarball(self.model),
+            quarantined=quarantine.read() if asked else (),
+            verdict=automatic.verdict() if asked else None,
+            tarball=juju.resource(self.model, juju.TARBALL),
+            wheels=juju.resource(self.model, juju.WHEELS) if asked else "",
             installed=release.version if (release := concourse_release.installed()) else "",
             tsa=tsa.read_webs(self.model),
             web=self._look_at_web(options) if options.has_web else Web(),
@@ -140,22 +149,29 @@ class GpuCiWorkerCharm(ops.CharmBase):
             refused=refused,
         )
 
-    def _apply(self, found: Found, wanted: plan.Plan) -> None:
-        """Make the machine what the plan says, room by room, and tell the others."""
+    def _apply(self, found: Found, wanted: plan.Plan) -> plan.Plan:
+        """Make the machine what the plan says, room by room, and tell the others.
+
+        Returns:
+            The plan as it is after the self-test.
+        """
         release = wanted.release and concourse_release.ensure(wanted.release, self._say)
         if release:
             self.unit.set_workload_version(release.version)
             self._apply_web(found, wanted, release.version)
         elif wanted.web is None:
             concourse_web.remove()
-        if isinstance(wanted.gpu, plan.GpuPlan):
-            wrapper.apply(wanted.gpu)
+        repaired = isinstance(wanted.gpu, plan.GpuPlan) and wrapper.apply(wanted.gpu)
         if found.inventory and found.inventory.gpus:
             cordons.ensure(found.cordoned)
+        wanted = plan.make(
+            found := automatic.ensure(found, wanted, repaired=repaired, progress=self._say)
+        )
         self._apply_worker(found, wanted)
         if wanted.gpu is None:
             wrapper.remove()
         memory.remember_ids(wanted.remember)
+        return wanted
 
     def _apply_web(self, found: Found, wanted: plan.Plan, version: str) -> None:
         postgresql.request(self.model)

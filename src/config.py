@@ -78,6 +78,21 @@ class OptionError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Minimums:
+    """What each GPU must have, or it fails the self-test.
+
+    Attributes:
+        gpu_memory_gib: its memory as sold; 0: any.
+        compute_capability: CUDA's, such as `7.0`; empty: any.
+        driver_version: of its driver, such as `535` or `580.65.06`; empty: any.
+    """
+
+    gpu_memory_gib: int = 0
+    compute_capability: str = ""
+    driver_version: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """All options of this unit after validation; empty strings mean "not set".
 
@@ -86,6 +101,8 @@ class Options:
         gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
         gpu_wait_timeout: how long a task may wait for them, in seconds.
         nvidia_driver_capabilities: as NVIDIA_DRIVER_CAPABILITIES is to say it.
+        selftest_on_start: whether the self-test runs by itself.
+        minimums: what the self-test asks of each GPU.
         tags: the operator's own tags, in order, without repeats.
         worker_private_key: PEM text out of the Juju secret; empty: the charm makes one.
     """
@@ -99,6 +116,8 @@ class Options:
     gpu_wait_timeout: int
     privileged_tasks: str
     nvidia_driver_capabilities: str
+    selftest_on_start: bool
+    minimums: Minimums
     tags: tuple[str, ...]
     concourse_version: str
     concourse_sha256: str
@@ -129,13 +148,7 @@ def parse(raw: collections.abc.Mapping[str, object]) -> Options:
     Raises:
         OptionError: if a value can't be used.
     """
-    hosts = _list(raw, "tsa-host", _tsa_host)
-    key = _text(raw, "tsa-public-key")
-    if bool(hosts) != bool(key):
-        given, missing = (
-            ("tsa-host", "tsa-public-key") if hosts else ("tsa-public-key", "tsa-host")
-        )
-        raise OptionError(given, raw[given], f"needs {missing} beside it: set both or none")
+    hosts, key = _outside_tsa(raw)
     return Options(
         deployment_mode=_choice(raw, "deployment-mode", MODES),
         enable_gpu=bool(raw.get("enable-gpu", False)),
@@ -146,6 +159,12 @@ def parse(raw: collections.abc.Mapping[str, object]) -> Options:
         gpu_wait_timeout=_number(raw, "gpu-wait-timeout", 1800),
         privileged_tasks=_choice(raw, "privileged-tasks", PRIVILEGED),
         nvidia_driver_capabilities=_capabilities(raw),
+        selftest_on_start=bool(raw.get("selftest-on-start", True)),
+        minimums=Minimums(
+            int(_minimum(raw, "min-gpu-memory-gib", r"[0-9]{1,4}", "16") or 0),
+            _minimum(raw, "min-compute-capability", r"[0-9]{1,2}\.[0-9]", "7.0"),
+            _minimum(raw, "min-driver-version", r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06"),
+        ),
         tags=_list(raw, "tag", _tag),
         concourse_version=_pattern(
             raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
@@ -154,7 +173,7 @@ def parse(raw: collections.abc.Mapping[str, object]) -> Options:
             raw, "concourse-sha256", r"(?:[0-9a-fA-F]{64})?", "is no SHA-256: use 64 hex digits"
         ).lower(),
         tsa_hosts=hosts,
-        tsa_public_key=_option_key(key) if key else "",
+        tsa_public_key=key,
         worker_private_key=_private_key(str(raw.get("worker-private-key") or "")),
         web_port=_port(raw),
         external_url=_url(_text(raw, "external-url")),
@@ -183,6 +202,15 @@ def public_key(text: str) -> str:
     return loaded.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()
+
+
+def _outside_tsa(raw: collections.abc.Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+    """Addresses and host key of a TSA outside Juju; both empty where there is none."""
+    hosts, key = _list(raw, "tsa-host", _tsa_host), _text(raw, "tsa-public-key")
+    if bool(hosts) == bool(key):
+        return hosts, _option_key(key) if key else ""
+    given, missing = ("tsa-host", "tsa-public-key") if hosts else ("tsa-public-key", "tsa-host")
+    raise OptionError(given, raw[given], f"needs {missing} beside it: set both or none")
 
 
 def _text(raw: collections.abc.Mapping[str, object], option: str) -> str:
@@ -214,6 +242,13 @@ def _pattern(
     if not re.fullmatch(pattern, value):
         raise OptionError(option, value, remedy)
     return value
+
+
+def _minimum(
+    raw: collections.abc.Mapping[str, object], option: str, pattern: str, example: str
+) -> str:
+    remedy = f"is no minimum: use a number such as {example}, or leave it empty for none"
+    return _pattern(raw, option, f"(?:{pattern})?", remedy)
 
 
 def _list(

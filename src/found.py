@@ -128,6 +128,46 @@ class Lease:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quarantine:
+    """A GPU that is out of use until a self-test or the operator brings it back.
+
+    Attributes:
+        uuid: the GPU's id.
+        reason: why; what stands before `:` is short, such as `Xid 79`.
+        check: the id of the check that failed; empty if an operator did it.
+        level: the level that must pass for it to return; empty if an operator did it.
+        since: when, ISO 8601 in UTC.
+        remedy: what the operator does about it.
+        by: `self-test` or `operator`.
+    """
+
+    uuid: str
+    reason: str
+    check: str = ""
+    level: str = ""
+    since: str = ""
+    remedy: str = ""
+    by: str = "self-test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the last self-test came to.
+
+    Attributes:
+        outcome: `passed`, `failed`, or `incomplete`: something could not be tested.
+        partial: whether one GPU alone was tested.
+        failure: what the first failed check saw, or why the first that could not be made was not.
+        remedy: what the operator does about that.
+    """
+
+    outcome: str
+    partial: bool = False
+    failure: str = ""
+    remedy: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Found:
     """Everything that a decision about this unit rests on.
 
@@ -138,7 +178,10 @@ class Found:
         cordoned: UUIDs of GPUs that are no task's for now, each with the reason, such as
             `in use outside CI: pid 4711 (python3)`; what stands before `:` does not change by
             the minute.
+        quarantined: GPUs that are out of use until further notice, those that are gone too.
+        verdict: None before the first self-test.
         tarball: path of the charm resource `concourse`; empty when not given.
+        wheels: path of the charm resource `selftest-wheels`; empty when not given.
         installed: version of the Concourse that is on this machine; empty before the first.
         leaving: this unit is being removed: nothing is started any more.
     """
@@ -149,8 +192,11 @@ class Found:
     machine: Machine
     inventory: Inventory | None = None
     cordoned: tuple[tuple[str, str], ...] = ()
+    quarantined: tuple[Quarantine, ...] = ()
+    verdict: Verdict | None = None
     remembered: RememberedIds = RememberedIds()
     tarball: str = ""
+    wheels: str = ""
     installed: str = ""
     tsa: Tsa = Tsa()
     web: Web = Web()
@@ -160,3 +206,8 @@ class Found:
     def application(self) -> str:
         """This unit's application, as the operator's next command names it."""
         return self.name.rpartition("-")[0]
+
+    @property
+    def unit(self) -> str:
+        """Juju's name of this unit, such as `worker/0`."""
+        return "/".join(self.name.rsplit("-", 1))

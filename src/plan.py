@@ -140,7 +140,8 @@ def make(found: Found) -> Plan:
     release, missing_release = _release(found)
     choice = allowed.choose(found) if options.has_worker else allowed.Choice()
     gpu_problem = allowed.problem_with(found, choice) if options.has_worker else ""
-    problems = [Problem(Severity.BLOCKED, text) for text in (missing_release, gpu_problem) if text]
+    texts = missing_release, gpu_problem or allowed.none_left(found, choice)
+    problems = [Problem(Severity.BLOCKED, text) for text in texts if text]
     gpu: GpuPlan | Keep | None = None
     if gpu_problem:
         gpu = Keep.AS_IS
@@ -158,7 +159,7 @@ def make(found: Found) -> Plan:
         gpu=gpu,
         worker=worker,
         web=web,
-        gpu_note=allowed.note(choice, found.cordoned) + _cap_note(found)
+        gpu_note=allowed.note(found, choice) + _cap_note(found)
         if isinstance(gpu, GpuPlan)
         else "",
         remember=choice.remember,
@@ -237,23 +238,24 @@ def _worker(
     if gpu is Keep.AS_IS:
         return Keep.AS_IS
     timeout = max(gpu.wait_timeout + _REST, _CONCOURSE_TIMEOUT) if gpu else 0
+    pool = allowed.pool(found, choice)
     return WorkerPlan(
         name=found.name,
         tsa_hosts=hosts,
         tsa_public_keys=keys,
         private_key=options.worker_private_key,
-        tags=allowed.tags(found, choice) if gpu else options.tags,
+        tags=allowed.tags(found, pool) if gpu else options.tags,
         dns_servers=options.container_dns_servers,
         wrapped=gpu is not None,
         request_timeout=timeout,
-        max_active_tasks=_max_active_tasks(found, gpu) if gpu else 0,
+        max_active_tasks=_max_active_tasks(found, gpu, pool) if gpu else 0,
     )
 
 
-def _max_active_tasks(found: Found, gpu: GpuPlan) -> int:
+def _max_active_tasks(found: Found, gpu: GpuPlan, pool: allowed.Choice) -> int:
     if gpu.allocation == "shared" or not gpu.gpus_per_task or not _queues_tasks(found):
         return 0
-    return max(1, len(allowed.devices(gpu.gpus)) // gpu.gpus_per_task)
+    return max(1, len(allowed.devices(pool.gpus)) // gpu.gpus_per_task)
 
 
 def _missing_tsa(found: Found) -> str:

@@ -28,7 +28,9 @@ def take(
 ) -> Grant:
     """Have a lease for the container that `decision` is on, and record what it is told.
 
-    It waits as long as the policy allows. Killed meanwhile, it leaves nothing that lasts.
+    It waits as long as the policy allows. Killed meanwhile, it leaves nothing that lasts. What the
+    container has already it keeps, whatever it asks for: containerd may repeat a create, and the
+    self-test reserves devices for its containers, also such as tasks may not have.
 
     Args:
         store: where leases are.
@@ -41,15 +43,16 @@ def take(
         Refused: the devices can't be had.
         OSError: the store can't be used.
     """
-    call, began = host.me(), host.now()
+    wish = Waiter(decision.container, host.me(), 0, host.now())
     while True:
-        allowed = next(policies)
-        usable, count = _usable(allowed, decision.asked)
-        wish, looked = Waiter(decision.container, call, count, began), host.now()
-        decision.waited_ms = round((looked - began) * 1000)
-        last = looked - began >= allowed.wait_timeout
+        allowed, looked = next(policies), host.now()
+        decision.waited_ms = round((looked - wish.since) * 1000)
+        last = looked - wish.since >= allowed.wait_timeout
         with store as table:
-            grant = _take_now(table, host, allowed, usable, wish, bundle)
+            grant, usable = _keep(table, host, allowed, wish, bundle), list[Device]()
+            if not grant:
+                usable, wish.count = _usable(allowed, decision)
+                grant = _take_now(table, host, allowed, usable, wish, bundle)
             _queue(table, host, wish, waits=not grant and not last)
             if grant:
                 store.put(decision.container, bundle, grant)
@@ -119,13 +122,13 @@ def do_without(
         store.put(container, bundle, grant)
 
 
-def _usable(policy: Policy, asked: int | None) -> tuple[list[Device], int]:
-    """The devices that may be handed out, and how many of them that asks for.
+def _usable(policy: Policy, decision: Decision) -> tuple[list[Device], int]:
+    """The devices that may be handed out, and how many of them are asked for.
 
     Raises:
         Refused: there are fewer than asked for; asking for all asks for one at least.
     """
-    cordoned = policy.cordoned()
+    cordoned, asked = policy.cordoned(decision.container), decision.asked
     usable = [device for device in policy.devices if device.id not in cordoned]
     count = 1 if asked is None else asked
     if count > len(usable):
@@ -137,9 +140,10 @@ def _usable(policy: Policy, asked: int | None) -> tuple[list[Device], int]:
                 if device.id in cordoned
             )
             has += f" to give away ({out})"
+        fewer = f"ask for fewer with GPU_COUNT, or choose a worker by the tag gpu-count>={count}"
         raise Refused(
-            f"this task needs {_gpus(count)}, and {has}: ask for fewer with GPU_COUNT, or "
-            f"choose a worker by the tag gpu-count>={count}"
+            f"this task needs {_gpus(count)}, and {has}: "
+            + (fewer if usable else "run it again, on another worker")
         )
     return usable, len(usable) if asked is None else asked
 
@@ -153,6 +157,20 @@ def _queue(table: Table, host: Host, wish: Waiter, *, waits: bool) -> None:
         table.waiters = [*living, wish]
 
 
+def _keep(table: Table, host: Host, policy: Policy, wish: Waiter, bundle: str) -> Grant | None:
+    """What the container has and uses already; None if that is nothing."""
+    holder = table.holders.get(wish.container)
+    if not holder or leases.release_unused(table, wish.container, host):
+        return None
+    devices = [device for device in policy.devices if device.id in holder.gpus]
+    if len(devices) < len(holder.gpus):
+        raise Refused("this container runs with a GPU that this worker has no more: start it anew")
+    grant = Grant(policy, devices)
+    holder.bundle = bundle  # who reserved devices did not know it
+    holder.calls = [*filter(host.alive, holder.calls), wish.call]
+    return grant
+
+
 def _take_now(
     table: Table,
     host: Host,
@@ -161,26 +179,14 @@ def _take_now(
     wish: Waiter,
     bundle: str,
 ) -> Grant | None:
-    earlier = table.holders.get(wish.container)
-    if earlier and leases.release_unused(table, wish.container, host):
-        earlier = None
-    if earlier:
-        # containerd may repeat a create; the runtime itself refuses one for a container that runs.
-        ids = earlier.gpus
-        earlier.calls = [*filter(host.alive, earlier.calls), wish.call]
-    else:
-        names = [device.id for device in usable]
-        ids = leases.take(table, wish, names, host, alone=policy.exclusive)
-    devices = [device for device in policy.devices if device.id in ids]
-    if len(devices) < len(ids):
-        raise Refused("this container runs with a GPU that this worker has no more: start it anew")
-    if not devices:
+    names = [device.id for device in usable]
+    ids = leases.take(table, wish, names, host, alone=policy.exclusive)
+    if not ids:
         return None
-    grant = Grant(policy, devices)
-    if not earlier:
-        table.holders[wish.container] = Holder(
-            bundle, ids, [wish.call], alone=policy.exclusive, since=host.now()
-        )
+    grant = Grant(policy, [device for device in usable if device.id in ids])
+    table.holders[wish.container] = Holder(
+        bundle, ids, [wish.call], alone=policy.exclusive, since=host.now()
+    )
     return grant
 
 
@@ -188,7 +194,7 @@ def _take_again(
     table: Table, host: Host, policy: Policy, record: Record, container: str
 ) -> Holder:
     allowed = [device.id for device in policy.devices]
-    cordoned = policy.cordoned()
+    cordoned = policy.cordoned(container)
     for name in record.gpus:
         if name not in allowed:
             raise Refused(f"this container's GPU {name} is no longer for tasks; run the task anew")

@@ -213,7 +213,13 @@ def take_these(
 
 
 def are_due(
-    leases: Table, container: str, devices: list[str], usable: list[str], host: Facts
+    leases: Table,
+    container: str,
+    devices: list[str],
+    usable: list[str],
+    host: Facts,
+    *,
+    alone: bool = True,
 ) -> bool:
     """Whether those who wait would be served by what is free, but not without `devices`.
 
@@ -223,13 +229,14 @@ def are_due(
         devices: ids of devices that nobody else has.
         usable: the ids of all devices that may be handed out.
         host: is asked for every holder and waiter, if there are any who wait.
+        alone: whether those who wait want theirs alone.
     """
     if not leases.waiters:
         return False
     for name in [*leases.holders]:
         if name != container:
             release_unused(leases, name, host)
-    free = {*leases.free(usable, alone=True), *devices}
+    free = {*leases.free(usable, alone=alone), *devices}
     nobody = Waiter(container, (0, 0), 0, 0)
     due, _ = _due_before(leases, nobody, len(free), host)
     return due > len(free) - len(devices)

@@ -12,6 +12,8 @@ from gpuci.shapes import items, table, text
 from gpuci.vendors import VENDORS, Vendor
 
 VERSION = 2
+# How the ids of the containers begin that the self-test makes; Concourse's are UUIDs.
+SELF_TEST_CONTAINER = "gpu-selftest-"
 
 
 class Device:
@@ -81,21 +83,15 @@ class Policy:
         self.cordons = [text(folder) for folder in items(found.get("cordons"))]
         self.devices = _devices(items(found.get("gpus")), vendor)
 
-    def cordoned(self) -> dict[str, str]:
-        """The ids of the devices that are out of use now, each with the reason.
+    def cordoned(self, container: str = "") -> dict[str, str]:
+        """The ids of the devices that are out of use for a container now, each with the reason.
 
         Raises:
             OSError: a folder of cordons can't be read.
         """
         reasons: dict[str, str] = {}
         for folder in self.cordons:
-            try:
-                names = os.listdir(folder)
-            except FileNotFoundError:
-                continue
-            for name in names:
-                if name.endswith(".json"):
-                    reasons[name[: -len(".json")]] = _reason(f"{folder}/{name}")
+            reasons |= cordons(folder, container)
         return {
             device.id: reasons.get(device.gpu) or reasons[device.id]
             for device in self.devices
@@ -175,8 +171,47 @@ def _check_path(path: str) -> None:
         raise ValueError(f"{path!r} is no absolute path")
 
 
-def _reason(path: str) -> str:
+def cordons(folder: str, container: str = "") -> dict[str, str]:
+    """The ids that a folder of cordons takes out of use, each with what that GPU `is`.
+
+    Args:
+        folder: where.
+        container: who wants to know; what the self-test took out it may have itself.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
     try:
-        return text(read_object(path).get("reason")) or "out of use"
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return {}
+    testing = container.startswith(SELF_TEST_CONTAINER)
+    entries = {
+        name[: -len(".json")]: _entry(f"{folder}/{name}")
+        for name in names
+        if name.endswith(".json")
+    }
+    return {
+        name: why(entry)
+        for name, entry in entries.items()
+        if not (testing and entry.get("by") == "self-test")
+    }
+
+
+def why(found: dict[str, object]) -> str:
+    """What a GPU `is` that has this entry in a folder of cordons, such as `quarantined: Xid 79`.
+
+    An entry with `by` is of someone's making; the others tell what the machine shows.
+    """
+    reason, by = text(found.get("reason")), text(found.get("by"))
+    if not reason:
+        return "out of use"
+    kind = {"": "", "operator": "cordoned by the operator: "}.get(by, "quarantined: ")
+    return kind + reason
+
+
+def _entry(path: str) -> dict[str, object]:
+    try:
+        return read_object(path)
     except (OSError, ValueError):
-        return "out of use"  # whoever wrote it wanted the GPU out
+        return {}  # whoever wrote it wanted the GPU out

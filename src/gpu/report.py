@@ -9,12 +9,15 @@ import json
 from gpu.inventory import Inventory
 
 
-def as_results(inventory: Inventory, allowed: tuple[str, ...]) -> dict[str, str]:
+def as_results(
+    inventory: Inventory, allowed: tuple[str, ...], out: tuple[tuple[str, str], ...] = ()
+) -> dict[str, str]:
     """Action results.
 
     Args:
         inventory: what was found.
         allowed: the UUIDs of the GPUs that tasks may get now.
+        out: the UUIDs of those that tasks may not get for now, each with the reason.
     """
     results = {
         "state": inventory.state.value,
@@ -31,6 +34,8 @@ def as_results(inventory: Inventory, allowed: tuple[str, ...]) -> dict[str, str]
         words = [gpu.model, memory, gpu.uuid, gpu.pci_address, *gpu.nodes]
         words += [f"MIG {device.profile} {device.uuid}" for device in gpu.mig]
         words.append("for tasks" if gpu.uuid in allowed else "not for tasks")
+        if reason := dict(out).get(gpu.uuid):
+            words[-1] += f" ({reason})"
         results[f"gpu-{gpu.index}"] = ", ".join(words)
     whole = {**dataclasses.asdict(inventory), "allowed": allowed}
     results["json"] = json.dumps(whole, default=_plain)

@@ -76,6 +76,13 @@ def ensure_symlink(path: pathlib.Path, target: str | pathlib.Path) -> bool:
     return True
 
 
+def hand_over(path: pathlib.Path, uid: int) -> None:
+    """Give a directory and all in it to a user, and to the group of that number."""
+    for folder, _, names in os.walk(path):
+        for name in (".", *names):
+            os.lchown(pathlib.Path(folder, name), uid, uid)
+
+
 def move(path: pathlib.Path, destination: pathlib.Path) -> None:
     """Give a file or directory another name on the same file system, where nothing has it yet."""
     path.rename(destination)

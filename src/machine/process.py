@@ -3,16 +3,24 @@
 """Runs a program: a list, an absolute path, a time limit, a clean environment."""
 
 import collections.abc
+import contextlib
+import ctypes
 import dataclasses
 import logging
 import os
 import pathlib
+import select
 import shlex
 import signal
 import subprocess
+import tempfile
 import typing
 
 _PATH: typing.Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MOST_SAID: typing.Final = 1 << 16  # the end of what a program says beside this one, in bytes
+_NOWHERE: typing.Final = pathlib.Path(os.devnull)
+_PROC_TASKS: typing.Final = pathlib.Path("/proc/self/task")
+_PR_SET_CHILD_SUBREAPER: typing.Final = 36  # Linux include/uapi/linux/prctl.h
 
 _log = logging.getLogger(__name__)
 
@@ -79,25 +87,169 @@ def run(
     Raises:
         CommandError: if it failed, ran out of time, or can't be started.
     """
-    if not pathlib.PurePath(argv[0]).is_absolute():
-        raise ValueError(f"{argv[0]} is no absolute path")
-    _log.debug("run %s", shlex.join(argv))
-    child = _start(argv, subprocess.DEVNULL if stdin is None else subprocess.PIPE, env or {})
+    pipe = subprocess.PIPE
+    streams = subprocess.DEVNULL if stdin is None else pipe, pipe, pipe
+    child = _start(argv, streams, env or {})
     stdout, stderr = _outcome(argv, child, stdin, timeout)
     if check and child.returncode:
         raise CommandError(argv, child.returncode, stderr or stdout)
     return Completed(child.returncode, stdout, stderr)
 
 
+def run_detaching(
+    argv: collections.abc.Sequence[str],
+    *,
+    timeout: float,
+    env: collections.abc.Mapping[str, str] | None = None,
+    stdout: pathlib.Path = _NOWHERE,
+    stderr: pathlib.Path = _NOWHERE,
+) -> int:
+    """Run a program that leaves processes behind, as the runtime of a container does.
+
+    They keep its stdin, stdout and stderr, so that a pipe would not end with it.
+
+    Args:
+        argv: the program's absolute path and its arguments.
+        timeout: in seconds; then the program is killed.
+        env: variables to add.
+        stdout: file that takes what they say, made anew.
+        stderr: the same for what they complain of.
+
+    Returns:
+        Its exit status, negative for a signal.
+
+    Raises:
+        CommandError: if it ran out of time, or can't be started.
+        OSError: if a file can't be made.
+    """
+    with contextlib.ExitStack() as stack:
+        out, err = (stack.enter_context(path.open("wb")).fileno() for path in (stdout, stderr))
+        child = _start(argv, (subprocess.DEVNULL, out, err), env or {})
+    _outcome(argv, child, None, timeout)
+    return child.returncode
+
+
+class Child:
+    """A program that runs beside this one; see beside."""
+
+    def __init__(
+        self, child: subprocess.Popen[str], stdout: typing.IO[bytes], stderr: typing.IO[bytes]
+    ) -> None:
+        self._child, self._stdout, self._stderr = child, stdout, stderr
+
+    def completed(self) -> Completed | None:
+        """What came of it; None as long as it runs."""
+        code = self._child.poll()
+        return None if code is None else Completed(code, *map(_end_of, self._said()))
+
+    def last_line(self) -> str:
+        """The last whole line that it wrote on stdout; empty before the first."""
+        whole, _, _ = _end_of(self._stdout).rpartition("\n")
+        return whole.rpartition("\n")[2]
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._child.terminate()
+
+    def stop(self, patience: float) -> Completed:
+        """Wait for its end, and after so many seconds kill it and its children."""
+        try:
+            self._child.wait(patience)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        return Completed(self._child.wait(), *map(_end_of, self._said()))
+
+    def _said(self) -> tuple[typing.IO[bytes], typing.IO[bytes]]:
+        return self._stdout, self._stderr
+
+
+@contextlib.contextmanager
+def beside(
+    argv: collections.abc.Sequence[str],
+    *,
+    env: collections.abc.Mapping[str, str] | None = None,
+) -> collections.abc.Generator[Child]:
+    """A program that runs as long as this context lasts; then it and its children are killed.
+
+    Args:
+        argv: the program's absolute path and its arguments.
+        env: variables to add; else its environment is as for `run`.
+
+    Raises:
+        CommandError: if it can't be started.
+    """
+    # Files, since nobody reads from a pipe meanwhile.
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        streams = subprocess.DEVNULL, stdout.fileno(), stderr.fileno()
+        child = _start(argv, streams, env or {})
+        try:
+            yield Child(child, stdout, stderr)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what the programs started here leave behind: see wait (prctl(2)).
+
+    Raises:
+        OSError: if the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def wait(pid: int, timeout: float) -> int | None:
+    """Wait for the end of a process that was adopted.
+
+    Returns:
+        Its exit status, negative for a signal; None if it still lives after `timeout` seconds.
+
+    Raises:
+        ProcessLookupError, ChildProcessError: if there is none, or it is somebody else's.
+    """
+    descriptor = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([descriptor], [], [], timeout)
+    finally:
+        os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended else None
+
+
+def reap_orphans(spared: int) -> None:
+    """Reap those adopted from other PID namespaces that have ended, but for one.
+
+    As long as one of them is not reaped, the first process of its namespace can't end
+    (pid_namespaces(7)).
+    """
+    for children in _PROC_TASKS.glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
+                status = pathlib.Path("/proc", str(pid), "status").read_text()
+                # One number for each namespace from this one on (proc(5)).
+                ids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
+                if len(ids) > 1 and pid != spared:
+                    os.waitpid(pid, os.WNOHANG)
+
+
 def _start(
-    argv: collections.abc.Sequence[str], stdin: int, env: collections.abc.Mapping[str, str]
+    argv: collections.abc.Sequence[str],
+    streams: tuple[int, int, int],
+    env: collections.abc.Mapping[str, str],
 ) -> subprocess.Popen[str]:
+    if not pathlib.PurePath(argv[0]).is_absolute():
+        raise ValueError(f"{argv[0]} is no absolute path")
+    _log.debug("run %s", shlex.join(argv))
+    stdin, stdout, stderr = streams
     try:
         return subprocess.Popen(
             list(argv),
             stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             env={"PATH": _PATH, "LANG": "C.UTF-8", "HOME": "/root", **proxies(), **env},
             cwd="/",
             start_new_session=True,
@@ -106,6 +258,11 @@ def _start(
         )
     except OSError as error:
         raise CommandError(argv, 127, f"can't be started: {error.strerror}") from error
+
+
+def _end_of(file: typing.IO[bytes]) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _MOST_SAID, max(0, size - _MOST_SAID)).decode(errors="replace")
 
 
 def _outcome(
@@ -117,9 +274,11 @@ def _outcome(
     try:
         return child.communicate(stdin, timeout)
     except BaseException as error:
-        # Its children too, which would hold the pipes open.
-        os.killpg(child.pid, signal.SIGKILL)
+        # Its children too, which would hold the pipes open. It may have ended just now.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         _, stderr = child.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
-            raise CommandError(argv, None, f"{stderr}\nno end within {timeout:g} s") from error
+            said = f"{stderr or ''}\nno end within {timeout:g} s"
+            raise CommandError(argv, None, said) from error
         raise

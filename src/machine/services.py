@@ -23,7 +23,7 @@ def ensure_unit(name: str, content: str) -> bool:
     A run that was killed between the steps is finished by the next.
     """
     changed = files.ensure_file(_UNITS / name, content)
-    state = _show(name, "NeedDaemonReload", "UnitFileState")
+    state = show(name, "NeedDaemonReload", "UnitFileState")
     if changed or state["NeedDaemonReload"] == "yes":
         _systemctl("daemon-reload")
         changed = True
@@ -42,7 +42,7 @@ def ensure_running(name: str, *, restart: bool) -> bool:
     if not restart and _state(name) in ("active", "activating", "reloading"):
         return False
     # Else a service that failed too often would not be started again.
-    _systemctl("reset-failed", name, check=False)
+    forget_failure(name)
     _systemctl("restart", name)
     return True
 
@@ -58,10 +58,15 @@ def ensure_stopped(name: str) -> bool:
 def ensure_disabled(name: str) -> bool:
     """Stop a service, and let no reboot start it again. Return True if anything had to be done."""
     changed = ensure_stopped(name)
-    if _show(name, "UnitFileState")["UnitFileState"] == "enabled":
+    if show(name, "UnitFileState")["UnitFileState"] == "enabled":
         _systemctl("disable", name)
         changed = True
     return changed
+
+
+def forget_failure(name: str) -> None:
+    """Have systemd no longer know that a service failed; a transient one is gone by that."""
+    _systemctl("reset-failed", name, check=False)
 
 
 def remove_unit(name: str) -> bool:
@@ -69,14 +74,23 @@ def remove_unit(name: str) -> bool:
     changed = ensure_disabled(name)
     if files.ensure_absent(_UNITS / name):
         _systemctl("daemon-reload")
-        _systemctl("reset-failed", name, check=False)
+        forget_failure(name)
         changed = True
     return changed
 
 
+def show(name: str, *properties: str) -> dict[str, str]:
+    """What systemd says of a unit, by property; empty for what it does not know."""
+    shown = process.run(
+        [_SYSTEMCTL, "show", "--property", ",".join(properties), "--", name], timeout=_TIMEOUT
+    )
+    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    return {key: found.get(key, "") for key in properties}
+
+
 def main_pid(name: str) -> int:
     """The process id of a service's main process; 0 if it does not run."""
-    return int(_show(name, "MainPID")["MainPID"] or 0)
+    return int(show(name, "MainPID")["MainPID"] or 0)
 
 
 def signal(name: str, sig: str) -> bool:
@@ -92,15 +106,7 @@ def signal(name: str, sig: str) -> bool:
 
 
 def _state(name: str) -> str:
-    return _show(name, "ActiveState")["ActiveState"]
-
-
-def _show(name: str, *properties: str) -> dict[str, str]:
-    shown = process.run(
-        [_SYSTEMCTL, "show", "--property", ",".join(properties), "--", name], timeout=_TIMEOUT
-    )
-    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
-    return {key: found.get(key, "") for key in properties}
+    return show(name, "ActiveState")["ActiveState"]
 
 
 def _systemctl(*arguments: str, check: bool = True) -> None:

@@ -5,6 +5,7 @@
 import collections.abc
 import json
 
+from gpuci import policy
 from machine import files
 from oci import wrapper
 
@@ -12,6 +13,15 @@ from oci import wrapper
 def names() -> frozenset[str]:
     """The UUIDs of the GPUs that are cordoned now."""
     return frozenset(path.stem for path in wrapper.CORDONS.glob("*.json"))
+
+
+def reasons() -> dict[str, str]:
+    """The UUIDs of the GPUs that are cordoned now, each with the reason.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    return policy.cordons(str(wrapper.CORDONS))
 
 
 def ensure(cordoned: collections.abc.Iterable[tuple[str, str]]) -> bool:

@@ -11,6 +11,7 @@ from found import Lease
 from gpuci import policy
 from gpuci.journal import Decision
 from gpuci.leases import Holder, Table
+from gpuci.policy import SELF_TEST_CONTAINER
 from gpuci.refuse import Refused, duration
 from gpuci.store import Store
 from gpuci.usage import Host
@@ -31,7 +32,8 @@ class _Container:
 
     Attributes:
         gpus: ids of its devices.
-        steps: exec ids of what runs in it: `task`, or a UUID for a hijacked session.
+        steps: exec ids of what runs in it: `task`, or a UUID for a hijacked session; `self-test`
+            for the worker's own.
         in_use: whether it uses its GPUs; if not, the next task takes them from it.
         stuck: whether that was tried, but what it left can't be killed.
         seconds: how long it has had them; None if that is not known.
@@ -133,9 +135,9 @@ def _container(name: str, holder: Holder, host: Host) -> _Container:
     # A store that was made anew does not know since when.
     seconds = int(host.now() - holder.since) if holder.since else None
     in_use = host.in_use(name, holder)
-    return _Container(
-        holder.gpus, host.processes(name, holder), in_use, holder.stuck and not in_use, seconds
-    )
+    ours = name.startswith(SELF_TEST_CONTAINER)
+    steps = ["self-test"] if ours else host.processes(name, holder)
+    return _Container(holder.gpus, steps, in_use, holder.stuck and not in_use, seconds)
 
 
 def _devices(
@@ -145,12 +147,14 @@ def _devices(
 ) -> list[_Device]:
     """Those of the policy in its order, then those that are held although it lacks them."""
     found: list[_Device] = []
-    for key, device in _by_key(allowed).items():
+    for key, device in by_key(allowed).items():
         of_device = _containers_with(device.id, containers)
         state = _state([containers[name] for name in of_device], shared=not allowed.exclusive)
         if device.id in cordoned:
-            reason = f"cordoned: {cordoned[device.id]}"
-            state = reason if state == "free" else f"{state}, {reason}"
+            out = cordoned[device.id]
+            # What somebody took out says so itself.
+            out = out if out.startswith(("cordoned", "quarantined")) else f"cordoned: {out}"
+            state = out if state == "free" else f"{state}, {out}"
         found.append(
             _Device(key, device.index, device.id, device.gpu, device.model, state, of_device)
         )
@@ -166,7 +170,7 @@ def _devices(
     return found
 
 
-def _by_key(allowed: policy.Policy) -> dict[str, policy.Device]:
+def by_key(allowed: policy.Policy) -> dict[str, policy.Device]:
     """The devices under the names that people have for them: `gpu-0`, `gpu-1-mig-0`."""
     found: dict[str, policy.Device] = {}
     for device in allowed.devices:
@@ -200,6 +204,22 @@ def _device_words(device: _Device, containers: collections.abc.Mapping[str, _Con
     return ", ".join(word for word in words if word)
 
 
+def words(name: str, holder: Holder, host: Host) -> str:
+    """A container with a lease, what runs in it, and how long it has had its GPUs."""
+    return f"container {name} ({_container(name, holder, host).words})"
+
+
+def one_line(reason: str) -> str:
+    """An operator's reason without the blanks around it.
+
+    Raises:
+        LeaseError: it is empty, or more than a line.
+    """
+    if not reason.strip() or not reason.isprintable():
+        raise LeaseError("reason must be one line of printable text")
+    return reason.strip()
+
+
 def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
     """Take a GPU, or all MIG devices of one, back from the containers that hold it.
 
@@ -214,9 +234,7 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
         LeaseError: it is no GPU that tasks get here, it is in use and `force` is not set, or
             what uses it can't be killed.
     """
-    if not reason.strip() or not reason.isprintable():
-        raise LeaseError("reason must be one line of printable text")
-    wish, host = wish.strip(), Host()
+    wish, reason, host = wish.strip(), one_line(reason), Host()
     try:
         allowed = policy.read(str(wrapper.POLICY))
         if allowed is None:
@@ -228,7 +246,7 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
             ]
             if not force:
                 _check_unused(wish, {name: table.holders[name] for name in names}, host)
-            stuck = [name for name in names if not _take_back(table, name, host, reason.strip())]
+            stuck = [name for name in names if not _take_back(table, name, host, reason)]
     except (OSError, Refused) as error:
         raise LeaseError(str(error)) from error
     if stuck:
@@ -244,14 +262,15 @@ def _meant(wish: str, allowed: policy.Policy, table: Table) -> set[str]:
     """Ids of the devices that an operator means."""
     known = {device.id for device in allowed.devices}
     held = {gpu for holder in table.holders.values() for gpu in holder.gpus}
-    asked, by_key = wish.lower(), _by_key(allowed)
+    asked, keys = wish.lower(), by_key(allowed)
     meant = {
         device.id
-        for key, device in by_key.items()
-        if asked in (key, str(device.index), device.gpu.lower(), device.id.lower())
+        for key, device in keys.items()
+        if asked
+        in (key, f"gpu-{device.index}", str(device.index), device.gpu.lower(), device.id.lower())
     } | {gpu for gpu in held - known if gpu.lower() == asked}
     if not meant:
-        there = [f"{key} ({device.id})" for key, device in by_key.items()]
+        there = [f"{key} ({device.id})" for key, device in keys.items()]
         raise LeaseError(
             f"No GPU is {wish!r} here; there is {', '.join([*there, *sorted(held - known)])}"
         )
@@ -260,9 +279,7 @@ def _meant(wish: str, allowed: policy.Policy, table: Table) -> set[str]:
 
 def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host: Host) -> None:
     used = [
-        f"container {name} ({_container(name, holder, host).words})"
-        for name, holder in tenants.items()
-        if host.in_use(name, holder)
+        words(name, holder, host) for name, holder in tenants.items() if host.in_use(name, holder)
     ]
     if used:
         raise LeaseError(

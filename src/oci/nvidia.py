@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """nvidia-container-runtime's configuration as this worker's CI tasks get it, private to them."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,6 +63,40 @@ def private_config(base: str, runc: str) -> str:
         if name in document:
             _table(document, name).pop("debug", None)
     return tomlkit.dumps(document)
+
+
+def faults(content: str, runc: str) -> tuple[str, ...]:
+    """What a configuration does otherwise than private_config has it, as clauses; empty if right.
+
+    The meaning counts, not the text: what is not there has the toolkit's default (1.20
+    api/config/v1/config.go, internal/config/image/builder.go).
+    """
+    try:
+        document = tomlkit.parse(content).unwrap()
+    except tomlkit.exceptions.TOMLKitError as error:
+        return (f"it is no TOML: {error}",)
+    runtime = _value(document, "nvidia-container-runtime")
+    runtimes = _value(runtime, "runtimes")
+    prefixes = _value(runtime, "modes", "cdi", "annotation-prefixes")
+    volumes, variables = (
+        document.get(f"accept-nvidia-visible-devices-{way}")
+        for way in ("as-volume-mounts", "envvar-when-unprivileged")
+    )
+    found = {
+        f"runtimes is {runtimes}, not {[runc]}": runtimes != [runc],
+        "annotation-prefixes is not empty, so annotations ask for GPUs": prefixes != [],
+        "volume mounts ask for GPUs": volumes not in (None, False),
+        "variables of tasks that are not privileged ask for none": variables not in (None, True),
+        "swarm-resource names another variable that asks for GPUs": "swarm-resource" in document,
+    }
+    return tuple(clause for clause, wrong in found.items() if wrong)
+
+
+def _value(table: Any, *names: str) -> Any:
+    """What lies below tables of these names; None where one of them is missing, or no table."""
+    for name in names:
+        table = cast(Table, table).get(name) if isinstance(table, Mapping) else None
+    return table
 
 
 def _table(parent: Table, name: str) -> Table:

@@ -14,7 +14,7 @@ from pathlib import Path
 import machine.files as files
 import machine.process as process
 import machine.templates as templates
-from oci import nvidia
+from oci import manifest, nvidia, quarantine
 from plan import GpuPlan
 
 _CHARM = Path(__file__).resolve().parents[2]
@@ -28,7 +28,9 @@ HOME = Path("/opt/gpu-ci")
 BIN = HOME / "bin"
 FRONT = BIN / "runc"
 LAUNCHER = BIN / "containerd-launcher"
+SELFTEST = BIN / "gpu-selftest"
 LIB = HOME / "lib"
+_COMPILED = "compiled.json"  # beside the folder gpuci, of each version
 LINK = Path(
     "/usr/local/bin/runc-gpu-wrapper"
 )  # for people; its name keeps it out of containerd's way
@@ -87,6 +89,37 @@ def remove() -> bool:
     return files.remove_if_empty(RUN) or changed
 
 
+def installed() -> dict[str, str]:
+    """What each file, link and folder of the wrapper is, as oci.manifest tells it; by path.
+
+    To be asked right after `apply`, which has made them what they must be. Empty where it has not
+    been called. Folders from which programs or modules are taken may hold nothing else.
+    """
+    if not FRONT.exists():
+        return {}
+    back_end = (LIB / "gpuci").resolve()
+    compiled = _compiled(back_end)
+    sources = sorted(path.name for path in _SOURCES.glob("*.py"))
+    holds = {
+        HOME: None,
+        BIN: (FRONT.name, LAUNCHER.name, SELFTEST.name),
+        LIB: None,
+        back_end.parent: (back_end.name, _COMPILED),
+        back_end: (*sources, "__pycache__"),
+        back_end / "__pycache__": None,
+        CONFIG: None,
+    }
+    others = [FRONT, LAUNCHER, LINK, POLICY, LIB / "gpuci", back_end.parent / _COMPILED]
+    others += [back_end / name for name in sources]
+    others += [back_end / "__pycache__" / name for name in compiled]
+    if (config := nvidia.folder(CONFIG) / "config.toml").exists():
+        holds[config.parent] = None
+        others.append(config)
+    told = {path: manifest.folder(path, names) for path, names in holds.items()}
+    told |= {path: manifest.describe(path) for path in others}
+    return {str(path): what for path, what in told.items()}
+
+
 def policy_text(gpu: GpuPlan) -> str:
     """What the back end reads as policy.json (lib/gpuci/policy.py)."""
     policy = {
@@ -99,7 +132,7 @@ def policy_text(gpu: GpuPlan) -> str:
         "nvidia_runtime": gpu.nvidia_runtime,
         "config_home": str(CONFIG),
         "driver_capabilities": gpu.driver_capabilities,
-        "cordons": [str(CORDONS)],
+        "cordons": [str(CORDONS), str(quarantine.PATH)],
         "gpus": [
             {
                 "index": one.index,
@@ -126,15 +159,37 @@ def _install_back_end() -> bool:
     for name, content in sources.items():
         changed |= files.ensure_file(target / name, content)
     current = str(link.readlink()) if link.is_symlink() else ""
-    if changed or current != f"{version}/gpuci":
-        command = [PYTHON, "-I", "-m", "compileall", "-q", "-f"]
-        process.run([*command, "--invalidation-mode", "unchecked-hash", str(target)], timeout=60)
+    if changed or current != f"{version}/gpuci" or not _is_compiled(target):
+        changed = True
+        command = [PYTHON, "-s", "-m", "compileall", "-q", "-f"]
+        command += ["--invalidation-mode", "unchecked-hash", str(target)]
+        # Python 3.10 writes the elements of a set in an order that is else another each time.
+        process.run(command, timeout=60, env={"PYTHONHASHSEED": "0"})
+        folder = target / "__pycache__"
+        made = {path.name: manifest.checksum(path) for path in sorted(folder.glob("*.pyc"))}
+        files.ensure_file(target.parent / _COMPILED, json.dumps(made, indent=1) + "\n")
         # Before the switch, so that being killed leaves nothing that the next call would not see.
         kept = {version, Path(current).parent.name}
         for folder in LIB.iterdir():
             if folder != link and folder.name not in kept:
                 files.ensure_absent(folder)
     return files.ensure_symlink(link, f"{version}/gpuci") or changed
+
+
+def _compiled(target: Path) -> dict[str, str]:
+    """Name and checksum of each compiled module of the back end when it was made."""
+    return json.loads(files.read_text(target.parent / _COMPILED) or "{}")
+
+
+def _is_compiled(target: Path) -> bool:
+    """Whether the modules are still what they were when they were made.
+
+    The interpreter takes them as they are, without a look at their sources.
+    """
+    made, folder = _compiled(target), target / "__pycache__"
+    return bool(made) and all(
+        manifest.checksum(folder / name) == checksum for name, checksum in made.items()
+    )
 
 
 def _content_hash(sources: dict[str, bytes]) -> str:

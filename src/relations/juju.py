@@ -8,7 +8,8 @@ import ops
 
 import config
 
-RESOURCE: typing.Final = "concourse"
+TARBALL: typing.Final = "concourse"
+WHEELS: typing.Final = "selftest-wheels"
 
 _KEY_OPTION: typing.Final = "worker-private-key"
 _KEY_FIELD: typing.Final = "private-key"
@@ -36,10 +37,10 @@ def read_options(model: ops.Model) -> config.Options:
     return config.parse(raw)
 
 
-def tarball(model: ops.Model) -> str:
-    """Path of the release tarball given as a charm resource; empty if none was attached."""
+def resource(model: ops.Model, name: str) -> str:
+    """Path of a file given as a charm resource; empty if none, or an empty one, was attached."""
     try:
-        path = model.resources.fetch(RESOURCE)
+        path = model.resources.fetch(name)
     except ops.ModelError:
         return ""
     return str(path) if path.stat().st_size else ""

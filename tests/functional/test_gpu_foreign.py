@@ -164,6 +164,13 @@ def test_a_stranger_beside_a_holder_is_seen(machine):
     assert found == {Card().uuid: "in use outside CI: pid 4712 (ollama)"}
 
 
+def test_what_the_self_test_runs_on_the_host_is_no_stranger(machine):
+    machine.process(4711, "/system.slice/gpu-ci-selftest-run.service")
+    machine.set(0, processes="4711 900")
+    assert machine.look(leases={"gpu-selftest-compute-0": [[Card().uuid]]}) == {}
+    assert machine.look(leases={"gpu-selftest-compute-0": [[T4.uuid]]}) != {}
+
+
 def test_a_job_that_was_just_ending_is_no_stranger(machine):
     machine.process(4711)
     machine.set(0, processes="4711 900")

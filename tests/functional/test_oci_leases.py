@@ -16,8 +16,9 @@ from gpu.inventory import Gpu, Vendor
 from gpuci.leases import Holder
 from gpuci.store import Store
 from gpuci.usage import Host
-from oci import leases, wrapper
+from oci import leases, quarantine, wrapper
 from plan import GpuPlan
+from selftest import reserve
 
 MISSING = [name for name in ("runc", "busybox") if not shutil.which(name)]
 CARDS = tuple(
@@ -99,6 +100,7 @@ def worker(tmp_path, monkeypatch):
     """A store and a policy of two GPUs."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
     wrapper.POLICY.write_text(
         wrapper.policy_text(GpuPlan(CARDS, "/usr/bin/nvidia-container-runtime"))
     )
@@ -185,3 +187,38 @@ def test_a_call_whose_number_another_process_has_is_left_alone(worker, container
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait(10)
+
+
+def test_what_a_self_test_left_running_keeps_its_lease_until_it_ends(worker, container):
+    step = container.step("sleep 500")
+    with reserve.alone(container.id, ["GPU-1"]) as why:
+        assert why == ""
+        with worker as table:
+            table.holders[container.id].bundle = str(container.bundle)
+            table.holders[container.id].execs = True
+    assert leases.report()["gpu-1"].startswith(
+        f"leased, A100-SXM4-80GB, GPU-1, container {container.id} (task, "
+    )
+    with reserve.alone("gpu-selftest-2", ["GPU-1"]) as why:
+        assert why == f"GPU 1 is in use by container {container.id} (task, 0 s)"
+    subprocess.run(["kill", "-9", str(step)], check=True)
+    for _ in range(100):
+        if step not in container.processes():
+            break
+        time.sleep(0.05)
+    with reserve.alone("gpu-selftest-3", ["GPU-1"]) as why:
+        assert why == ""
+        assert list(worker.read().holders) == ["gpu-selftest-3"]
+
+
+def test_what_a_finished_self_test_left_is_killed(worker, container):
+    container.step("setsid sleep 500 & touch /ready")
+    container.wait_for("ready")
+    with reserve.alone(container.id, ["GPU-0"]) as why:
+        assert why == ""
+        with worker as table:
+            table.holders[container.id].bundle = str(container.bundle)
+            table.holders[container.id].execs = True
+        assert set(container.processes()) > {container.init}
+    assert container.processes() == [container.init]
+    assert worker.read().holders == {}

@@ -14,7 +14,7 @@ import pytest
 from gpuci.usage import Host
 from tests.unit.lease_environment import installed
 from tests.unit.lease_model import Explorer
-from tests.unit.lease_world import Container, World
+from tests.unit.lease_world import DEVICES, Container, World
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, Caller, hold
 from tests.unit.wrapper_rig import GLOBAL, GOLDEN, GPUS, Rig
 
@@ -159,6 +159,20 @@ WORLDS = {
         failures=1,
         reuses=1,
         stales=1,
+    ),
+    "two self-tests": lambda: World(
+        [
+            *(Container("c1", reserves=DEVICES[:1]), Container("c2", execs=0, reserves=DEVICES)),
+            *(Container("c3"), Container("c4", 2, execs=0)),
+        ],
+        kills=1,
+    ),
+    "self-test, shared and not, in and out of quarantine": lambda: World(
+        [Container("c1", 2, reserves=DEVICES[:1]), Container("c2"), Container("c3", execs=0)],
+        exclusive=False,
+        switches=1,
+        quarantines=2,
+        kills=1,
     ),
 }
 IN_THE_MIDDLE = {

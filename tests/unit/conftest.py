@@ -21,6 +21,7 @@ def rooms(monkeypatch):
         ("concourse_worker", "remove", None),
         ("concourse_worker", "retire", None),
         ("concourse_web", "remove", None),
+        ("automatic", "remove", None),
         ("wrapper", "remove", None),
         ("network", "ensure", None),
         ("network", "remove", None),
@@ -38,6 +39,9 @@ def rooms(monkeypatch):
     monkeypatch.setattr(charm.concourse_web, "apply", rooms.keep("web", "concourse_web.apply"))
     monkeypatch.setattr(charm.wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
     monkeypatch.setattr(charm.cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
+    monkeypatch.setattr(charm.quarantine, "read", lambda: rooms.quarantined)
+    monkeypatch.setattr(charm.automatic, "verdict", lambda: rooms.verdict)
+    monkeypatch.setattr(charm.automatic, "ensure", rooms.test)
     monkeypatch.setattr(charm.detect, "detect", lambda _: rooms.inventory)
     monkeypatch.setattr(charm.foreign, "look", lambda *_: rooms.cordoned)
     monkeypatch.setattr(charm.facts, "machine", lambda: rooms.machine)

@@ -17,11 +17,12 @@ import types
 
 import pytest
 
-from gpuci import broker, store, usage
+from gpuci import broker, policy, store, usage
 from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
+from selftest import reserve
 from tests.unit.lease_world import TICKS, Broken
 
 
@@ -92,13 +93,15 @@ class Environment:
     def listdir(self, path):
         if path == "/store/containers":
             return [f"{name}.json" for name in self.world.records]
+        if path == "/quarantine":
+            return [f"{name}.json" for name in self.world.quarantined]
         if path.startswith("/b/") and self.isdir(path):
             return [*self.world.files(self.world.named(path[3:]))]
         raise FileNotFoundError(errno.ENOENT, "it is not there", path)
 
     def isdir(self, path):
         if path.startswith("/b/"):
-            return self.world.named(path[3:]).phase not in ("idle", "gone")
+            return self.world.named(path[3:]).phase not in ("idle", "reserved", "gone")
         if path.startswith("/cg/garden/"):
             container = self.world.named(path.split("/")[3])
             return container.has_init or container.phase == "dead"
@@ -111,6 +114,8 @@ class Environment:
 
     def read_object(self, path):
         name = os.path.basename(path)[: -len(".json")]
+        if path.startswith("/quarantine/"):
+            return {"reason": "Xid 79: the GPU has fallen off the bus", "by": "self-test"}
         found = self.world.table if name == "leases" else self.world.records.get(name)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "it is not there", path)
@@ -175,6 +180,9 @@ def installed(environment):
         patch.setattr(usage, "time", fake_time)
         patch.setattr(usage, "open", environment.open, raising=False)
         patch.setattr(usage, "Process", environment.process)
+        patch.setattr(policy, "os", fake_os)
+        patch.setattr(policy, "read_object", environment.read_object)
+        patch.setattr(reserve.cordons, "reasons", dict)
         patch.setattr(store, "os", fake_os)
         patch.setattr(store, "fcntl", types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0))
         patch.setattr(store, "read_object", environment.read_object)
@@ -184,7 +192,7 @@ def installed(environment):
         yield
 
 
-def policy(world, patience):
+def allowed_in(world, patience):
     gpus = [
         {"index": index, "uuid": name, "model": "A100", "devices": [name], "nodes": []}
         for index, name in enumerate(world.devices)
@@ -199,30 +207,33 @@ def policy(world, patience):
             "vendor": "nvidia",
             "nvidia_runtime": "/r",
             "config_home": "/c",
-            "cordons": [],
+            "cordons": ["/quarantine"],
             "gpus": gpus,
         }
     )
 
 
-def decide(environment, container, number=None, *, patience=240):
-    """Have the real code decide on a create, or on the exec of that number; what came of it."""
+def decide(environment, container, number=None, *, kind="create", patience=240):
+    """Have the real code decide on a call for a container; what came of it.
+
+    Args:
+        environment: the call's.
+        container: which.
+        number: of the exec; None if it is none.
+        kind: what that call does, if it is no exec: `create`, `reserve` or `give back`.
+        patience: for how long a create may wait, in seconds.
+    """
     world = environment.world
-    what = "create" if number is None else "exec"
-    environment.me = world.deciding = world.pid(container, what, number or 0)
+    whose = "exec" if number is not None else "create"
+    if kind in ("reserve", "give back"):
+        whose = "self-test"
+    environment.me = world.deciding = world.pid(container, whose, number or 0)
     environment.slept, environment.effects, environment.reads = 0.0, 0, 0
     decision = Decision(container.name)
     decision.asked = container.count
-    shelf, host = store.Store("/store"), usage.Host()
     try:
-        if container.count == 0 and number is None:
-            nothing = Grant(policy(world, patience), [])
-            broker.do_without(shelf, host, container.name, container.bundle, nothing)
-        elif number is None:
-            policies = iter(lambda: policy(world, patience), None)
-            broker.take(shelf, host, policies, container.bundle, decision)
-        else:
-            broker.resume(shelf, host, lambda: policy(world, patience), decision)
+        if not _carry_out(world, container, number, kind, decision, patience):
+            return "refused", []
     except Parked:
         return "waits", []
     except Refused:
@@ -232,3 +243,23 @@ def decide(environment, container, number=None, *, patience=240):
     finally:
         world.deciding = 0
     return "granted", decision.granted
+
+
+def _carry_out(world, container, number, kind, decision, patience):
+    """Whether it was granted, if that is not told by an exception."""
+    shelf, host = store.Store("/store"), usage.Host()
+    allowed = allowed_in(world, patience)
+    if kind == "reserve":
+        return not reserve.take(shelf, host, allowed, container.name, container.reserves)
+    if kind == "give back":
+        container.held = False  # what is left in it may be killed
+        reserve.give_back(shelf, host, container.name)
+    elif number is not None:
+        broker.resume(shelf, host, lambda: allowed, decision)
+    elif container.count == 0:
+        nothing = Grant(allowed, [])
+        broker.do_without(shelf, host, container.name, container.bundle, nothing)
+    else:
+        policies = iter(lambda: allowed, None)
+        broker.take(shelf, host, policies, container.bundle, decision)
+    return True

@@ -2,9 +2,10 @@
 # See LICENSE file for licensing details.
 """The lease protocol as a model, explored over all interleavings. What decides is the real code.
 
-The parties are containers, each with one call `create` and some calls `exec`, and what is not
-ours: the kernel, runc, containerd, people who kill. There is no daemon: each call decides for
-itself under one lock, and learns of all others by the table and by what /proc and bundles show.
+The parties are containers, each with one call `create` and some calls `exec`, the self-test, and
+what is not ours: the kernel, runc, containerd, people who kill. There is no daemon: each call
+decides for itself under one lock, and learns of all others by the table and by what /proc and
+bundles show.
 
 A container, by the step that leads on:
 
@@ -15,6 +16,13 @@ A container, by the step that leads on:
     call --fail--> over                   runc could not
     made --end init--> dead --delete--> gone    it is killed, and deleted; or never
     over, gone --again--> idle            containerd creates the same id anew
+
+One of the self-test's, which has its devices from before its create, in whatever state it is,
+until they are given back or the self-test is killed:
+
+    idle --reserve--> reserved            the self-test has its devices, or it is over
+    reserved --create--> call             it gets just those, whatever it asks for
+    reserved --give back--> over
 
 A process in it:
 
@@ -27,7 +35,7 @@ Meanwhile: `kill` (SIGKILL for a call, at any of these places; within a decision
 of its side effects, which are files replaced and processes killed), `restart` (of the worker and
 of containerd: all calls are killed at once, containers go on), `minute` (61 s pass), `reuse` (a
 process elsewhere gets a number that a record or a pid file still names), `switch` (of
-gpu-allocation).
+gpu-allocation), `quarantine` (of the first device, or the end of that).
 
 What must be so in every state:
 
@@ -40,8 +48,11 @@ and of each decision, by the rules of leases alone, whatever the table says:
 
     create    It is granted if and only if the devices that nobody uses, less those that are due
               to living calls which waited longer (oldest first, each that fits), are enough.
-    exec      It is granted if the container is using its devices, or if nobody else uses them
-              and as many are left as are due to those who wait.
+    exec      It is granted if the container is using its devices, or if nobody else uses them,
+              they are in no quarantine, and as many are left as are due to those who wait.
+    reserve   It is granted if nobody uses the devices at all, and as many that are in no
+              quarantine are left as are due to those who wait.
+    give back Nobody has the devices any more, unless something runs with them still.
 
 The first is why nobody is overtaken, why the dead block nobody and why no lease is lost for
 longer than until the next look.
@@ -68,36 +79,47 @@ def due(world, free, before=""):
 
 def count_of(world, container):
     """How many devices a container asks for; None is all."""
-    return len(world.devices) if container.count is None else container.count
+    return len(world.usable) if container.count is None else container.count
 
 
-def expected(world, container, number):
+def expected(world, container, number, kind):
     """Whether the rules of leases grant what is asked now."""
-    if container.count == 0:
+    if container.count == 0 or kind == "give back":
         return True
     holders = (world.table or {}).get("holders", {})
-    mine = container.in_use(world.clock) and container.name in holders
-    if mine:
+    if container.in_use(world.clock) and container.name in holders:
         return True
-    alone = world.exclusive
-    used = {
-        gpu
+    users = {
+        name: holder
         for name, holder in holders.items()
-        if name != container.name and (alone or holder["alone"])
-        if world.named(name).in_use(world.clock) or world.named(name).is_stuck
-        for gpu in holder["gpus"]
+        if name != container.name
+        and (world.named(name).in_use(world.clock) or world.named(name).is_stuck)
     }
-    free = [device for device in world.devices if device not in used]
+    alone = world.exclusive
+    used = {gpu for holder in users.values() if alone or holder["alone"] for gpu in holder["gpus"]}
+    free = [device for device in world.usable if device not in used]
+    if kind == "reserve":
+        if any({*holder["gpus"]} & {*container.reserves} for holder in users.values()):
+            return False
+        left = [device for device in free if device not in container.reserves]
+        return left == free or due(world, len(free)) <= len(left)
     if number is None:
         ahead = due(world, len(free), container.name) if alone else 0
         return len(free) - ahead >= count_of(world, container)
-    if used & set(container.ids):
+    if {*used, *world.quarantined} & {*container.ids}:
         return False
     return not alone or len(free) - due(world, len(free)) >= len(container.ids)
 
 
-def settle(world, container, number, outcome, ids):
+def settle(world, container, number, kind, outcome, ids):
     """What a decision means for the world: what the call is at from now on."""
+    if kind == "reserve":
+        container.held = outcome == "granted"
+        container.phase = "reserved" if container.held else "over"
+        return
+    if kind == "give back":
+        world.end_self_test(container)
+        return
     if outcome == "granted":
         container.ids = ids
         if ids:
@@ -111,6 +133,13 @@ def settle(world, container, number, outcome, ids):
         container.come |= outcome == "granted"
         ends = {"granted": "call", "refused": "refused", "killed": "over"}
         container.execs[number].phase = ends[outcome]
+
+
+def check_given_back(world, container):
+    """What was reserved is nobody's any more, unless something runs with it still."""
+    used = container.in_use(world.clock) or container.is_stuck
+    if container.name in world.table["holders"] and not used:
+        raise Broken(f"give back: {container.name} holds, and nothing of it runs: {world.table}")
 
 
 def check(world, label):
@@ -210,10 +239,10 @@ class Explorer:
     def decided(self, world, kind, index, number, die_at=None):
         other = world.copy()
         container = other.containers[index]
-        wanted = expected(other, container, number)
+        wanted = expected(other, container, number, kind)
         patience = 0 if kind == "expire" else 240
         self.environment.world, self.environment.die_at = other, die_at
-        outcome, ids = decide(self.environment, container, number, patience=patience)
+        outcome, ids = decide(self.environment, container, number, kind=kind, patience=patience)
         if die_at is None and (outcome == "granted") != wanted:
             raise Broken(
                 f"{kind} of {container.name} is {outcome}, and should {'' if wanted else 'not '}"
@@ -221,11 +250,16 @@ class Explorer:
             )
         if kind == "expire" and other.budget.get("expiries"):
             other.budget["expiries"] -= 1
-        settle(other, container, number, outcome, ids)
+        settle(other, container, number, kind, outcome, ids)
         if die_at is not None and outcome not in ("killed", "refused"):
             # After the last effect what was decided stands, and nobody goes on with it.
-            other.kill_call(container, number)
+            if kind in ("reserve", "give back"):
+                other.end_self_test(container)
+            else:
+                other.kill_call(container, number)
             outcome = "killed"
+        elif kind == "give back" and outcome == "granted":
+            check_given_back(other, container)
         self.kinds[f"{kind} {outcome}"] += 1
         check(other, (kind, index, number, outcome, die_at))
         return other, outcome
@@ -240,12 +274,16 @@ class Explorer:
                 self.environment.world, self.environment.die_at = other, None
                 patience = 0 if kind == "expire" else 240
                 outcome, ids = decide(
-                    self.environment, other.containers[index], number, patience=patience
+                    self.environment,
+                    other.containers[index],
+                    number,
+                    kind=kind,
+                    patience=patience,
                 )
                 self.environment.meanwhile = None
                 if self.environment.reads < place:
                     break
-                settle(other, other.containers[index], number, outcome, ids)
+                settle(other, other.containers[index], number, kind, outcome, ids)
                 self.kinds["in the middle of a decision"] += 1
                 label = (kind, index, number, outcome, f"read {place}", between)
                 check(other, label)

@@ -18,6 +18,8 @@ def steps(world):
         yield "minute", None, None
     if left.get("switches"):
         yield "switch", None, None
+    if left.get("quarantines"):
+        yield "quarantine", None, None
     if left.get("restarts"):
         yield "restart", None, None
     if left.get("reuses"):
@@ -28,8 +30,13 @@ def _container_steps(container, left):
     phase = container.phase
     if phase in ("wait", *CREATE_RUNS) and left.get("kills"):
         yield "kill"
+    if container.held:
+        yield "give back"
+        if left.get("kills"):
+            yield "kill self-test"
     yield from {
-        "idle": ("create",),
+        "idle": ("reserve",) if container.reserves else ("create",),
+        "reserved": ("create",),
         "wait": ("look", "expire") if left.get("expiries") else ("look",),
         "call": ("start", "fail") if left.get("failures") else ("start",),
         "init": ("tell",),
@@ -78,9 +85,10 @@ def _names_of_the_dead(world):
 SPENDS = {
     "kill": "kills", "minute": "minutes", "switch": "switches", "restart": "restarts",
     "reuse": "reuses", "expire": "expiries", "fail": "failures", "end init": "ends",
-    "child": "children", "die untold": "stales",
+    "child": "children", "die untold": "stales", "kill self-test": "kills",
+    "quarantine": "quarantines",
 }  # fmt: skip
-DECISIONS = ("create", "look", "expire", "exec")
+DECISIONS = ("create", "look", "expire", "exec", "reserve", "give back")
 
 
 def happen(world, kind, index, number):
@@ -91,6 +99,8 @@ def happen(world, kind, index, number):
         world.clock += MINUTE
     elif kind == "switch":
         world.exclusive = not world.exclusive
+    elif kind == "quarantine":
+        world.quarantined = [] if world.quarantined else world.devices[:1]
     elif kind == "reuse":
         world.reused[number] = (999, "/elsewhere")
     elif kind == "restart":
@@ -113,6 +123,8 @@ def _restart(world):
 def _container_step(world, container, kind):
     if kind == "kill":
         world.kill_call(container)
+    elif kind == "kill self-test":
+        world.end_self_test(container)
     elif kind == "start":
         container.phase, container.born = "init", world.clock
     elif kind == "end init":
@@ -156,7 +168,7 @@ def happen_all(world, run):
 def runs(world, deciding):
     """One step, or two of the same call, that can happen while another call decides."""
     for step in steps(world):
-        if step[0] in (*DECISIONS, "switch") or step[1:] == deciding:
+        if step[0] in (*DECISIONS, "switch", "quarantine") or step[1:] == deciding:
             continue
         yield [step]
         after = world.copy()

@@ -35,14 +35,16 @@ class Exec:
 class Container:
     """A container that somebody creates.
 
-    phase: idle, wait (for devices), call (granted), init (it lives), filed (and init.pid tells),
-    made (the call is over), dead (killed, not deleted), orphan (the call was killed before
-    init.pid), over (never came to be), gone (deleted).
+    phase: idle, reserved (for it, by the self-test), wait (for devices), call (granted), init (it
+    lives), filed (and init.pid tells), made (the call is over), dead (killed, not deleted), orphan
+    (the call was killed before init.pid), over (never came to be), gone (deleted). held: whether
+    who reserved its devices lives and has not given them back.
     """
 
-    def __init__(self, name, count=1, execs=1, tries=1, immortal=False, later=None):
+    def __init__(self, name, count=1, execs=1, tries=1, immortal=False, later=None, reserves=()):
         self.name, self.count, self.tries, self.immortal = name, count, tries, immortal
         self.later = later  # how many it asks for when it is created anew, if that differs
+        self.reserves, self.held = list(reserves), False
         self.phase, self.attempt, self.born = "idle", 0, 0
         self.execs = [Exec() for _ in range(execs)]
         self.ids, self.alone, self.come = [], True, False
@@ -50,7 +52,7 @@ class Container:
     @property
     def key(self):
         execs = tuple(each.key for each in self.execs)
-        told = (tuple(self.ids), self.alone, self.come)
+        told = (tuple(self.ids), self.alone, self.come, self.held)
         return self.phase, self.attempt, self.born, self.tries, execs, told
 
     @property
@@ -79,8 +81,10 @@ class Container:
         """Whether the rules say that a lease of it goes on."""
         if self.count == 0:
             return False
-        if self.phase in CREATE_RUNS or any(
-            each.phase in (*EXEC_RUNS, "runs") for each in self.execs
+        if (
+            self.held
+            or self.phase in CREATE_RUNS
+            or any(each.phase in (*EXEC_RUNS, "runs") for each in self.execs)
         ):
             return True
         return self.phase == "made" and not self.come and clock - self.born < 60
@@ -99,6 +103,7 @@ class World:
         self.containers, self.exclusive, self.devices = containers, exclusive, DEVICES[:devices]
         self.budget = budget
         self.table, self.records, self.clock, self.reused = None, {}, START, {}
+        self.quarantined = []
         self.deciding, self._arrived = 0, ()
 
     @property
@@ -109,6 +114,7 @@ class World:
             *(name for name, record in sorted(self.records.items()) if record),
             self.queue,
             (self.clock, tuple(self.reused), self.exclusive, tuple(self.budget.values())),
+            *self.quarantined,
         )
 
     def copy(self):
@@ -120,6 +126,11 @@ class World:
         other.budget, other.records = {**self.budget}, {**self.records}
         other.reused = {**self.reused}
         return other
+
+    @property
+    def usable(self):
+        """The devices that tasks may have."""
+        return [device for device in self.devices if device not in self.quarantined]
 
     @property
     def queue(self):
@@ -137,7 +148,9 @@ class World:
         base = 1000 * (self.containers.index(container) + 1) + 100 * container.attempt
         return (
             base
-            + {"create": 1, "init": 2, "exec": 11, "process": 12, "child": 13}[what]
+            + {"create": 1, "init": 2, "self-test": 3, "exec": 11, "process": 12, "child": 13}[
+                what
+            ]
             + (10 * number)
         )
 
@@ -147,6 +160,8 @@ class World:
         for each in self.containers:
             if each.phase in ("wait", *CREATE_RUNS):
                 found[self.pid(each, "create")] = (1, "/worker")
+            if each.held:
+                found[self.pid(each, "self-test")] = (1, "/worker")
             if each.has_init:
                 found[self.pid(each, "init")] = (each.born * TICKS, each.cgroup)
             for number, execed in enumerate(each.execs):
@@ -161,7 +176,7 @@ class World:
 
     def files(self, container):
         """The pid files in a bundle."""
-        if container.phase in ("idle", "gone"):
+        if container.phase in ("idle", "reserved", "gone"):
             return {}
         found = {}
         if container.phase in ("filed", "made", "dead"):
@@ -198,3 +213,10 @@ class World:
         else:
             execed = container.execs[number]
             execed.phase = {"call": "over", "born": "lost", "filed": "runs"}[execed.phase]
+
+    @staticmethod
+    def end_self_test(container):
+        """It is killed, or has given back what it reserved."""
+        container.held = False
+        if container.phase == "reserved":
+            container.phase = "over"

@@ -136,6 +136,9 @@ class Rooms:
     machine: found.Machine = MACHINE
     cordoned: tuple[tuple[str, str], ...] = ()
     kept_out: tuple[tuple[str, str], ...] | None = None
+    quarantined: tuple[found.Quarantine, ...] = ()
+    verdict: found.Verdict | None = None
+    after_test: dict[str, object] = dataclasses.field(default_factory=dict)
     worker: plan.WorkerPlan | None = None
     web: plan.WebPlan | None = None
     gpu: plan.GpuPlan | None = None
@@ -143,10 +146,16 @@ class Rooms:
 
     def keep(self, part, name):
         def call(wanted, *_):
+            changed = getattr(self, part) != wanted
             setattr(self, part, wanted)
             self.calls.append(name)
+            return changed
 
         return call
+
+    def test(self, seen, wanted, *, repaired, progress):
+        self.calls.append(f"automatic.ensure repaired={repaired}")
+        return dataclasses.replace(seen, **self.after_test)
 
     def note(self, name, answer=None):
         def call(*_, **__):
@@ -213,5 +222,7 @@ def state(mode="worker", relations=(), leader=True, **config):
         config=options,
         relations=[testing.PeerRelation("peers"), *relations],
         leader=leader,
-        resources=[testing.Resource(name="concourse", path=EMPTY)],
+        resources=[
+            testing.Resource(name=name, path=EMPTY) for name in ("concourse", "selftest-wheels")
+        ],
     )

@@ -8,6 +8,8 @@ import pytest
 from ops import testing
 
 from oci import leases
+from selftest import results, settings, unit
+from selftest.check import Check, Level, Outcome
 from tests.unit.situations import GPUS, database, state, tsa
 
 
@@ -76,3 +78,84 @@ def test_gpu_release_fails_in_words(context, rooms):
     action = context.on.action("gpu-release", params={"gpu": "1", "reason": "hangs"})
     with pytest.raises(testing.ActionFailed, match="Tasks get no GPU on this unit"):
         context.run(action, state(relations=[tsa()]))
+
+
+KEPT = settings.Settings("unit/0", gpus=GPUS)
+CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
+
+
+class Runs:
+    """A self-test that ends as told, and what was asked of it."""
+
+    def __init__(self, monkeypatch):
+        self.asked = []
+        self.outcome = Outcome.PASSED
+        self.ends = True
+        monkeypatch.setattr(settings, "read", lambda: KEPT)
+        monkeypatch.setattr(unit, "start", self.start)
+        monkeypatch.setattr(unit, "follow", self.follow)
+
+    def start(self, level, *, gpu, minutes):
+        self.asked.append((level.value, gpu, minutes))
+        return results.new_run()
+
+    def follow(self, run, seconds, log):
+        assert seconds == 600
+        log("Checking the machine")
+        found = (CHECK.result(self.outcome, "Xid 79: it is gone", gpu=GPUS[1].uuid),)
+        outcome, started = results.outcome(found), "2026-11-21T17:00:00+00:00"
+        level = Level(self.asked[-1][0])
+        report = results.Report(run, "abc", level, "cuda", "", outcome, started, 4.2, found)
+        return report if self.ends else None
+
+
+@pytest.fixture
+def tests(monkeypatch):
+    return Runs(monkeypatch)
+
+
+def selftest(context, **params):
+    action = context.on.action("gpu-selftest", params={"level": "isolation", **params})
+    return context.run(action, state(relations=[tsa()], enable_gpu=True))
+
+
+def test_gpu_selftest_shows_a_table_and_json_and_says_how_it_goes_on(context, rooms, tests):
+    after = selftest(context)
+    shown = context.action_results
+    assert (shown["verdict"], shown["level"], shown["gpu-1"]) == ("passed", "isolation", "passed")
+    assert shown["report"].startswith("passed: quick and isolation, 1 GPU, 1 check, 4.2 s\n\n")
+    assert json.loads(shown["json"])["results"][0]["check"] == "xid"
+    assert context.action_logs == ["Checking the machine"]
+    assert tests.asked == [("isolation", "", 0)]
+    assert after.unit_status.name == "active"
+    assert rooms.worker is not None, "tags and status follow at once"
+
+
+def test_a_self_test_that_fails_fails_the_action_and_shows_what_it_saw(context, rooms, tests):
+    tests.outcome = Outcome.FAILED
+    with pytest.raises(testing.ActionFailed, match="Self-test failed: quick and isolation"):
+        selftest(context)
+    assert context.action_results["gpu-1"] == "failed: xid"
+    assert "Remedy: reboot" in context.action_results["report"]
+    assert rooms.worker is not None
+
+
+def test_one_that_takes_longer_runs_on_and_says_where_to_look(context, rooms, tests):
+    tests.ends = False
+    selftest(context, level="burn-in", gpu="gpu-1", duration=60)
+    assert tests.asked == [("burn-in", "gpu-1", 60)]
+    shown = context.action_results
+    assert (shown["verdict"], shown["log"]) == ("running", "/var/log/gpu-ci/selftest.log")
+    assert shown["result"].startswith("/var/lib/gpu-ci/selftest/history/")
+
+
+def test_a_duration_without_burn_in_is_refused(context, rooms, tests):
+    with pytest.raises(testing.ActionFailed, match="duration '5' is for level=burn-in only"):
+        selftest(context, duration=5)
+    assert tests.asked == []
+
+
+def test_a_unit_without_gpus_for_tasks_names_the_option(context, rooms, tests, monkeypatch):
+    monkeypatch.setattr(settings, "read", lambda: None)
+    with pytest.raises(testing.ActionFailed, match="juju config unit enable-gpu=true"):
+        selftest(context)

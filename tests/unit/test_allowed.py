@@ -24,11 +24,16 @@ def tags(found):
     return allowed.tags(found, allowed.choose(found))
 
 
+def note(found):
+    return allowed.note(found, allowed.choose(found))
+
+
 def test_all_means_what_is_there():
-    choice = allowed.choose(situation(gpu(0), gpu(1)))
+    found = situation(gpu(0), gpu(1))
+    choice = allowed.choose(found)
     assert (uuids(choice), choice.indexes) == (["GPU-0", "GPU-1"], (0, 1))
     assert choice.remember == RememberedIds()
-    assert allowed.note(choice) == "2x NVIDIA"
+    assert note(found) == "2x NVIDIA"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_a_chosen_card_that_is_lost_is_missed_not_replaced():
     )
     choice = allowed.choose(found)
     assert (uuids(choice), choice.indexes, choice.missing) == (["GPU-1"], (1,), (0,))
-    assert allowed.note(choice) == "1x NVIDIA, 1 missing: GPU 0"
+    assert note(found) == "1x NVIDIA, 1 missing: GPU 0"
     assert tags(found)[:4] == ("gpu", "gpu-type=nvidia", "gpu-count=1", "gpu-devices=1")
     # It comes back as if nothing had been.
     back = allowed.choose(
@@ -145,8 +150,7 @@ def test_a_driver_that_fails_for_a_while_forgets_nothing(state):
 
 
 def test_a_gpu_that_nvml_lost_is_told():
-    choice = allowed.choose(situation(gpu(0), lost=("0000:02:00.0",)))
-    assert allowed.note(choice) == "1x NVIDIA, 1 lost: 0000:02:00.0"
+    assert note(situation(gpu(0), lost=("0000:02:00.0",))) == "1x NVIDIA, 1 lost: 0000:02:00.0"
 
 
 def test_a_cordoned_gpu_is_told_without_what_changes_by_the_minute():
@@ -156,11 +160,11 @@ def test_a_cordoned_gpu_is_told_without_what_changes_by_the_minute():
         ("GPU-3", "in use outside CI: pid 4712 (python3)"),
     )
     options = {"gpu-device-ids": "0,1,2"}
-    choice = allowed.choose(situation(gpu(0), gpu(1), gpu(2), gpu(3), options=options))
-    assert allowed.note(choice, cordoned) == (
+    found = situation(gpu(0), gpu(1), gpu(2), gpu(3), options=options)
+    assert note(dataclasses.replace(found, cordoned=cordoned)) == (
         "1x NVIDIA, 2 cordoned: GPU 1 in use outside CI, GPU 2 dirty"
     )
-    assert allowed.note(choice, cordoned[2:]) == "3x NVIDIA"
+    assert note(dataclasses.replace(found, cordoned=cordoned[2:])) == "3x NVIDIA"
 
 
 STATES = {
@@ -171,7 +175,7 @@ STATES = {
     State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: pass",
     State.NO_LIBRARY: "NVIDIA driver 0000:01:00.0 is loaded but libnvidia-ml.so.1 is missing",
     State.MISMATCH: "NVIDIA driver and libnvidia-ml.so.1 differ in version (0000:01:00.0): ",
-    State.NVML_ERROR: "NVML failed: 0000:01:00.0. See dmesg for NVRM and Xid lines, then reboot",
+    State.NVML_ERROR: "NVML failed: 0000:01:00.0: see dmesg for NVRM and Xid lines, then reboot",
     State.NO_KFD: "GPU 0000:01:00.0 is not in KFD, through which ROCm programs compute: pass /dev",
 }
 
@@ -219,12 +223,12 @@ def test_gpus_of_other_vendors_need_no_runtime_of_nvidias(vendor):
     for toolkit in (None, dataclasses.replace(TOOLKIT, version="1.0.0")):
         found = situation(card, toolkit=toolkit, vendor=vendor)
         assert problem(found) == ""
-        assert allowed.note(allowed.choose(found)) == f"1x {vendor.display}"
+        assert note(found) == f"1x {vendor.display}"
 
 
 def test_what_nvml_says_is_no_template():
     found = situation(state=State.NVML_ERROR, detail="{state.__class__} {0}")
-    assert problem(found).startswith("NVML failed: {state.__class__} {0}.")
+    assert problem(found).startswith("NVML failed: {state.__class__} {0}: ")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ import pytest
 from ops import testing
 
 from ci import concourse_release
+from found import Quarantine, Verdict
 from gpu.inventory import Inventory, State
 from machine import download
+from selftest import automatic, unit
 from tests.unit.situations import (
     GPUS,
     HOST_KEY,
@@ -181,3 +183,51 @@ def test_remove_takes_every_room_down(context, rooms):
         "network.remove",
         "packages.remove_installed",
     } <= set(rooms.calls)
+
+
+XID = Quarantine("GPU-x", "Xid 79: it is gone", "xid", "quick", remedy="reboot the machine")
+
+
+def test_tags_and_status_are_those_after_the_self_test(context, rooms):
+    failed = dataclasses.replace(XID, uuid=GPUS[1].uuid)
+    rooms.after_test = {"quarantined": (failed,), "verdict": Verdict("failed")}
+    after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
+    assert "gpu-count=1" in rooms.worker.tags
+    assert after.unit_status == testing.ActiveStatus(
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
+    )
+    asked = [rooms.calls.index(name) for name in ("wrapper.apply", "concourse_worker.apply")]
+    (test,) = [n for n, call in enumerate(rooms.calls) if call.startswith("automatic.ensure")]
+    assert asked[0] < test < asked[1], "before the worker takes jobs, and through its own wrapper"
+
+
+def test_the_self_test_is_told_that_the_wrapper_was_repaired(context, rooms):
+    before = state(relations=[tsa()], enable_gpu=True)
+    context.run(context.on.config_changed(), before)
+    context.run(context.on.config_changed(), before)
+    told = [call for call in rooms.calls if call.startswith("automatic.ensure")]
+    assert told == [f"automatic.ensure repaired={repaired}" for repaired in (True, False)]
+
+
+def test_with_all_gpus_in_quarantine_the_worker_runs_on_without_the_tag_and_blocked(
+    context, rooms
+):
+    rooms.quarantined = tuple(dataclasses.replace(XID, uuid=gpu.uuid) for gpu in GPUS)
+    after = context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
+    assert rooms.worker.tags == ("gpu-quarantined",)
+    assert rooms.worker.wrapped
+    assert after.unit_status == testing.BlockedStatus(
+        "All GPUs are quarantined: GPU 0, 1 Xid 79 (reboot the machine). "
+        "Then juju run unit/0 gpu-selftest level=quick"
+    )
+
+
+def test_a_self_test_without_a_verdict_blocks_in_words(context, rooms, monkeypatch):
+    def fail(*_, **__):
+        raise unit.SelftestError("The self-test ended without a verdict: it was killed")
+
+    monkeypatch.setattr(automatic, "ensure", fail)
+    after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
+    assert after.unit_status == testing.BlockedStatus(
+        "The self-test ended without a verdict: it was killed"
+    )

@@ -45,6 +45,8 @@ def test_the_defaults_of_config_yaml():
         gpu_wait_timeout=240,
         privileged_tasks="no-gpu",
         nvidia_driver_capabilities="compute,utility",
+        selftest_on_start=True,
+        minimums=config.Minimums(),
         tags=(),
         concourse_version="8.3.0",
         concourse_sha256="",

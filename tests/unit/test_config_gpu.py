@@ -161,3 +161,37 @@ def test_bad_nvidia_driver_capabilities(text, item):
         f"nvidia-driver-capabilities '{item}' is unknown: use all, or some of compat32, compute, "
         "display, graphics, ngx, utility, video"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("min_gpu_memory_gib", "", 0),
+        ("min_gpu_memory_gib", " 16 ", 16),
+        ("min_compute_capability", "7.0", "7.0"),
+        ("min_compute_capability", "12.1", "12.1"),
+        ("min_driver_version", "535", "535"),
+        ("min_driver_version", "580.65.06", "580.65.06"),
+    ],
+)
+def test_minimums(option, text, value):
+    assert getattr(parse(**{option: text}).minimums, option.removeprefix("min_")) == value
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("min_gpu_memory_gib", "16GiB"),
+        ("min_gpu_memory_gib", "-1"),
+        ("min_gpu_memory_gib", "1.5"),
+        ("min_compute_capability", "7"),
+        ("min_compute_capability", "sm_70"),
+        ("min_compute_capability", "7.0,8.0"),
+        ("min_driver_version", "580-server"),
+        ("min_driver_version", ">=535"),
+        ("min_driver_version", "58"),
+        ("min_driver_version", "580."),
+    ],
+)
+def test_bad_minimums(option, text):
+    assert f"'{text}' is no minimum: use a number such as " in refused(**{option: text})

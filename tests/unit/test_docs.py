@@ -10,23 +10,32 @@ import sys
 import pytest
 import yaml
 
+from selftest.burnin import run as burnin
+from selftest.compute import run as compute
+from selftest.isolation import run as isolation
+from selftest.quick import gpu_checks, host_checks
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
-def test_tables_are_made_from_the_yaml_files():
+def test_tables_are_made_from_options_actions_and_checks():
     check = subprocess.run(
         [sys.executable, ROOT / "scripts/tables", "--check"], timeout=30, check=False
     )
-    assert check.returncode == 0, "run scripts/tables"
+    assert check.returncode == 0, "run .venv/bin/python scripts/tables"
 
 
-def test_tables_name_every_option_and_action():
+def test_tables_name_every_option_action_and_check():
     readme = (ROOT / "README.md").read_text()
     for name in yaml.safe_load((ROOT / "config.yaml").read_text())["options"]:
         assert f"| `{name}` |" in readme
     for name in yaml.safe_load((ROOT / "actions.yaml").read_text()):
         assert f"| `{name}` |" in readme
+    reference = (ROOT / "docs/reference/selftest.md").read_text()
+    for module in (host_checks, gpu_checks, isolation, compute, burnin):
+        for check in module.CHECKS:
+            assert reference.count(f"| `{check.id}` |") == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -8,10 +8,12 @@ import pytest
 
 from gpuci import broker, leases, usage
 from gpuci.leases import Table
+from gpuci.policy import Policy
+from selftest import reserve
 from tests.unit import lease_model
 from tests.unit.lease_environment import installed
 from tests.unit.lease_model import Explorer
-from tests.unit.lease_world import Broken, Container, World
+from tests.unit.lease_world import DEVICES, Broken, Container, World
 
 ONE = {"devices": 1}
 
@@ -58,22 +60,55 @@ WORLDS = {
         **ONE,
         children=1, kills=1, ends=1,
     ),
+    "self-test": lambda: World(
+        [Container("c1", reserves=DEVICES[:1]), Container("c2", execs=0)],
+        **ONE,
+        kills=1, children=1, minutes=1, reuses=1,
+    ),
+    "self-test of two": lambda: World(
+        [Container("c1", execs=0, reserves=DEVICES), Container("c2"), Container("c3", 2, execs=0)],
+        kills=1,
+    ),
+    "self-test of one that is shared": lambda: World(
+        [
+            *(Container("c1", 2, execs=0, reserves=DEVICES[:1]), Container("c2", execs=0)),
+            Container("c3", 2, execs=0),
+            Container("c4", execs=0, reserves=DEVICES[:1]),
+        ],
+        exclusive=False,
+    ),
+    "self-test, shared, then not": lambda: World(
+        [Container("c1", reserves=DEVICES[:1]), Container("c2", execs=0)],
+        **ONE,
+        exclusive=False, switches=2, kills=1,
+    ),
+    "self-test in quarantine": lambda: World(
+        [
+            *(Container("c1", 3, execs=0, reserves=DEVICES[:1]), Container("c2")),
+            Container("c3", execs=0),
+        ],
+        quarantines=2,
+    ),
 }  # fmt: skip
 # And with other steps in the middle of each decision.
 IN_THE_MIDDLE = {
     "in the middle": lambda: World(
         [Container("c1"), Container("c2")], **ONE, kills=1, minutes=1, children=1
     ),
+    "self-test in the middle": lambda: World(
+        [Container("c1", execs=0, reserves=DEVICES[:1]), Container("c2")], **ONE, kills=1
+    ),
 }
 # What these found when they were written, less a third.
-STATES, STEPS = 16_000, 40_000
+STATES, STEPS = 23_000, 59_000
 KINDS = {
     "create granted", "create waits", "create killed", "create refused",
     "look granted", "look waits", "look killed", "expire granted", "expire refused",
     "expire killed", "exec granted", "exec refused", "exec killed",
     "start", "fail", "tell", "end", "end init", "delete", "again", "die", "die untold",
     "child", "child dies", "kill", "restart", "minute", "reuse", "switch",
-    "in the middle of a decision",
+    "reserve granted", "reserve refused", "reserve killed", "give back granted",
+    "give back killed", "kill self-test", "quarantine", "in the middle of a decision",
 }  # fmt: skip
 
 
@@ -138,6 +173,12 @@ def shut_an_eye(patch):
     )
 
 
+def share_alone(patch):
+    """Count only what nobody has at all as free for those who share."""
+    real = leases.are_due
+    patch.setattr(leases, "are_due", lambda *told, **_: real(*told, alone=True))
+
+
 def put(owner, name, value):
     return lambda patch: patch.setattr(owner, name, value)
 
@@ -190,6 +231,27 @@ BREACHES = {
         )),
         "ids used again without a GPU",
         "grant",
+    ),
+    "the self-test comes first": (
+        put(leases, "are_due", lambda *_, **__: False), "self-test of two", "grant",
+    ),
+    "the self-test comes before those who share": (
+        share_alone, "self-test of one that is shared", "grant",
+    ),
+    "the self-test takes what others have": (
+        put(leases, "take_these", lambda *_, **__: ""), "self-test", "table:|grant",
+    ),
+    "what is reserved is for anybody": (
+        put(broker, "_keep", lambda *_: None), "self-test", "grant",
+    ),
+    "quarantine is for reserved devices too": (
+        put(broker, "_keep", lambda *_: None), "self-test in quarantine", "grant",
+    ),
+    "quarantine is for nobody": (
+        put(Policy, "cordoned", lambda *_: {}), "self-test in quarantine", "grant",
+    ),
+    "what was reserved is kept": (
+        put(reserve, "give_back", lambda *_: None), "self-test", "give back:",
     ),
     "calls are looked at last": (look_at_calls_last, "in the middle", "kill:"),
     "a list that has aged": (shut_an_eye, "in the middle", "use:"),

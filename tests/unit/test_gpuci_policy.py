@@ -171,3 +171,16 @@ def test_a_folder_of_cordons_that_cannot_be_read_is_no_empty_one(cordons):
     folders[0].write_text("")
     with pytest.raises(OSError, match="Not a directory"):
         found.cordoned()
+
+
+def test_what_a_self_test_took_out_is_not_out_for_the_self_test(tmp_path):
+    for name, entry in (
+        (GPUS[0]["uuid"], {"reason": "Xid 79", "by": "self-test"}),
+        (GPUS[1]["uuid"], {"reason": "fan", "by": "operator"}),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry))
+    found = Policy(content(cordons=[str(tmp_path)]))
+    by_hand = {GPUS[1]["uuid"]: "cordoned by the operator: fan"}
+    assert found.cordoned("gpu-selftest-disjoint-0-a1b2c3") == by_hand
+    for container in ("", "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f", "my-gpu-selftest-1"):
+        assert found.cordoned(container) == {GPUS[0]["uuid"]: "quarantined: Xid 79", **by_hand}

@@ -125,6 +125,19 @@ def test_only_an_empty_directory_is_removed_if_empty(tmp_path):
     assert not files.remove_if_empty(tmp_path / "full/empty")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_tree_is_handed_over_whole_but_not_what_its_links_point_to(tmp_path):
+    tree, kept = tmp_path / "tree", tmp_path / "kept"
+    files.ensure_directory(tree / "deep")
+    (tree / "deep/file").touch()
+    kept.touch()
+    (tree / "link").symlink_to(kept)
+    files.hand_over(tree, 4294967294)
+    given = [tree, tree / "deep", tree / "deep/file", tree / "link"]
+    assert {(path.lstat().st_uid, path.lstat().st_gid) for path in given} == {(4294967294,) * 2}
+    assert kept.stat().st_uid == 0
+
+
 def test_read_text_tells_a_missing_file_from_an_empty_one(tmp_path):
     (tmp_path / "empty").touch()
     assert files.read_text(tmp_path / "empty") == ""

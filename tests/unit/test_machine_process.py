@@ -79,3 +79,45 @@ def test_what_runs_too_long_is_killed_with_its_children(tmp_path):
         time.sleep(0.02)
     with pytest.raises(FileNotFoundError):
         os.readlink(f"/proc/{child}/exe")
+
+
+# Says who it leaves behind, as a container's runtime does by a pid file.
+LEAVES = """
+import os, subprocess, sys
+child = subprocess.Popen(["/bin/sh", "-c", sys.argv[2]], start_new_session=True)
+with open(sys.argv[1], "w") as file:
+    file.write(str(child.pid))
+print("left", flush=True)
+sys.exit(3)
+"""
+
+
+def leave(tmp_path, line):
+    """Runs it in a process of its own, which is the one to adopt; what that found."""
+    script = """
+import json, pathlib, sys
+from machine import process
+process.adopt_orphans()
+folder = pathlib.Path(sys.argv[1])
+argv = [sys.executable, "-S", "-c", sys.argv[2], str(folder / "pid"), sys.argv[3]]
+status = process.run_detaching(argv, timeout=20, stdout=folder / "out", stderr=folder / "err")
+pid = int((folder / "pid").read_text())
+print(json.dumps([status, process.wait(pid, 0.0), process.wait(pid, 20.0)]))
+"""
+    argv = [sys.executable, "-c", script, str(tmp_path), LEAVES, line]
+    return json.loads(process.run(argv, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}).stdout)
+
+
+def test_what_a_program_leaves_behind_is_waited_for(tmp_path):
+    assert leave(tmp_path, "sleep 0.5; echo late; echo bad >&2; exit 7") == [3, None, 7]
+    assert (tmp_path / "out").read_text() == "left\nlate\n"
+    assert (tmp_path / "err").read_text() == "bad\n"
+
+
+def test_how_it_was_killed_is_told(tmp_path):
+    assert leave(tmp_path, "sleep 0.5; kill -9 $$") == [3, None, -9]
+
+
+def test_a_program_that_detaches_nothing_in_time_is_killed():
+    with pytest.raises(process.CommandError, match=r"no end within 0\.2 s"):
+        process.run_detaching(["/bin/sleep", "60"], timeout=0.2)

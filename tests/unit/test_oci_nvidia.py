@@ -3,6 +3,7 @@
 """The NVIDIA runtime's private configuration, made from the packaged one."""
 
 import pathlib
+import re
 
 import pytest
 import tomlkit
@@ -62,3 +63,40 @@ def test_what_is_no_base_is_named_with_the_remedy(base, words):
         nvidia.private_config(base, RUNC)
     assert words in str(caught.value)
     assert "/etc/nvidia-container-runtime/config.toml" in str(caught.value)
+
+
+OPEN = {
+    "runtimes is ['runc'], not ['/opt/concourse/current/bin/runc']": (
+        '["/opt/concourse/current/bin/runc"]', '["runc"]',
+    ),
+    "annotation-prefixes is not empty, so annotations ask for GPUs": (
+        "annotation-prefixes = []", 'annotation-prefixes = [""]',
+    ),
+    "volume mounts ask for GPUs": ("as-volume-mounts = false", "as-volume-mounts = true"),
+    "variables of tasks that are not privileged ask for none": (
+        "envvar-when-unprivileged = true", "envvar-when-unprivileged = false",
+    ),
+    "swarm-resource names another variable that asks for GPUs": (
+        "accept-nvidia-visible-devices-as",
+        'swarm-resource = "A"\naccept-nvidia-visible-devices-as',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [PACKAGED, ""], ids=["packaged", "empty"])
+@pytest.mark.parametrize("fault", OPEN)
+def test_a_door_that_was_opened_is_named(base, fault):
+    private = nvidia.private_config(base, RUNC)
+    assert nvidia.faults(private, RUNC) == ()
+    old, new = OPEN[fault]
+    changed, count = re.subn(f"^(?!#)(.*){re.escape(old)}", rf"\g<1>{new}", private, flags=re.M)
+    assert count == 1
+    assert nvidia.faults(changed, RUNC) == (fault,)
+
+
+def test_the_toolkits_defaults_are_no_private_configuration():
+    assert len(nvidia.faults("", RUNC)) == 2
+    assert len(nvidia.faults("nvidia-container-runtime = 3", RUNC)) == 2
+    assert nvidia.faults(PACKAGED, RUNC)
+    (fault,) = nvidia.faults("[", RUNC)
+    assert fault.startswith("it is no TOML: ")

@@ -10,7 +10,7 @@ import pytest
 from gpu.inventory import Vendor
 from gpuci import policy
 from machine import templates
-from oci import wrapper
+from oci import quarantine, wrapper
 from plan import GpuPlan
 from tests.unit.situations import RUNTIME, gpu, sliced
 
@@ -42,7 +42,7 @@ def test_the_policy_word_for_word():
         "nvidia_runtime": RUNTIME,
         "config_home": "/etc/gpu-ci",
         "driver_capabilities": "compute,utility",
-        "cordons": ["/run/gpu-ci/cordons"],
+        "cordons": ["/run/gpu-ci/cordons", "/var/lib/gpu-ci/quarantine"],
         "gpus": [
             {"index": 0, "uuid": "GPU-0", "model": model, "devices": ["GPU-0"], "nodes": []},
             {
@@ -61,7 +61,7 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     assert (found.nvidia_runtime, found.config_home) == (RUNTIME, "/etc/gpu-ci")
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.privileged, found.capabilities) == (False, "compute,utility")
-    assert found.cordons == [str(wrapper.CORDONS)]
+    assert found.cordons == [str(wrapper.CORDONS), str(quarantine.PATH)]
     assert devices(found) == [
         (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
         (3, "MIG-3-0", "GPU-3", "NVIDIA A100-SXM4-80GB"),

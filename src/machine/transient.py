@@ -1,0 +1,51 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Transient systemd services: a program that outlives the hook that starts it, once."""
+
+import collections.abc
+import typing
+
+import machine.process as process
+import machine.services as services
+
+_SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
+
+# systemd answers as soon as the program was started.
+_TIMEOUT: typing.Final = 30.0
+
+
+def start(
+    name: str,
+    argv: collections.abc.Sequence[str],
+    *,
+    description: str,
+    properties: collections.abc.Mapping[str, str],
+) -> None:
+    """Start a program as a service of its own, with nothing in its environment but the proxies.
+
+    What an earlier one of this name has left, if it failed, is forgotten.
+
+    Args:
+        name: of the unit, with `.service`.
+        argv: the program's absolute path and its arguments.
+        description: one line that systemd shows of it.
+        properties: of systemd.service(5) and systemd.exec(5), such as `RuntimeMaxSec`.
+
+    Raises:
+        machine.process.CommandError: if it can't be started, as where one of this name runs.
+    """
+    services.forget_failure(name)
+    proxies = process.proxies()
+    process.run(
+        [
+            *(_SYSTEMD_RUN, "--quiet", f"--unit={name}", f"--description={description}"),
+            # By name alone: a proxy's password does not belong in a command line.
+            *(f"--setenv={variable}" for variable in proxies),
+            # Else a program that is not there would be found out only later.
+            "--property=Type=exec",
+            *(f"--property={key}={value}" for key, value in properties.items()),
+            *("--", *argv),
+        ],
+        timeout=_TIMEOUT,
+        env=proxies,
+    )

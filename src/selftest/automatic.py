@@ -1,0 +1,107 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The self-test as the charm runs it by itself, and what the last one came to."""
+
+import dataclasses
+import datetime
+import time
+import typing
+
+import allowed
+from found import Found, Verdict
+from oci import quarantine, wrapper
+from plan import GpuPlan, Plan
+from selftest import proof, results, settings, unit
+from selftest.check import Level, Outcome, Progress
+from selftest.settings import Settings
+
+# How long a hook follows a test of isolation, in seconds: it takes 60 at most, and ends itself
+# after 90.
+_PATIENCE: typing.Final = 120
+# How often one is tried again that was incomplete, since a job held a GPU, in seconds.
+_TRY_AGAIN: typing.Final = 300
+
+
+def ensure(found: Found, wanted: Plan, *, repaired: bool, progress: Progress) -> Found:
+    """Have the self-test on this machine, and run it where something changed that it proves.
+
+    Args:
+        found: what this unit was decided on.
+        wanted: what it is to be.
+        repaired: whether something of the wrapper was not as it should be.
+        progress: told what happens.
+
+    Returns:
+        The same with what the self-test says.
+
+    Raises:
+        unit.SelftestError: it ended without a verdict.
+    """
+    if found.inventory is None or found.leaving:
+        remove()
+        return found
+    current = _settings(found, wanted)
+    settings.write(current)
+    on_start = found.options.selftest_on_start
+    unit.install(on_start=on_start)
+    subject = proof.subject(current, found.inventory, found.machine)
+    running = unit.running()
+    if on_start and isinstance(wanted.gpu, GpuPlan) and _is_due(subject, repaired=repaired):
+        # One that a killed hook has started goes on without it.
+        name = running.run if running else unit.start(Level.ISOLATION)
+        if not running or Level.ISOLATION.includes(running.level):
+            unit.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
+    return dataclasses.replace(found, quarantined=quarantine.read(), verdict=verdict())
+
+
+def remove() -> bool:
+    """Take the self-test from this machine; what it found out stays. True if it was there."""
+    removed = unit.remove()
+    return settings.remove() or removed
+
+
+def verdict() -> Verdict | None:
+    """What the last self-test came to; None before the first."""
+    report = results.read()
+    if report is None:
+        return None
+    told = Outcome.PREVENTED if report.outcome == "incomplete" else Outcome.FAILED
+    first = next((one for one in report.results if one.outcome is told), None)
+    # Which container it is, and for how long, changes by the minute.
+    why = first.text.partition(" by container")[0] if first else ""
+    return Verdict(report.outcome, bool(report.gpu), why, first.remedy if first else "")
+
+
+def _settings(found: Found, wanted: Plan) -> Settings:
+    """What the self-test must know; while the GPUs can't be used, those that were here before."""
+    earlier, options = settings.read(), found.options
+    choice = allowed.choose(found)
+    gpus = tuple(
+        dataclasses.replace(gpu, index=index)
+        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+    )
+    ready = isinstance(wanted.gpu, GpuPlan)
+    return Settings(
+        unit=found.unit,
+        vendor=options.gpu_vendor,
+        gpus=gpus if ready or not earlier else earlier.gpus,
+        allocation=options.gpu_allocation,
+        driver_capabilities=options.nvidia_driver_capabilities,
+        min_gpu_memory_gib=options.minimums.gpu_memory_gib,
+        min_compute_capability=options.minimums.compute_capability,
+        min_driver_version=options.minimums.driver_version,
+        files=wrapper.installed() if ready or not earlier else earlier.files,
+        wheels=found.wheels,
+    )
+
+
+def _is_due(subject: str, *, repaired: bool) -> bool:
+    """Whether isolation is to be tested now."""
+    last = results.read()
+    if last is None or last.subject != subject:
+        return True
+    if last.outcome == "passed":
+        return proof.kept() != subject
+    if last.outcome == "failed":
+        return repaired
+    return time.time() - datetime.datetime.fromisoformat(last.started).timestamp() > _TRY_AGAIN

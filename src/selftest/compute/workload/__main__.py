@@ -1,0 +1,52 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Makes a GPU work and says what came of it: `python FOLDER MODE [--device cuda|cpu]`.
+
+It runs with PyTorch in an environment of its own, on the worker or inside a container, and knows
+nothing of the charm. One line of JSON on standard output is the answer (`load` writes one a
+second). It judges results, which are right or wrong; it only measures how fast they come. With
+`--device cpu` the same code works at a smaller size, and proves no GPU.
+"""
+
+import argparse
+import json
+import sys
+
+import bandwidth
+import devices
+import load
+import matrices
+import memory
+import peer
+import rates
+import session
+
+_MODES = {
+    "results": lambda device, _: matrices.run(device),
+    "rates": lambda device, _: rates.run(device),
+    "bandwidth": lambda device, _: bandwidth.run(device),
+    "memory": lambda device, _: memory.run(device),
+    "peer": lambda device, _: peer.run(device),
+    "onnx": lambda device, asked: session.run(device, asked.scratch),
+    "load": lambda device, asked: load.run(device, asked.seconds),
+}
+
+
+def main() -> int:
+    """Do what was asked and print the answer."""
+    parser = argparse.ArgumentParser(prog="workload")
+    parser.add_argument("mode", choices=_MODES)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long load lasts")
+    parser.add_argument("--scratch", default=".", help="where onnx may write its profile")
+    asked = parser.parse_args()
+    try:
+        device = devices.find(asked.device)
+        answer = _MODES[asked.mode](device, asked)
+    except devices.UnsupportedError as error:
+        answer = {"unsupported": str(error)}
+    print(json.dumps({"mode": asked.mode, **answer}), flush=True)
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,197 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Whether the wrapper's own choice of GPUs holds: two tasks at once, and one that is killed."""
+
+import contextlib
+import time
+import typing
+
+from gpuci.leases import Holder
+from gpuci.policy import Policy
+from gpuci.store import Store
+from gpuci.usage import Host
+from machine import leftovers, process
+from oci import leases, wrapper
+from selftest import reserve
+from selftest.check import Check, Outcome, Result
+from selftest.containers import Container, ContainerError
+from selftest.isolation import doors, views
+from selftest.isolation.lookout import Lookout
+from selftest.isolation.views import View
+
+# How long a wait for a GPU that seems free may last, in seconds.
+_PATIENCE: typing.Final = 10.0
+# How much longer than another one a container's making may take that gets a killed task's GPU.
+_RECLAIM: typing.Final = 2.0
+
+# A step that only SIGKILL ends, with a child in a session of its own, which outlives it.
+_LEAVING: typing.Final = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if not os.fork():
+    os.setsid()
+    print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+class _NotNow(Exception):
+    """The check can't be made as things are; the result says why."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.text)
+        self.result = result
+
+
+class Allocation:
+    """The checks for which tasks take what the wrapper gives them, as every CI task does."""
+
+    def __init__(self, lookout: Lookout, allowed: Policy, proven: list[str]) -> None:
+        """Do nothing yet. On other devices than the `proven` ones a failure would say nothing."""
+        self._lookout = lookout
+        self._allowed = allowed
+        self._proven = proven
+
+    def disjoint(self) -> Result:
+        """Have two tasks at once."""
+        check, lookout = doors.DISJOINT, self._lookout
+        given: list[str] = []
+        seen: list[View] = []
+        faults: list[str] = []
+        try:
+            with contextlib.ExitStack() as stack:
+                self._only(stack, check, 2)
+                for name in ("disjoint-0", "disjoint-1"):
+                    container = lookout.create(name, doors.PLAIN, timeout=_PATIENCE)
+                    seen.append(lookout.look(stack.enter_context(container)))
+                    for device in self._given(container):
+                        given.append(device)
+                        gpu = lookout.owners[device]
+                        faults += views.faults_with(seen[-1], lookout.nodes, gpu, device)
+        except ContainerError as error:
+            return self._not_made(check, 2, f"no container for two tasks at once: {error}")
+        except _NotNow as obstacle:
+            return obstacle.result
+        names = " and ".join(map(self._name, given))
+        if len({*given}) != 2 or faults or views.share_mig_nodes(seen):
+            said = "; ".join([f"they were given {names or 'nothing'}", *faults])
+            return lookout.failed(check, f"two tasks at once share a GPU: {said}")
+        return check.result(Outcome.PASSED, f"they were given {names}")
+
+    def reclaim(self) -> Result:
+        """Kill a task's step, and have the next task get its GPU."""
+        check = doors.RECLAIM
+        try:
+            return self._reclaim(check)
+        except ContainerError as error:
+            return self._not_made(check, 1, f"a killed task's GPU is lost: {error}")
+        except _NotNow as obstacle:
+            return obstacle.result
+
+    def _reclaim(self, check: Check) -> Result:
+        with contextlib.ExitStack() as stack:
+            # So that there is but one way to a GPU: the killed task's.
+            (wanted,) = self._only(stack, check, 1)
+            first, usual = self._timed(stack, "reclaim-0")
+            holder = _kill_step(first)
+            second, took = self._timed(stack, "reclaim-1")
+            given = self._given(second)
+            left = Host().left(first.id, holder)
+        if given != [wanted]:
+            return check.result(Outcome.PREVENTED, "another GPU came free meanwhile")
+        longer = round(max(0.0, took - usual), 1)
+        limit = f"at most {_RECLAIM:g} more than for a task before which none was killed"
+        if left or longer > _RECLAIM:
+            how = "late" if longer > _RECLAIM else "with a process of that task on it"
+            text = f"a killed task's GPU comes back {how}"
+            return self._lookout.failed(check, text, value=longer, threshold=limit)
+        text = f"{self._name(wanted)} was handed out again"
+        return check.result(Outcome.PASSED, text, value=longer, threshold=limit)
+
+    def _given(self, container: Container) -> list[str]:
+        """The devices that the wrapper leased to it."""
+        lease = (leases.holders() or {}).get(container.id)
+        return [*lease.devices] if lease else []
+
+    def _timed(self, stack: contextlib.ExitStack, name: str) -> tuple[Container, float]:
+        began = time.monotonic()
+        container = self._lookout.create(name, doors.PLAIN, timeout=_PATIENCE)
+        return stack.enter_context(container), time.monotonic() - began
+
+    def _only(self, stack: contextlib.ExitStack, check: Check, count: int) -> list[str]:
+        """Have so many proven devices, which are returned, be all that a task can get now.
+
+        Raises:
+            _NotNow: there are not so many, or a job has them.
+        """
+        free = self._free(check, count)
+        wanted = [device for device in free if device in self._proven][:count]
+        others = [device for device in free if device not in wanted]
+        if others:
+            held = reserve.alone(self._lookout.id(f"{check.id}-others"), others)
+            if why := stack.enter_context(held):
+                raise _NotNow(check.result(Outcome.PREVENTED, why))
+        return wanted
+
+    def _free(self, check: Check, needed: int) -> list[str]:
+        """The devices that a task of the self-test can have now, in the wrapper's order.
+
+        Raises:
+            _NotNow: of the proven ones there are fewer than needed.
+        """
+        if not self._allowed.exclusive:
+            why = "tasks share all GPUs (gpu-allocation=shared)"
+            raise _NotNow(check.result(Outcome.SKIPPED, why))
+        # What a self-test took out is not out for the next one, or it could never return.
+        cordoned = self._allowed.cordoned(self._lookout.id(check.id))
+        usable = [device.id for device in self._allowed.devices if device.id not in cordoned]
+        holders = {
+            device: name
+            for name, lease in (leases.holders() or {}).items()
+            for device in lease.devices
+            # Others have ended: who wants a GPU of theirs gets it.
+            if lease.occupied
+        }
+        free = [device for device in usable if device not in holders]
+        if sum(device in self._proven for device in free) >= needed:
+            return free
+        held = [
+            f"{self._name(device)} is in use by container {holders[device]}"
+            for device in usable
+            if device in holders
+        ]
+        if held:
+            why = f"{needed} free GPUs are needed" if needed > 1 else "a free GPU is needed"
+            why = f"{why}, and {', '.join(held)}"
+            raise _NotNow(check.result(Outcome.PREVENTED, why))
+        count = sum(device in self._proven for device in usable)
+        why = f"it takes {needed} GPUs that are well, and {count} {'is' if count == 1 else 'are'}"
+        raise _NotNow(check.result(Outcome.SKIPPED, why))
+
+    def _not_made(self, check: Check, needed: int, why: str) -> Result:
+        """What it comes to that a task got no GPU: a job may have been faster."""
+        try:
+            self._free(check, needed)
+        except _NotNow as obstacle:
+            return obstacle.result
+        return self._lookout.failed(check, why)
+
+    def _name(self, device: str) -> str:
+        gpu = self._lookout.owners[device]
+        return f"GPU {gpu.index}" if gpu.uuid == device else device
+
+
+def _kill_step(container: Container) -> Holder:
+    """Start a step that leaves a child, and kill it; return the lease as it was before that."""
+    pid = container.begin([wrapper.PYTHON, "-I", "-S", "-c", _LEAVING])
+    deadline = time.monotonic() + _PATIENCE
+    while not container.output("task").read_text():
+        if time.monotonic() > deadline:
+            raise ContainerError(f"the step of {container.id} does not start")
+        time.sleep(0.01)
+    holder = Store(str(wrapper.STORE)).read().holders.get(container.id)
+    if holder is None:
+        raise ContainerError(f"container {container.id} runs without a lease")
+    leftovers.end_processes([pid], grace=0)
+    process.wait(pid, _PATIENCE)
+    return holder

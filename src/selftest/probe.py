@@ -1,0 +1,131 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Says as one line of JSON which devices it can open. Runs inside a container of the self-test.
+
+There only the standard library is at hand, and this file by itself:
+
+    {"nodes": [[path, major, minor, errno], ...],    character devices in /dev; errno 0: it opened
+     "planted": [[path, major, minor, errno], ...],  those that the self-test mounted beside itself
+     "nvml": {"error": words, "uuids": [uuid, ...]}, or null where there is no such library
+     "environment": ["NAME=value", ...]}
+"""
+
+import ctypes
+import json
+import os
+import stat
+import sys
+import typing
+
+Seen = tuple[str, int, int, int]
+
+# nvml.h of CUDA 13.0: lengths of buffers, and codes of GPUs and slots without MIG.
+_UUID_BYTES: typing.Final = 96
+_MIG_ENABLED: typing.Final = 1
+
+
+def look(folder: str) -> list[Seen]:
+    """All character devices in a folder and below it, and what opening each answers."""
+    found: list[Seen] = []
+    for place, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = os.path.join(place, name)  # noqa: PTH118 no pathlib: as little as possible
+            status = os.lstat(path)
+            if stat.S_ISCHR(status.st_mode):
+                number = status.st_rdev
+                found.append((path, os.major(number), os.minor(number), _opened(path)))
+    return found
+
+
+def _opened(path: str) -> int:
+    """0, or the number of the error."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+class _NvmlError(Exception):
+    """NVML refused; the text is its own words."""
+
+
+class _Nvml:
+    """The few questions that tell which GPUs a container has."""
+
+    def __init__(self) -> None:
+        """Load it.
+
+        Raises:
+            OSError: there is none.
+        """
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+
+    def uuids(self) -> list[str]:
+        """The UUIDs of all GPUs, each followed by those of its MIG devices."""
+        self._call("nvmlInit_v2")
+        found: list[str] = []
+        for index in range(self._number("nvmlDeviceGetCount_v2")):
+            gpu = ctypes.c_void_p()
+            self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(gpu))
+            found += [self._uuid(gpu), *self._mig(gpu)]
+        return found
+
+    def _mig(self, gpu: ctypes.c_void_p) -> list[str]:
+        mode, pending = ctypes.c_uint(), ctypes.c_uint()
+        code = self._library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending))
+        if code or mode.value != _MIG_ENABLED:
+            return []
+        found: list[str] = []
+        for slot in range(self._number("nvmlDeviceGetMaxMigDeviceCount", gpu)):
+            part = ctypes.c_void_p()
+            ask = self._library.nvmlDeviceGetMigDeviceHandleByIndex
+            if not ask(gpu, slot, ctypes.byref(part)):
+                found.append(self._uuid(part))
+        return found
+
+    def _uuid(self, device: ctypes.c_void_p) -> str:
+        text = ctypes.create_string_buffer(_UUID_BYTES)
+        self._call("nvmlDeviceGetUUID", device, text, _UUID_BYTES)
+        return text.value.decode()
+
+    def _number(self, function: str, *arguments: object) -> int:
+        answer = ctypes.c_uint()
+        self._call(function, *arguments, ctypes.byref(answer))
+        return answer.value
+
+    def _call(self, function: str, *arguments: object) -> None:
+        code = getattr(self._library, function)(*arguments)
+        if code:
+            words = self._library.nvmlErrorString
+            words.restype = ctypes.c_char_p
+            raise _NvmlError(f"{function}: {words(code).decode()}")
+
+
+def ask_nvml() -> dict[str, object] | None:
+    """What NVML lists; None where there is none."""
+    try:
+        nvml = _Nvml()
+    except OSError:
+        return None
+    try:
+        return {"error": "", "uuids": nvml.uuids()}
+    except _NvmlError as error:
+        return {"error": str(error), "uuids": []}
+
+
+def main(planted: str) -> None:
+    """Print it all."""
+    with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
+        entries = file.read().decode(errors="replace").split("\0")
+    whole = {
+        "nodes": look("/dev"),
+        "planted": look(planted),
+        "nvml": ask_nvml(),
+        "environment": [entry for entry in entries if entry],
+    }
+    sys.stdout.write(json.dumps(whole) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

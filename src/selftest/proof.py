@@ -1,0 +1,43 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What isolation was last proven for, so that it is proven anew when that changes."""
+
+import dataclasses
+import hashlib
+import json
+import typing
+
+from ci import concourse_release
+from found import Machine
+from gpu.inventory import Inventory
+from machine import files
+from oci import wrapper
+from selftest import results
+from selftest.settings import Settings
+
+PATH: typing.Final = results.HOME / "proven"
+
+
+def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
+    """A short name for all that a test of isolation is about.
+
+    The policy is left out: what it says of GPUs is in the settings, and how long a task waits for
+    one changes nothing here.
+    """
+    plain = dataclasses.asdict(settings)
+    plain["files"].pop(str(wrapper.POLICY), None)
+    toolkit = machine.toolkit and machine.toolkit.version
+    release = str(concourse_release.CURRENT.resolve())
+    whole = json.dumps([plain, inventory.driver, toolkit, release], default=str, sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def keep(subject: str) -> bool:
+    """Note that all GPUs passed isolation as they are now. Return True if that was not known."""
+    files.ensure_directory(PATH.parent)
+    return files.ensure_file(PATH, subject)
+
+
+def kept() -> str:
+    """The subject that all GPUs last passed isolation with; empty if they never did."""
+    return files.read_text(PATH) or ""

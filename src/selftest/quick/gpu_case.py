@@ -1,0 +1,83 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the checks of a GPU are given and give, and what an operator does about one. Pure."""
+
+import dataclasses
+import typing
+
+from gpu.health import Health
+from gpu.inventory import Gpu
+from gpu.xid import Log
+from selftest.check import Outcome
+from selftest.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One GPU and all that is known of it.
+
+    Attributes:
+        settings: what is asked of GPUs.
+        gpu: which one.
+        health: what NVML says of it.
+        log: what the kernel's log says of all.
+    """
+
+    settings: Settings
+    gpu: Gpu
+    health: Health
+    log: Log
+
+    @property
+    def again(self) -> str:
+        """How the GPU comes back once it is mended."""
+        return f"then `juju run {self.settings.unit} gpu-selftest`"
+
+    @property
+    def reboot(self) -> str:
+        """What to do where only a new start of the machine helps."""
+        return f"{self._rebooting}; {self.again}"
+
+    @property
+    def reset(self) -> str:
+        """What to do where a new start of the GPU is enough."""
+        return (
+            f"{self._rebooting}; or, while nothing uses the GPU, reset it: "
+            f"`sudo nvidia-smi --gpu-reset -i {self.gpu.uuid}`; {self.again}"
+        )
+
+    @property
+    def _rebooting(self) -> str:
+        return (
+            f"Reboot the machine (`juju ssh {self.settings.unit} sudo reboot`; where that is a "
+            "container, its host)"
+        )
+
+    @property
+    def replace(self) -> str:
+        """What to do about a card that does not mend."""
+        return (
+            f"Have GPU {self.gpu.index} ({self.gpu.model}, {self.gpu.pci_address}) replaced; "
+            f"{self.again}"
+        )
+
+    @property
+    def cool(self) -> str:
+        """What to do about a hot GPU."""
+        return (
+            f"Look at fans, air flow and dust of GPU {self.gpu.index}, and at the room's "
+            f"temperature; {self.again}"
+        )
+
+
+class Said(typing.NamedTuple):
+    """What a check found; see Result. Without a threshold the one that always holds is told."""
+
+    outcome: Outcome
+    text: str
+    value: float | str | None = None
+    remedy: str = ""
+    threshold: str = ""
+
+
+NOT_TOLD: typing.Final = Said(Outcome.SKIPPED, "not told by this GPU or its driver")

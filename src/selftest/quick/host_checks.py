@@ -1,0 +1,343 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The checks of the machine: its GPUs against those that it had, driver, toolkit, files, disk."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import typing
+
+import obstacles
+from ci import concourse_worker
+from found import Machine
+from gpu import detect
+from gpu.inventory import Gpu, Inventory, State, Vendor
+from host import facts
+from selftest import results
+from selftest.check import Check, Level, Outcome, Result
+from selftest.quick import device_nodes, known, wrapper_checks
+from selftest.quick.known import Known
+from selftest.settings import Settings
+
+INVENTORY: typing.Final = Check(
+    "inventory",
+    Level.QUICK,
+    "every GPU that this machine has had is here and answers",
+    source=str(known.PATH),
+)
+DRIVER: typing.Final = Check(
+    "driver",
+    Level.QUICK,
+    "the kernel's driver and the vendor's library fit each other and find the GPUs",
+)
+DRIVER_VERSION: typing.Final = Check(
+    "driver-version",
+    Level.QUICK,
+    "the driver is at least as new as the operator asks",
+    source="the option min-driver-version",
+)
+TOOLKIT: typing.Final = Check(
+    "toolkit",
+    Level.QUICK,
+    "NVIDIA's container toolkit has no known vulnerability",
+    source="NVIDIA's product-security bulletins up to 5850",
+)
+DISK: typing.Final = Check(
+    "disk",
+    Level.QUICK,
+    "there is room for images, volumes and what tasks download",
+    # Below the first the smallest CUDA image can't be unpacked; the second is what the smoke test
+    # of the project's first users asks for (model cache and environments, 000-05).
+    source="1 GB: an image with CUDA's runtime alone is larger; 50 GB: models and environments",
+    unit="GB",
+)
+CHECKS: typing.Final = (
+    INVENTORY,
+    DRIVER,
+    DRIVER_VERSION,
+    TOOLKIT,
+    wrapper_checks.WRAPPER,
+    wrapper_checks.LAUNCHER,
+    wrapper_checks.CONFIGURATION,
+    device_nodes.CHECK,
+    DISK,
+)
+
+_GB: typing.Final = 1e9
+_FULL: typing.Final = 1.0
+_SCARCE: typing.Final = 50.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What was seen of the machine.
+
+    Attributes:
+        inventory: its GPUs now.
+        machine: the software beside them.
+        known: the GPUs that it has had.
+        damage: why those can't be told; empty where they can.
+        root: where the machine's files lie.
+    """
+
+    inventory: Inventory
+    machine: Machine
+    known: tuple[Known, ...] = ()
+    damage: str = ""
+    root: pathlib.Path = pathlib.Path("/")
+
+    @property
+    def lost(self) -> tuple[Known, ...]:
+        """GPUs that were here and are not."""
+        return tuple(gpu for gpu in self.known if self._is_lost(gpu))
+
+    def _is_lost(self, gpu: Known) -> bool:
+        """Whether nothing but a fault, or a hand on the machine, explains that it is not there.
+
+        AMD's and Intel's have their ids from their place, or are partitions of a card, which come
+        and go as they are configured. Of another maker than that whose GPUs are used now, it is
+        enough that the bus has it.
+        """
+        if gpu.uuid in {one.uuid for one in self.inventory.gpus}:
+            return False
+        if gpu.vendor is not self.inventory.vendor:
+            return not (self.root / "sys/bus/pci/devices" / gpu.pci_address).exists()
+        places = {one.pci_address for one in self.inventory.gpus}
+        return gpu.vendor is Vendor.NVIDIA or gpu.pci_address not in places
+
+    @property
+    def all_lost(self) -> bool:
+        """Whether there is no GPU left because all are lost, so that no driver is to blame."""
+        state = self.inventory.state
+        gone = state is State.NO_GPU or (state is State.NVML_ERROR and bool(self.inventory.lost))
+        return gone and any(gpu.allowed for gpu in self.lost)
+
+
+def look(settings: Settings) -> Look:
+    """See how the machine is. NVML may take its time, or hang with its driver."""
+    inventory, machine = detect.detect(settings.vendor), facts.machine()
+    try:
+        return Look(inventory, machine, known.read())
+    except known.KnownError as error:
+        return Look(inventory, machine, damage=str(error))
+
+
+def run(settings: Settings, look: Look) -> list[Result]:
+    """Make the checks of the machine. GPUs that are new are known from now on.
+
+    What can't be checked because of a failure says which: `driver failed`.
+    """
+    found = [*_inventory(settings, look), _driver(settings, look)]
+    usable = look.inventory.state is State.READY
+    culprit = "inventory" if look.all_lost else "driver"
+    prevented = f"{culprit} failed"
+    found.append(_driver_version(settings, look, "" if usable else prevented))
+    found.append(_toolkit(settings, look))
+    blocked = [result.check for result in found if result.outcome is Outcome.FAILED]
+    found += _files(settings, look, f"{blocked[0]} failed" if blocked else "")
+    if gpus := _allowed(settings, look):
+        found += [
+            device_nodes.CHECK.result(Outcome.PREVENTED, "inventory failed", gpu=result.gpu)
+            for result in found
+            if result.check == INVENTORY.id and result.outcome is Outcome.FAILED
+        ]
+        found += device_nodes.run(gpus, look.root)
+    else:
+        why = "inventory failed" if usable else prevented
+        found.append(device_nodes.CHECK.result(Outcome.PREVENTED, why))
+    if usable:
+        learn(settings, look)
+    return [*found, _disk(look.root)]
+
+
+def learn(settings: Settings, look: Look) -> None:
+    """Know from now on the GPUs that are here, as the operator knows them.
+
+    Those of another maker are no task's any more, partitions that are no more are forgotten.
+    """
+    if look.damage:
+        return
+    path = look.root / str(known.PATH).lstrip("/")
+    indexes = {gpu.uuid: gpu.index for gpu in settings.gpus}
+    here = {
+        gpu.uuid: Known(
+            uuid=gpu.uuid,
+            vendor=gpu.vendor,
+            model=gpu.model,
+            pci_address=gpu.pci_address,
+            index=indexes.get(gpu.uuid, gpu.index),
+            allowed=gpu.uuid in indexes or not indexes,
+        )
+        for gpu in look.inventory.gpus
+    }
+    others = [gpu for gpu in look.known if gpu.uuid not in here and gpu not in look.lost]
+    foreign = [gpu for gpu in others if gpu.vendor is not look.inventory.vendor]
+    known.add(
+        (*here.values(), *(dataclasses.replace(gpu, allowed=False) for gpu in foreign)), path
+    )
+    for gpu in others:
+        if gpu not in foreign:
+            known.forget(gpu.uuid, path)
+
+
+def _allowed(settings: Settings, look: Look) -> tuple[Gpu, ...]:
+    """The GPUs as they are now that tasks may get; all where that is not decided."""
+    uuids = {gpu.uuid for gpu in settings.gpus} or {gpu.uuid for gpu in look.inventory.gpus}
+    return tuple(gpu for gpu in look.inventory.gpus if gpu.uuid in uuids)
+
+
+def _inventory(settings: Settings, look: Look) -> list[Result]:
+    inventory = look.inventory
+    if look.damage:
+        remedy = f"sudo rm {known.PATH}, if no GPU is missing; then the self-test again"
+        return [INVENTORY.result(Outcome.WARNING, look.damage, remedy=remedy)]
+    if inventory.state is not State.READY and not look.all_lost:
+        return [INVENTORY.result(Outcome.PREVENTED, "driver failed")]
+    missed = [_missed(settings, look, gpu) for gpu in look.lost]
+    strangers = set(inventory.lost) - {gpu.pci_address for gpu in look.known}
+    missed += [
+        INVENTORY.result(
+            Outcome.WARNING,
+            f"the driver has a GPU at {address} that does not answer, and never did",
+            remedy=f"sudo dmesg | grep -e {address} -e NVRM; reboot, or reseat it",
+        )
+        for address in sorted(strangers)
+    ]
+    if any(result.outcome is Outcome.FAILED for result in missed):
+        return missed
+    earlier = {gpu.uuid for gpu in look.known}
+    new = [gpu for gpu in inventory.gpus if gpu.uuid not in earlier]
+    count = len(inventory.gpus)
+    text = f"{count} GPU{'s' * (count != 1)}"
+    if look.known and new:
+        text += ", new: " + ", ".join(f"{gpu.model} at {gpu.pci_address}" for gpu in new)
+    return [INVENTORY.result(Outcome.PASSED, text, value=count), *missed]
+
+
+def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
+    """What a GPU that is gone comes to; one that was no task's fails nothing."""
+    seen = "does not answer" if gpu.pci_address in look.inventory.lost else "is gone"
+    text = f"lost: GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) {seen}"
+    instead = [one.uuid for one in look.inventory.gpus if one.pci_address == gpu.pci_address]
+    if instead and instead[0] not in {one.uuid for one in look.known}:
+        text += f"; {instead[0]} is in its place"
+    return INVENTORY.result(
+        Outcome.FAILED if gpu.allowed else Outcome.WARNING,
+        text,
+        gpu=gpu.uuid,
+        remedy="sudo dmesg | grep -e 'fallen off the bus' -e Xid; reboot, or power off and reseat "
+        f"the card. If it was taken out: juju run {settings.unit} gpu-uncordon gpu={gpu.uuid} "
+        "reason=removed",
+    )
+
+
+def _driver(settings: Settings, look: Look) -> Result:
+    inventory = look.inventory
+    if look.all_lost:
+        return DRIVER.result(Outcome.PREVENTED, "inventory failed")
+    application = settings.unit.partition("/")[0]
+    obstacle = obstacles.of_state(inventory, application, settings.vendor)
+    if obstacle is None:
+        version = inventory.driver or "the kernel's own"
+        text = f"{inventory.vendor.display} driver {version}"
+        text += f", CUDA {inventory.cuda}" if inventory.cuda else ""
+        return DRIVER.result(Outcome.PASSED, text, value=version)
+    short, what = inventory.state.value, obstacle.what
+    text = what if what.startswith(f"{short}:") else f"{short}: {what}"
+    return DRIVER.result(Outcome.FAILED, text, remedy=obstacle.remedy)
+
+
+def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
+    wanted, driver = settings.min_driver_version, look.inventory.driver
+    if not wanted:
+        return DRIVER_VERSION.result(Outcome.SKIPPED, "min-driver-version is not set")
+    if prevented:
+        return DRIVER_VERSION.result(Outcome.PREVENTED, prevented)
+    if not driver:
+        return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version of its own")
+    application, threshold = settings.unit.partition("/")[0], f"at least {wanted}"
+    if _numbers(driver) >= _numbers(wanted):
+        return DRIVER_VERSION.result(Outcome.PASSED, driver, value=driver, threshold=threshold)
+    return DRIVER_VERSION.result(
+        Outcome.FAILED,
+        f"driver too old: {driver} is below min-driver-version {wanted}",
+        value=driver,
+        threshold=threshold,
+        remedy=f"install a newer driver (ubuntu-drivers install --gpgpu) and reboot, or "
+        f"juju config {application} min-driver-version=",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"[0-9]+", version)))
+
+
+def _toolkit(settings: Settings, look: Look) -> Result:
+    toolkit = look.machine.toolkit
+    vendors = {gpu.vendor for gpu in settings.gpus} or {look.inventory.vendor}
+    if Vendor.NVIDIA not in vendors:
+        return TOOLKIT.result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
+    threshold = f"at least {obstacles.SAFE_TOOLKIT}"
+    obstacle = obstacles.of_toolkit(toolkit)
+    if obstacle is None:
+        version = toolkit.version if toolkit else ""
+        return TOOLKIT.result(Outcome.PASSED, version, value=version, threshold=threshold)
+    if toolkit is None:
+        text = f"toolkit missing: {obstacle.what}"
+    elif not toolkit.version:
+        text = f"toolkit's version unknown: {obstacle.what}"
+    else:
+        has = [f"{one.cve} (CVSS {one.severity})" for one in obstacles.advisories(toolkit.version)]
+        text = f"toolkit vulnerable: {toolkit.version} has {', '.join(has)}"
+    return TOOLKIT.result(
+        Outcome.FAILED,
+        text,
+        value=toolkit and toolkit.version,
+        threshold=threshold,
+        remedy=obstacle.remedy,
+    )
+
+
+def _files(settings: Settings, look: Look, prevented: str) -> list[Result]:
+    checks = (wrapper_checks.WRAPPER, wrapper_checks.LAUNCHER, wrapper_checks.CONFIGURATION)
+    if not settings.files:
+        why = prevented or "the wrapper is not installed yet; juju status says why"
+        return [check.result(Outcome.PREVENTED, why) for check in checks]
+    if wrapper_checks.is_configured(settings):
+        configuration = wrapper_checks.check_configuration(settings, look.root)
+    else:
+        configuration = checks[2].result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
+    return [
+        wrapper_checks.check_wrapper(settings, look.root),
+        wrapper_checks.check_launcher(settings, look.machine, look.root),
+        configuration,
+    ]
+
+
+def _disk(root: pathlib.Path) -> Result:
+    """The least room of where Concourse works and where the self-test writes."""
+    free = {path: _free(root, path) for path in (concourse_worker.HOME, results.HOME)}
+    path = min(free, key=lambda path: free[path])
+    room = free[path]
+    threshold = f"at least {_FULL:g} GB, better {_SCARCE:g} GB"
+    text = f"{room:.1f} GB free for {path}"
+    remedy = (
+        f"sudo du -xh --max-depth=2 {path} | sort -h | tail; make room, or give {path} a larger "
+        "disk"
+    )
+    if room < _FULL:
+        outcome, text = Outcome.FAILED, f"disk full: {text}"
+    else:
+        outcome = Outcome.PASSED if room >= _SCARCE else Outcome.WARNING
+    return DISK.result(outcome, text, value=round(room, 1), threshold=threshold, remedy=remedy)
+
+
+def _free(root: pathlib.Path, path: pathlib.Path) -> float:
+    """Room on a path's file system in GB; none where it has no inode left for another file."""
+    place = root / str(path).lstrip("/")
+    while not place.exists():
+        place = place.parent
+    found = os.statvfs(place)
+    out_of_inodes = found.f_files > 0 and found.f_favail == 0
+    return 0.0 if out_of_inodes else found.f_bavail * found.f_frsize / _GB

@@ -1,0 +1,184 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The levels in their order, what follows from a failure, and what the verdict changes."""
+
+import collections.abc
+import dataclasses
+import datetime
+import time
+import typing
+
+from gpu import health, xid
+from gpu.inventory import Gpu
+from oci import quarantine
+from selftest import proof, results
+from selftest.burnin import run as burnin
+from selftest.check import Check, Level, Outcome, Progress, Result
+from selftest.compute import run as compute
+from selftest.isolation import run as isolation
+from selftest.quick import gpu_checks, host_checks
+from selftest.results import Report
+from selftest.settings import Settings
+
+# Those without which a GPU can't be asked how it is.
+_SILENT: typing.Final = (host_checks.INVENTORY.id, host_checks.DRIVER.id)
+
+_Make = collections.abc.Callable[[tuple[Gpu, ...]], list[Result]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is to be tested.
+
+    Attributes:
+        run: an id by which the caller knows the report.
+        level: how much.
+        gpu: id of the one GPU that is meant; empty: all that tasks may get.
+        device: `cuda`; or `cpu`, which proves no GPU, so that its report changes nothing.
+        minutes: how long the burn-in loads the GPUs.
+    """
+
+    run: str
+    level: Level = Level.QUICK
+    gpu: str = ""
+    device: str = "cuda"
+    minutes: int = 10
+
+
+def run(settings: Settings, request: Request, progress: Progress) -> Report:
+    """Make all checks of a level and of those before it.
+
+    A GPU that fails is out of use at once; the rest is done by conclude.
+    """
+    started, began = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    progress("Checking the machine and its GPUs")
+    look = host_checks.look(settings)
+    gpus = tuple(gpu for gpu in settings.gpus if request.gpu in ("", gpu.uuid))
+    found = host_checks.run(settings, look)
+    # NVML answers whatever else is wrong with this worker.
+    silent = [result for result in found if result.check in _SILENT]
+    found += _unless_prevented(
+        gpu_checks.CHECKS, gpus, silent, lambda good: _health(settings, good)
+    )
+    for level, checks, make in _later(settings, request, progress):
+        if request.level.includes(level):
+            # No job gets it meanwhile: the next level may take hours.
+            _take_out(settings, request.device, found)
+            found += _unless_prevented(checks, gpus, found, make)
+    return Report(
+        run=request.run,
+        subject=proof.subject(settings, look.inventory, look.machine),
+        level=request.level,
+        device=request.device,
+        gpu=request.gpu,
+        outcome=results.outcome(found),
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - began, 1),
+        results=tuple(found),
+    )
+
+
+def _health(settings: Settings, gpus: tuple[Gpu, ...]) -> list[Result]:
+    return gpu_checks.run(settings, health.read(gpu.uuid for gpu in gpus), xid.read(), gpus)
+
+
+def _later(
+    settings: Settings, request: Request, progress: Progress
+) -> tuple[tuple[Level, tuple[Check, ...], _Make], ...]:
+    """The levels after quick, each with its checks and how they are made on some GPUs."""
+
+    def isolate(gpus: tuple[Gpu, ...]) -> list[Result]:
+        return isolation.run(settings, gpus, progress)
+
+    def calculate(gpus: tuple[Gpu, ...]) -> list[Result]:
+        return compute.run(settings, gpus, request.device, progress)
+
+    def load(gpus: tuple[Gpu, ...]) -> list[Result]:
+        return burnin.run(settings, gpus, request.minutes, request.device, progress, request.run)
+
+    return (
+        (Level.ISOLATION, isolation.CHECKS, isolate),
+        (Level.COMPUTE, compute.CHECKS, calculate),
+        (Level.BURN_IN, burnin.CHECKS, load),
+    )
+
+
+def _unless_prevented(
+    checks: tuple[Check, ...], gpus: tuple[Gpu, ...], earlier: list[Result], make: _Make
+) -> list[Result]:
+    """The results of the next checks, on those GPUs alone that have failed none so far."""
+    failed = {result.gpu: result.check for result in reversed(earlier) if _failed(result)}
+    if "" in failed:
+        why = f"{failed['']} failed"
+        return [check.result(Outcome.PREVENTED, why) for check in checks]
+    good = tuple(gpu for gpu in gpus if gpu.uuid not in failed)
+    prevented = [
+        check.result(Outcome.PREVENTED, f"{failed[gpu.uuid]} failed", gpu=gpu.uuid)
+        for gpu in gpus
+        if gpu not in good
+        for check in checks
+        # Those that are not of each GPU have another to run on.
+        if check.each_gpu or not good
+    ]
+    return [*prevented, *(make(good) if good else [])]
+
+
+def _failed(result: Result) -> bool:
+    return result.outcome is Outcome.FAILED
+
+
+def conclude(settings: Settings, report: Report) -> None:
+    """Have every GPU in or out of use as a report says, and keep it.
+
+    A failure of the worker as a whole takes all its GPUs out. A GPU returns when the level that
+    failed it passes; what an operator has cordoned stays so.
+    """
+    if report.device == "cuda":
+        _take_out(settings, report.device, report.results)
+        _bring_back(settings, report)
+        if _proves(report):
+            proof.keep(report.subject)
+    # Last: whoever waits for the report finds done what it says.
+    results.save(report)
+
+
+def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[Result]) -> None:
+    """Quarantine what failed, for the first reason that it failed for."""
+    if device != "cuda":
+        return
+    earlier = {entry.uuid: entry for entry in quarantine.read()}
+    failed: dict[str, Result] = {}
+    for failure in filter(_failed, found):
+        for uuid in [failure.gpu] if failure.gpu else [gpu.uuid for gpu in settings.gpus]:
+            failed.setdefault(uuid, failure)
+    for uuid, failure in failed.items():
+        level, before = failure.level, earlier.get(uuid)
+        if before and before.level and not level.includes(Level(before.level)):
+            level = Level(before.level)
+        quarantine.put(uuid, failure.text, failure.check, level.value, failure.remedy)
+
+
+def _bring_back(settings: Settings, report: Report) -> None:
+    """End the quarantine of those that pass the level that failed them."""
+    tested = {gpu.uuid for gpu in settings.gpus if report.gpu in ("", gpu.uuid)}
+    for entry in quarantine.read():
+        ours = entry.uuid in tested and entry.by != quarantine.OPERATOR
+        if ours and _passed(report, entry.uuid, entry.level):
+            quarantine.lift(entry.uuid)
+
+
+def _proves(report: Report) -> bool:
+    """Whether all GPUs passed isolation."""
+    whole = not report.gpu and report.level.includes(Level.ISOLATION)
+    return whole and report.outcome == "passed"
+
+
+def _passed(report: Report, uuid: str, level: str) -> bool:
+    """Whether a report shows that a GPU holds to all checks up to a level."""
+    if not report.level.includes(Level(level)):
+        return False
+    return not any(
+        result.outcome in (Outcome.FAILED, Outcome.PREVENTED)
+        for result in report.results
+        if result.gpu in ("", uuid) and Level(level).includes(result.level)
+    )

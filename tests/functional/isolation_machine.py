@@ -1,0 +1,121 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A machine with simulated GPUs and the wrapper, on which isolation is tested."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from selftest.isolation import doors
+from tests.fakes import FAKEGPU
+from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS
+from tests.functional.lease_site import alive
+
+APPLY = """
+import json, sys
+from gpu import detect
+from gpu.inventory import Vendor
+from oci import wrapper
+from plan import GpuPlan
+found = detect.detect()
+runtime = sys.argv[1] if found.vendor is Vendor.NVIDIA else ""
+wrapper.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
+"""
+RUN = """
+import dataclasses, json, sys
+from gpu import detect
+from selftest.isolation import run as isolation
+from selftest.settings import Settings
+gpus = detect.detect().gpus
+def progress(text):
+    print(text, file=sys.stderr, flush=True)
+found = isolation.run(Settings("worker/0", gpus=gpus), gpus, progress)
+print(json.dumps([dataclasses.asdict(one) for one in found], default=lambda enum: enum.value))
+"""
+
+
+class Machine:
+    """A worker's machine, on which files can be changed and the self-test be run."""
+
+    def __init__(self, worker):
+        self.worker = worker
+        self.root = Path(f"/proc/{worker.holder.pid}/root")
+        self.env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+
+    def command(self, *words):
+        done = self.worker.inside(*words, env=self.env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def make(self, *cards, **options):
+        """Machine and wrapper as they were before any test, with `fakegpu install` `cards`."""
+        self.command("rm", "-rf", "/opt/gpu-ci", "/etc/gpu-ci", "/run/gpu-ci", "/var/lib/gpu-ci")
+        self.command("ln", "-sf", "/usr/sbin/runc", "/opt/concourse/current/bin/runc")
+        self.command(FAKEGPU, "install", *(cards or ("--count", "2")))
+        for number, uuid in enumerate([] if cards else UUIDS):
+            self.command(FAKEGPU, "set", number, f"uuid={uuid}")
+        self.apply(**options)
+
+    def apply(self, **options):
+        self.command(sys.executable, "-c", APPLY, RUNTIME, json.dumps(options))
+
+    def path(self, name):
+        return self.root / name.lstrip("/")
+
+    def edit(self, name, old, new):
+        path = self.path(name)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        if name.startswith("/opt/gpu-ci/lib"):
+            self.command("rm", "-rf", "/opt/gpu-ci/lib/gpuci/__pycache__")
+
+    def put(self, name, text):
+        self.path(name).unlink(missing_ok=True)
+        self.path(name).write_text(text)
+        self.path(name).chmod(0o755)
+
+    def test(self):
+        """Results by check; those of GPUs by check and index."""
+        found = json.loads(self.command(sys.executable, "-c", RUN))
+        assert [one["check"] for one in found if one["check"] != "lease"] == [
+            check.id for check in doors.CHECKS if check is not doors.LEASE
+        ]
+        gpus = sorted({one["gpu"] for one in found} - {""})
+        return {
+            (one["check"], gpus.index(one["gpu"])) if one["gpu"] else one["check"]: one
+            for one in found
+        }
+
+    def begin(self):
+        """The self-test as a process that goes on."""
+        command = self.worker._in(sys.executable, "-c", RUN)
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        return subprocess.Popen(command, env=self.env, stdout=null, stderr=pipe, text=True)
+
+    def leftovers(self):
+        """Whatever of the self-test is still there: files, control groups, leases, processes."""
+        holders = self.worker.leases()["holders"]
+        return [
+            *self.path("/run/gpu-ci").glob("selftest*"),
+            *self.path("/run/gpu-ci/leases/containers").glob("gpu-selftest-*"),
+            *self.path("/var/lib/gpu-ci/selftest").glob("roots*"),
+            *Path("/sys/fs/cgroup").glob("*/gpu-ci-selftest*"),
+            *Path("/sys/fs/cgroup").glob("gpu-ci-selftest*"),
+            *(name for name in holders if name.startswith("gpu-selftest-")),
+            *processes(),
+        ]
+
+
+def processes():
+    """Those that live in control groups of the self-test's containers on this very machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        try:
+            if ":/gpu-ci-selftest/" in path.read_text() and alive(path.parent.name):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,66 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A machine with systemd and two simulated GPUs, where the charm's code lies in /srv/charm."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import pytest
+
+from tests import fakes
+from tests.lab.park import Park
+
+ROOT = pathlib.Path(__file__).parents[2]
+NEEDED = ("systemd-nspawn", "gcc")
+MISSING = [name for name in NEEDED if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+
+NEEDS = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+    # A machine's keeper is meant to outlive who started it.
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+
+class Host:
+    """The machine; `libraries` is its /srv/nvml."""
+
+    def __init__(self, machine, libraries):
+        self.machine, self.libraries = machine, libraries
+        paths = ":".join(f"/srv/charm/{part}" for part in ("lib", "src", "venv"))
+        self.python = ["/usr/bin/env", f"PYTHONPATH={paths}", "/usr/bin/python3", "-W", "error"]
+
+    def sh(self, script, check=True):
+        return self.machine.run(["/bin/sh", "-c", script], check=check, timeout=180)
+
+    def run(self, code):
+        return self.machine.run([*self.python, "-c", code], timeout=180).stdout
+
+    def fakegpu(self, *arguments):
+        return self.machine.run([fakes.FAKEGPU, *arguments]).stdout
+
+
+@contextlib.contextmanager
+def started(name):
+    """A Host; its NVML lies in /srv/nvml as `answering`."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
+        libraries = fakes.build_nvml(pathlib.Path(folder, "nvml"))
+        shutil.copy(libraries / "libnvidia-ml.so.1", libraries / "answering")
+        packages = next(path for path in sys.path if path.endswith("site-packages"))
+        binds = {f"/srv/charm/{part}": ROOT / part for part in ("src", "lib", "templates")}
+        binds |= {"/srv/charm/venv": pathlib.Path(packages), "/srv/nvml": libraries}
+        binds["/srv/fakes"] = ROOT / "tests/fakes"
+        park = Park(pathlib.Path(folder, "park"))
+        try:
+            host = Host(park.up(name, binds_ro=binds), libraries)
+            for source, target in fakes.gpu_files(libraries).items():
+                shown = "/srv/nvml" if source.parent == libraries else "/srv/fakes"
+                host.sh(f"install -D -m 755 {shown}/{source.name} {target}")
+            host.fakegpu("install", "--count", "2")
+            yield host
+        finally:
+            park.destroy()

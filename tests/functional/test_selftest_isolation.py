@@ -1,0 +1,309 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The self-test's isolation level with the real runc, the real wrapper and simulated GPUs.
+
+It must pass on a healthy worker, and each sabotage must turn exactly the checks red that it is
+about. The NVIDIA runtime is the real one where GPUCI_NVIDIA_RUNTIME names it.
+"""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.fakes import FAKEGPU
+from tests.functional.containerd_worker import (
+    GIVEN_RUNTIME,
+    NEEDS,
+    RUNTIME,
+    UUIDS,
+    worker_in_a_namespace,
+)
+from tests.functional.isolation_machine import Machine
+from tests.functional.lease_site import Site, alive
+
+pytestmark = NEEDS
+REAL_RUNTIME_ONLY = pytest.mark.skipif(
+    not GIVEN_RUNTIME, reason="the stand-in runtime is not like that; give GPUCI_NVIDIA_RUNTIME"
+)
+
+ALL = {
+    *("lease", "no-lease", "image-all", "cuda-version-only", "annotation", "volume-mount"),
+    *("environment", "exec-environment", "device-cgroup", "disjoint", "reclaim"),
+}
+NVIDIA_DOORS = {"image-all", "cuda-version-only", "annotation", "volume-mount"}
+ALLOCATION = {"disjoint", "reclaim"}
+NEED_A_LEASE = NVIDIA_DOORS | ALLOCATION | {"environment", "exec-environment"}
+LIB, CONFIG = "/opt/gpu-ci/lib/gpuci", "/etc/gpu-ci/nvidia-container-runtime/config.toml"
+
+
+@pytest.fixture(scope="module")
+def started():
+    with worker_in_a_namespace() as worker:
+        worker.charm(0, 1)
+        worker.start()
+        yield Machine(worker)
+
+
+@pytest.fixture
+def machine(started):
+    started.make()
+    return started
+
+
+@pytest.fixture
+def site(machine):
+    """CI tasks on that machine, by containerd."""
+    site = Site(machine.worker)
+    yield site
+    site.close()
+
+
+def checks(results, *outcomes):
+    """The ids of the checks that ended so on any GPU."""
+    return {one["check"] for one in results.values() if one["outcome"] in outcomes}
+
+
+def test_a_healthy_worker_passes_in_time_and_nothing_is_left(machine):
+    began = time.monotonic()
+    results = machine.test()
+    assert time.monotonic() - began < 60
+    assert checks(results, "passed") == ALL, results
+    assert checks(results, "failed", "warning", "skipped", "prevented") == set()
+    assert machine.leftovers() == []
+    assert "/dev/nvidia1," in results["lease", 1]["text"]
+
+
+def grants_all(machine):
+    machine.edit(f"{LIB}/grant.py", '",".join(self.ids) if by_runtime', '"all" if by_runtime')
+
+
+def grants_none(machine):
+    machine.edit(f"{LIB}/grant.py", '",".join(self.ids) if by_runtime', '"void" if by_runtime')
+
+
+def passes_annotations_on(machine):
+    machine.edit(f"{LIB}/spec.py", '"cdi.k8s.io/"', '"none/"')
+    machine.edit(CONFIG, "annotation-prefixes = []", 'annotation-prefixes = ["cdi.k8s.io/"]')
+
+
+def takes_every_annotation(machine):
+    machine.edit(CONFIG, "annotation-prefixes = []", 'annotation-prefixes = [""]')
+
+
+def passes_volume_mounts_on(machine):
+    machine.edit(f"{LIB}/spec.py", '"/var/run/nvidia-c', '"/none')
+    name = "accept-nvidia-visible-devices-as-volume-mounts"
+    machine.edit(CONFIG, f"{name} = false", f"{name} = true")
+
+
+def lets_images_choose(machine):
+    machine.edit(f"{LIB}/environment.py", "dropped = DOORS | ours.keys()", "dropped = DOORS")
+    machine.edit(f"{LIB}/environment.py", "return kept + [", "return [")
+    machine.edit(f"{LIB}/environment.py", "in ours.items()]", "in ours.items()] + kept")
+
+
+def sends_all_to_nvidia(machine):
+    line = f'XDG_CONFIG_HOME=/etc/gpu-ci exec {RUNTIME} "$@"'
+    machine.edit("/opt/gpu-ci/bin/runc", '    exec "$runc" "$@"', f"    {line}")
+
+
+def is_the_plain_runtime(machine):
+    line = f'#!/bin/sh\nXDG_CONFIG_HOME=/etc/gpu-ci exec {RUNTIME} "$@"\n'
+    machine.put("/opt/gpu-ci/bin/runc", line)
+
+
+def is_the_plain_runc(machine):
+    machine.put("/opt/gpu-ci/bin/runc", '#!/bin/sh\nexec /opt/concourse/current/bin/runc "$@"\n')
+
+
+def forgets_exec(machine):
+    machine.edit(f"{LIB}/wrapper.py", "replace(path, spec.at_exec(", "str((spec.at_exec(")
+    machine.edit(f"{LIB}/wrapper.py", "*told), like=path)", "*told)))")
+
+
+def never_reclaims(machine):
+    head = '"""Whether the holder still uses its devices.\n'
+    machine.edit(f"{LIB}/usage.py", head, f'"""."""\n        return True\n        {head}')
+
+
+def leaves_children(machine):
+    machine.edit(
+        f"{LIB}/usage.py",
+        "folder, init = self._group(container, holder)\n        # Whoever",
+        "return True\n        # Whoever",
+    )
+
+
+def forgets_holders(machine):
+    machine.edit(f"{LIB}/leases.py", "if device not in taken]", "]")
+
+
+# A runc that allows a container every device.
+OPEN_RUNC = """#!/usr/bin/python3
+import json, os, sys
+if "create" in sys.argv:
+    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+    config = json.load(open(path))
+    config["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})
+    json.dump(config, open(path, "w"))
+os.execv("/usr/sbin/runc", ["/usr/sbin/runc", *sys.argv[1:]])
+"""
+
+
+def opens_the_device_cgroup(machine):
+    machine.put("/opt/concourse/current/bin/runc", OPEN_RUNC)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "red", "prevented"),
+    [
+        (grants_all, {"lease"}, NEED_A_LEASE),
+        (grants_none, {"lease"}, NEED_A_LEASE),
+        (passes_annotations_on, {"annotation"}, set()),
+        pytest.param(takes_every_annotation, {"annotation"}, set(), marks=REAL_RUNTIME_ONLY),
+        pytest.param(*(passes_volume_mounts_on, {"volume-mount"}, set()), marks=REAL_RUNTIME_ONLY),
+        (lets_images_choose, {"image-all", "environment", "exec-environment"}, set()),
+        (sends_all_to_nvidia, {"no-lease"}, set()),
+        (is_the_plain_runtime, {"lease", "no-lease"}, NEED_A_LEASE),
+        (is_the_plain_runc, {"lease"}, NEED_A_LEASE),
+        # A malformed variable then reaches runc, which starts no process with it.
+        (forgets_exec, {"environment", "exec-environment"}, set()),
+        (never_reclaims, {"reclaim"}, set()),
+        (leaves_children, {"reclaim"}, set()),
+        # Whoever is given a GPU that is taken finds the killed task's child on it too.
+        (forgets_holders, {"disjoint", "reclaim"}, set()),
+        (opens_the_device_cgroup, {"device-cgroup"}, set()),
+    ],
+)
+def test_a_sabotage_turns_its_own_checks_red(machine, sabotage, red, prevented):
+    sabotage(machine)
+    results = machine.test()
+    shown = {key: (one["outcome"], one["text"]) for key, one in results.items()}
+    assert checks(results, "failed") == red, shown
+    assert checks(results, "prevented") == prevented, shown
+    assert checks(results, "passed") == ALL - red - prevented, shown
+    for one in results.values():
+        assert bool(one["remedy"]) == (one["outcome"] == "failed")
+        assert "APP" not in one["remedy"]
+        if one["outcome"] == "prevented":
+            assert one["text"].startswith("lease failed on GPU ")
+    assert machine.leftovers() == []
+
+
+def test_what_is_missing_is_named(machine):
+    machine.path("/opt/concourse/current/bin/runc").unlink()
+    results = machine.test()
+    assert checks(results, "prevented") == ALL
+    text = "/opt/concourse/current/bin/runc is missing"
+    assert {one["text"] for one in results.values()} == {text}
+
+
+def test_a_jobs_gpu_is_left_alone_and_the_job_named(machine, site):
+    site.create("job")
+    step = site.step("job")
+    results = machine.test()
+    assert results["lease", 0]["outcome"] == "prevented"
+    assert "GPU 0 is in use by container job" in results["lease", 0]["text"]
+    assert results["lease", 1]["outcome"] == "passed"
+    assert "GPU 0 is in use by container job" in results["disjoint"]["text"]
+    assert checks(results, "prevented") == {"lease", "disjoint"}
+    assert checks(results, "passed") == ALL - {"disjoint"}
+    assert alive(step)
+    assert machine.leftovers() == []
+
+
+def test_with_no_gpu_free_only_what_needs_none_is_tested(machine, site):
+    site.create("job", "GPU_COUNT=2")
+    site.step("job")
+    results = machine.test()
+    assert checks(results, "passed") == {"no-lease", "device-cgroup"}
+    for one in results.values():
+        if one["outcome"] == "prevented":
+            assert "container job" in one["text"]
+
+
+def test_quarantined_gpus_are_tested_and_foreign_use_is_respected(machine):
+    for folder, uuid, entry in (
+        ("/var/lib/gpu-ci/quarantine", UUIDS[0], {"reason": "Xid 79: gone", "by": "self-test"}),
+        ("/run/gpu-ci/cordons", UUIDS[1], {"reason": "in use outside CI: pid 4711 (python3)"}),
+    ):
+        machine.command("mkdir", "-p", folder)
+        machine.put(f"{folder}/{uuid}.json", json.dumps(entry))
+    results = machine.test()
+    assert results["lease", 0]["outcome"] == "passed"
+    assert results["lease", 1]["outcome"] == "prevented"
+    assert "pid 4711" in results["lease", 1]["text"]
+    assert checks(results, "skipped") == {"disjoint"}
+    assert checks(results, "passed") == ALL - {"disjoint"}
+
+
+def test_shared_gpus_are_taken_alone_too(machine, site):
+    machine.apply(allocation="shared")
+    site.create("without", "GPU_COUNT=0")
+    results = machine.test()
+    assert checks(results, "skipped") == ALLOCATION
+    assert checks(results, "passed") == ALL - ALLOCATION, results
+    assert machine.leftovers() == []
+
+
+def test_each_mig_device_is_a_lease_of_its_own(machine):
+    machine.command(FAKEGPU, "mig", "0", "2")
+    machine.apply()
+    results = machine.test()
+    assert checks(results, "passed") == ALL, results
+
+
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
+def test_other_makers_gpus_are_tested_without_nvidias_doors(machine, vendor):
+    machine.make("--vendor", vendor, "--count", "2")
+    results = machine.test()
+    assert checks(results, "skipped") == NVIDIA_DOORS
+    assert checks(results, "passed") == ALL - NVIDIA_DOORS, results
+
+
+def test_a_gpu_without_its_node_fails_its_lease_alone(machine):
+    machine.path("/dev/nvidia1").unlink()
+    results = machine.test()
+    assert results["lease", 0]["outcome"] == "passed"
+    assert results["lease", 1]["outcome"] == "failed"
+    assert "/dev/nvidia1" in results["lease", 1]["text"]
+    assert checks(results, "prevented") == ALLOCATION
+
+
+@REAL_RUNTIME_ONLY
+def test_nvml_in_the_container_has_to_list_the_lease_alone(machine):
+    """With the simulated driver's state in it, NVML lists all GPUs, whatever nodes there are."""
+    mount = '{"destination": "/var/lib/fake-gpu", "source": "/var/lib/fake-gpu", '
+    mount += '"type": "bind", "options": ["bind"]}'
+    line = f'config["mounts"].append(json.loads({mount!r}))'
+    script = OPEN_RUNC.replace(
+        'config["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})', line
+    )
+    assert line in script
+    machine.put("/opt/concourse/current/bin/runc", script)
+    results = machine.test()
+    assert checks(results, "failed") == {"lease"}
+    assert f"NVML lists {UUIDS[0]}, {UUIDS[1]} in it" in results["lease", 0]["text"]
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_after_a_killed_self_test_the_next_one_cleans_up_and_passes(machine, moment):
+    with machine.begin() as running:
+        running.stderr.readline()
+        time.sleep(0.2 * moment)
+        running.kill()
+    results = machine.test()
+    assert checks(results, "passed") == ALL, results
+    assert machine.leftovers() == []
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_self_test_that_is_stopped_leaves_nothing(machine, moment):
+    with machine.begin() as running:
+        running.stderr.readline()
+        time.sleep(0.25 * moment)
+        running.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in running.stderr.read()
+    assert machine.leftovers() == []

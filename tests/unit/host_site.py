@@ -1,0 +1,145 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A worker with two GPUs as a folder, its wrapper really installed, for the self-test's checks."""
+
+import contextlib
+import dataclasses
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu.inventory import Gpu, Inventory, State
+from oci import nvidia, wrapper
+from plan import GpuPlan
+from selftest.check import Outcome
+from selftest.quick import device_nodes, host_checks, known
+from selftest.settings import Settings
+from tests.unit.situations import GPUS, MACHINE, READY, RUNTIME
+
+IS_ROOT = os.geteuid() == 0
+MOVED = "HOME BIN FRONT LAUNCHER SELFTEST LIB LINK CONFIG POLICY RUN STORE CORDONS LOG".split()
+DEVICES = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n510 nvidia-uvm\n\n"
+BLOCK = "Block devices:\n259 blkext\n"
+NODES = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
+SERVICE = "etc/systemd/system/concourse-worker.service"
+ENVIRONMENT = "etc/concourse/worker.env"
+FRONT = "opt/gpu-ci/bin/runc"
+CONFIG = "etc/gpu-ci/nvidia-container-runtime/config.toml"
+
+
+class Room:
+    """What os.statvfs says of every file system: room in GB, and files."""
+
+    def __init__(self, gb: float, files: int = 1000, inodes: int = 1000) -> None:
+        self.f_bavail, self.f_frsize = int(gb * 1e9 / 4096), 4096
+        self.f_files, self.f_favail = files, inodes
+
+
+class Site:
+    """The worker; `inventory`, `machine` and `settings` may be replaced."""
+
+    def __init__(self, root: Path, gpus: tuple[Gpu, ...] = GPUS) -> None:
+        self.root = root
+        self.inventory = dataclasses.replace(READY, gpus=gpus, vendor=gpus[0].vendor)
+        self.machine = MACHINE
+        assert self.install()
+        self.settings = Settings("worker/0", gpus=gpus, files=self.installed())
+        self.put("proc/devices", DEVICES + BLOCK)
+        runc = self.put("opt/concourse/8.3.0/bin/runc", "#!/bin/sh\n")
+        runc.chmod(0o755)
+        (root / "opt/concourse/current").symlink_to("8.3.0")
+        self.put(SERVICE, 'ExecStart=concourse "worker" "--tag=gpu" "--tag=gpu-type=nvidia"\n')
+        launcher = "/opt/gpu-ci/bin/containerd-launcher"
+        self.put(ENVIRONMENT, f'CONCOURSE_CONTAINERD_BIN="{launcher}"\n')
+        self.process(4711, "/opt/concourse/8.3.0/bin/containerd", "/opt/gpu-ci/bin:/usr/bin")
+        self.process(4712, "/usr/bin/containerd", "/usr/bin")
+        self.process(4713, "/opt/concourse/8.3.0/bin/concourse", "/usr/bin")
+        for name, numbers in NODES.items():
+            self.node(name, *numbers)
+        for gpu in gpus:
+            self.node(f"nvidia{gpu.minor}", 195, gpu.minor)
+        self.run()
+
+    @contextlib.contextmanager
+    def _charm(self) -> Iterator[None]:
+        """Have the charm's room for the wrapper work below the root."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in MOVED:
+                patch.setattr(wrapper, name, self.root / str(getattr(wrapper, name)).lstrip("/"))
+            patch.setattr(nvidia, "PACKAGED", self.root / "packaged.toml")
+            yield
+
+    def install(self) -> bool:
+        self.path("usr/local/bin").mkdir(parents=True, exist_ok=True)
+        with self._charm():
+            return wrapper.apply(GpuPlan(self.inventory.gpus, RUNTIME))
+
+    def installed(self) -> dict[str, str]:
+        with self._charm():
+            told = wrapper.installed()
+        return {path.removeprefix(str(self.root)): what for path, what in told.items()}
+
+    def put(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def process(self, pid: int, program: str, path: str) -> None:
+        folder = self.root / f"proc/{pid}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "exe").unlink(missing_ok=True)
+        (folder / "exe").symlink_to(program)
+        (folder / "environ").write_bytes(b"HOME=/root\0PATH=" + path.encode() + b"\0TERM=dumb\0")
+
+    def node(self, name: str, major: int, minor: int, mode: int = 0o666) -> None:
+        """Make a device node, which only root can."""
+        if not IS_ROOT:
+            return
+        path = self.root / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mknod(path, stat.S_IFCHR, os.makedev(major, minor))
+        path.chmod(mode)
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def known(self):
+        return known.read(self.root / "var/lib/gpu-ci/inventory.json")
+
+    def lose(self, *uuids: str) -> None:
+        """Have GPUs vanish from the bus."""
+        left = tuple(gpu for gpu in self.inventory.gpus if gpu.uuid not in uuids)
+        state = State.READY if left else State.NO_GPU
+        self.inventory = dataclasses.replace(self.inventory, gpus=left, state=state)
+
+    def start_past_the_launcher(self) -> None:
+        """Have Concourse's containerd run as from before the wrapper, in a release since gone."""
+        self.process(4711, "/opt/concourse/8.2.5/bin/containerd (deleted)", "/usr/bin:/bin")
+
+    def ask_for_a_newer_driver(self) -> None:
+        self.settings = dataclasses.replace(self.settings, min_driver_version="580.95.10")
+
+    def unusable(self, state: State, detail: str = "0000:01:00.0") -> None:
+        self.inventory = Inventory(state, detail=detail, driver="580.95.05")
+
+    def run(self):
+        """All results; without root, which makes no device nodes, none of those."""
+        look = host_checks.Look(self.inventory, self.machine, self.known(), root=self.root)
+        found = host_checks.run(self.settings, look)
+        return [one for one in found if IS_ROOT or one.check != device_nodes.CHECK.id]
+
+
+def named(results, outcome):
+    """Check and GPU of the results of one outcome."""
+    return [(one.check, one.gpu) for one in results if one.outcome is outcome]
+
+
+def red(results):
+    """The one result that failed."""
+    (failed,) = (one for one in results if one.outcome is Outcome.FAILED)
+    return failed

@@ -1,0 +1,196 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The quarantine: kept over a reboot, read by the wrapper, and the operator's word is the last."""
+
+import json
+import re
+
+import pytest
+
+from found import Quarantine
+from oci import quarantine
+from tests.unit.grants import AMD_GPUS, golden
+from tests.unit.wrapper_rig import GPUS, Rig
+
+XID = "Xid 79: the GPU has fallen off the bus"
+IDS = [gpu["uuid"] for gpu in GPUS]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "gpu-ci/quarantine")
+    return quarantine.PATH
+
+
+@pytest.fixture
+def rig(tmp_path, folder):
+    rig = Rig(tmp_path / "rig")
+    rig.policy(cordons=[str(tmp_path / "cordons"), str(folder)])
+    return rig
+
+
+def put(uuid, reason=XID, check="xid", level="quick", remedy="reseat the card"):
+    return quarantine.put(uuid, reason, check, level, remedy)
+
+
+def create(rig, *params):
+    config = golden("task")
+    config["process"]["env"] = ["PATH=/bin", "ATC_EXTERNAL_URL=http://127.0.0.1:8080", *params]
+    rig.config.write_text(json.dumps(config))
+    return rig.create()
+
+
+def test_without_a_folder_nothing_is_out_of_use(folder):
+    assert quarantine.read() == ()
+    assert quarantine.find("GPU-0") is None
+    assert not quarantine.lift("GPU-0")
+    assert not folder.parent.exists()
+
+
+def test_what_a_self_test_puts_in_it_takes_out_again(folder):
+    assert put("GPU-1")
+    assert put("PCI-0000:83:00.0", level="compute")
+    first, second = quarantine.read()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", first.since)
+    assert first == Quarantine(
+        "GPU-1", XID, "xid", "quick", first.since, "reseat the card", quarantine.SELF_TEST
+    )
+    assert (second.uuid, second.level) == ("PCI-0000:83:00.0", "compute")
+    assert quarantine.lift("PCI-0000:83:00.0")
+    assert not quarantine.lift("PCI-0000:83:00.0")
+    assert quarantine.read() == (first,)
+
+
+def test_everybody_may_read_it_and_nothing_else_lies_there(folder):
+    put("GPU-1")
+    assert [path.name for path in folder.iterdir()] == ["GPU-1.json"]
+    assert folder.stat().st_mode & 0o7777 == 0o755
+    assert (folder / "GPU-1.json").stat().st_mode & 0o7777 == 0o644
+
+
+def test_out_since_the_first_time(folder):
+    put("GPU-1")
+    path = folder / "GPU-1.json"
+    path.write_text(path.read_text().replace(quarantine.read()[0].since, "2026-01-02T03:04:05Z"))
+    assert not put("GPU-1"), "nothing is written that is there"
+    assert put("GPU-1", reason="ECC: 3 uncorrected errors", check="ecc")
+    (entry,) = quarantine.read()
+    assert (entry.check, entry.since) == ("ecc", "2026-01-02T03:04:05Z")
+    quarantine.cordon("GPU-1", "swapping it")
+    assert quarantine.read()[0].since == "2026-01-02T03:04:05Z"
+
+
+def test_a_self_test_leaves_an_operators_cordon_as_it_is(folder):
+    assert quarantine.cordon("GPU-1", "swapping the fan")
+    before = quarantine.read()
+    assert not put("GPU-1")
+    assert quarantine.read() == before
+    assert (before[0].reason, before[0].by) == ("swapping the fan", quarantine.OPERATOR)
+
+
+def test_an_operators_cordon_takes_the_place_of_a_self_tests(folder):
+    put("GPU-1")
+    assert quarantine.cordon("GPU-1", "swapping the fan")
+    (entry,) = quarantine.read()
+    assert (entry.by, entry.check, entry.level) == (quarantine.OPERATOR, "", "")
+
+
+@pytest.mark.parametrize("uuid", ["../../etc/passwd", "", ".", "..", "-x", "GPU/1", "GPU-1\n"])
+def test_what_is_no_id_becomes_no_file(folder, uuid):
+    for call in (put, lambda name: quarantine.cordon(name, "why"), quarantine.lift):
+        with pytest.raises(ValueError, match="is no GPU's id"):
+            call(uuid)
+    assert not folder.exists()
+
+
+GOOD = {
+    "reason": XID,
+    "check": "xid",
+    "level": "quick",
+    "since": "",
+    "remedy": "",
+    "by": "self-test",
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "{}", '"x"', "\xff"]
+    + [
+        json.dumps({**GOOD, **change})
+        for change in (
+            {"reason": ""}, {"reason": 7}, {"reason": "a\nb"}, {"by": "me"}, {"level": "fast"},
+            {"level": ""}, {"check": None}, {"more": "x"}, {"uuid": "GPU-2"},
+        )
+    ],
+)  # fmt: skip
+def test_a_damaged_file_keeps_its_gpu_out_until_the_operator_lifts_it(folder, rig, text):
+    folder.mkdir(parents=True)
+    (folder / f"{IDS[0]}.json").write_text(text, encoding="latin-1")
+    (entry,) = quarantine.read()
+    assert (entry.uuid, entry.by) == (IDS[0], quarantine.OPERATOR)
+    assert entry.reason == f"out of use: {folder / IDS[0]}.json is damaged"
+    assert not put(IDS[0])
+    assert create(rig) == 42
+    assert rig.holders["ID"]["gpus"] == IDS[1:]
+    assert quarantine.lift(IDS[0])
+
+
+def test_what_was_half_written_is_no_entry(folder):
+    put("GPU-1")
+    (folder / ".GPU-2.json.new").write_text("{")
+    assert [entry.uuid for entry in quarantine.read()] == ["GPU-1"]
+
+
+def test_a_task_is_refused_in_the_words_of_the_quarantine(rig):
+    put(IDS[0])
+    assert create(rig) == 42
+    assert rig.holders["ID"]["gpus"] == IDS[1:]
+    assert create(rig, "GPU_COUNT=2") == 1
+    assert rig.refusal.startswith("gpu-ci-worker: this task needs 2 GPUs, and this worker has ")
+    assert (
+        f"1 GPU to give away (GPU 0 ({IDS[0]}) is quarantined: {XID}): ask for fewer with "
+        "GPU_COUNT, or choose a worker by the tag gpu-count>=2"
+    ) in rig.refusal
+
+
+def test_where_none_is_left_the_task_is_sent_elsewhere(rig):
+    put(IDS[0])
+    quarantine.cordon(IDS[1], "swapping the fan")
+    rig.policy(wait_timeout=240, cordons=[str(quarantine.PATH)])
+    assert create(rig) == 1
+    assert rig.refusal == (
+        "gpu-ci-worker: this task needs 1 GPU, and this worker has 0 GPUs to give away "
+        f"(GPU 0 ({IDS[0]}) is quarantined: {XID}; GPU 1 ({IDS[1]}) is cordoned by the operator: "
+        "swapping the fan): run it again, on another worker"
+    )
+    quarantine.lift(IDS[1])
+    rig.log.unlink()
+    assert create(rig) == 42
+
+
+def test_quarantine_says_more_than_what_is_seen_meanwhile(rig, tmp_path):
+    (tmp_path / "cordons").mkdir()
+    seen = {"reason": "dirty: 12.3 GiB taken without a process"}
+    (tmp_path / f"cordons/{IDS[0]}.json").write_text(json.dumps(seen))
+    put(IDS[0])
+    assert create(rig, "GPU_COUNT=2") == 1
+    assert f"({IDS[0]}) is quarantined: {XID})" in rig.refusal
+
+
+def test_a_hijack_into_a_container_of_a_quarantined_gpu_is_refused(rig):
+    assert create(rig) == 42
+    put(IDS[0])
+    assert rig.exec(["A=b"]) == 1
+    assert rig.refusal.endswith(
+        f"this container's GPU {IDS[0]} is quarantined: {XID}; run the task anew"
+    )
+
+
+def test_ids_of_every_vendor_reach_the_wrapper(rig, folder):
+    nodes = {"nodes": ["/dev/null"]}
+    gpus = [{**gpu, **nodes} for gpu in AMD_GPUS]
+    rig.policy(vendor="amd", gpus=gpus, nvidia_runtime="", config_home="", cordons=[str(folder)])
+    put("PCI-0000:83:00.0")
+    assert create(rig, "GPU_COUNT=2") == 1
+    assert f"(GPU 1 (PCI-0000:83:00.0) is quarantined: {XID})" in rig.refusal

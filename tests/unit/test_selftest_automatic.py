@@ -1,0 +1,208 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""When the charm has the self-test run by itself, and what it then knows.
+
+systemd is proven in tests/functional and tests/lab; here a recorder takes its place.
+"""
+
+import dataclasses
+import datetime
+import json
+
+import pytest
+
+import plan
+from config import Minimums
+from found import Verdict
+from oci import quarantine, wrapper
+from selftest import automatic, proof, results, settings, unit
+from selftest.check import Check, Level, Outcome
+from tests.unit.situations import TSA, gpu, situation
+
+CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
+NOW = datetime.datetime.now(datetime.timezone.utc)
+
+
+class Charm:
+    """A worker whose self-tests end as the test says, and what was asked of it."""
+
+    def __init__(self):
+        self.calls = []
+        self.last = None
+        self.proven = ""
+        self.running = None
+        self.found = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
+
+    def ensure(self, *, repaired=False, **values):
+        self.calls.clear()
+        found = dataclasses.replace(self.found, **values)
+        after = automatic.ensure(found, plan.make(found), repaired=repaired, progress=self.say)
+        return after, list(self.calls)
+
+    def say(self, line):
+        self.calls.append(line)
+
+    def start(self, level):
+        self.calls.append(f"start {level.value}")
+        return "new"
+
+    def follow(self, name, seconds, progress):
+        assert 60 < seconds < 300
+        progress(f"following {name}")
+
+    def report(self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None):
+        kept = settings.read()
+        now = proof.subject(kept, self.found.inventory, self.found.machine)
+        checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
+        self.last = results.Report(
+            run=results.new_run(),
+            subject=now if subject is None else subject,
+            level=level,
+            device="cuda",
+            gpu="",
+            outcome=outcome,
+            started=(NOW - datetime.timedelta(seconds=age)).isoformat(timespec="seconds"),
+            seconds=1.0,
+            results=(CHECK.result(checks.get(outcome, Outcome.PASSED), "Xid 79", gpu="GPU-0"),),
+        )
+        if outcome == "passed" and level is Level.ISOLATION:
+            self.proven = self.last.subject
+
+
+@pytest.fixture
+def charm(tmp_path, monkeypatch):
+    charm = Charm()
+    monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(wrapper, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
+    monkeypatch.setattr(
+        unit, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
+    )
+    monkeypatch.setattr(unit, "remove", lambda: charm.calls.append("remove"))
+    monkeypatch.setattr(unit, "running", lambda: charm.running)
+    monkeypatch.setattr(unit, "start", charm.start)
+    monkeypatch.setattr(unit, "follow", charm.follow)
+    monkeypatch.setattr(results, "read", lambda: charm.last)
+    monkeypatch.setattr(proof, "kept", lambda: charm.proven)
+    charm.ensure(options=charm.found.options)
+    return charm
+
+
+RUNS = ["boot True", "start isolation", "Self-test: following new"]
+
+
+def test_the_first_time_it_runs(charm):
+    assert charm.ensure()[1] == RUNS
+
+
+def test_after_that_it_runs_no_more(charm):
+    charm.report()
+    after, calls = charm.ensure()
+    assert calls == ["boot True"]
+    assert after.verdict == Verdict("passed")
+
+
+def test_a_quick_pass_at_boot_is_not_isolation_and_does_not_undo_it(charm):
+    charm.report(level=Level.QUICK)
+    assert charm.ensure()[1] == RUNS
+    charm.report()
+    charm.report(level=Level.QUICK)
+    assert charm.ensure()[1] == ["boot True"]
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed", "incomplete"])
+def test_a_change_of_what_it_proves_has_it_run_again(charm, outcome):
+    charm.report(outcome)
+    changed = dataclasses.replace(charm.found.inventory, driver="595.71.05")
+    assert charm.ensure(inventory=changed)[1] == RUNS
+
+
+def test_a_failure_is_the_operators_until_the_charm_has_repaired_something(charm):
+    charm.report("failed", age=3600)
+    after, calls = charm.ensure()
+    assert calls == ["boot True"]
+    assert after.verdict == Verdict("failed", failure="Xid 79", remedy="reboot")
+    assert charm.ensure(repaired=True)[1] == RUNS
+
+
+def test_what_a_job_kept_it_from_is_tried_again_after_a_while(charm):
+    charm.report("incomplete", age=10)
+    assert charm.ensure()[1] == ["boot True"]
+    charm.report("incomplete", age=600)
+    assert charm.ensure()[1] == RUNS
+
+
+def test_what_was_proven_of_other_gpus_meanwhile_is_no_answer(charm):
+    charm.report()
+    proven = charm.proven
+    charm.report("incomplete", subject="of one GPU alone")
+    charm.proven = proven
+    assert charm.ensure()[1] == RUNS
+
+
+def test_status_is_told_what_was_in_the_way_but_not_what_changes_by_the_minute(charm):
+    charm.report("incomplete")
+    why = "GPU 0 is in use by container 0b7c1f8e (task, 3 min)"
+    result = dataclasses.replace(charm.last.results[0], text=why)
+    charm.last = dataclasses.replace(charm.last, results=(result,))
+    assert automatic.verdict() == Verdict("incomplete", failure="GPU 0 is in use")
+
+
+def test_one_that_a_killed_hook_has_started_is_followed_to_its_end(charm):
+    charm.running = unit.Running("old", Level.ISOLATION, NOW)
+    assert charm.ensure()[1] == ["boot True", "Self-test: following old"]
+
+
+def test_a_burn_in_is_not_waited_for(charm):
+    charm.running = unit.Running("old", Level.BURN_IN, NOW)
+    assert charm.ensure()[1] == ["boot True"]
+
+
+def test_quarantine_is_read_after_the_test(charm, monkeypatch):
+    def follow(*_):
+        quarantine.put("GPU-1", "Xid 79: gone", "xid", "quick", "reboot")
+
+    monkeypatch.setattr(unit, "follow", follow)
+    after, _ = charm.ensure()
+    assert [entry.uuid for entry in after.quarantined] == ["GPU-1"]
+
+
+def options(charm, **changes):
+    return dataclasses.replace(charm.found.options, **changes)
+
+
+def test_without_selftest_on_start_neither_now_nor_at_boot(charm):
+    assert charm.ensure(options=options(charm, selftest_on_start=False))[1] == ["boot False"]
+    assert settings.read().unit == "worker/0"
+
+
+def test_without_gpus_for_tasks_nothing_of_it_is_left(charm):
+    after, calls = charm.ensure(inventory=None)
+    assert (calls, after.verdict) == (["remove"], None)
+    assert settings.read() is None
+    charm.ensure()
+    assert charm.ensure(leaving=True)[1] == ["remove"]
+
+
+def test_while_the_gpus_cannot_be_used_what_was_known_of_them_stays(charm):
+    before = settings.read()
+    broken = situation(state=charm.found.inventory.state.MISMATCH).inventory
+    assert charm.ensure(inventory=broken)[1] == ["boot True"]
+    assert (settings.read().gpus, settings.read().files) == (before.gpus, before.files)
+
+
+def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
+    charm.ensure(
+        options=options(
+            charm,
+            gpu_device_ids=("1",),
+            minimums=Minimums(16, "7.0", "535"),
+        ),
+        wheels="/wheels.tar.gz",
+    )
+    kept = settings.read()
+    assert [(one.index, one.uuid) for one in kept.gpus] == [(1, "GPU-1")]
+    assert (kept.min_gpu_memory_gib, kept.min_compute_capability) == (16, "7.0")
+    assert (kept.min_driver_version, kept.wheels) == ("535", "/wheels.tar.gz")
+    assert kept.files == {"/opt/gpu-ci/bin/runc": "sha256:1"}
+    assert json.loads(settings.PATH.read_text())["unit"] == "worker/0"

@@ -1,0 +1,186 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The environment of the compute checks: which packages, from which archives; and its answers."""
+
+import ast
+import pathlib
+import re
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+from selftest.compute import environment, wheels, work
+from selftest.compute.environment import Environment, UnavailableError
+from selftest.compute.wheels import ArchiveError
+from selftest.compute.work import UnsupportedError, WorkFailedError
+from tests.fakes.wheelhouse import as_tar, as_zip
+
+ENTRY = r"^([a-z0-9-]+)==([^ ]+).*\\$((?:\n    --hash=sha256:\S+.*)+)"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "python", "kit"),
+    [
+        ("13.0", (3, 11), "cuda13"),
+        ("13.1", (3, 12), "cuda13"),
+        ("14.2", (3, 12), "cuda13"),
+        ("12.9", (3, 12), "cuda12"),
+        ("12.0", (3, 10), "cuda12"),
+        # A newer driver runs what is built for an older CUDA.
+        ("13.0", (3, 10), "cuda12"),
+        ("", (3, 11), "cuda13"),
+        ("", (3, 10), "cuda12"),
+    ],
+)
+def test_the_packages_fit_the_drivers_cuda_and_the_python(cuda, python, kit):
+    assert environment.kit_for(cuda, python).name == kit
+
+
+@pytest.mark.parametrize("cuda", ["11.8", "9.2"])
+def test_a_driver_that_is_too_old_is_told_so(cuda):
+    with pytest.raises(UnavailableError) as error:
+        environment.kit_for(cuda, (3, 12))
+    assert str(error.value) == (
+        f"the driver runs CUDA {cuda} at most, and the test needs 12.0: "
+        "update the driver to branch 525 or later"
+    )
+
+
+@pytest.mark.parametrize("kit", environment.KITS, ids=lambda kit: kit.name)
+def test_a_kit_is_locked_exactly_with_hashes_and_without_an_index(kit):
+    text = kit.lock.read_text()
+    entries = re.findall(ENTRY, text, re.M)
+    assert len(entries) == len(re.findall(r"^\S", text, re.M)) > 20
+    locked = {name: version for name, version, *_ in entries}
+    assert "http" not in text
+    for name in kit.asked:
+        bare, _, version = name.partition("==")
+        bare = bare.partition("[")[0]
+        assert bare in locked
+        assert version in ("", locked[bare])
+    # ONNX Runtime finds CUDA only in packages of the same major version as PyTorch's.
+    major = kit.name.removeprefix("cuda")
+    assert any(name.startswith("nvidia-cudnn") and name.endswith(major) for name in locked)
+
+
+def test_the_workload_imports_only_what_its_environment_has():
+    own = {path.stem for path in work.PROGRAM.iterdir()}
+    allowed = {*sys.stdlib_module_names, *own, "torch", "numpy", "onnx", "onnxruntime"}
+    for path in work.PROGRAM.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            assert {name.partition(".")[0] for name in names} <= allowed, path
+
+
+def member(name, kind=tarfile.REGTYPE, link=""):
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, link
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("../evil.whl", tarfile.REGTYPE, "leads out of it"),
+        ("wheels/../../evil.whl", tarfile.REGTYPE, "leads out of it"),
+        ("/etc/evil.whl", tarfile.REGTYPE, "leads out of it"),
+        ("wheels/run.sh", tarfile.REGTYPE, "no wheel"),
+        ("torch.tar.gz", tarfile.REGTYPE, "no wheel"),
+        ("evil.whl", tarfile.SYMTYPE, "no wheel"),
+        ("evil.whl", tarfile.LNKTYPE, "no wheel"),
+        ("evil.whl", tarfile.FIFOTYPE, "no wheel"),
+        ("evil.whl", tarfile.CHRTYPE, "no wheel"),
+    ],
+)
+def test_an_archive_with_anything_but_wheels_is_refused(tmp_path, name, kind, words):
+    path, folder = tmp_path / "a.tar", tmp_path / "out"
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(member("good.whl"))
+        archive.addfile(member(name, kind, "/etc/passwd"))
+    with pytest.raises(ArchiveError, match=words) as error:
+        wheels.unpack(path, folder, lambda text: None)
+    assert repr(name) in str(error.value)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["../evil.whl", "/etc/evil.whl", "run.sh"])
+def test_a_zip_is_held_to_the_same(tmp_path, name):
+    archive = as_zip(tmp_path / "a.zip", [("good.whl", b""), (name, b"")])
+    with pytest.raises(ArchiveError):
+        wheels.unpack(pathlib.Path(archive), tmp_path / "out", lambda text: None)
+    link = zipfile.ZipInfo("evil.whl")
+    link.external_attr = 0o120777 << 16
+    as_zip(tmp_path / "b.zip", [(link, b"/etc/passwd")])
+    with pytest.raises(ArchiveError, match="no wheel"):
+        wheels.unpack(tmp_path / "b.zip", tmp_path / "out", lambda text: None)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b" + bytes(50), None])
+def test_what_is_no_whole_archive_is_refused(tmp_path, content):
+    path = tmp_path / "a"
+    if content is None:  # cut off in the middle
+        whole = as_tar(tmp_path / "whole", [("a.whl", bytes(range(256)) * 4000)])
+        content = pathlib.Path(whole).read_bytes()[:1000]
+    path.write_bytes(content)
+    with pytest.raises(ArchiveError, match="no whole tar or zip"):
+        wheels.unpack(path, tmp_path / "out", lambda text: None)
+
+
+def test_an_archive_that_is_empty_or_too_large_is_refused(tmp_path, monkeypatch):
+    empty = as_tar(tmp_path / "empty", [])
+    with pytest.raises(ArchiveError, match="no wheel in it"):
+        wheels.unpack(pathlib.Path(empty), tmp_path / "out", lambda text: None)
+    monkeypatch.setattr(wheels, "_MOST_BYTES", 99)
+    large = as_tar(tmp_path / "large", [("a.whl", bytes(100))])
+    with pytest.raises(ArchiveError, match="too large: 1 files with 0 GiB"):
+        wheels.unpack(pathlib.Path(large), tmp_path / "out", lambda text: None)
+
+
+def program(tmp_path, line):
+    """An environment whose interpreter is a shell that runs this line."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\n{line}\n")
+    python.chmod(0o755)
+    return Environment(tmp_path, "key")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("kill -SEGV $$", "it was killed by signal 11"),
+        ("echo CUDA error: an illegal address >&2; kill -ABRT $$", "signal 6: CUDA error: an ill"),
+        ("echo 'RuntimeError: no GPU' >&2; exit 1", "RuntimeError: no GPU"),
+        ("exit 3", "exit status 3 and said nothing"),
+        ("sleep 60", "no answer within 0.5 s"),
+        ("exit 0", "gave no answer"),
+        ("echo hello", "gave no answer"),
+        ("echo '[1]'", "gave no answer"),
+    ],
+)
+def test_work_that_breaks_off_is_told_in_its_last_words(tmp_path, line, words):
+    with pytest.raises(WorkFailedError, match=words):
+        work.ask(program(tmp_path, line), "results", "cuda", ["GPU-a"], timeout=0.5)
+
+
+def test_a_gpu_that_pytorch_has_no_code_for_is_not_blamed(tmp_path):
+    line = 'echo \'{"mode": "results", "unsupported": "no code for compute capability 6.1"}\''
+    with pytest.raises(UnsupportedError, match=r"6\.1"):
+        work.ask(program(tmp_path, line), "results", "cuda", ["GPU-a"], timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("device", "seen"), [("cuda", "GPU-a,MIG-b"), ("cpu", "")], ids=["cuda", "cpu"]
+)
+def test_the_work_sees_its_gpus_alone_and_no_charm(tmp_path, monkeypatch, device, seen):
+    monkeypatch.setenv("PYTHONPATH", "/charm/src")
+    line = """printf '{"gpus": "%s", "path": "%s"}' "$CUDA_VISIBLE_DEVICES" "$PYTHONPATH" """
+    gpus = ["GPU-a", "MIG-b"]
+    found = work.ask(program(tmp_path, line), "results", device, gpus, timeout=5)
+    assert found == {"gpus": seen, "path": ""}

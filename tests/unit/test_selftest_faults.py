@@ -1,0 +1,213 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Each fault of the machine turns its own check red, with its remedy, and no other."""
+
+import dataclasses
+import os
+
+import pytest
+
+from found import Toolkit
+from selftest.check import Outcome
+from tests.unit.host_site import CONFIG, ENVIRONMENT, FRONT, Room, Site, red
+from tests.unit.situations import RUNTIME
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda path: Room(200))
+    return Site(tmp_path)
+
+
+def write(name, text):
+    return lambda site: site.put(name, text)
+
+
+def add(name, text):
+    return lambda site: site.put(name, site.path(name).read_text() + text)
+
+
+def chmod(name, mode):
+    return lambda site: site.path(name).chmod(mode)
+
+
+def remove(name):
+    return lambda site: site.path(name).unlink()
+
+
+def edit(name, old, new):
+    def change(site):
+        text = site.path(name).read_text()
+        assert old in text
+        site.put(name, text.replace(old, new))
+
+    return change
+
+
+def machine(**values):
+    def change(site):
+        site.machine = dataclasses.replace(site.machine, **values)
+
+    return change
+
+
+def compiled(site):
+    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpuci/__pycache__/wrapper.*.pyc")
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def source(site):
+    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpuci/broker.py")
+    path.write_text(path.read_text() + "\n")
+
+
+def planted_module(site):
+    (folder,) = (path for path in site.root.glob("opt/gpu-ci/lib/*") if not path.is_symlink())
+    (folder / "json.py").touch()
+
+
+def front_is_a_link(site):
+    path = site.path(FRONT)
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+    path.with_name("moved").rename(path.with_name(".moved"))
+    path.unlink()
+    path.symlink_to(".moved")
+
+
+def back_end_elsewhere(site):
+    link = site.path("opt/gpu-ci/lib/gpuci")
+    link.unlink()
+    link.symlink_to("0000000000000000/gpuci")
+
+
+def runc_is_the_wrapper(site):
+    runc = site.path("opt/concourse/8.3.0/bin/runc")
+    runc.unlink()
+    runc.symlink_to(site.path(FRONT))
+
+
+BACK = "the charm puts it back at its next event"
+FAULTS = {
+    "front replaced": (
+        write(FRONT, "#!/bin/sh\nexec runc\n"), "wrapper",
+        "wrapper changed: /opt/gpu-ci/bin/runc has another content", BACK,
+    ),
+    "front open": (
+        chmod(FRONT, 0o777), "wrapper",
+        "wrapper changed: /opt/gpu-ci/bin/runc has the mode 777, not 755", BACK,
+    ),
+    "front gone": (
+        remove(FRONT), "wrapper", "wrapper changed: /opt/gpu-ci/bin/runc is missing", BACK,
+    ),
+    "front a link": (
+        front_is_a_link, "wrapper", "/opt/gpu-ci/bin/runc is now a link, not a file", BACK,
+    ),
+    "source changed": (source, "wrapper", "gpuci/broker.py has another content", BACK),
+    "compiled changed": (compiled, "wrapper", ".pyc has another content", BACK),
+    "module planted": (planted_module, "wrapper", "holds json.py, which nobody installed", BACK),
+    "program planted": (
+        write("opt/gpu-ci/bin/containerd-shim-runc-v2", ""), "wrapper",
+        "/opt/gpu-ci/bin holds containerd-shim-runc-v2, which nobody installed", BACK,
+    ),
+    "other back end": (
+        back_end_elsewhere, "wrapper",
+        "/opt/gpu-ci/lib/gpuci leads to 0000000000000000/gpuci, not ", BACK,
+    ),
+    "link gone": (
+        remove("usr/local/bin/runc-gpu-wrapper"), "wrapper",
+        "wrapper changed: /usr/local/bin/runc-gpu-wrapper is missing", BACK,
+    ),
+    "policy changed": (
+        edit("etc/gpu-ci/policy.json", '"no-gpu"', '"gpu"'), "wrapper",
+        "wrapper changed: /etc/gpu-ci/policy.json has another content", BACK,
+    ),
+    "policy's folder open": (
+        chmod("etc/gpu-ci", 0o777), "wrapper", "/etc/gpu-ci has the mode 777, not 755", BACK,
+    ),
+    "launcher changed": (
+        add("opt/gpu-ci/bin/containerd-launcher", "\n"), "launcher",
+        "launcher changed: /opt/gpu-ci/bin/containerd-launcher has another content", BACK,
+    ),
+    "launcher not in use": (
+        Site.start_past_the_launcher, "launcher",
+        "launcher not in use: the PATH of Concourse's containerd (4711) begins elsewhere",
+        "sudo systemctl restart concourse-worker.service",
+    ),
+    "worker not set to use it": (
+        write(ENVIRONMENT, "CONCOURSE_RUNTIME=containerd\n"), "launcher",
+        "launcher not in use: /etc/concourse/worker.env does not name it", BACK,
+    ),
+    "foreign runc": (
+        machine(foreign_runc="/opt/containerd/bin/runc"), "launcher",
+        "launcher not in use: /opt/containerd/bin/runc is found before the wrapper",
+        "sudo rm /opt/containerd/bin/runc",
+    ),
+    "rival": (
+        machine(rival="containerd.service"), "launcher",
+        "launcher not in use: containerd.service owns /run/containerd/containerd.sock",
+        "sudo systemctl disable --now containerd.service",
+    ),
+    "annotations": (
+        edit(CONFIG, "annotation-prefixes = []", 'annotation-prefixes = ["cdi.k8s.io/"]'),
+        "runtime-config", "annotation-prefixes is not empty, so annotations ask for GPUs", BACK,
+    ),
+    "loop": (
+        edit(CONFIG, '"/opt/concourse/current/bin/runc"', '"runc"'), "runtime-config",
+        "runtimes is ['runc'], not ['/opt/concourse/current/bin/runc']", BACK,
+    ),
+    "volume mounts": (
+        edit(CONFIG, "volume-mounts = false", "volume-mounts = true"), "runtime-config",
+        "volume mounts ask for GPUs", BACK,
+    ),
+    "no toml": (write(CONFIG, "a = [\n"), "runtime-config", "config.toml: it is no TOML: ", BACK),
+    "config gone": (remove(CONFIG), "runtime-config", "config.toml is missing", BACK),
+    "config writable": (
+        chmod(CONFIG, 0o666), "runtime-config", "config.toml has the mode 666, not 644", BACK,
+    ),
+    "runc gone": (
+        remove("opt/concourse/8.3.0/bin/runc"), "runtime-config",
+        "runc not found: /opt/concourse/current/bin/runc is missing or no program",
+        "sudo rm -f /opt/concourse/current/bin/runc; the charm unpacks Concourse again",
+    ),
+    "runc is the wrapper": (
+        runc_is_the_wrapper, "runtime-config",
+        "runc not found: /opt/concourse/current/bin/runc leads back to the wrapper, without end",
+        "sudo rm -f /opt/concourse/current/bin/runc; the charm unpacks Concourse again",
+    ),
+    "toolkit gone": (
+        machine(toolkit=None), "toolkit",
+        "toolkit missing: nvidia-container-runtime is missing",
+        "install nvidia-container-toolkit 1.19.1 or newer",
+    ),
+    "toolkit without a version": (
+        machine(toolkit=Toolkit(RUNTIME, "")), "toolkit",
+        "toolkit's version unknown: /usr/bin/nvidia-container-runtime --version tells no version",
+        "install nvidia-container-toolkit 1.19.1 or newer",
+    ),
+    "toolkit vulnerable": (
+        machine(toolkit=Toolkit(RUNTIME, "1.17.8")), "toolkit",
+        "toolkit vulnerable: 1.17.8 has CVE-2026-24260 (CVSS 8.5)",
+        "install nvidia-container-toolkit 1.19.1 or newer",
+    ),
+    "driver too old": (
+        Site.ask_for_a_newer_driver, "driver-version",
+        "driver too old: 580.95.05 is below min-driver-version 580.95.10",
+        "ubuntu-drivers install --gpgpu) and reboot, or juju config worker min-driver-version=",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_turns_exactly_its_own_check_red(site, fault):
+    healthy = {(one.check, one.gpu): one.outcome for one in site.run()}
+    inject, check, text, remedy = FAULTS[fault]
+    inject(site)
+    results = site.run()
+    failed = red(results)
+    assert (failed.check, failed.gpu) == (check, "")
+    assert text in failed.text
+    assert remedy in failed.remedy
+    assert ":" in failed.text
+    changed = healthy | {(check, ""): Outcome.FAILED}
+    assert {(one.check, one.gpu): one.outcome for one in results} == changed

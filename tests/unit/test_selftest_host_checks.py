@@ -1,0 +1,148 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The checks of a machine that is well, that has no use of its GPUs yet, or little room."""
+
+import dataclasses
+import os
+import shutil
+
+import pytest
+
+from gpu.inventory import Inventory, State, Vendor
+from selftest.check import Level, Outcome
+from selftest.quick import host_checks, known
+from tests.unit.host_site import ENVIRONMENT, IS_ROOT, SERVICE, Room, Site, named, red
+from tests.unit.situations import GPUS
+
+ONE, TWO = (gpu.uuid for gpu in GPUS)
+FILES = ["wrapper", "launcher", "runtime-config"]
+
+
+@pytest.fixture
+def room(monkeypatch):
+    room = {"now": Room(200)}
+    monkeypatch.setattr(os, "statvfs", lambda path: room["now"])
+    return room
+
+
+@pytest.fixture
+def site(tmp_path, room):
+    return Site(tmp_path)
+
+
+def test_a_healthy_worker_passes_every_check(site):
+    results = site.run()
+    assert {one.outcome for one in results} == {Outcome.PASSED, Outcome.SKIPPED}
+    assert [one.check for one in results if one.outcome is Outcome.SKIPPED] == ["driver-version"]
+    ids = list(dict.fromkeys(one.check for one in results))
+    assert ids == [check.id for check in host_checks.CHECKS if IS_ROOT or check.id in ids]
+    assert all(one.level is Level.QUICK and one.text and not one.remedy for one in results)
+
+
+STATES = [state for state in State if state not in (State.READY, State.NO_GPU)]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_unusable_driver_fails_and_what_needs_it_names_it(site, state):
+    site.unusable(state)
+    site.ask_for_a_newer_driver()
+    results = site.run()
+    failed = red(results)
+    assert (failed.check, failed.gpu) == ("driver", "")
+    assert failed.text.startswith(f"{state.value}: ")
+    assert failed.remedy
+    prevented = [("inventory", ""), ("driver-version", ""), ("device-nodes", "")]
+    assert named(results, Outcome.PREVENTED) == [
+        one for one in prevented if IS_ROOT or one[0] != "device-nodes"
+    ]
+    assert {one.text for one in results if one.outcome is Outcome.PREVENTED} == {"driver failed"}
+
+
+def test_no_gpu_at_all_is_the_drivers_matter_where_none_was_known(site):
+    known.forget(ONE, site.path("var/lib/gpu-ci/inventory.json"))
+    known.forget(TWO, site.path("var/lib/gpu-ci/inventory.json"))
+    site.unusable(State.NO_GPU)
+    failed = red(site.run())
+    assert failed.check == "driver"
+    assert failed.remedy.endswith("or juju config worker enable-gpu=false")
+
+
+def test_before_the_wrapper_is_there_its_checks_say_why(site):
+    site.settings = dataclasses.replace(site.settings, files={}, gpus=())
+    results = site.run()
+    assert named(results, Outcome.PREVENTED) == [(check, "") for check in FILES]
+    assert named(results, Outcome.FAILED) == []
+    site.machine = dataclasses.replace(site.machine, toolkit=None)
+    results = site.run()
+    assert {one.text for one in results if one.check in FILES} == {"toolkit failed"}
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "text"),
+    [
+        (Room(0.9), Outcome.FAILED, "disk full: 0.9 GB free for /var/lib/"),
+        (Room(200, inodes=0), Outcome.FAILED, "disk full: 0.0 GB free for /var/lib/"),
+        (Room(1.1), Outcome.WARNING, "1.1 GB free for /var/lib/"),
+        (Room(49), Outcome.WARNING, "49.0 GB free for /var/lib/"),
+        (Room(51), Outcome.PASSED, "51.0 GB free for /var/lib/"),
+        (Room(51, files=0, inodes=0), Outcome.PASSED, "51.0 GB free for /var/lib/"),
+    ],
+)
+def test_a_full_disk_fails_and_a_small_one_warns(site, room, now, outcome, text):
+    room["now"] = now
+    results = site.run()
+    disk = results[-1]
+    assert (disk.check, disk.outcome) == ("disk", outcome)
+    assert disk.text.startswith(text)
+    assert bool(disk.remedy) == (outcome is not Outcome.PASSED)
+    others = [one.check for one in results[:-1] if one.outcome in (Outcome.FAILED, outcome)]
+    assert outcome is Outcome.PASSED or not others
+
+
+@pytest.mark.parametrize(
+    ("driver", "wanted", "outcome"),
+    [
+        ("580.95.05", "", Outcome.SKIPPED),
+        ("580.95.05", "535", Outcome.PASSED),
+        ("580.95.05", "580.95.05", Outcome.PASSED),
+        ("580.100.1", "580.95.05", Outcome.PASSED),
+        ("99.1", "535", Outcome.FAILED),
+        ("", "535", Outcome.SKIPPED),
+    ],
+)
+def test_driver_versions_are_compared_as_numbers(site, driver, wanted, outcome):
+    site.inventory = dataclasses.replace(site.inventory, driver=driver)
+    site.settings = dataclasses.replace(site.settings, min_driver_version=wanted)
+    (result,) = (one for one in site.run() if one.check == "driver-version")
+    assert result.outcome is outcome
+
+
+def test_a_worker_that_promises_no_gpu_yet_need_not_use_the_launcher(site):
+    site.put(SERVICE, 'ExecStart=/opt/concourse/current/bin/concourse "worker" "--tag=gpu"\n')
+    site.put(ENVIRONMENT, "CONCOURSE_RUNTIME=containerd\n")
+    site.start_past_the_launcher()
+    (result,) = (one for one in site.run() if one.check == "launcher")
+    assert result.outcome is Outcome.PASSED
+    assert result.text == "as installed; no worker with GPUs was started yet"
+
+
+def test_a_worker_that_does_not_run_is_said(site):
+    shutil.rmtree(site.path("proc/4711"))
+    (result,) = (one for one in site.run() if one.check == "launcher")
+    assert (result.outcome, result.text) == (
+        Outcome.PASSED, "as installed, the worker is not running",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("vendor", [Vendor.AMD, Vendor.INTEL])
+def test_other_vendors_need_no_toolkit(site, vendor):
+    card = dataclasses.replace(GPUS[0], vendor=vendor, nodes=())
+    site.machine = dataclasses.replace(site.machine, toolkit=None)
+    files = {path: told for path, told in site.settings.files.items() if "nvidia" not in path}
+    site.settings = dataclasses.replace(site.settings, gpus=(card,), files=files)
+    site.inventory = Inventory(State.READY, (card,), vendor=vendor)
+    known.forget(TWO, site.path("var/lib/gpu-ci/inventory.json"))
+    results = site.run()
+    skipped = {one.check: one.text for one in results if one.outcome is Outcome.SKIPPED}
+    assert skipped["toolkit"] == skipped["runtime-config"] == "only NVIDIA's GPUs need it"
+    assert named(results, Outcome.FAILED) == []

@@ -1,0 +1,279 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the self-test's containers are, and how it judges what is seen in them."""
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from gpu.inventory import Gpu, Vendor
+from gpuci import spec
+from selftest import bundle, containers, probe, rootfs
+from selftest.bundle import Kind
+from selftest.check import Level, Outcome
+from selftest.isolation import doors, views
+from selftest.isolation import run as isolation
+from selftest.isolation.views import Node
+from selftest.rootfs import Mount
+from selftest.settings import Settings
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "task.json").read_text())
+UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
+GPUS = tuple(
+    Gpu(index, uuid, Vendor.NVIDIA, "NVIDIA L4", 23034, f"0000:0{index}:00.0", index)
+    for index, uuid in enumerate(UUIDS)
+)
+NODES = (
+    Node("/dev/nvidia0", (195, 0), UUIDS[0]),
+    Node("/dev/nvidia1", (195, 1), UUIDS[1]),
+    Node("/dev/nvidia2", (195, 2), ""),
+    Node("/dev/dri/card0", (226, 0), UUIDS[0]),
+    Node("/dev/dri/card1", (226, 1), UUIDS[1]),
+)
+# What a container with GPU 0 has by NVIDIA's runtime.
+WELL = {
+    "/dev/null": (1, 3, 0),
+    "/dev/nvidia0": (195, 0, 0),
+    "/dev/nvidiactl": (195, 255, 0),
+    "/dev/nvidia-uvm": (510, 0, 0),
+    "/dev/nvidia-caps/nvidia-cap30": (509, 30, 0),
+    "/dev/dri/card0": (226, 0, 0),
+}
+TOLD = [
+    f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}",
+    "GPU_COUNT=1",
+    f'GPU_CI_DEVICES=[{{"index":0,"uuid":"{UUIDS[0]}","model":"L4"}}]',
+]
+
+
+def config(kind=Kind.TASK, **annotations):
+    mounts = [Mount("/work", kind.value, ("bind", "rw"))]
+    init = bundle.process(["/init"], bundle.variables(["A=1"], ["B=2"]))
+    return bundle.config("name", "/rootfs", init, mounts, annotations, 4294967294)
+
+
+def test_containers_have_the_shape_of_concourses():
+    made = config()
+    assert made.keys() == GOLDEN.keys()
+    same = ("ociVersion", "hooks", "annotations")
+    assert {key: made[key] for key in same} == {key: GOLDEN[key] for key in same}
+    assert made["process"]["capabilities"] == GOLDEN["process"]["capabilities"]
+    assert made["process"]["user"] == GOLDEN["process"]["user"]
+    for key in ("uidMappings", "gidMappings", "namespaces", "resources"):
+        assert made["linux"][key] == GOLDEN["linux"][key], key
+    system = GOLDEN["mounts"][:7]
+    assert [sorted(mount["options"]) for mount in made["mounts"][:7]] == [
+        sorted(mount["options"]) for mount in system
+    ]
+    assert [mount["destination"] for mount in made["mounts"][:7]] == [
+        mount["destination"] for mount in system
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"), [(Kind.TASK, spec.TASK), (Kind.GET, spec.OTHER), (Kind.PUT, spec.OTHER)]
+)
+def test_the_wrapper_takes_them_for_what_they_are(kind, answer):
+    assert spec.kind(config(kind)) == answer
+
+
+def test_the_wrapper_can_tell_the_image_from_the_author():
+    variables = spec.variables(config()["process"])
+    writers = {entry: author for _, entry, author in variables.entries}
+    assert (writers["A=1"], writers["B=2"]) == (False, True)
+
+
+def test_no_process_of_theirs_may_do_what_concourse_forbids():
+    (rule,) = config()["linux"]["seccomp"]["syscalls"]
+    assert rule["action"] == "SCMP_ACT_ERRNO"
+    assert {"mbind", "bpf", "perf_event_open"} <= set(rule["names"])
+
+
+def test_the_interpreter_is_whole():
+    mounts = {mount.destination: mount for mount in rootfs.interpreter(modules=["ctypes", "json"])}
+    assert "/usr/bin/python3" in mounts
+    assert os.path.dirname(json.__file__).removesuffix("/json") in mounts
+    for stem in ("libc", "libffi"):
+        assert any(re.search(rf"/{stem}\.so\.\d$", name) for name in mounts), stem
+    loader = re.search(
+        rb"(/lib[^\0]*/ld[^\0]*\.so[^\0]*)\0", Path("/usr/bin/python3").read_bytes()
+    )
+    assert loader[1].decode() in mounts
+    assert all("ro" in mount.options for mount in mounts.values())
+    assert all(os.path.exists(mount.source) for mount in mounts.values())
+
+
+def test_the_probe_says_what_opening_each_device_answers(tmp_path):
+    (tmp_path / "plain").write_text("no device")
+    (tmp_path / "link").symlink_to("/dev/null")
+    assert probe.look(str(tmp_path)) == []
+    seen = {path: (major, minor, error) for path, major, minor, error in probe.look("/dev")}
+    assert seen["/dev/null"] == (1, 3, 0)
+
+
+def view(nodes=None, planted=None, nvml=None, environment=()):
+    def listed(devices):
+        return [[path, *numbers] for path, numbers in devices.items()]
+
+    said = {
+        "nodes": listed(WELL if nodes is None else nodes),
+        "planted": listed(planted or {}),
+        "nvml": nvml,
+        "environment": [*environment],
+    }
+    return views.parse(json.dumps(said))
+
+
+def faults(**named):
+    return views.faults_with(view(**named), NODES, GPUS[0], UUIDS[0])
+
+
+def test_a_lease_is_kept_where_its_gpu_alone_is_there():
+    assert faults() == []
+    assert faults(nvml={"error": "", "uuids": [UUIDS[0]]}) == []
+    simulated = {path: (major, minor, errno.ENXIO) for path, (major, minor, _) in WELL.items()}
+    assert faults(nodes=simulated, nvml={"error": "no driver", "uuids": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"/dev/nvidia0": (195, 0, errno.EPERM)}, "it cannot open /dev/nvidia0 of its own"),
+        ({"/dev/nvidia0": (195, 0, errno.EIO)}, "it cannot open /dev/nvidia0 of its own"),
+        ({"/dev/nvidia1": (195, 1, 0)}, "it has /dev/nvidia1 of others"),
+        # That it can't open it now is no reason: it should not be there.
+        ({"/dev/nvidia1": (195, 1, errno.EPERM)}, "it has /dev/nvidia1 of others"),
+        ({"/dev/nvidia2": (195, 2, 0)}, "it has /dev/nvidia2 of others"),
+        ({"/dev/dri/card1": (226, 1, 0)}, "it has /dev/dri/card1 of others"),
+        ({"/dev/dri/renderD200": (226, 200, 0)}, "it has /dev/dri/renderD200 of others"),
+        # Another GPU's device under this one's name.
+        ({"/dev/nvidia0": (195, 1, 0)}, "it has /dev/nvidia0 of others"),
+    ],
+)
+def test_a_lease_is_not_kept_where_nodes_differ(more, word):
+    assert [fault[: len(word)] for fault in faults(nodes={**WELL, **more})] == [word]
+
+
+def test_a_lease_is_not_kept_without_its_node():
+    nodes = {path: numbers for path, numbers in WELL.items() if path != "/dev/nvidia0"}
+    assert faults(nodes=nodes) == [
+        "it cannot open /dev/nvidia0 of its own (No such file or directory)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("uuids", "error"), [(UUIDS, ""), (UUIDS[1:], ""), ([], ""), ([], "Unknown Error")]
+)
+def test_a_lease_is_not_kept_where_nvml_says_otherwise(uuids, error):
+    (fault,) = faults(nvml={"error": error, "uuids": uuids})
+    assert fault.startswith("NVML ")
+
+
+def test_a_mig_device_is_listed_with_its_gpu():
+    mig = "MIG-0000000a-1111-2222-3333-444444444444"
+    seen = view(nvml={"error": "", "uuids": [UUIDS[0], mig]})
+    assert views.faults_with(seen, NODES, GPUS[0], mig) == []
+    assert views.faults_with(seen, NODES, GPUS[0], mig.replace("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("caps", "shared"),
+    [
+        ([(1, 10), (2, 20)], False),
+        ([(1, 10), (1, 11)], False),
+        ([(1, 10), (1, 10)], True),
+        ([(1, 10), (1, 10, 2, 20)], True),
+        ([(), ()], False),
+    ],
+)
+def test_mig_devices_have_access_of_their_own(caps, shared):
+    seen = [
+        view(nodes={f"/dev/nvidia-caps/nvidia-cap{n}": (509, n, 0) for n in each}) for each in caps
+    ]
+    assert views.share_mig_nodes(seen) is shared
+
+
+def test_without_a_lease_nothing_of_a_driver_is_there():
+    assert views.faults_without(view(nodes={"/dev/null": (1, 3, 0)})) == []
+    for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128", "/dev/nvidia-caps/x"):
+        assert views.faults_without(view(nodes={path: (9, 9, errno.EPERM)})) == [f"it has {path}"]
+    seen = view(nodes={}, nvml={"error": "", "uuids": UUIDS})
+    assert views.faults_without(seen)
+
+
+def test_a_node_that_was_not_given_must_not_open():
+    planted = {"/.gpu-ci/0": (195, 0, 0), "/.gpu-ci/1": (195, 1, errno.EPERM)}
+    assert views.leaks(view(planted=planted), NODES) == []
+    planted["/.gpu-ci/1"] = (195, 1, errno.ENXIO)
+    assert views.leaks(view(planted=planted), NODES) == ["/dev/nvidia1"]
+    planted["/.gpu-ci/1"] = (195, 1, 0)
+    assert views.leaks(view(planted=planted), NODES) == ["/dev/nvidia1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({0: "NVIDIA_VISIBLE_DEVICES=all"}, "NVIDIA_VISIBLE_DEVICES"),
+        ({0: "A=1"}, "NVIDIA_VISIBLE_DEVICES"),
+        ({1: "GPU_COUNT=2"}, "GPU_COUNT"),
+        ({2: "GPU_CI_DEVICES=[]"}, "GPU_CI_DEVICES"),
+        ({2: "GPU_CI_DEVICES={"}, "GPU_CI_DEVICES"),
+        ({3: "GPU_COUNT=1"}, "GPU_COUNT"),
+        ({3: "CUDA_VISIBLE_DEVICES=-1"}, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_variables_that_say_something_else_are_found(change, name):
+    entries = [*TOLD, "HOME=/"]
+    assert views.untruths(view(environment=entries), GPUS[0], UUIDS[0]) == []
+    for place, entry in change.items():
+        entries[place] = entry
+    (fault,) = views.untruths(view(environment=entries), GPUS[0], UUIDS[0])
+    assert fault.startswith(name)
+
+
+def test_every_check_is_told_once_with_a_remedy():
+    ids = [check.id for check in isolation.CHECKS]
+    assert len({*ids}) == len(ids) == 11
+    for check in isolation.CHECKS:
+        assert check.level is Level.ISOLATION
+        assert check.remedy
+        assert check.proves
+    assert [check.id for check in isolation.CHECKS if check.each_gpu] == ["lease"]
+
+
+def test_without_a_wrapper_all_is_prevented_and_the_missing_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(containers.wrapper, "FRONT", tmp_path / "runc")
+    monkeypatch.setattr(isolation.wrapper, "POLICY", tmp_path / "policy.json")
+    found = isolation.run(Settings("worker/0", gpus=GPUS), GPUS, print)
+    assert {result.outcome for result in found} == {Outcome.PREVENTED}
+    assert {result.text for result in found} == {f"{tmp_path}/runc is missing"}
+    assert [result.gpu for result in found if result.check == "lease"] == UUIDS
+    assert len(found) == len(isolation.CHECKS) + 1
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "nested", "highest"),
+    [
+        ("         0          0 4294967295\n", False, 4294967294),
+        ("         0    1000000 1000000000\n", True, 999999999),
+        ("         0    1000000       1000\n      1000       1000          1\n", True, 1000),
+    ],
+)
+def test_a_container_without_all_users_is_known(monkeypatch, tmp_path, uid_map, nested, highest):
+    (tmp_path / "uid_map").write_text(uid_map)
+    monkeypatch.setattr(containers, "_USERS", tmp_path / "uid_map")
+    assert containers.is_nested() is nested
+    assert containers._highest_id() == highest
+
+
+def test_doors_are_tried_with_one_gpu():
+    """A container that asks for none by its author's GPU_COUNT would try nothing."""
+    for door in doors.DOORS:
+        step = door.step
+        made = bundle.process([], bundle.variables(step.image_env, step.params))
+        if not door.refusable:
+            assert spec.variables(made).asked() == "1"

@@ -1,0 +1,240 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The command: what it takes, what it refuses in words, how it ends, and that it never hangs."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from machine import locks
+from selftest import __main__ as command
+from selftest import results, run, settings, unit
+from selftest.check import Level, Outcome
+from selftest.quick import host_checks
+from selftest.results import Report
+from tests.unit.situations import GPUS
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KEPT = settings.Settings("worker/0", gpus=GPUS[:2])
+
+
+def report_of(request, *made):
+    return Report(
+        run=request.run, subject="abc", level=request.level, device=request.device,
+        gpu=request.gpu, outcome=results.outcome(made), started="2026-11-21T17:00:00+00:00",
+        seconds=1.5, results=made,
+    )  # fmt: skip
+
+
+class Runs:
+    """Stands for the checks: what was asked for, what comes of it, what was kept."""
+
+    def __init__(self):
+        self.requests, self.concluded, self.outcome = [], [], Outcome.PASSED
+
+    def run(self, kept, request, progress):
+        self.requests.append(request)
+        progress("Checking the machine")
+        return report_of(request, host_checks.DRIVER.result(self.outcome, "seen", remedy="mend"))
+
+    def conclude(self, kept, report):
+        self.concluded.append(report)
+
+
+@pytest.fixture
+def runs(monkeypatch, tmp_path):
+    runs = Runs()
+    monkeypatch.setattr(run, "run", runs.run)
+    monkeypatch.setattr(run, "conclude", runs.conclude)
+    monkeypatch.setattr(settings, "read", lambda: KEPT)
+    monkeypatch.setattr(unit, "LOCK", tmp_path / "run" / "selftest.lock")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    before = signal.getsignal(signal.SIGTERM)
+    yield runs
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "word"),
+    [
+        (Outcome.PASSED, 0, "passed"),
+        (Outcome.WARNING, 0, "passed"),
+        (Outcome.FAILED, 1, "failed"),
+        (Outcome.PREVENTED, 3, "incomplete"),
+    ],
+)
+def test_verdict_is_kept_shown_and_the_exit_status(runs, capsys, outcome, status, word):
+    runs.outcome = outcome
+    assert command.main([]) == status
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{word}: quick and isolation, 1 check")
+    assert shown.err.startswith("Checking the machine\n")
+    assert [report.outcome for report in runs.concluded] == [word]
+
+
+def test_json_is_the_report_and_nothing_else(runs, capsys):
+    assert command.main(["--json", "--level", "quick"]) == 0
+    kept = json.dumps(results.plain(runs.concluded[0]))
+    assert json.loads(capsys.readouterr().out) == json.loads(kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], run.Request("", Level.ISOLATION)),
+        (["--level", "quick", "--gpu", "1"], run.Request("", Level.QUICK, GPUS[1].uuid)),
+        (["--gpu", "gpu-0"], run.Request("", Level.ISOLATION, GPUS[0].uuid)),
+        (["--gpu", GPUS[1].uuid], run.Request("", Level.ISOLATION, GPUS[1].uuid)),
+        (
+            ["--level", "burn-in", "--duration", "30", "--device", "cpu"],
+            run.Request("", Level.BURN_IN, device="cpu", minutes=30),
+        ),
+        (["--level", "burn-in"], run.Request("", Level.BURN_IN, minutes=10)),
+    ],
+)
+def test_request_is_what_was_asked_for(runs, arguments, expected):
+    command.main(arguments)
+    assert dataclasses.replace(runs.requests[0], run="") == expected
+    assert results.started(runs.requests[0].run)
+
+
+def test_id_of_the_run_can_be_given(runs):
+    command.main(["--run", "20261121T170000Z-1a2b"])
+    assert runs.requests[0].run == "20261121T170000Z-1a2b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--gpu", "7"],
+            f"--gpu 7: tasks get no such GPU here; there are: 0 ({GPUS[0].uuid}), 1 ",
+        ),
+        (["--gpu", "../x"], "--gpu ../x: tasks get no such GPU here"),
+        (["--duration", "5"], "--duration is for --level burn-in only, not for isolation"),
+        (["--level", "burn-in", "--duration", "0"], "--duration 0: 1 to 1440 minutes"),
+        (["--level", "burn-in", "--duration", "1441"], "--duration 1441: 1 to 1440 minutes"),
+        (["--run", "../../etc/passwd"], "--run ../../etc/passwd: is no id of a run"),
+    ],
+)
+def test_wrong_use_is_refused_in_words_and_tests_nothing(runs, capsys, arguments, words):
+    assert command.main(arguments) == 2
+    assert f"gpu-selftest: {words}" in capsys.readouterr().err
+    assert (runs.requests, runs.concluded) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--level", "deep"], "'deep' (choose from"),
+        (["--duration", "ten"], "argument --duration: invalid int value: 'ten'"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--lev", "quick"], "unrecognized arguments: --lev quick"),
+        (["quick"], "unrecognized arguments: quick"),
+    ],
+)
+def test_what_argparse_refuses_ends_with_the_same_status(runs, capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_root_settings_or_gpus_it_says_what_to_do(runs, capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert command.main([]) == 2
+    assert "root is needed: sudo /opt/gpu-ci/bin/gpu-selftest" in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=()))
+    assert command.main(["--gpu", "0"]) == 2
+    assert "--gpu 0: tasks get no such GPU here; there are: none" in capsys.readouterr().err
+    monkeypatch.setattr(settings, "read", lambda: None)
+    assert command.main([]) == 2
+    assert "juju config <application> enable-gpu=true" in capsys.readouterr().err
+
+
+def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
+    unit.LOCK.parent.mkdir()
+    with locks.hold(unit.LOCK, "pid 4711, level burn-in, since 17:00:03 UTC"):
+        assert command.main([]) == 2
+    assert capsys.readouterr().err == (
+        "gpu-selftest: a self-test runs already (pid 4711, level burn-in, since 17:00:03 UTC): "
+        "wait for its end\n"
+    )
+    assert command.main([]) == 0
+    kept = unit.LOCK.read_text()
+    assert kept.startswith(f"pid {os.getpid()}, level isolation, since ")
+
+
+# In a process of its own, since it ends that.
+HANGING = """
+import json, os, sys, time
+from selftest import __main__ as command, results, run, settings, unit
+from selftest.check import Level
+import pathlib
+
+def hang(kept, request, progress):
+    progress("Asking NVML")
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            if {deaf}:
+                continue
+            raise
+
+def keep(kept, report):
+    print(json.dumps(results.plain(report)), flush=True)
+
+run.run, run.conclude, os.geteuid = hang, keep, lambda: 0
+settings.read = lambda: settings.Settings("worker/0")
+unit.LOCK = pathlib.Path(sys.argv[1])
+command.LIMITS[Level.QUICK] = {limit}
+sys.exit(command.main(["--level", "quick"]))
+"""
+
+
+def hanging(tmp_path, limit, deaf=False):
+    code = HANGING.format(limit=limit, deaf=deaf)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "lock")],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lib'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_checks_that_hang_end_in_a_failed_report_and_not_later_than_allowed(tmp_path):
+    with hanging(tmp_path, 0.5, deaf=True) as process:
+        out, err = process.communicate(timeout=30)
+    kept = json.loads(out.splitlines()[0])
+    assert process.returncode == 1
+    assert err == "Asking NVML\n"
+    assert (kept["outcome"], kept["subject"], kept["level"]) == ("failed", "", "quick")
+    (result,) = kept["results"]
+    assert (result["check"], result["gpu"], result["outcome"]) == ("driver", "", "failed")
+    assert result["text"] == (
+        "the GPU's driver hangs: no answer within 0.5 s; the last that was begun: Asking NVML"
+    )
+    assert "dmesg" in result["remedy"]
+    assert out.splitlines()[1].startswith("failed: quick, 1 check (1 failed), 0.5 s")
+
+
+def test_stopped_one_keeps_nothing_and_says_so(tmp_path):
+    with hanging(tmp_path, 30) as process:
+        assert process.stderr.readline() == "Asking NVML\n"
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 3
+    assert out == ""
+    assert err == "gpu-selftest: stopped without a verdict; the last one stands\n"

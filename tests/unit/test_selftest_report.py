@@ -1,0 +1,197 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A report reads well at 100 columns, and an action's results fit into its arguments."""
+
+import dataclasses
+import json
+
+import pytest
+
+from gpu.inventory import Gpu, Vendor
+from selftest import report, results
+from selftest.check import Check, Level, Outcome
+from selftest.results import Report
+
+REMEDY = "replace the card; then juju run worker/0 gpu-selftest"
+INVENTORY = Check("inventory", Level.QUICK, "no GPU is lost")
+WRAPPER = Check("wrapper", Level.QUICK, "the wrapper is the charm's")
+ECC = Check("ecc", Level.QUICK, "the memory is well", unit="errors", each_gpu=True)
+HEAT = Check("temperature", Level.QUICK, "it is cool", unit="°C", each_gpu=True)
+XID = Check("xid", Level.QUICK, "the driver has no complaint", REMEDY, each_gpu=True)
+MEMORY = Check("memory", Level.QUICK, "it has enough memory", unit="GiB", each_gpu=True)
+LEASE = Check("lease", Level.ISOLATION, "a task gets its GPU", each_gpu=True)
+GPUS = tuple(
+    Gpu(n, f"GPU-{n}", Vendor.NVIDIA, "NVIDIA A100", 81920, f"0000:0{n}:00.0", n) for n in range(4)
+)
+UNSET = "the option min-gpu-memory-gib is not set"
+
+
+def report_of(*made, level=Level.ISOLATION, **changes):
+    whole = {
+        "run": "20261121T170000Z-1a2b", "subject": "abc", "level": level, "device": "cuda",
+        "gpu": "", "outcome": results.outcome(made), "started": "2026-11-21T17:00:00+00:00",
+        "seconds": 7.4, "results": made,
+    }  # fmt: skip
+    return Report(**{**whole, **changes})
+
+
+SICK = report_of(
+    INVENTORY.result(Outcome.PASSED, "4 GPUs", value=4, threshold="4, as before"),
+    WRAPPER.result(Outcome.PASSED, "its files are as the charm wrote them " + "and so on " * 9),
+    *(
+        result
+        for gpu in GPUS
+        for result in (
+            ECC.result(Outcome.PASSED, "none", gpu=gpu.uuid, value=0, threshold="0"),
+            HEAT.result(
+                *(Outcome.PASSED, "cool"),
+                gpu=gpu.uuid, value=31.0 + gpu.index // 3, threshold="below 85 °C",
+            ),
+            XID.result(Outcome.FAILED, "Xid 79: fallen off the bus", gpu=gpu.uuid, value="79")
+            if gpu.index == 1
+            else XID.result(Outcome.PASSED, "no Xid since boot", gpu=gpu.uuid),
+            MEMORY.result(Outcome.SKIPPED, UNSET, gpu=gpu.uuid),
+        )
+    ),
+    LEASE.result(Outcome.PREVENTED, "xid failed", gpu="GPU-1"),
+    LEASE.result(
+        Outcome.WARNING, "it took 9 s", gpu="GPU-0", remedy="look at the load of the machine"
+    ),
+    INVENTORY.result(Outcome.FAILED, "gone", gpu="GPU-9999aaaa-0000", remedy="look for it"),
+)  # fmt: skip
+
+
+def test_table_has_verdict_first_then_checks_then_what_to_do_about_each():
+    assert (
+        report.table(SICK, GPUS)
+        == """\
+failed: quick and isolation, 5 GPUs, 21 checks (2 failed, 1 warned, 1 could not run, 4 skipped),
+  7.4 s
+
+check        GPU           outcome  measured  threshold
+inventory    -             passed   4         4, as before
+inventory    GPU-9999aaaa  failed   gone
+wrapper      -             passed   its files are as the charm wrote them and so on and so on a...
+ecc          0-3           passed   0 errors  0
+temperature  0-2           passed   31 °C     below 85 °C
+temperature  3             passed   32 °C     below 85 °C
+xid          0,2-3         passed   no Xid since boot
+xid          1             failed   79
+lease        0             warning  it took 9 s
+
+Failed:
+  xid (GPU 1): Xid 79: fallen off the bus
+    Remedy: replace the card; then juju run worker/0 gpu-selftest
+  inventory (GPU-9999aaaa-0000): gone
+    Remedy: look for it
+
+Warnings:
+  lease (GPU 0): it took 9 s
+    Remedy: look at the load of the machine
+
+Could not run:
+  lease (GPU 1): xid failed
+
+Skipped:
+  memory (GPU 0-3): the option min-gpu-memory-gib is not set
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (Level.QUICK, "quick"),
+        (Level.ISOLATION, "quick and isolation"),
+        (Level.BURN_IN, "quick, isolation, compute and burn-in"),
+    ],
+)
+def test_headline_of_a_good_run_is_one_short_sentence(level, expected):
+    good = report_of(
+        INVENTORY.result(Outcome.PASSED, "2 GPUs"),
+        *(ECC.result(Outcome.PASSED, "", gpu=gpu.uuid) for gpu in GPUS[:2]),
+        level=level,
+    )
+    assert report.headline(good) == f"passed: {expected}, 2 GPUs, 3 checks, 7.4 s"
+    on_cpu = dataclasses.replace(good, device="cpu")
+    assert report.headline(on_cpu).endswith(", 7.4 s, on the CPU, which proves no GPU")
+
+
+def test_what_prevents_many_checks_is_said_once():
+    failed = report_of(
+        INVENTORY.result(Outcome.FAILED, "GPU 1 is lost", remedy="reboot"),
+        *(check.result(Outcome.PREVENTED, "inventory failed") for check in (ECC, HEAT, XID)),
+    )
+    assert "ecc, temperature, xid: inventory failed" in report.table(failed, GPUS)
+    assert "1 check" not in report.table(failed, GPUS)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (0, "errors", "0 errors"), (4, "", "4"), (10.0, "", "10"), (100.0, "GiB", "100 GiB"),
+        (1234567.8, "MB/s", "1234568 MB/s"), (51.26, "TFLOPS", "51.3 TFLOPS"),
+        (0.0049, "s", "0.0049 s"), (1.25, "s", "1.25 s"), (-12.34, "°C", "-12.3 °C"),
+        ("0660", "", "0660"),
+    ],
+)  # fmt: skip
+def test_measured_values_are_shown_with_their_unit_and_no_false_precision(value, unit, shown):
+    check = Check("x", Level.QUICK, "", unit=unit)
+    made = report_of(check.result(Outcome.PASSED, "unseen", value=value))
+    row = report.table(made, ()).splitlines()[3]
+    assert row.split("passed")[1].strip() == shown
+
+
+def test_no_line_is_wider_than_100_columns_whatever_it_says():
+    word, many = "remedy " * 60, Check("a-check-of-long-name", Level.QUICK, "", unit="furlongs")
+    wide = report_of(
+        *(
+            many.result(outcome, word, gpu=gpu, value=value, threshold=word, remedy=word)
+            for outcome in Outcome
+            for gpu in ("", "GPU-1", "GPU-" + "a" * 36)
+            for value in (None, 1.5, word)
+        )
+    )
+    lines = report.table(wide, GPUS).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) > 40
+
+
+def test_action_results_are_flat_and_tell_each_gpu():
+    shown = report.as_results(SICK, GPUS)
+    assert shown.pop("report") == report.table(SICK, GPUS)
+    assert json.loads(shown.pop("json")) == json.loads(json.dumps(results.plain(SICK)))
+    assert shown == {
+        "verdict": "failed",
+        "level": "isolation",
+        "duration": "7.4 s",
+        "gpu-0": "passed, warned: lease",
+        "gpu-1": "failed: xid",
+        "gpu-2": "passed",
+        "gpu-3": "passed",
+    }
+
+
+def test_failure_of_the_worker_is_one_of_each_gpu_and_what_could_not_run_is_incomplete():
+    made = (ECC.result(Outcome.PASSED, "", gpu="GPU-0"), LEASE.result(Outcome.PREVENTED, "held"))
+    assert report.as_results(report_of(*made), GPUS[:1])["gpu-0"] == "incomplete: lease"
+    made += (WRAPPER.result(Outcome.FAILED, "replaced"),)
+    assert report.as_results(report_of(*made), GPUS[:1])["gpu-0"] == "failed: wrapper"
+
+
+def test_only_the_gpu_that_was_asked_for_is_told():
+    only = report_of(ECC.result(Outcome.PASSED, "", gpu="GPU-2"), gpu="GPU-2")
+    assert [key for key in report.as_results(only, GPUS) if key.startswith("gpu-")] == ["gpu-2"]
+
+
+@pytest.mark.parametrize("filler", ["x", "ü", "\N{GRINNING FACE}"])
+def test_long_results_name_their_file_instead(filler):
+    many = report_of(
+        *(XID.result(Outcome.FAILED, f"{n} {filler * 99}", gpu="GPU-0") for n in range(600))
+    )
+    shown = report.as_results(many, GPUS)
+    kept = "/var/lib/gpu-ci/selftest/history/20261121T170000Z-1a2b.json"
+    assert shown["json"] == kept
+    assert shown["report"].endswith(f"\nThe rest is in {kept}\n")
+    # Linux, MAX_ARG_STRLEN: one string of argv.
+    assert all(len(f"{key}={value}".encode()) < 128 << 10 for key, value in shown.items())

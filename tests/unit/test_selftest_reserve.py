@@ -1,0 +1,241 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""GPUs that the self-test has alone, with the real wrapper, store and processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gpuci.leases import Waiter
+from gpuci.store import Store
+from gpuci.usage import Host
+from oci import cordons, quarantine, wrapper
+from selftest import reserve
+from tests.unit.grants import MIG_GPUS, golden
+from tests.unit.wrapper_rig import GPUS, ROOT, Rig
+
+IDS = [gpu["uuid"] for gpu in GPUS]
+SELFTEST = "gpu-selftest-1"
+
+
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(wrapper, "STORE", rig.store)
+    monkeypatch.setattr(wrapper, "POLICY", rig.policy_path)
+    monkeypatch.setattr(wrapper, "CORDONS", tmp_path / "cordons")
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    allow(rig)
+    return rig
+
+
+def allow(rig, **changes):
+    rig.policy(cordons=[str(wrapper.CORDONS), str(quarantine.PATH)], **changes)
+
+
+def create(rig, *params, name="ID"):
+    config = golden("task")
+    config["process"]["env"] = ["PATH=/bin", "ATC_EXTERNAL_URL=http://127.0.0.1:8080", *params]
+    rig.config.write_text(json.dumps(config))
+    return rig.call("create", "--bundle", rig.bundle, name)
+
+
+def visible(rig):
+    entries = json.loads(rig.config.read_text())["process"]["env"]
+    return dict(entry.split("=", 1) for entry in entries)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def wait_for(rig, count):
+    """Let a living process wait for so many GPUs."""
+    with Store(str(rig.store)) as table:
+        table.waiters.append(Waiter("WAITER", Host().me(), count, Host.now()))
+
+
+def test_a_free_gpu_is_the_self_tests_alone_and_everybodys_again(rig):
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+        assert create(rig) == 42
+        assert visible(rig) == IDS[1]
+        assert rig.holders[SELFTEST]["gpus"] == IDS[:1]
+        assert rig.holders[SELFTEST]["alone"]
+    assert list(rig.holders) == ["ID"]
+    assert create(rig, "GPU_COUNT=2") == 42
+
+
+@pytest.mark.parametrize("allocation", ["exclusive", "shared"])
+@pytest.mark.parametrize("params", [[], ["GPU_COUNT=1"], ["GPU_COUNT=2"], ["GPU_COUNT=all"]])
+def test_its_container_gets_just_that_gpu_whatever_it_asks_for(rig, allocation, params):
+    allow(rig, allocation=allocation, gpus_per_task=2)
+    with reserve.alone(SELFTEST, IDS[1:]) as why:
+        assert why == ""
+        assert create(rig, *params, name=SELFTEST) == 42
+        assert rig.ran[0] == "nvidia-container-runtime"
+        assert visible(rig) == IDS[1]
+        holder = rig.holders[SELFTEST]
+        assert (holder["gpus"], holder["alone"]) == (IDS[1:], True)
+        assert holder["bundle"] == str(rig.bundle)
+        assert [*Host().me()] in holder["calls"]
+        rig.process.write_text(json.dumps({"args": ["sh"], "env": ["A=b"], "cwd": "/"}))
+        assert rig.call("exec", "--process", rig.process, SELFTEST) == 42
+        assert f"NVIDIA_VISIBLE_DEVICES={IDS[1]}" in json.loads(rig.process.read_text())["env"]
+    assert rig.holders == {}
+
+
+def test_it_gets_none_if_it_says_so(rig):
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+        assert create(rig, "GPU_COUNT=0", name=SELFTEST) == 42
+        assert (rig.ran[0], visible(rig)) == ("runc", "void")
+
+
+def test_a_quarantined_gpu_is_its_containers_and_no_others(rig):
+    for name in IDS:
+        quarantine.put(name, "Xid 79: the GPU has fallen off the bus", "xid", "quick", "")
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+        assert create(rig, name=SELFTEST) == 42
+        assert visible(rig) == IDS[0]
+        assert create(rig) == 1
+        assert "this worker has 0 GPUs to give away" in rig.refusal
+
+
+def test_who_has_a_gpu_keeps_it(rig):
+    rig.hold(JOB=IDS[1:])
+    with reserve.alone(SELFTEST, IDS) as why:
+        assert why == "GPU 1 is in use by container JOB (starting, 12 min)"
+    assert list(rig.holders) == ["JOB"]
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_shares_a_gpu_keeps_it_and_the_others_are_shared_meanwhile(rig, alone):
+    allow(rig, allocation="shared")
+    rig.hold(JOB=IDS[1:])
+    with Store(str(rig.store)) as table:
+        table.holders["JOB"].alone = alone
+    with reserve.alone(SELFTEST, IDS[1:]) as why:
+        assert why == "GPU 1 is in use by container JOB (starting, 12 min)"
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+        assert create(rig) == (1 if alone else 42)
+        if not alone:
+            assert visible(rig) == IDS[1]
+            assert create(rig, "GPU_COUNT=2") == 1
+            assert "held: GPU 0 by container gpu-selftest-1" in rig.refusal
+
+
+def test_two_leases_at_once_are_disjoint(rig):
+    with reserve.alone("gpu-selftest-1", IDS[:1]) as first:
+        with reserve.alone("gpu-selftest-2", IDS[1:]) as second:
+            assert (first, second) == ("", "")
+            assert create(rig, name="gpu-selftest-2") == 42
+            assert visible(rig) == IDS[1]
+        with reserve.alone("gpu-selftest-3", IDS[:1]) as third:
+            assert third.startswith("GPU 0 is in use by container gpu-selftest-1 (self-test, ")
+        assert list(rig.holders) == ["gpu-selftest-1"]
+    assert rig.holders == {}
+
+
+def test_an_id_is_used_once_at_a_time(rig):
+    with reserve.alone(SELFTEST, IDS[:1]) as first:
+        assert first == ""
+        with reserve.alone(SELFTEST, IDS[1:]) as second:
+            assert second.startswith(f"container {SELFTEST} (self-test, ")
+            assert second.endswith(" s) has not ended")
+        assert rig.holders[SELFTEST]["gpus"] == IDS[:1]
+    with reserve.alone(SELFTEST, IDS[1:]) as third:
+        assert third == ""
+
+
+@pytest.mark.parametrize("allocation", ["exclusive", "shared"])
+def test_a_task_that_waits_comes_first(rig, allocation):
+    allow(rig, allocation=allocation)
+    wait_for(rig, 2)
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == "a task waits for GPU 0"
+    assert rig.holders == {}
+
+
+def test_a_task_that_would_not_get_it_is_no_reason(rig):
+    quarantine.put(IDS[0], "Xid 79", "xid", "quick", "")
+    wait_for(rig, 1)
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+    with reserve.alone(SELFTEST, IDS[1:]) as why:
+        assert why == "a task waits for GPU 1"
+
+
+def test_what_somebody_outside_uses_is_left_alone(rig):
+    cordons.ensure([(IDS[1], "in use outside CI: pid 4711 (python3)")])
+    with reserve.alone(SELFTEST, IDS) as why:
+        assert why == "GPU 1 is in use outside CI: pid 4711 (python3)"
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+
+
+def test_the_mig_devices_of_a_gpu_are_taken_together(rig):
+    allow(rig, gpus=MIG_GPUS)
+    first, second = MIG_GPUS[0]["devices"]
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+        assert rig.holders[SELFTEST]["gpus"] == [first, second]
+        assert create(rig, name=SELFTEST) == 42
+        assert visible(rig) == f"{first},{second}"
+    rig.hold(JOB=[second])
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == f"GPU 0 ({second}) is in use by container JOB (starting, 12 min)"
+    with reserve.alone(SELFTEST, [first]) as why:
+        assert why == ""
+
+
+@pytest.mark.parametrize("gpus", [["GPU-9"], [IDS[0], "GPU-9"]])
+def test_what_is_no_gpu_of_this_worker(rig, gpus):
+    with reserve.alone(SELFTEST, gpus) as why:
+        assert why == "GPU-9 is no GPU that tasks get here"
+    assert not rig.store.exists()
+
+
+def test_without_a_policy_or_with_damaged_leases_it_says_so(rig):
+    rig.store.mkdir(parents=True)
+    (rig.store / "leases.json").write_text("{")
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert "leases.json are damaged" in why
+    rig.policy_path.unlink()
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == f"{IDS[0]} is no GPU that tasks get here"
+
+
+def test_leases_that_are_damaged_meanwhile_spoil_no_result(rig):
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+        (rig.store / "leases.json").write_text("{")
+
+
+def test_an_error_in_the_test_gives_the_gpu_back(rig):
+    with pytest.raises(ZeroDivisionError), reserve.alone(SELFTEST, IDS[:1]):
+        print(1 / 0)
+    assert rig.holders == {}
+
+
+KILLED = f"""
+import os, pathlib, signal, sys
+sys.path[:0] = [{str(ROOT / "lib")!r}, {str(ROOT / "src")!r}]
+from oci import wrapper
+from selftest import reserve
+wrapper.STORE, wrapper.POLICY = map(pathlib.Path, sys.argv[1:3])
+with reserve.alone({SELFTEST!r}, sys.argv[3:]) as why:
+    print(why, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_it_leaves_nothing_that_lasts(rig):
+    command = [sys.executable, "-c", KILLED, str(rig.store), str(rig.policy_path), *IDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-9, "\n", "")
+    assert rig.holders[SELFTEST]["gpus"] == IDS
+    assert create(rig, "GPU_COUNT=2") == 42
+    assert list(rig.holders) == ["ID"]

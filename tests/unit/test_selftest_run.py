@@ -1,0 +1,251 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What follows from a failed check, and what a verdict changes: quarantine, and the way back."""
+
+import dataclasses
+
+import pytest
+
+from found import Machine, Toolkit
+from gpu.inventory import Inventory, State
+from oci import quarantine, wrapper
+from selftest import proof, results, run
+from selftest.check import Check, Level, Outcome
+from selftest.settings import Settings
+from tests.unit.situations import GPUS
+
+FIRST, SECOND = (gpu.uuid for gpu in GPUS)
+PREVENTED = Outcome.PREVENTED
+SETTINGS = Settings("worker/0", gpus=GPUS, files={str(wrapper.POLICY): "sha256:1", "/x": "2"})
+HEALTH = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
+FILES = Check("wrapper", Level.QUICK, "it is as it was", remedy="wait")
+LEASE = Check("lease", Level.ISOLATION, "a task sees its GPU", remedy="look", each_gpu=True)
+DOOR = Check("annotation", Level.ISOLATION, "an annotation brings no GPU", remedy="look")
+RATE = Check("rate", Level.COMPUTE, "it is fast", remedy="clean the fan", each_gpu=True)
+
+passed, failed, prevented, skipped = (
+    lambda check, gpu="", outcome=outcome: check.result(outcome, f"{check.id} says: so", gpu=gpu)
+    for outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.PREVENTED, Outcome.SKIPPED)
+)
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """The reports that were kept; quarantine is in a folder of the test's own."""
+    kept = []
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(proof, "PATH", tmp_path / "proven")
+    monkeypatch.setattr(results, "save", kept.append)
+    return kept
+
+
+def conclude(*found, level=Level.ISOLATION, gpu="", device="cuda"):
+    report = results.Report(
+        run=results.new_run(),
+        subject="abc",
+        level=level,
+        device=device,
+        gpu=gpu,
+        outcome=results.outcome(found),
+        started="2026-11-21T17:00:00+00:00",
+        seconds=1.0,
+        results=tuple(found),
+    )
+    run.conclude(SETTINGS, report)
+    return report
+
+
+def out():
+    return {entry.uuid: entry.check for entry in quarantine.read()}
+
+
+def test_a_gpu_that_failed_is_out_with_reason_and_remedy(kept):
+    report = conclude(failed(HEALTH, FIRST), passed(HEALTH, SECOND))
+    (entry,) = quarantine.read()
+    assert (entry.uuid, entry.reason, entry.check) == (FIRST, "xid says: so", "xid")
+    assert (entry.level, entry.remedy, entry.by) == ("quick", "reboot", quarantine.SELF_TEST)
+    assert kept == [report]
+    assert proof.kept() == ""
+
+
+def test_a_failure_of_the_worker_takes_all_out():
+    conclude(failed(FILES), passed(HEALTH, FIRST), passed(HEALTH, SECOND))
+    assert out() == {FIRST: "wrapper", SECOND: "wrapper"}
+
+
+def test_a_lost_gpu_is_out_too_though_tasks_cannot_get_it_now():
+    conclude(failed(HEALTH, "GPU-gone"))
+    assert out() == {"GPU-gone": "xid"}
+
+
+def test_the_first_failure_is_the_reason():
+    conclude(failed(HEALTH, FIRST), failed(LEASE, FIRST))
+    assert out() == {FIRST: "xid"}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.WARNING, Outcome.SKIPPED, Outcome.PREVENTED])
+def test_nothing_but_a_failure_takes_a_gpu_out(outcome):
+    conclude(HEALTH.result(outcome, "so", gpu=FIRST))
+    assert out() == {}
+
+
+def test_it_returns_when_the_level_that_failed_it_passes():
+    conclude(failed(LEASE, FIRST))
+    conclude(passed(HEALTH, FIRST), level=Level.QUICK)
+    assert out() == {FIRST: "lease"}
+    conclude(passed(HEALTH, FIRST), passed(LEASE, FIRST), level=Level.ISOLATION)
+    assert out() == {}
+
+
+def test_a_higher_level_brings_it_back_too_and_its_own_failure_keeps_it_out():
+    conclude(failed(HEALTH, FIRST))
+    conclude(passed(HEALTH, FIRST), passed(LEASE, FIRST), failed(RATE, FIRST), level=Level.COMPUTE)
+    assert out() == {FIRST: "rate"}
+    conclude(passed(HEALTH, FIRST), level=Level.ISOLATION)
+    assert out() == {FIRST: "rate"}
+
+
+def test_a_lower_level_that_fails_does_not_make_the_way_back_shorter():
+    conclude(failed(RATE, FIRST), level=Level.COMPUTE)
+    conclude(failed(HEALTH, FIRST), level=Level.QUICK)
+    assert out() == {FIRST: "xid"}
+    conclude(passed(HEALTH, FIRST), level=Level.QUICK)
+    assert out() == {FIRST: "xid"}
+    conclude(passed(HEALTH, FIRST), passed(RATE, FIRST), level=Level.COMPUTE)
+    assert out() == {}
+
+
+@pytest.mark.parametrize("late", [prevented(HEALTH, FIRST), prevented(FILES)])
+def test_what_could_not_be_tested_brings_nothing_back(late):
+    conclude(failed(HEALTH, FIRST))
+    conclude(late)
+    assert out() == {FIRST: "xid"}
+
+
+def test_what_could_not_be_tested_above_the_level_that_failed_does_not_matter():
+    conclude(failed(HEALTH, FIRST))
+    conclude(passed(HEALTH, FIRST), prevented(LEASE, FIRST))
+    assert out() == {}
+
+
+def test_one_gpu_alone_says_nothing_of_the_others():
+    conclude(failed(HEALTH, FIRST), failed(HEALTH, SECOND))
+    conclude(passed(HEALTH, FIRST), gpu=FIRST)
+    assert out() == {SECOND: "xid"}
+    assert proof.kept() == ""
+
+
+def test_what_the_operator_took_out_stays_whatever_a_test_says():
+    quarantine.cordon(FIRST, "fan")
+    conclude(failed(HEALTH, FIRST))
+    assert quarantine.find(FIRST).reason == "fan"
+    conclude(passed(HEALTH, FIRST))
+    assert quarantine.find(FIRST).by == quarantine.OPERATOR
+
+
+def test_the_cpu_proves_no_gpu(kept):
+    conclude(failed(HEALTH, FIRST))
+    conclude(failed(RATE, SECOND), passed(HEALTH, FIRST), device="cpu", level=Level.COMPUTE)
+    assert out() == {FIRST: "xid"}
+    assert proof.kept() == ""
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "subject"),
+    [
+        ((passed(LEASE, FIRST),), Level.ISOLATION, "abc"),
+        ((passed(LEASE, FIRST), skipped(RATE)), Level.COMPUTE, "abc"),
+        ((passed(HEALTH, FIRST),), Level.QUICK, ""),
+        ((passed(LEASE, FIRST), prevented(DOOR)), Level.ISOLATION, ""),
+    ],
+)
+def test_isolation_is_proven_by_nothing_less(found, level, subject):
+    conclude(*found, level=level)
+    assert proof.kept() == subject
+
+
+def later(*earlier, checks=(LEASE, DOOR), gpus=GPUS):
+    asked = []
+
+    def make(good):
+        asked.append([gpu.uuid for gpu in good])
+        return [passed(LEASE, gpu.uuid) for gpu in good]
+
+    found = run._unless_prevented(checks, gpus, list(earlier), make)
+    return asked, [(one.check, one.gpu, one.text) for one in found if one.outcome is PREVENTED]
+
+
+def test_a_gpu_that_failed_is_tested_no_further_and_the_others_are():
+    asked, told = later(failed(HEALTH, FIRST), passed(HEALTH, SECOND))
+    assert asked == [[SECOND]]
+    assert told == [("lease", FIRST, "xid failed")]
+
+
+def test_where_all_failed_each_check_says_so():
+    asked, told = later(failed(HEALTH, FIRST), failed(HEALTH, SECOND))
+    assert asked == []
+    assert {(check, gpu) for check, gpu, _ in told} == {
+        (check, gpu) for check in ("lease", "annotation") for gpu in (FIRST, SECOND)
+    }
+
+
+def test_after_a_failure_of_the_worker_nothing_more_runs_and_the_first_is_named():
+    asked, told = later(failed(FILES), failed(DOOR), failed(HEALTH, FIRST))
+    assert asked == []
+    assert told == [("lease", "", "wrapper failed"), ("annotation", "", "wrapper failed")]
+
+
+def test_what_only_warns_prevents_nothing():
+    warned = HEALTH.result(Outcome.WARNING, "so", gpu=FIRST)
+    assert later(warned, prevented(FILES)) == ([[FIRST, SECOND]], [])
+
+
+INVENTORY = Inventory(State.READY, GPUS, driver="580.95.05")
+MACHINE = Machine("amd64", Toolkit("/usr/bin/nvidia-container-runtime", "1.20.0"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "inventory", "machine"),
+    [
+        ({"gpus": GPUS[:1]}, {}, {}),
+        ({"min_driver_version": "535"}, {}, {}),
+        ({"files": {**SETTINGS.files, "/x": "3"}}, {}, {}),
+        ({"allocation": "shared"}, {}, {}),
+        ({}, {"driver": "595.71.05"}, {}),
+        ({}, {}, {"toolkit": Toolkit("/usr/bin/nvidia-container-runtime", "1.20.1")}),
+    ],
+)
+def test_what_isolation_proves_is_another_after_each_change(settings, inventory, machine):
+    changed = proof.subject(
+        dataclasses.replace(SETTINGS, **settings),
+        dataclasses.replace(INVENTORY, **inventory),
+        dataclasses.replace(MACHINE, **machine),
+    )
+    assert changed != proof.subject(SETTINGS, INVENTORY, MACHINE)
+
+
+def test_what_the_policy_says_besides_is_nothing_that_isolation_proves():
+    changed = {**SETTINGS.files, str(wrapper.POLICY): "sha256:2"}
+    again = proof.subject(dataclasses.replace(SETTINGS, files=changed), INVENTORY, MACHINE)
+    assert again == proof.subject(SETTINGS, INVENTORY, MACHINE)
+    assert str(wrapper.POLICY) in SETTINGS.files
+
+
+def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):
+    seen = []
+    look = run.host_checks.Look(INVENTORY, MACHINE)
+    monkeypatch.setattr(run.host_checks, "look", lambda _: look)
+    monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
+    monkeypatch.setattr(run, "_health", lambda *_: [])
+
+    def isolate(_settings, gpus, _progress):
+        seen.append(([gpu.uuid for gpu in gpus], out()))
+        return [passed(LEASE, gpu.uuid) for gpu in gpus]
+
+    monkeypatch.setattr(run.isolation, "run", isolate)
+    for device, quarantined in (("cpu", {}), ("cuda", {FIRST: "xid"})):
+        request = run.Request("r", Level.ISOLATION, device=device)
+        report = run.run(SETTINGS, request, lambda _: None)
+        assert report.outcome == "failed"
+        assert seen.pop() == ([SECOND], quarantined)
