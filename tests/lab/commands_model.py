@@ -8,6 +8,7 @@ Each takes its parsed arguments and returns an exit status.
 import argparse
 import json
 import pathlib
+import sys
 
 import yaml
 
@@ -99,6 +100,17 @@ def config(args: argparse.Namespace) -> int:
     return 0
 
 
+class _AsJuju(yaml.SafeDumper):
+    """Writes a text of several lines as it is, as Juju's own does: a table stays a table."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """One string."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
+
+
+_AsJuju.add_representer(str, _AsJuju.represent_text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run an action and print its results."""
     params = pairs(args.params, "parameters")
@@ -110,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUse(f"{args.unit} was removed before the action ran")
     results = json.loads(row["results"])
     if results:
-        print(yaml.safe_dump(results, sort_keys=True, width=1000), end="")
+        print(yaml.dump(results, Dumper=_AsJuju, width=sys.maxsize, allow_unicode=True), end="")
     if row["status"] != "completed":
         print(f"Action id {action} failed: {row['message']}")
         return 1

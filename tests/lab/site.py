@@ -20,6 +20,8 @@ env | grep -E '^(NVIDIA_|GPU_|CUDA_)' | sort
 """
 # What a task asks for that is to get all GPUs of its worker.
 ALL = {"GPU_COUNT": "all"}
+# What the unit says that `make lab` brings up, as often as nothing is wrong.
+READY = ("active", "Worker ready (GPU: 2x NVIDIA, self-test passed)")
 # With a matching rule of the device cgroup a simulated card opens with ENXIO, else with EPERM.
 OPENS = "No such device or address"
 

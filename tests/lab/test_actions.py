@@ -6,13 +6,15 @@ import json
 
 import pytest
 
+from tests.lab.site import READY
+
 
 @pytest.fixture
 def as_deployed(site):
     """Two GPUs that nobody uses; the same again afterwards."""
     yield site
     site.gpus("set", "1", "processes=", "memory-used-mib=")
-    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+    assert site.status() == READY
 
 
 def act(site, name, **params):
@@ -27,7 +29,9 @@ def test_a_gpu_that_others_use_is_cordoned_until_they_are_gone(as_deployed):
     site = as_deployed
     tags = site.tags()
     site.gpus("set", "1", "processes=4194303 900")
-    cordoned = "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 in use outside CI)"
+    cordoned = (
+        "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 in use outside CI, self-test passed)"
+    )
     assert site.status() == ("active", cordoned)
     assert site.tags() == tags
     results, _ = act(site, "gpu-leases")
@@ -37,9 +41,10 @@ def test_a_gpu_that_others_use_is_cordoned_until_they_are_gone(as_deployed):
     assert done.returncode != 0
     assert "in use outside CI" in done.stdout
     site.gpus("set", "1", "processes=", "memory-used-mib=12600")
-    assert site.status()[1] == "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 dirty)"
+    dirty = "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 dirty, self-test passed)"
+    assert site.status() == ("active", dirty)
     site.gpus("set", "1", "memory-used-mib=")
-    assert site.status()[1] == "Worker ready (GPU: 2x NVIDIA)"
+    assert site.status() == READY
     assert act(site, "gpu-leases")[0]["free"] == "2 of 2"
 
 

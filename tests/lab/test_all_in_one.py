@@ -16,7 +16,10 @@ def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
     tarball = {"concourse": pathlib.Path(site.lab.setting("concourse"))}
     model.deploy(charm, "solo", options, tarball, binds=walk.BINDS, outfit={"gpus": 1})
     site.lab.settle()
-    assert site.status("solo/0") == ("active", "Web and worker ready (GPU: 1x NVIDIA)")
+    assert site.status("solo/0") == (
+        "active",
+        "Web and worker ready (GPU: 1x NVIDIA, self-test passed)",
+    )
     keys = site.sh("cat /etc/concourse/keys/authorized_worker_keys", "solo/0").splitlines()
     assert len(keys) == 1
     assert site.traces("solo/0")["users"]

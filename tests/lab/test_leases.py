@@ -214,7 +214,7 @@ for n in /dev/kfd /dev/dri/*; do (: < $n) 2>&1 | sed "s|.*: |$n |"; done
 def amd(site):
     """The worker with two AMD GPUs in the place of its own; those are back afterwards."""
     site.gpus("install", "--vendor", "amd", "--count", "2")
-    assert site.status() == ("active", "Worker ready (GPU: 2x AMD)")
+    assert site.status() == ("active", "Worker ready (GPU: 2x AMD, self-test passed)")
     site.wait_for_tag("gpu-type=amd")
     yield site
     site.gpus("install", "--count", "2")

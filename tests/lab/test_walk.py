@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.lab import walk
-from tests.lab.site import ALL, OPENS, PROBE
+from tests.lab.site import ALL, OPENS, PROBE, READY
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def as_deployed(site):
     yield site
     site.configure(reset=("gpu-device-ids", "tag"), enable_gpu="true")
     site.wait_for_tag("gpu-count=2")
-    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+    assert site.status() == READY
 
 
 def variables(output):
@@ -25,7 +25,7 @@ def variables(output):
 
 def test_units_are_ready_and_a_task_sees_both_gpus(site):
     assert site.status("web/0") == ("active", "Web ready")
-    assert site.status() == ("active", "Worker ready (GPU: 2x NVIDIA)")
+    assert site.status() == READY
     done = site.task(PROBE)
     assert done.returncode == 0, done.stdout
     assert f"nvidia0 {OPENS}" in done.stdout
@@ -136,7 +136,7 @@ def test_an_index_keeps_its_card_when_another_is_lost(as_deployed):
     site.configure(gpu_device_ids="1")
     site.gpus("lose", "0")
     try:
-        assert site.status() == ("active", "Worker ready (GPU: 1x NVIDIA)")
+        assert site.status() == ("active", "Worker ready (GPU: 1x NVIDIA, self-test passed)")
         assert f"nvidia1 {OPENS}" in site.task(PROBE).stdout
     finally:
         site.gpus("restore", "0")

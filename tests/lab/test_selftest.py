@@ -1,0 +1,297 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The self-test on the packed charm: each fault turns its own check red, and nothing else."""
+
+import json
+
+import pytest
+
+from tests.lab import selftest_runs
+from tests.lab.selftest_faults import (
+    BOTH,
+    FAKEGPU,
+    FAULTS,
+    HARMLESS,
+    INVISIBLE,
+    MINIMUMS,
+    RUNTIME_BACK,
+)
+from tests.lab.selftest_runs import RED
+from tests.lab.site import OPENS, PROBE, READY
+
+# Without these NVML cannot be asked of a GPU. All other faults leave the quick checks as they are.
+PREVENT_QUICK = ("driver", "inventory", "nvml")
+QUICK_SECONDS = 5
+ISOLATION_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def gpus(site):
+    """The index of each GPU by its id; minimums are set as long as this file's tests run."""
+    site.configure(**MINIMUMS)
+    assert site.status() == READY
+    yield selftest_runs.indexes(site)
+    site.configure(reset=tuple(name.replace("_", "-") for name in MINIMUMS))
+    assert site.status() == READY
+
+
+@pytest.fixture(scope="module")
+def healthy(site, gpus):
+    """What a worker that is well reports, by level."""
+    seen = {level: selftest_runs.take(site, gpus, level) for level in ("quick", "isolation")}
+    return {level: one.outcomes() for level, one in seen.items()}
+
+
+def act(site, name, **params):
+    """Results of an action on the worker, and why it failed if it did."""
+    action = site.lab.model.run_action("worker/0", name, params)
+    site.lab.settle()
+    row = site.lab.store.row("SELECT * FROM action WHERE id = ?", action)
+    return json.loads(row["results"]), row["message"]
+
+
+@pytest.mark.parametrize(
+    ("level", "seconds"), [("quick", QUICK_SECONDS), ("isolation", ISOLATION_SECONDS)]
+)
+def test_a_worker_that_is_well_passes_in_time(site, gpus, level, seconds):
+    seen = selftest_runs.take(site, gpus, level)
+    # A machine with little room on its disk is told so.
+    warned = {key for key, outcome in seen.outcomes().items() if outcome == "warning"}
+    assert seen.report["outcome"] == "passed", seen.why()
+    assert warned <= {("disk", None)}
+    assert seen.report["seconds"] < seconds
+    assert seen.quarantine == {}
+    for result in seen.report["results"]:
+        assert result["outcome"] != "skipped" or result["text"], result
+        assert result["proves"], result
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_turns_its_own_check_red_and_is_mended(site, gpus, healthy, fault):
+    usual = healthy[fault.level]
+    try:
+        seen = selftest_runs.take(site, gpus, fault.level, fault.inject, fault.around)
+        assert_own_check_alone_is_red(seen, usual, fault)
+        concerned = () if fault.warns else (fault.gpus or BOTH)
+        assert set(seen.quarantine) == set(concerned)
+        for entry in seen.quarantine.values():
+            assert entry["by"] == "self-test"
+            assert (entry["check"], entry["level"]) == (fault.check, "quick")
+            assert entry["reason"].startswith(fault.reason)
+            assert fault.remedy in entry["remedy"]
+    finally:
+        mended = selftest_runs.take(site, gpus, before=fault.mend)
+    assert mended.outcomes() == healthy["quick"], mended.why()
+    assert mended.quarantine == {}
+
+
+def assert_own_check_alone_is_red(seen, usual, fault):
+    """Exactly the fault's own results are red; what else changed could not run, and says why."""
+    own = {(fault.check, gpu) for gpu in (fault.gpus or [None])}
+    outcomes = seen.outcomes()
+    red = {key: outcome for key, outcome in outcomes.items() if outcome in RED}
+    red = {key: outcome for key, outcome in red.items() if usual.get(key) != outcome}
+    assert red == dict.fromkeys(own, "warning" if fault.warns else "failed"), seen.why()
+    for key, result in seen.results().items():
+        if key in own:
+            assert result["text"].startswith(fault.reason)
+            assert fault.remedy in result["remedy"]
+        elif result["outcome"] == "prevented":
+            assert result["text"].startswith(f"{fault.check} failed"), result
+            assert result["level"] != "quick" or fault.check in PREVENT_QUICK, result
+        elif key == ("disjoint", None) and fault.gpus:
+            # It takes two GPUs that tasks may have.
+            assert result["outcome"] == "skipped", result
+        else:
+            assert result["outcome"] == usual.get(key), result
+    # No check is left out silently; one that ran for no GPU says so once.
+    for check, gpu in set(usual) - set(outcomes):
+        assert check == fault.check or outcomes.get((check, None)) == "prevented", (check, gpu)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_noise_quarantines_nothing(site, gpus, healthy, name):
+    inject, mend = HARMLESS[name]
+    seen = selftest_runs.take(site, gpus, before=inject)
+    try:
+        assert seen.outcomes() == healthy["quick"], seen.why()
+        assert seen.quarantine == {}
+    finally:
+        site.machine().run(["/bin/sh", "-c", mend])
+
+
+@pytest.mark.parametrize("check", INVISIBLE)
+def test_what_only_containers_show_is_seen_from_inside_them(site, gpus, healthy, check):
+    try:
+        assert (
+            selftest_runs.take(site, gpus, before=INVISIBLE[check]).outcomes() == healthy["quick"]
+        )
+        # Again, since a GPU that is out of use must not pass for want of a test.
+        for _ in range(2):
+            seen = selftest_runs.take(site, gpus, "isolation")
+            outcomes = seen.outcomes()
+            failed = {name for (name, _), outcome in outcomes.items() if outcome == "failed"}
+            assert failed == {check}, seen.why()
+            assert set(seen.quarantine) == set(BOTH)
+            for entry in seen.quarantine.values():
+                assert (entry["check"], entry["level"]) == (check, "isolation")
+    finally:
+        mended = selftest_runs.take(site, gpus, before=RUNTIME_BACK)
+    # Its level is the one that failed it.
+    assert set(mended.quarantine) == set(BOTH)
+    assert selftest_runs.take(site, gpus, "isolation").quarantine == {}
+
+
+@pytest.fixture
+def as_deployed(site):
+    """Two GPUs that are well and in use; the same again afterwards."""
+    yield site
+    site.machine().run([FAKEGPU, "xid", "clear"])
+    act(site, "gpu-selftest", level="quick")
+    assert site.status() == READY
+    site.wait_for_tag("gpu-count=2")
+
+
+def test_a_sick_gpu_leaves_the_pool_and_a_reboot_brings_it_back_no_sooner(as_deployed):
+    site = as_deployed
+    say_xid_79(site, 1)
+    results, message = act(site, "gpu-selftest", level="quick")
+    assert message.startswith("Self-test failed: quick, 2 GPUs, ")
+    assert (results["verdict"], results["gpu-0"]) == ("failed", "passed")
+    assert results["gpu-1"] == "failed: xid"
+    assert "Xid 79: the GPU has fallen off the bus" in results["report"]
+    assert_gpu_1_is_out(site)
+    done = site.task("true", params={"GPU_COUNT": "2"})
+    assert done.returncode != 0
+    assert "is quarantined: Xid 79: the GPU has fallen off the bus" in done.stdout
+    done = site.task(PROBE, params={})
+    assert done.returncode == 0, done.stdout
+    assert f"nvidia0 {OPENS}" in done.stdout
+    assert "nvidia1 absent" in done.stdout
+    # The log is empty then, so that the boot's own test finds the GPU well again.
+    site.machine().reboot()
+    order = "systemctl show -p ExecMainStartTimestampMonotonic --value "
+    boot, worker = (int(site.sh(order + name)) for name in ("gpu-ci-selftest", "concourse-worker"))
+    assert 0 < boot < worker
+    site.lab.controller.fire("worker/0", "start")
+    assert site.status() == READY
+    site.worker("worker-0", 60)
+
+
+def say_xid_79(site, number):
+    """Have the kernel's log tell of it, without an event."""
+    site.machine().run([FAKEGPU, "xid", str(number), "79"])
+
+
+def assert_gpu_1_is_out(site):
+    """Status and tags tell that one GPU is left, and why."""
+    kind, message = site.status()
+    assert kind == "active"
+    assert message.startswith("Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79")
+    tags = site.wait_for_tag("gpu-count=1")
+    assert "gpu-count>=2" not in tags
+
+
+def test_at_boot_a_sick_gpu_is_out_before_the_worker_takes_jobs(as_deployed):
+    site = as_deployed
+    site.gpus("set", "1", "remapped-rows-failed=1")
+    try:
+        site.machine().reboot()
+        site.worker("worker-0", 60)
+        # No event has come yet: this is the wrapper's word.
+        done = site.task("true", params={"GPU_COUNT": "2"})
+        assert "is quarantined: row remapping failed" in done.stdout
+        site.lab.controller.fire("worker/0", "start")
+        assert site.status()[1].startswith(
+            "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 row remapping failed"
+        )
+        assert "gpu-count>=2" not in site.wait_for_tag("gpu-count=1")
+    finally:
+        site.gpus("set", "1", "remapped-rows-failed=")
+
+
+def test_without_a_gpu_left_the_unit_says_what_to_do_and_tasks_are_refused(as_deployed):
+    site = as_deployed
+    for number in BOTH:
+        say_xid_79(site, number)
+    act(site, "gpu-selftest", level="quick")
+    kind, message = site.status()
+    assert kind == "blocked"
+    assert message.startswith("All GPUs are quarantined: GPU 0, 1 Xid 79"), message
+    assert "juju run worker/0 gpu-selftest level=quick" in message
+    tags = site.wait_for_tag("gpu-quarantined")
+    assert [tag for tag in tags if tag.startswith("gpu") and tag != "gpu-quarantined"] == []
+    done = site.task("echo never-seen", "gpu-quarantined", params={})
+    assert done.returncode != 0
+    assert "is quarantined: Xid 79: the GPU has fallen off the bus" in done.stdout
+    assert "run it again, on another worker" in done.stdout
+
+
+def test_a_driver_that_fits_no_more_takes_all_gpus_out_until_it_is_mended(as_deployed):
+    site = as_deployed
+    site.machine().run([FAKEGPU, "nvml-fault", "18"])
+    try:
+        results, message = act(site, "gpu-selftest")
+        assert message.startswith("Self-test failed: quick and isolation, ")
+        assert (results["gpu-0"], results["gpu-1"]) == ("failed: driver", "failed: driver")
+        kind, message = site.status()
+        assert (kind, "differ in version" in message) == ("blocked", True), message
+        done = site.task("true", params={})
+        assert "is quarantined: driver and library differ" in done.stdout
+    finally:
+        site.machine().run([FAKEGPU, "nvml-fault", "none"])
+    assert act(site, "gpu-selftest")[0]["verdict"] == "passed"
+    assert site.status() == READY
+
+
+def test_a_gpu_is_taken_out_and_brought_back_by_hand(as_deployed):
+    site = as_deployed
+    results, message = act(site, "gpu-cordon", gpu="gpu-1", reason="its fan rattles")
+    assert (results["state"], results["running"]) == (
+        "cordoned by the operator: its fan rattles",
+        "nothing",
+    ), message
+    assert "its fan rattles" in site.status()[1]
+    site.wait_for_tag("gpu-count=1")
+    # No self-test brings back what the operator took out.
+    assert act(site, "gpu-selftest", level="quick")[0]["verdict"] == "passed"
+    assert "its fan rattles" in site.status()[1]
+    results, message = act(site, "gpu-uncordon", gpu="gpu-1", reason="a new fan")
+    assert results["state"] == "in use again", message
+    assert site.status() == READY
+
+
+def test_what_a_job_has_is_not_tested_and_the_job_is_left_alone(as_deployed, gpus):
+    site = as_deployed
+    running = site.start_task(f"sleep 12\n{PROBE}", params={"GPU_COUNT": "1"})
+    seen = selftest_runs.take(site, gpus, "isolation")
+    assert seen.report["outcome"] == "incomplete", seen.why()
+    (held,) = (
+        result for result in seen.report["results"] if result["outcome"] == "prevented"
+        and result["check"] == "lease"
+    )  # fmt: skip
+    assert "is in use by container " in held["text"]
+    assert seen.quarantine == {}
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, output
+    number = gpus[held["gpu"]]
+    assert f"nvidia{number} {OPENS}" in output
+    assert f"nvidia{1 - number} absent" in output
+
+
+def test_the_action_shows_a_table_and_json(as_deployed):
+    results, message = act(as_deployed, "gpu-selftest", level="isolation", gpu="gpu-1")
+    assert message == "", message
+    assert (results["verdict"], results["level"], results["gpu-1"]) == (
+        "passed", "isolation", "passed",
+    )  # fmt: skip
+    assert "gpu-0" not in results
+    head, table = results["report"].split("\n\n")[:2]
+    assert head.startswith("passed: quick and isolation, ")
+    assert table.startswith("check ")
+    assert max(map(len, results["report"].splitlines())) <= 100
+    report = json.loads(results["json"])
+    assert {result["outcome"] for result in report["results"]} <= {"passed", "warning", "skipped"}
+    assert as_deployed.status()[1] == (
+        "Worker ready (GPU: 2x NVIDIA, self-test of one GPU passed)"
+    )
