@@ -119,7 +119,7 @@ def _no_gpu(inventory: Inventory, application: str, wanted: str) -> Obstacle:
 
 # The kernel's driver for each vendor's GPUs, and how to get it.
 _DRIVER: typing.Final = {
-    Vendor.NVIDIA: ("nvidia", "install it with ubuntu-drivers install --gpgpu"),
+    Vendor.NVIDIA: ("nvidia", "install it with sudo ubuntu-drivers install --gpgpu"),
     Vendor.AMD: ("amdgpu", "install linux-modules-extra for this kernel, or a newer kernel,"),
     Vendor.INTEL: (
         "i915 or xe",

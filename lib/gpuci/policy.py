@@ -194,7 +194,7 @@ def cordons(folder: str, container: str = "") -> dict[str, str]:
     return {
         name: why(entry)
         for name, entry in entries.items()
-        if not (testing and entry.get("by") == "self-test")
+        if entry is not None and not (testing and entry.get("by") == "self-test")
     }
 
 
@@ -210,8 +210,11 @@ def why(found: dict[str, object]) -> str:
     return kind + reason
 
 
-def _entry(path: str) -> dict[str, object]:
+def _entry(path: str) -> dict[str, object] | None:
+    """What a file says; None if it is gone, since that GPU was brought back just now."""
     try:
         return read_object(path)
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError):
         return {}  # whoever wrote it wanted the GPU out

@@ -197,6 +197,7 @@ class Store:
         if os.path.isdir(self._containers):
             return
         # One by one: for the folders between, makedirs would use whatever umask containerd has.
-        folders = (os.path.dirname(self.folder), 0o755), (self.folder, 0o755)
-        for folder, mode in (*folders, (self._containers, 0o700)):
+        # Whoever may open the store may lock it, and no task would get a GPU any more.
+        folders = (self.folder, 0o700), (self._containers, 0o700)
+        for folder, mode in ((os.path.dirname(self.folder), 0o755), *folders):
             os.makedirs(folder, mode, exist_ok=True)

@@ -89,8 +89,6 @@ class Health:
         computing: whether a process has a compute context on it.
         pcie_width: lanes in use.
         pcie_width_max: the most that GPU and system can, less where the slot has less.
-        pcie_generation: in use; low when idle.
-        pcie_generation_max: the highest that GPU and system can.
         temperature: in °C.
         temperature_margin: how many °C are left until it slows itself down.
         persistence: whether the driver stays loaded without a client.
@@ -118,8 +116,6 @@ class Health:
     computing: bool | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
     temperature: int | None = None
     temperature_margin: int | None = None
     persistence: bool | None = None
@@ -138,10 +134,6 @@ class Sample:
     power_w: float | None = None
     temperature: int | None = None
     reasons: int | None = None
-    corrected_volatile: int | None = None
-    uncorrected_volatile: int | None = None
-    pcie_width: int | None = None
-    pcie_generation: int | None = None
 
 
 def read(
@@ -256,8 +248,6 @@ def _health(binding: typing.Any, uuid: str, root: pathlib.Path) -> Health:
             computing=gpu.flag("ComputeRunningProcesses_v3"),
             pcie_width=gpu.ask("CurrPcieLinkWidth"),
             pcie_width_max=_width_possible(gpu, root),
-            pcie_generation=gpu.ask("CurrPcieLinkGeneration"),
-            pcie_generation_max=gpu.ask("MaxPcieLinkGeneration"),
             temperature=temperature,
             temperature_margin=_temperature_margin(gpu, temperature),
             persistence=gpu.flag("PersistenceMode"),
@@ -279,10 +269,6 @@ def _sample(binding: typing.Any, uuid: str) -> Sample:
             power_w=gpu.watts("PowerUsage"),
             temperature=gpu.temperature(),
             reasons=gpu.reasons(),
-            corrected_volatile=gpu.ecc_errors("CORRECTED", "VOLATILE"),
-            uncorrected_volatile=gpu.ecc_errors("UNCORRECTED", "VOLATILE"),
-            pcie_width=gpu.ask("CurrPcieLinkWidth"),
-            pcie_generation=gpu.ask("CurrPcieLinkGeneration"),
         )
     except binding.NVMLError as error:
         return Sample(failure=str(error))

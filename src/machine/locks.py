@@ -26,7 +26,8 @@ def hold(path: pathlib.Path, said: str) -> collections.abc.Generator[None]:
     Raises:
         LockedError: if another process has it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    # Whoever may read a file may lock it.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         _take(descriptor)
         os.ftruncate(descriptor, 0)
@@ -34,6 +35,21 @@ def hold(path: pathlib.Path, said: str) -> collections.abc.Generator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def holder(path: pathlib.Path) -> str:
+    """What the process that has the lock said of itself; empty if none has it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return ""
+    try:
+        _take(descriptor)
+    except LockedError as error:
+        return str(error)
+    finally:
+        os.close(descriptor)
+    return ""
 
 
 def _take(descriptor: int) -> None:

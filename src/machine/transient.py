@@ -21,7 +21,7 @@ def start(
     description: str,
     properties: collections.abc.Mapping[str, str],
 ) -> None:
-    """Start a program as a service of its own, with nothing in its environment but the proxies.
+    """Start a program as a service of its own, with systemd's environment.
 
     What an earlier one of this name has left, if it failed, is forgotten.
 
@@ -29,23 +29,20 @@ def start(
         name: of the unit, with `.service`.
         argv: the program's absolute path and its arguments.
         description: one line that systemd shows of it.
-        properties: of systemd.service(5) and systemd.exec(5), such as `RuntimeMaxSec`.
+        properties: of systemd.service(5) and systemd.exec(5), such as `RuntimeMaxSec`. Every user
+            of the machine can read them: a secret goes through an `EnvironmentFile`.
 
     Raises:
         machine.process.CommandError: if it can't be started, as where one of this name runs.
     """
     services.forget_failure(name)
-    proxies = process.proxies()
     process.run(
         [
             *(_SYSTEMD_RUN, "--quiet", f"--unit={name}", f"--description={description}"),
-            # By name alone: a proxy's password does not belong in a command line.
-            *(f"--setenv={variable}" for variable in proxies),
             # Else a program that is not there would be found out only later.
             "--property=Type=exec",
             *(f"--property={key}={value}" for key, value in properties.items()),
             *("--", *argv),
         ],
         timeout=_TIMEOUT,
-        env=proxies,
     )

@@ -35,7 +35,8 @@ def read() -> tuple[Quarantine, ...]:
     Raises:
         OSError: the folder or a file can't be read.
     """
-    return tuple(_entry(path) for path in sorted(PATH.glob("*.json")))
+    entries = map(_entry, sorted(PATH.glob("*.json")))
+    return tuple(entry for entry in entries if entry)
 
 
 def put(uuid: str, reason: str, check: str, level: str, remedy: str) -> bool:
@@ -104,10 +105,13 @@ def _since(earlier: Quarantine | None) -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _entry(path: pathlib.Path) -> Quarantine:
+def _entry(path: pathlib.Path) -> Quarantine | None:
+    """What a file says; None if it is gone, as where a self-test ends it just now."""
     try:
         found: dict[str, typing.Any] = json.loads(path.read_bytes())
         entry = Quarantine(path.stem, **found)
+    except FileNotFoundError:
+        return None
     except (ValueError, TypeError):  # a list has no names, a name is not known
         entry = None
     if entry is None or not _is_sound(entry):

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 import typing
 
@@ -26,11 +27,17 @@ from selftest.settings import Settings
 # The exit status of each outcome. A command that was asked for nonsense ends as argparse does.
 STATUS: typing.Final = {"passed": 0, "failed": 1, "incomplete": 3}
 WRONG_USE: typing.Final = 2
+# Python's own, 1, would be a verdict.
+CRASHED: typing.Final = 4
 
 # After so many seconds something hangs, such as NVML in a driver that died. The service at boot
-# has 27 s, some of which Python takes to start from a cold disk; the other levels may download,
-# and the unit of the charm ends them (selftest.unit).
+# has 27 s, some of which Python takes to start from a cold disk. What comes after isolation may
+# download, and the unit of the charm ends it (selftest.unit).
 LIMITS: typing.Final = {Level.QUICK: 22.0, Level.ISOLATION: 90.0}
+# Isolation makes a container for each device that can be handed out; eight GPUs cut into MIG
+# devices are 56, for each of which there is more time beyond these few, in seconds.
+_FEW: typing.Final = 8
+_MORE: typing.Final = 3.0
 
 _MINUTES: typing.Final = 10
 _MOST_MINUTES: typing.Final = 24 * 60
@@ -45,21 +52,31 @@ class Watchdog:
 
     Python can't end a thread that waits for the kernel, so a second one does what is left to do:
     without a report, a worker whose driver hangs would go on as it was.
+
+    Attributes:
+        limit: how long quick and isolation may take together, in seconds.
     """
 
     def __init__(self, kept: Settings, request: run.Request) -> None:
         self._settings, self._request = kept, request
         self._started, self._began = results.started(request.run), time.monotonic()
-        self._limit = LIMITS.get(request.level)
+        self.limit = LIMITS.get(request.level, LIMITS[Level.ISOLATION])
+        if request.level is not Level.QUICK:
+            devices = sum(len(gpu.devices) for gpu in kept.gpus)
+            self.limit += _MORE * max(0, devices - _FEW)
+        self._timer = threading.Timer(self.limit, self._end)
         self._last = ""
         self._decided = threading.Lock()
 
     def start(self) -> None:
-        """Begin to wait, where the level has a limit."""
-        if self._limit:
-            timer = threading.Timer(self._limit, self._end)
-            timer.daemon = True
-            timer.start()
+        """Begin to wait."""
+        self._timer.daemon = True
+        self._timer.start()
+
+    def reached(self, level: Level) -> None:
+        """Wait no longer once what has a limit is done."""
+        if level not in LIMITS:
+            self._timer.cancel()
 
     def progress(self, text: str) -> None:
         """Show what happens now, and remember it as what may come to hang."""
@@ -79,7 +96,7 @@ class Watchdog:
         last = f"; the last that was begun: {self._last}" if self._last else ""
         hung = host_checks.DRIVER.result(
             Outcome.FAILED,
-            f"the GPU's driver hangs: no answer within {self._limit:g} s{last}",
+            f"the GPU's driver hangs: no answer within {self.limit:g} s{last}",
             remedy="Look into the kernel's log (dmesg) for what the driver says, and reboot the "
             "machine, since nothing else ends a process that waits for it; then "
             f"`juju run {self._settings.unit} gpu-selftest`",
@@ -130,7 +147,7 @@ def main(arguments: collections.abc.Sequence[str]) -> int:
 def _test(kept: Settings, request: run.Request) -> Report:
     watchdog = Watchdog(kept, request)
     watchdog.start()
-    found = run.run(kept, request, watchdog.progress)
+    found = run.run(kept, request, watchdog.progress, watchdog.reached)
     watchdog.conclude(found)
     watchdog.progress(report.headline(found))
     return found
@@ -141,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpu-selftest",
         description="Tell whether this worker's GPUs can be trusted.",
-        epilog="exit status: 0 passed, 1 failed, 2 wrong use, 3 incomplete",
+        epilog="exit status: 0 passed, 1 failed, 2 wrong use, 3 incomplete, 4 crashed",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -186,8 +203,8 @@ def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
     kept = settings.read()
     if kept is None:
         raise UsageError(
-            f"{settings.PATH} is missing: tasks get no GPU on this unit: "
-            "juju config <application> enable-gpu=true"
+            f"{settings.PATH} is missing or damaged. Where enable-gpu is true, the charm writes "
+            "it at its next event; else: juju config <application> enable-gpu=true"
         )
     request = run.Request(
         run=asked.run or results.new_run(),
@@ -212,6 +229,23 @@ def _chosen(gpus: tuple[Gpu, ...], asked: str) -> str:
     raise UsageError(f"--gpu {asked}: tasks get no such GPU here; there are: {known or 'none'}")
 
 
+def guard() -> None:
+    """Have a defect, or a full disk, end this process without ever passing for a verdict."""
+    sys.excepthook = _crash
+    # That of the watchdog, while the first one hangs.
+    threading.excepthook = lambda told: _crash(told.exc_type, told.exc_value, told.exc_traceback)
+
+
+def _crash(
+    kind: type[BaseException],
+    fault: BaseException | None,
+    trace: types.TracebackType | None,
+) -> None:
+    traceback.print_exception(kind, fault, trace)
+    sys.stderr.flush()
+    os._exit(CRASHED)
+
+
 def _interrupt(_signal: int, _frame: types.FrameType | None) -> None:
     # Once: what tidies up after it is not to be stopped.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -219,4 +253,5 @@ def _interrupt(_signal: int, _frame: types.FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    guard()
     sys.exit(main(sys.argv[1:]))

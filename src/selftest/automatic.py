@@ -13,11 +13,14 @@ from oci import quarantine, wrapper
 from plan import GpuPlan, Plan
 from selftest import proof, results, settings, unit
 from selftest.check import Level, Outcome, Progress
+from selftest.compute import environment
 from selftest.settings import Settings
 
 # How long a hook follows a test of isolation, in seconds: it takes 60 at most, and ends itself
 # after 90.
 _PATIENCE: typing.Final = 120
+# How long it waits for one by hand or at boot, in seconds: all but compute and burn-in are done.
+_COURTESY: typing.Final = 30
 # How often one is tried again that was incomplete, since a job held a GPU, in seconds.
 _TRY_AGAIN: typing.Final = 300
 
@@ -45,19 +48,38 @@ def ensure(found: Found, wanted: Plan, *, repaired: bool, progress: Progress) ->
     on_start = found.options.selftest_on_start
     unit.install(on_start=on_start)
     subject = proof.subject(current, found.inventory, found.machine)
-    running = unit.running()
+    unknown = ""
     if on_start and isinstance(wanted.gpu, GpuPlan) and _is_due(subject, repaired=repaired):
-        # One that a killed hook has started goes on without it.
-        name = running.run if running else unit.start(Level.ISOLATION)
-        if not running or Level.ISOLATION.includes(running.level):
-            unit.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
-    return dataclasses.replace(found, quarantined=quarantine.read(), verdict=verdict())
+        unknown = _isolation(progress)
+    elif ended := unit.broken_off():
+        unknown = f"that of level {ended.level.value} ended without a verdict, see {unit.LOG}"
+    said = Verdict("incomplete", failure=unknown) if unknown else verdict()
+    return dataclasses.replace(found, quarantined=quarantine.read(), verdict=said)
+
+
+def _isolation(progress: Progress) -> str:
+    """Test isolation, or follow the test that a killed hook has started.
+
+    Returns:
+        Why there is no verdict yet; empty if there is.
+
+    Raises:
+        unit.SelftestError: it ended without one.
+    """
+    running = unit.running()
+    if running and not Level.ISOLATION.includes(running.level):
+        return f"it is due, and one of level {running.level.value} still runs"
+    if not running and (other := unit.wait_for_others(_COURTESY)):
+        return f"it is due, and another still runs: {other}"
+    name = running.run if running else unit.start(Level.ISOLATION)
+    report = unit.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
+    return "" if report else "it still runs"
 
 
 def remove() -> bool:
     """Take the self-test from this machine; what it found out stays. True if it was there."""
-    removed = unit.remove()
-    return settings.remove() or removed
+    removed = [unit.remove(), environment.remove(), settings.remove()]
+    return any(removed)
 
 
 def verdict() -> Verdict | None:
@@ -86,7 +108,6 @@ def _settings(found: Found, wanted: Plan) -> Settings:
         vendor=options.gpu_vendor,
         gpus=gpus if ready or not earlier else earlier.gpus,
         allocation=options.gpu_allocation,
-        driver_capabilities=options.nvidia_driver_capabilities,
         min_gpu_memory_gib=options.minimums.gpu_memory_gib,
         min_compute_capability=options.minimums.compute_capability,
         min_driver_version=options.minimums.driver_version,
@@ -98,10 +119,20 @@ def _settings(found: Found, wanted: Plan) -> Settings:
 def _is_due(subject: str, *, repaired: bool) -> bool:
     """Whether isolation is to be tested now."""
     last = results.read()
-    if last is None or last.subject != subject:
+    if last is None or last.subject != subject or not proof.is_tested():
         return True
-    if last.outcome == "passed":
+    if last.gpu or last.outcome == "passed" or not last.level.includes(Level.ISOLATION):
         return proof.kept() != subject
-    if last.outcome == "failed":
+    if repaired or not _left_out(last):
+        # What failed stays out of use until the operator, or a change, has it tested again.
         return repaired
     return time.time() - datetime.datetime.fromisoformat(last.started).timestamp() > _TRY_AGAIN
+
+
+def _left_out(report: results.Report) -> bool:
+    """Whether a report lacks checks of GPUs that have not failed, as where a job had them."""
+    failed = {result.gpu for result in report.results if result.outcome is Outcome.FAILED}
+    if not failed or "" in failed:
+        return not failed
+    prevented = {result.gpu for result in report.results if result.outcome is Outcome.PREVENTED}
+    return not prevented <= failed | {""}

@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 CGROUP: typing.Final = "gpu-ci-selftest"
 
 # What web puts between the image's variables and the author's (atc/exec/step_metadata.go).
-BORDER: typing.Final = "ATC_EXTERNAL_URL"
+_BORDER: typing.Final = "ATC_EXTERNAL_URL"
 
 _PATH: typing.Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CAPABILITIES: typing.Final = [
@@ -67,7 +67,7 @@ def variables(
     image: collections.abc.Iterable[str], params: collections.abc.Iterable[str]
 ) -> list[str]:
     """All variables of a step: the image's, then those of the task's author."""
-    return [_PATH, *image, f"{BORDER}=http://127.0.0.1:8080", *params]
+    return [_PATH, *image, f"{_BORDER}=http://127.0.0.1:8080", *params]
 
 
 def process(

@@ -5,6 +5,7 @@
 import collections.abc
 import dataclasses
 import enum
+import typing
 
 
 class Level(enum.Enum):
@@ -67,6 +68,16 @@ class Result:
     remedy: str = ""
 
 
+class Said(typing.NamedTuple):
+    """What a check found on one GPU; see Result."""
+
+    outcome: Outcome
+    text: str
+    value: float | str | None = None
+    remedy: str = ""
+    threshold: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """One thing that is tested.
@@ -113,6 +124,17 @@ class Check:
             threshold=threshold,
             source=self.source,
             remedy=(remedy or self.remedy) if needed else "",
+        )
+
+    def told(self, said: Said, gpu: str, threshold: str) -> Result:
+        """What it came to on a GPU; the threshold is for those that name none of their own."""
+        return self.result(
+            said.outcome,
+            said.text,
+            gpu=gpu,
+            value=said.value,
+            threshold=said.threshold or threshold,
+            remedy=said.remedy,
         )
 
 

@@ -28,9 +28,9 @@ from selftest import bundle, results, rootfs
 from selftest.bundle import Kind
 from selftest.rootfs import Mount
 
-HOME: typing.Final = wrapper.RUN / "selftest"
-_STATE: typing.Final = HOME / "runc"
-_BUNDLES: typing.Final = HOME / "bundles"
+_HOME: typing.Final = wrapper.RUN / "selftest"
+_STATE: typing.Final = _HOME / "runc"
+_BUNDLES: typing.Final = _HOME / "bundles"
 _ROOTS: typing.Final = results.HOME / "roots"
 
 # What the runtime may take, in seconds. To make a container the NVIDIA runtime starts the driver
@@ -132,23 +132,21 @@ class Container:
         argv: collections.abc.Sequence[str],
         *,
         timeout: float,
-        env: collections.abc.Iterable[str] = (),
         exec_id: str = "task",
     ) -> Completed:
-        """Run a process in it to its end, with the container's variables and these after them.
+        """Run a process in it to its end, with the container's variables.
 
         What it says is in `output(exec_id)` while it runs.
 
         Args:
             argv: the program's absolute path in there, and its arguments.
             timeout: in seconds; then it is killed.
-            env: entries such as `NAME=value`.
             exec_id: `task` for a task's step, a UUID for a hijacked session.
 
         Raises:
             ContainerError: it was refused, or ran out of time.
         """
-        pid = self.begin(argv, env=env, exec_id=exec_id)
+        pid = self.begin(argv, exec_id=exec_id)
         try:
             status = process.wait(pid, timeout)
             if status is None:
@@ -163,19 +161,13 @@ class Container:
             raise ContainerError(f"no end of {' '.join(argv)} within {timeout:g} s{last}")
         return Completed(status, *said)
 
-    def begin(
-        self,
-        argv: collections.abc.Sequence[str],
-        *,
-        env: collections.abc.Iterable[str] = (),
-        exec_id: str = "task",
-    ) -> int:
+    def begin(self, argv: collections.abc.Sequence[str], *, exec_id: str = "task") -> int:
         """Start a process in it and return its id; see exec.
 
         Raises:
             ContainerError: it was refused.
         """
-        variables = [*self._environment, *env, "USER=root"]
+        variables = [*self._environment, "USER=root"]
         described = bundle.process(argv, variables, self._kind.value)
         path = self._bundle / f"{exec_id}.json"
         files.ensure_file(path, json.dumps(described), mode=0o600)
@@ -256,7 +248,7 @@ class Containers:
             ContainerError: it does not run.
         """
         process.adopt_orphans()
-        sweep()
+        _sweep()
         try:
             self._python = rootfs.interpreter(modules=_MODULES)
         except CommandError as error:
@@ -273,7 +265,7 @@ class Containers:
         trace: types.TracebackType | None,
     ) -> None:
         """Take away all that is left."""
-        sweep()
+        _sweep()
 
     def create(
         self,
@@ -317,7 +309,7 @@ class Containers:
         return str(root), str(work)
 
 
-def sweep() -> None:
+def _sweep() -> None:
     """Take away whatever containers of a self-test there are, and all that belongs to them."""
     names = {path.name for folder in (_STATE, _BUNDLES, _ROOTS) for path in _entries(folder)}
     for name in names:
@@ -328,7 +320,7 @@ def sweep() -> None:
     leftovers.remove_control_groups(rf"^/{bundle.CGROUP}(/({ours})(/.*)?)?$")
     for name in names:
         _forget(name)
-    for folder in (HOME, _ROOTS):
+    for folder in (_HOME, _ROOTS):
         files.ensure_absent(folder)
 
 

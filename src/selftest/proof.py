@@ -16,6 +16,8 @@ from selftest import results
 from selftest.settings import Settings
 
 PATH: typing.Final = results.HOME / "proven"
+# There since the first verdict on all GPUs after the machine's start, which empties its folder.
+TESTED: typing.Final = wrapper.RUN / "selftest.done"
 
 
 def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
@@ -40,4 +42,18 @@ def keep(subject: str) -> bool:
 
 def kept() -> str:
     """The subject that all GPUs last passed isolation with; empty if they never did."""
-    return files.read_text(PATH) or ""
+    return PATH.read_text(encoding="utf-8", errors="replace") if PATH.exists() else ""
+
+
+def note_verdict() -> bool:
+    """Note that there was a verdict on all GPUs since the machine started. True if it is new."""
+    files.ensure_directory(TESTED.parent)
+    return files.ensure_file(TESTED, "")
+
+
+def is_tested() -> bool:
+    """Whether there was a verdict on all GPUs since the machine started.
+
+    Where the test at boot was killed, crashed, or never came so far, there was none.
+    """
+    return TESTED.exists()

@@ -14,11 +14,10 @@ from machine import files
 from selftest.check import Level, Outcome, Result
 
 HOME: typing.Final = pathlib.Path("/var/lib/gpu-ci/selftest")
-LAST: typing.Final = HOME / "last.json"
-HISTORY: typing.Final = HOME / "history"
-
 RUN_PATTERN: typing.Final = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}"
 
+_LAST: typing.Final = "last.json"
+_HISTORY: typing.Final = "history"
 _VERSION: typing.Final = 1
 _KEPT: typing.Final = 50
 _TIME: typing.Final = "%Y%m%dT%H%M%SZ"
@@ -73,12 +72,12 @@ def started(run: str) -> datetime.datetime:
 
 def save(report: Report, home: pathlib.Path = HOME) -> None:
     """Keep a report. One that proves no GPU goes to the history only."""
-    history = home / HISTORY.name
+    history = home / _HISTORY
     files.ensure_directory(history)
     text = json.dumps(plain(report), indent=1) + "\n"
     files.ensure_file(path(report.run, home), text)
     if report.device == "cuda":
-        files.ensure_file(home / LAST.name, text)
+        files.ensure_file(home / _LAST, text)
     for old in sorted(history.glob("*.json"))[:-_KEPT]:
         files.ensure_absent(old)
     for drawn in home.glob(picture("*", "*").name):
@@ -92,7 +91,7 @@ def read(run: str = "", home: pathlib.Path = HOME) -> Report | None:
     None where there is none, or none that this version of the charm can read: then the test has
     to be made again.
     """
-    kept = path(run, home) if run else home / LAST.name
+    kept = path(run, home) if run else home / _LAST
     try:
         return _report(json.loads(kept.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -101,7 +100,7 @@ def read(run: str = "", home: pathlib.Path = HOME) -> Report | None:
 
 def path(run: str, home: pathlib.Path = HOME) -> pathlib.Path:
     """Where the report of a run is kept."""
-    return home / HISTORY.name / f"{run}.json"
+    return home / _HISTORY / f"{run}.json"
 
 
 def picture(run: str, gpu: int | str) -> pathlib.Path:

@@ -20,7 +20,7 @@ PROGRAMS: typing.Final = pathlib.PurePosixPath("/.gpu-ci")
 
 # What the kernel may have set on a file system, a user namespace can't take away: to mount it
 # read-only there, these have to be named too (mount_namespaces(7)).
-READ_ONLY: typing.Final = ("bind", "ro", "nosuid", "nodev")
+_READ_ONLY: typing.Final = ("bind", "ro", "nosuid", "nodev")
 
 # Names in / that are links into /usr, where the machine has it so (systemd, file-hierarchy(7)).
 _MERGED: typing.Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -53,7 +53,7 @@ class Mount:
 
     source: str
     destination: str
-    options: tuple[str, ...] = READ_ONLY
+    options: tuple[str, ...] = _READ_ONLY
 
 
 def interpreter(

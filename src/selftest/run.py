@@ -45,10 +45,16 @@ class Request:
     minutes: int = 10
 
 
-def run(settings: Settings, request: Request, progress: Progress) -> Report:
+def run(
+    settings: Settings,
+    request: Request,
+    progress: Progress,
+    reached: collections.abc.Callable[[Level], None],
+) -> Report:
     """Make all checks of a level and of those before it.
 
-    A GPU that fails is out of use at once; the rest is done by conclude.
+    A GPU that fails is out of use at once; the rest is done by conclude. `reached` is told of each
+    level after quick that begins.
     """
     started, began = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     progress("Checking the machine and its GPUs")
@@ -62,6 +68,7 @@ def run(settings: Settings, request: Request, progress: Progress) -> Report:
     )
     for level, checks, make in _later(settings, request, progress):
         if request.level.includes(level):
+            reached(level)
             # No job gets it meanwhile: the next level may take hours.
             _take_out(settings, request.device, found)
             found += _unless_prevented(checks, gpus, found, make)
@@ -138,8 +145,10 @@ def conclude(settings: Settings, report: Report) -> None:
         _bring_back(settings, report)
         if _proves(report):
             proof.keep(report.subject)
-    # Last: whoever waits for the report finds done what it says.
+    # Whoever waits for the report finds done what it says.
     results.save(report)
+    if report.device == "cuda" and not report.gpu:
+        proof.note_verdict()
 
 
 def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[Result]) -> None:

@@ -23,7 +23,6 @@ class Settings:
         gpus: those that tasks may get, quarantined ones included; `index` is what the operator
             knows each by. Empty where none can be used yet.
         allocation: `exclusive` or `shared`.
-        driver_capabilities: what NVIDIA_DRIVER_CAPABILITIES says.
         min_gpu_memory_gib: as sold, in GiB; 0: no minimum.
         min_compute_capability: such as `7.0`.
         min_driver_version: such as `535` or `580.65.06`.
@@ -35,7 +34,6 @@ class Settings:
     vendor: str = "auto"
     gpus: tuple[Gpu, ...] = ()
     allocation: str = "exclusive"
-    driver_capabilities: str = "compute,utility"
     min_gpu_memory_gib: int = 0
     min_compute_capability: str = ""
     min_driver_version: str = ""
@@ -50,13 +48,17 @@ def write(settings: Settings) -> bool:
 
 
 def read() -> Settings | None:
-    """What was kept; None where tasks get no GPU."""
-    text = files.read_text(PATH)
-    if text is None:
+    """What was kept; None where tasks get no GPU.
+
+    None too where it is damaged, or of another version of the charm, which writes it anew at its
+    next event.
+    """
+    try:
+        found: dict[str, typing.Any] = json.loads(PATH.read_bytes())
+        found["gpus"] = tuple(_gpu(one) for one in found["gpus"])
+        return Settings(**found)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    found: dict[str, typing.Any] = json.loads(text)
-    found["gpus"] = tuple(_gpu(one) for one in found["gpus"])
-    return Settings(**found)
 
 
 def remove() -> bool:

@@ -14,12 +14,14 @@ import time
 import typing
 
 import machine.files as files
+import machine.locks as locks
 import machine.process as process
 import machine.services as services
 import machine.templates as templates
 import machine.transient as transient
+from ci import escaping
 from oci import wrapper
-from selftest import results
+from selftest import proof, results
 from selftest.check import Level, Progress
 from selftest.results import Report
 
@@ -29,13 +31,23 @@ RUN: typing.Final = "gpu-ci-selftest-run.service"
 LOG: typing.Final = wrapper.LOG.parent / "selftest.log"
 # Who tests holds it: one at a time, by whatever way it was started.
 LOCK: typing.Final = wrapper.RUN / "selftest.lock"
+PROXIES: typing.Final = wrapper.RUN / "selftest.env"
 
 # In seconds, above what the command itself allows; the first compute downloads gigabytes.
 _LIMITS: typing.Final = {
     Level.QUICK: 60,
-    Level.ISOLATION: 180,
+    Level.ISOLATION: 600,
     Level.COMPUTE: 7200,
     Level.BURN_IN: 7200,
+}
+_PROPERTIES: typing.Final = {
+    "TimeoutStopSec": "20",
+    # Its first process stops the load and tells what it has seen; what then is left is killed.
+    "KillMode": "mixed",
+    # Failed and incomplete tests, and wrong use, are no failures of the unit.
+    "SuccessExitStatus": "1 2 3",
+    # Where memory runs out, the test goes and not a job.
+    "OOMScoreAdjust": "500",
 }
 _DESCRIPTION: typing.Final = re.compile(rf"GPU self-test ({results.RUN_PATTERN}), level (\S+)")
 _CHARM: typing.Final = pathlib.Path(__file__).resolve().parents[2]
@@ -80,7 +92,7 @@ def remove() -> bool:
     """Stop what runs, and take all of this away but the verdicts. True if anything was there."""
     changed = stop()
     changed |= services.remove_unit(BOOT)
-    for path in (LAUNCHER, LOG, LOCK):
+    for path in (LAUNCHER, LOG, LOCK, PROXIES, proof.TESTED):
         changed |= files.ensure_absent(path)
     for folder in (LAUNCHER.parent, LAUNCHER.parent.parent, LOG.parent, LOCK.parent):
         files.remove_if_empty(folder)
@@ -109,17 +121,13 @@ def start(level: Level, *, gpu: str = "", minutes: int = 0, device: str = "cuda"
     command += ["--gpu", gpu] if gpu else []
     command += ["--duration", str(minutes)] if minutes else []
     files.ensure_directory(LOG.parent)
+    _write_proxies()
     properties = {
+        **_PROPERTIES,
+        "EnvironmentFile": str(PROXIES),
         "RuntimeMaxSec": str(_LIMITS[level] + 60 * minutes),
-        "TimeoutStopSec": "20",
-        # Its first process stops the load and tells what it has seen; what then is left is killed.
-        "KillMode": "mixed",
         "StandardOutput": "null",
         "StandardError": f"truncate:{LOG}",
-        # Failed and incomplete tests are no failures of the unit.
-        "SuccessExitStatus": "1 3",
-        # Where memory runs out, the test goes and not a job.
-        "OOMScoreAdjust": "500",
     }
     description = f"GPU self-test {run}, level {level.value}"
     try:
@@ -127,6 +135,14 @@ def start(level: Level, *, gpu: str = "", minutes: int = 0, device: str = "cuda"
     except process.CommandError as error:
         raise SelftestError(f"The self-test can't be started: {error}") from error
     return run
+
+
+def _write_proxies() -> None:
+    """Keep the model's proxies, which may have passwords in them, where only root reads them."""
+    proxies = process.proxies().items()
+    lines = [f"{name}={escaping.environment_value(value)}\n" for name, value in proxies]
+    files.ensure_directory(PROXIES.parent)
+    files.ensure_file(PROXIES, "".join(lines), mode=0o600)
 
 
 def follow(run: str, seconds: float, progress: Progress) -> Report | None:
@@ -163,11 +179,29 @@ def follow(run: str, seconds: float, progress: Progress) -> Report | None:
 
 def running() -> Running | None:
     """The self-test that the charm has started and that runs now."""
-    shown = services.show(RUN, "ActiveState", "Description")
-    found = _DESCRIPTION.fullmatch(shown["Description"])
-    if found is None or shown["ActiveState"] in ("inactive", "failed"):
-        return None
-    return Running(found[1], Level(found[2]), results.started(found[1]))
+    state, told = _shown()
+    return None if state in ("inactive", "failed") else told
+
+
+def broken_off() -> Running | None:
+    """What the charm has started last, if it was killed or crashed and so left no verdict.
+
+    Systemd knows it until the next one starts.
+    """
+    state, told = _shown()
+    return told if state == "failed" and told and results.read(told.run) is None else None
+
+
+def wait_for_others(seconds: float) -> str:
+    """Wait for the end of self-tests that the charm has not started, as at boot and by hand.
+
+    Returns:
+        What the one that runs still says of itself; empty if none does.
+    """
+    deadline = time.monotonic() + seconds
+    while (said := locks.holder(LOCK)) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return said
 
 
 def stop() -> bool:
@@ -177,10 +211,18 @@ def stop() -> bool:
     return stopped
 
 
+def _shown() -> tuple[str, Running | None]:
+    """The state of the unit, and what it is or was."""
+    shown = services.show(RUN, "ActiveState", "Description")
+    found = _DESCRIPTION.fullmatch(shown["Description"])
+    told = found and Running(found[1], Level(found[2]), results.started(found[1]))
+    return shown["ActiveState"], told
+
+
 def _log() -> list[str]:
     """The whole lines of the log."""
-    whole, _, _ = (files.read_text(LOG) or "").rpartition("\n")
-    return whole.splitlines()
+    text = LOG.read_text(encoding="utf-8", errors="replace") if LOG.exists() else ""
+    return text.rpartition("\n")[0].splitlines()
 
 
 def _why(lines: list[str]) -> str:
@@ -192,7 +234,6 @@ def _why(lines: list[str]) -> str:
         "signal": "it was killed",
         "core-dump": "it crashed",
     }
-    services.forget_failure(RUN)
     end = " / ".join(line.strip() for line in lines[-3:] if line.strip())
     return (
         f"The self-test ended without a verdict: {words.get(result, 'see its log')}"

@@ -5,6 +5,7 @@
 From archives of tiny wheels; tests/functional/test_selftest_compute.py has the real packages.
 """
 
+import os
 import pathlib
 import sys
 
@@ -63,7 +64,8 @@ def test_a_missing_wheel_is_named_with_the_way_to_make_the_archive(root, tmp_pat
         ensure(as_tar(tmp_path / "a.tgz", tiny()[1:]))
     text = str(error.value)
     assert "No matching distribution found for torch" in text
-    assert f"on a machine with Python {PYTHON[0]}.{PYTHON[1]} and a network, run `python3" in text
+    machine = f"of this architecture ({os.uname().machine}) with Python {PYTHON[0]}.{PYTHON[1]}"
+    assert f"on a machine {machine} and a network, run `python3 -m pip download" in text
     assert "--dest wheels 'numpy' 'onnx' 'onnxruntime-gpu[cuda,cudnn]==" in text
     assert "`juju attach-resource worker selftest-wheels=wheels.tar.gz`" in text
 

@@ -119,7 +119,7 @@ FAULTS = [
     (
         "mv /opt/concourse/current/bin/runc /opt/concourse/current/bin/x",
         "mv /opt/concourse/current/bin/x /opt/concourse/current/bin/runc",
-        "runtime-config", "", "runc not found: ", "sudo rm -f /opt/concourse/current/bin/runc",
+        "runtime-config", "", "runc not found: ", "`sudo rm /opt/concourse/current/.release.json`",
     ),
     (
         "mkdir -p /opt/containerd/bin; touch /opt/containerd/bin/runc", "rm -r /opt/containerd",
@@ -203,7 +203,7 @@ def site(tmp_path):
     return Site(tmp_path)
 
 
-CHMOD = "sudo chmod 666 /dev/nvidia0; to keep it, NVreg_DeviceFileMode=0666 in /etc/modprobe.d"
+CHMOD = "sudo chmod 666 /dev/nvidia0; to keep it, `options nvidia NVreg_DeviceFileMode=0666`"
 NODES = {
     "GPU's node closed": (
         lambda site: site.path("dev/nvidia0").chmod(0o660), GPUS[0].uuid,
@@ -225,7 +225,7 @@ NODES = {
     "a file in place of a node": (
         lambda site: (site.path("dev/nvidiactl").unlink(), site.put("dev/nvidiactl", "")), "",
         "wrong: /dev/nvidiactl is no character device",
-        "sudo rm /dev/nvidiactl; sudo nvidia-modprobe",
+        "sudo rm /dev/nvidiactl; sudo nvidia-modprobe -c=255",
     ),
     "no uvm": (
         lambda site: site.path("dev/nvidia-uvm").unlink(), "",
@@ -294,8 +294,8 @@ def test_the_nodes_of_other_vendors_may_be_their_groups(amd):
 @pytest.mark.parametrize(
     ("given", "gpu", "text", "remedy"),
     [
-        ({"kfd": (234, 0)}, "", "/dev/kfd has the numbers 234:0, not 235:0", "sudo rm /dev/kfd"),
-        ({"render": (226, 129)}, "GPU-amd", "has the numbers 226:129, not 226:128", "sudo rm"),
+        ({"kfd": (234, 0)}, "", "/dev/kfd has the numbers 234:0, not 235:0", "match=kfd; "),
+        ({"render": (226, 129)}, "GPU-amd", "has the numbers 226:129, not 226:128", "reboot"),
         ({"mode": 0o600}, "GPU-amd", "has mode 0600 (0:root)", "sudo chmod 660 /dev/dri/by-path"),
         ({"mode": 0o640}, "", "/dev/kfd has mode 0640", "sudo chmod 660 /dev/kfd"),
     ],

@@ -17,6 +17,7 @@ pytestmark = selftest_machine.NEEDS
 LAUNCHER = "/opt/gpu-ci/bin/gpu-selftest"
 BOOT = "gpu-ci-selftest.service"
 RUN = "gpu-ci-selftest-run.service"
+PROXIES = "/run/gpu-ci/selftest.env"
 # As a driver that died: whoever asks it waits, and no SIGTERM reaches Python.
 HANGING = """
 #include <unistd.h>
@@ -197,13 +198,49 @@ def test_one_that_runs_is_followed_later_and_lets_no_second_start(hanging):
     told, _ = hanging.follow(run)
     assert told.startswith("SelftestError: The self-test ended without a verdict: it was killed; ")
     assert "Checking the machine" in told
+    # Later events know it as well, until the next one starts.
+    assert run in hanging.call("unit.broken_off()")[0]
     # What it has left does not stand in the way of the next.
     hanging.nvml("answering")
     assert hanging.follow(hanging.start())[0]["level"] == "quick"
+    assert hanging.call("unit.broken_off()")[0] is None
+
+
+def test_one_that_is_ended_after_its_action_has_returned_is_known_as_broken_off(hanging):
+    run, _ = hanging.call(
+        "(unit._LIMITS.update({Level.COMPUTE: 2}), unit.start(Level.COMPUTE))[1]"
+    )
+    assert hanging.call("unit.broken_off()")[0] is None
+    hanging.sh(f"until systemctl is-failed -q {RUN}; do sleep 0.1; done")
+    assert run in hanging.call("unit.broken_off()")[0]
+    told, _ = hanging.follow(run)
+    assert "without a verdict: it did not end in time" in told
+
+
+def test_wrong_use_is_no_test_that_was_broken_off(installed):
+    told, _ = installed.follow(installed.start("QUICK", ", gpu='7'"))
+    assert "tasks get no such GPU here" in told
+    assert installed.call("unit.broken_off()")[0] is None
+    assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
+
+
+def test_boot_without_a_verdict_is_known(installed):
+    tested = "from selftest import proof; print(proof.is_tested())"
+    installed.sh(f"{LAUNCHER} --level quick", check=False)
+    assert installed.run(tested) == "True\n"
+    settings = installed.machine.read("/etc/gpu-ci/selftest.json")
+    installed.machine.write("/etc/gpu-ci/selftest.json", "{}")
+    installed.machine.reboot(timeout=120)
+    assert installed.run(tested) == "False\n"
+    assert BOOT in installed.sh("systemctl --failed --plain --no-legend").stdout
+    installed.machine.write("/etc/gpu-ci/selftest.json", settings)
+    installed.machine.reboot(timeout=120)
+    assert installed.run(tested) == "True\n"
+    assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
 
 
 def test_models_proxies_reach_the_test_and_nothing_else_of_the_hook_does(hanging):
-    proxy, hook = "JUJU_CHARM_HTTPS_PROXY=http://u:p@proxy:3128", "JUJU_UNIT_NAME=worker/0"
+    proxy, hook = 'JUJU_CHARM_HTTPS_PROXY=http://u:p$4 "@proxy:3128', "JUJU_UNIT_NAME=worker/0"
     command = [*hanging.python[:-3], proxy, hook, *hanging.python[-3:]]
     start = "from selftest import unit; from selftest.check import Level; unit.start(Level.QUICK)"
     hanging.machine.run([*command, "-c", start])
@@ -211,6 +248,14 @@ def test_models_proxies_reach_the_test_and_nothing_else_of_the_hook_does(hanging
     environment = hanging.sh(f"tr '\\0' '\\n' </proc/{pid}/environ").stdout
     assert proxy in environment.splitlines()
     assert "JUJU_UNIT_NAME" not in environment
+    # Its password is nobody else's: systemd shows a unit's own environment to every user.
+    nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups"
+    shown = hanging.sh(
+        f"{nobody} systemctl show {RUN}; {nobody} cat /run/systemd/transient/{RUN} {PROXIES}",
+        check=False,
+    )
+    assert f"EnvironmentFile={PROXIES}" in shown.stdout
+    assert "u:p" not in shown.stdout + shown.stderr
     hanging.sh(f"systemctl kill --signal=KILL {RUN}")
 
 
@@ -226,6 +271,8 @@ def test_one_by_hand_is_named_to_who_starts_another(hanging):
 def test_power_cut_in_the_middle_leaves_a_run_that_has_ended_without_a_verdict(installed):
     installed.nvml("hanging")
     run = installed.start("ISOLATION")
+    # Until it hangs.
+    assert installed.follow(run, 2)[0] is None
     # Else the service at boot would hang as well, which is the next test's.
     installed.sh(f"systemctl disable {BOOT}; sync")
     installed.nvml("answering")

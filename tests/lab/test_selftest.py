@@ -28,6 +28,8 @@ ISOLATION_SECONDS = 60
 @pytest.fixture(scope="module")
 def gpus(site):
     """The index of each GPU by its id; minimums are set as long as this file's tests run."""
+    # Other tests had other cards in this machine.
+    site.sh("rm -f /var/lib/gpu-ci/inventory.json")
     site.configure(**MINIMUMS)
     assert site.status() == READY
     yield selftest_runs.indexes(site)
@@ -147,6 +149,7 @@ def as_deployed(site):
     """Two GPUs that are well and in use; the same again afterwards."""
     yield site
     site.machine().run([FAKEGPU, "xid", "clear"])
+    site.sh("rm -f /var/lib/gpu-ci/quarantine/*")
     act(site, "gpu-selftest", level="quick")
     assert site.status() == READY
     site.wait_for_tag("gpu-count=2")

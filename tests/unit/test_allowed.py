@@ -171,7 +171,7 @@ STATES = {
     State.NO_GPU: "No GPU found on the PCI bus (0000:01:00.0): pass one through (lxc config dev",
     State.VFIO: "GPU 0000:01:00.0 is bound to vfio-pci for a virtual machine: give it back to",
     State.NOUVEAU: "GPU 0000:01:00.0 is driven by nouveau, which runs no CUDA: install NVIDIA's",
-    State.NO_DRIVER: "GPU 0000:01:00.0 has no driver: install it with ubuntu-drivers install",
+    State.NO_DRIVER: "GPU 0000:01:00.0 has no driver: install it with sudo ubuntu-drivers install",
     State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: pass",
     State.NO_LIBRARY: "NVIDIA driver 0000:01:00.0 is loaded but libnvidia-ml.so.1 is missing",
     State.MISMATCH: "NVIDIA driver and libnvidia-ml.so.1 differ in version (0000:01:00.0): ",
@@ -194,7 +194,11 @@ def test_a_command_in_a_remedy_names_the_application(state):
 @pytest.mark.parametrize(
     ("vendor", "driver", "install"),
     [
-        (Vendor.NVIDIA, "nvidia", "install it with ubuntu-drivers install --gpgpu and reboot"),
+        (
+            Vendor.NVIDIA,
+            "nvidia",
+            "install it with sudo ubuntu-drivers install --gpgpu and reboot",
+        ),
         (Vendor.AMD, "amdgpu", "install linux-modules-extra for this kernel, or a newer kernel, "),
         (Vendor.INTEL, "i915 or xe", "install linux-modules-extra for this kernel, or a newer"),
     ],

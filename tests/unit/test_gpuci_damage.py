@@ -166,7 +166,7 @@ def test_a_missing_store_is_made_for_root_alone(rig, caller):
         path: stat.S_IMODE(path.stat().st_mode)
         for path in (rig.store.parent, rig.store, rig.store / "containers")
     }
-    assert [*modes.values()] == [0o755, 0o755, 0o700]
+    assert [*modes.values()] == [0o755, 0o700, 0o700]
     for path in (rig.store / "leases.json", rig.store / "containers" / "ID.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

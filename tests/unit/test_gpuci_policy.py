@@ -3,6 +3,7 @@
 """policy.json: what can be followed, what is refused in words, and cordons."""
 
 import json
+import os
 
 import pytest
 
@@ -156,6 +157,12 @@ def test_a_cordon_counts_whatever_is_in_it(cordons, text):
     folders, found = cordons
     (folders[0] / f"{GPUS[1]['uuid']}.json").write_text(text)
     assert found.cordoned() == {GPUS[1]["uuid"]: "out of use"}
+
+
+def test_a_cordon_that_ends_while_it_is_read_refuses_nobody(cordons, monkeypatch):
+    _, found = cordons
+    monkeypatch.setattr(os, "listdir", lambda _: [f"{GPUS[1]['uuid']}.json"])
+    assert found.cordoned() == {}
 
 
 def test_what_is_no_cordon(cordons):

@@ -89,7 +89,7 @@ def test_the_files_of_a_store_and_their_modes(folder, leases):
     }
     assert modes == {
         "gpu-ci": 0o755,
-        "gpu-ci/leases": 0o755,
+        "gpu-ci/leases": 0o700,
         "gpu-ci/leases/leases.json": 0o600,
         "gpu-ci/leases/containers": 0o700,
         "gpu-ci/leases/containers/ID.json": 0o600,

@@ -47,6 +47,15 @@ def test_without_a_folder_nothing_is_out_of_use(folder):
     assert not folder.parent.exists()
 
 
+def test_one_that_ends_while_it_is_read_is_none(folder, monkeypatch):
+    put("GPU-0")
+    put("GPU-1")
+    listed = [*folder.glob("*.json")]
+    quarantine.lift("GPU-0")
+    monkeypatch.setattr(type(folder), "glob", lambda *_: listed)
+    assert [entry.uuid for entry in quarantine.read()] == ["GPU-1"]
+
+
 def test_what_a_self_test_puts_in_it_takes_out_again(folder):
     assert put("GPU-1")
     assert put("PCI-0000:83:00.0", level="compute")

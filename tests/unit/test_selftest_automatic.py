@@ -17,6 +17,7 @@ from found import Verdict
 from oci import quarantine, wrapper
 from selftest import automatic, proof, results, settings, unit
 from selftest.check import Check, Level, Outcome
+from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
 
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
@@ -30,7 +31,8 @@ class Charm:
         self.calls = []
         self.last = None
         self.proven = ""
-        self.running = None
+        self.running = self.broken_off = None
+        self.others = ""
         self.found = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
 
     def ensure(self, *, repaired=False, **values):
@@ -49,8 +51,15 @@ class Charm:
     def follow(self, name, seconds, progress):
         assert 60 < seconds < 300
         progress(f"following {name}")
+        return "a report"
 
-    def report(self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None):
+    def wait_for_others(self, seconds):
+        assert seconds <= 60
+        return self.others
+
+    def report(
+        self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None, gpu="", made=None
+    ):
         kept = settings.read()
         now = proof.subject(kept, self.found.inventory, self.found.machine)
         checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
@@ -59,13 +68,14 @@ class Charm:
             subject=now if subject is None else subject,
             level=level,
             device="cuda",
-            gpu="",
+            gpu=gpu,
             outcome=outcome,
             started=(NOW - datetime.timedelta(seconds=age)).isoformat(timespec="seconds"),
             seconds=1.0,
-            results=(CHECK.result(checks.get(outcome, Outcome.PASSED), "Xid 79", gpu="GPU-0"),),
+            results=made
+            or (CHECK.result(checks.get(outcome, Outcome.PASSED), "Xid 79", gpu="GPU-0"),),
         )
-        if outcome == "passed" and level is Level.ISOLATION:
+        if outcome == "passed" and level is Level.ISOLATION and not gpu:
             self.proven = self.last.subject
 
 
@@ -80,6 +90,11 @@ def charm(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(unit, "remove", lambda: charm.calls.append("remove"))
     monkeypatch.setattr(unit, "running", lambda: charm.running)
+    monkeypatch.setattr(unit, "broken_off", lambda: charm.broken_off)
+    monkeypatch.setattr(unit, "wait_for_others", charm.wait_for_others)
+    monkeypatch.setattr(proof, "TESTED", tmp_path / "run" / "selftest.done")
+    monkeypatch.setattr(environment, "ROOT", tmp_path / "selftest")
+    proof.note_verdict()
     monkeypatch.setattr(unit, "start", charm.start)
     monkeypatch.setattr(unit, "follow", charm.follow)
     monkeypatch.setattr(results, "read", lambda: charm.last)
@@ -153,9 +168,71 @@ def test_one_that_a_killed_hook_has_started_is_followed_to_its_end(charm):
     assert charm.ensure()[1] == ["boot True", "Self-test: following old"]
 
 
-def test_a_burn_in_is_not_waited_for(charm):
+def test_a_burn_in_is_not_waited_for_and_nothing_passes_for_proven_meanwhile(charm):
+    charm.report(subject="the driver before")
     charm.running = unit.Running("old", Level.BURN_IN, NOW)
+    after, calls = charm.ensure()
+    assert calls == ["boot True"]
+    why = "it is due, and one of level burn-in still runs"
+    assert after.verdict == Verdict("incomplete", failure=why)
+
+
+def test_one_by_hand_or_at_boot_is_no_reason_to_fail_and_none_to_say_passed(charm):
+    charm.report(subject="the driver before")
+    charm.others = "pid 4711, level burn-in, since 17:00:03 UTC"
+    after, calls = charm.ensure()
+    assert calls == ["boot True"]
+    why = f"it is due, and another still runs: {charm.others}"
+    assert after.verdict == Verdict("incomplete", failure=why)
+
+
+def test_one_that_does_not_end_in_time_has_not_passed(charm, monkeypatch):
+    charm.report(subject="the driver before")
+    monkeypatch.setattr(unit, "follow", lambda *_: None)
+    after, _ = charm.ensure()
+    assert after.verdict == Verdict("incomplete", failure="it still runs")
+
+
+def test_one_that_was_killed_after_its_action_had_returned_is_told(charm):
+    charm.report()
+    charm.broken_off = unit.Running("old", Level.COMPUTE, NOW)
+    after, calls = charm.ensure()
+    assert calls == ["boot True"]
+    assert after.verdict == Verdict(
+        "incomplete",
+        failure="that of level compute ended without a verdict, see /var/log/gpu-ci/selftest.log",
+    )
+
+
+def test_boot_without_a_verdict_has_it_run(charm):
+    charm.report()
+    proof.TESTED.unlink()  # as the machine's start leaves /run
+    assert charm.ensure()[1] == RUNS
+
+
+@pytest.mark.parametrize(
+    "of", [{"level": Level.QUICK}, {"gpu": "GPU-0"}, {"level": Level.QUICK, "gpu": "GPU-0"}]
+)
+def test_one_gpus_failure_does_not_leave_the_others_untested(charm, of):
+    """A new driver, and the test at boot or an operator's has failed one GPU since."""
+    charm.report("failed", **of)
+    assert charm.ensure()[1] == RUNS
+    charm.report()
+    charm.report("failed", **of)
     assert charm.ensure()[1] == ["boot True"]
+
+
+def test_a_gpu_that_a_job_had_while_another_failed_is_tested_after_a_while(charm):
+    failed = CHECK.result(Outcome.FAILED, "Xid 79", gpu="GPU-0")
+    because = CHECK.result(Outcome.PREVENTED, "xid failed", gpu="GPU-0")
+    busy = CHECK.result(Outcome.PREVENTED, "a job has it", gpu="GPU-1")
+    for made, age, expected in (
+        ((failed, because), 600, ["boot True"]),
+        ((failed, because, busy), 10, ["boot True"]),
+        ((failed, because, busy), 600, RUNS),
+    ):
+        charm.report("failed", age=age, made=made)
+        assert charm.ensure()[1] == expected
 
 
 def test_quarantine_is_read_after_the_test(charm, monkeypatch):
@@ -177,7 +254,11 @@ def test_without_selftest_on_start_neither_now_nor_at_boot(charm):
 
 
 def test_without_gpus_for_tasks_nothing_of_it_is_left(charm):
+    (environment.ROOT / "venv-cuda13-0" / "bin").mkdir(parents=True)
+    (environment.ROOT / "last.json").write_text("{}")
     after, calls = charm.ensure(inventory=None)
+    # Gigabytes; what it has found out stays.
+    assert [path.name for path in environment.ROOT.iterdir()] == ["last.json"]
     assert (calls, after.verdict) == (["remove"], None)
     assert settings.read() is None
     charm.ensure()

@@ -170,11 +170,20 @@ def test_slower_than_its_siblings_is_a_warning_that_names_their_clock():
     found = judged(slow, course(GPUS[1]))
     assert found["clocks"].outcome is Outcome.WARNING
     assert found["clocks"].text == (
-        "slower than its siblings: 1300 of 1980 MHz at 500 W, they 1700 MHz"
+        "slower than its siblings, which have 1700 MHz: 1300 of 1980 MHz at 500 W"
     )
     assert judged(course(GPUS[1]), slow)["clocks"].outcome is Outcome.PASSED
     other = dataclasses.replace(GPUS[1], model="NVIDIA H100")
     assert judged(slow, course(other))["clocks"].outcome is Outcome.PASSED
+
+
+def test_clock_and_power_are_told_before_during_and_after():
+    idle = well(sm_clock_mhz=210, power_w=60.2, power_limit_w=700.0)
+    found = judged(course(before=idle, after=well(sm_clock_mhz=345, power_w=71.0)))
+    assert found["clocks"].text == (
+        "1700 of 1980 MHz at 500 of 700 W; 210 MHz at 60 W before; 345 MHz at 71 W after"
+    )
+    assert judged(course(sample=busy(power_w=None)))["clocks"].text == "1700 of 1980 MHz"
 
 
 def test_what_a_gpu_does_not_tell_is_skipped_and_not_passed():

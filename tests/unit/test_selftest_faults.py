@@ -7,10 +7,14 @@ import os
 
 import pytest
 
+from ci import concourse_release
 from found import Toolkit
 from selftest.check import Outcome
 from tests.unit.host_site import CONFIG, ENVIRONMENT, FRONT, Room, Site, red
 from tests.unit.situations import RUNTIME
+
+# Without which the charm takes no release for unpacked.
+NOTE = concourse_release.CURRENT / concourse_release._NOTE
 
 
 @pytest.fixture
@@ -168,12 +172,12 @@ FAULTS = {
     "runc gone": (
         remove("opt/concourse/8.3.0/bin/runc"), "runtime-config",
         "runc not found: /opt/concourse/current/bin/runc is missing or no program",
-        "sudo rm -f /opt/concourse/current/bin/runc; the charm unpacks Concourse again",
+        f"sudo rm {NOTE}`; the charm unpacks Concourse anew",
     ),
     "runc is the wrapper": (
         runc_is_the_wrapper, "runtime-config",
         "runc not found: /opt/concourse/current/bin/runc leads back to the wrapper, without end",
-        "sudo rm -f /opt/concourse/current/bin/runc; the charm unpacks Concourse again",
+        f"sudo rm {NOTE}`; the charm unpacks Concourse anew",
     ),
     "toolkit gone": (
         machine(toolkit=None), "toolkit",
@@ -193,7 +197,7 @@ FAULTS = {
     "driver too old": (
         Site.ask_for_a_newer_driver, "driver-version",
         "driver too old: 580.95.05 is below min-driver-version 580.95.10",
-        "ubuntu-drivers install --gpgpu) and reboot, or juju config worker min-driver-version=",
+        "newer driver (sudo ubuntu-drivers install --gpgpu nvidia:580-server) and reboot, or juju",
     ),
 }  # fmt: skip
 

@@ -33,8 +33,6 @@ HEALTHY = Health(
     computing=False,
     pcie_width=16,
     pcie_width_max=16,
-    pcie_generation=1,
-    pcie_generation_max=4,
     temperature=35,
     temperature_margin=57,
     persistence=True,
@@ -214,6 +212,16 @@ def test_memory_is_judged_by_the_size_as_sold(mib, gib, outcome):
     settings = dataclasses.replace(SETTINGS, min_gpu_memory_gib=gib)
     health = dataclasses.replace(HEALTHY, memory_mib=mib)
     assert made(health=health, settings=settings)["memory"].outcome.value == outcome
+
+
+def test_a_gpu_with_too_little_can_be_left_out_or_less_be_asked_for():
+    health = dataclasses.replace(HEALTHY, memory_mib=40960)
+    less = "`juju config worker min-gpu-memory-gib=40`; then `juju run worker/0 gpu-selftest`"
+    assert made(health=health)["memory"].remedy == (
+        f"Leave GPU 0 out by `juju config worker gpu-device-ids=1`, or ask for less by {less}"
+    )
+    alone = dataclasses.replace(SETTINGS, gpus=GPUS[:1])
+    assert made(health=health, settings=alone)["memory"].remedy == f"Ask for less by {less}"
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,29 @@ def test_gpus_of_another_vendor_are_missed_only_when_they_leave_the_bus(site):
     assert named(site.run(), Outcome.WARNING) == [("inventory", ONE)]
 
 
+def test_a_card_in_whose_place_there_is_one_of_another_vendor_was_taken_out(site):
+    for gpu in GPUS:
+        site.path(f"sys/bus/pci/devices/{gpu.pci_address}").mkdir(parents=True)
+    others = tuple(
+        dataclasses.replace(gpu, vendor=Vendor.AMD, uuid=f"GPU-amd-{gpu.index}", nodes=())
+        for gpu in GPUS
+    )
+    for gpus, vendor in ((others, Vendor.AMD), (GPUS, Vendor.NVIDIA)):
+        site.inventory = Inventory(State.READY, gpus, vendor=vendor)
+        site.settings = dataclasses.replace(site.settings, gpus=gpus)
+        results = site.run()
+        assert named(results, Outcome.FAILED) == []
+        assert [gpu.uuid for gpu in site.known()] == [gpu.uuid for gpu in gpus]
+
+
+def test_a_full_disk_is_told_and_nothing_is_written_to_it(site, monkeypatch):
+    path = site.path("var/lib/gpu-ci/inventory.json")
+    path.unlink()
+    monkeypatch.setattr(os, "statvfs", lambda path: Room(0))
+    assert named(site.run(), Outcome.FAILED) == [("disk", "")]
+    assert not path.exists()
+
+
 def test_what_is_known_is_not_written_anew_where_it_is_damaged(site):
     path = site.put("var/lib/gpu-ci/inventory.json", "[{")
     look = host_checks.Look(site.inventory, site.machine, damage="it is damaged", root=site.root)

@@ -4,9 +4,8 @@
 
 import pytest
 
-from selftest.check import Outcome
+from selftest.check import Outcome, Said
 from selftest.compute import answers, baseline, floors, judge
-from selftest.compute.answers import Meaning
 from selftest.compute.measured import Findings, Rate, Target
 from tests.unit.situations import gpu
 
@@ -45,12 +44,12 @@ def test_a_gpu_against_the_floor_of_its_model(value, expected):
     floor = judge.floor_of(H100, "fp32")
     verdict = judge.judge(value, "TFLOPS", judge.OF_GPU, floor)
     assert verdict.outcome is expected
-    assert verdict.threshold == "at least 29.25 TFLOPS for its model"
+    assert verdict.threshold == "at least 29.25 TFLOPS for H100 80GB HBM3"
     assert verdict.source == floors.DCGM
 
 
 def test_the_worst_of_several_verdicts_counts():
-    floor = (10.0, "x")
+    floor = judge.Floor(10.0, "X", "x")
     assert outcome(90, floor=floor, own=100.0, siblings=[90.0]) is WARNING
     assert outcome(90, floor=floor, own=91.0, siblings=[200.0]) is FAILED
     assert outcome(9, floor=floor, own=9.0, siblings=[9.0]) is FAILED
@@ -89,7 +88,7 @@ def test_floors_are_found_by_pci_id_and_name_their_source():
     assert floors.find("") is None
     assert judge.floor_of(None, "fp32") is None
     assert judge.floor_of(H100, "bf16") is None
-    assert judge.floor_of(H100, "peer") == (335.0, floors.AZURE)
+    assert judge.floor_of(H100, "peer") == (335.0, H100.name, floors.AZURE)
 
 
 def test_floors_are_rates_that_such_gpus_have():
@@ -144,7 +143,7 @@ def test_only_a_gpu_that_passed_everything_sets_a_mark(good):
     well, slow, broken = (
         rated(findings, index, value) for index, value in enumerate((10.0, 5.0, 10.0))
     )
-    findings.add(answers.MEMORY, broken, Meaning(FAILED, "1 word is wrong"))
+    findings.add(answers.MEMORY, broken, Said(FAILED, "1 word is wrong"))
     findings.judge("kit")
     outcomes = {one.gpu: one.outcome for one in findings.results if one.check != "memory-pattern"}
     assert outcomes == {well.uuid: PASSED, slow.uuid: FAILED, broken.uuid: PASSED}

@@ -45,12 +45,13 @@ def test_one_is_forgotten_once(path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[{", "{}x", "[1]", '[{"uuid": "GPU-1"}]', '[{"vendor": 1}]']
+    "text",
+    [b"", b"[{", b"{}x", b"[1]", b'[{"uuid": "GPU-1"}]', b'[{"vendor": 1}]', b"\xff[]", b"\0\0"],
 )
 def test_a_damaged_file_is_said_and_left_alone(path, text):
     path.parent.mkdir()
-    path.write_text(text)
+    path.write_bytes(text)
     for call in (lambda: known.read(path), lambda: known.add([ONE], path)):
         with pytest.raises(known.KnownError, match=r"inventory\.json is damaged"):
             call()
-    assert path.read_text() == text
+    assert path.read_bytes() == text

@@ -122,8 +122,9 @@ def test_what_prevents_many_checks_is_said_once():
         INVENTORY.result(Outcome.FAILED, "GPU 1 is lost", remedy="reboot"),
         *(check.result(Outcome.PREVENTED, "inventory failed") for check in (ECC, HEAT, XID)),
     )
-    assert "ecc, temperature, xid: inventory failed" in report.table(failed, GPUS)
-    assert "1 check" not in report.table(failed, GPUS)
+    told = report.table(failed, GPUS)
+    assert "ecc, temperature, xid: inventory failed" in told
+    assert told.count("inventory failed") == 1
 
 
 @pytest.mark.parametrize(

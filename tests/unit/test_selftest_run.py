@@ -35,6 +35,7 @@ def kept(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(proof, "PATH", tmp_path / "proven")
+    monkeypatch.setattr(proof, "TESTED", tmp_path / "run" / "selftest.done")
     monkeypatch.setattr(results, "save", kept.append)
     return kept
 
@@ -165,6 +166,14 @@ def test_isolation_is_proven_by_nothing_less(found, level, subject):
     assert proof.kept() == subject
 
 
+@pytest.mark.parametrize(
+    ("gpu", "device", "tested"), [("", "cuda", True), (FIRST, "cuda", False), ("", "cpu", False)]
+)
+def test_all_gpus_are_tested_since_the_start_by_nothing_less(gpu, device, tested):
+    conclude(failed(HEALTH, FIRST), gpu=gpu, device=device)
+    assert proof.is_tested() is tested
+
+
 def later(*earlier, checks=(LEASE, DOOR), gpus=GPUS):
     asked = []
 
@@ -233,7 +242,7 @@ def test_what_the_policy_says_besides_is_nothing_that_isolation_proves():
 
 
 def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):
-    seen = []
+    seen, reached = [], []
     look = run.host_checks.Look(INVENTORY, MACHINE)
     monkeypatch.setattr(run.host_checks, "look", lambda _: look)
     monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
@@ -246,6 +255,7 @@ def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):
     monkeypatch.setattr(run.isolation, "run", isolate)
     for device, quarantined in (("cpu", {}), ("cuda", {FIRST: "xid"})):
         request = run.Request("r", Level.ISOLATION, device=device)
-        report = run.run(SETTINGS, request, lambda _: None)
+        report = run.run(SETTINGS, request, lambda _: None, reached.append)
+        assert reached.pop() is Level.ISOLATION
         assert report.outcome == "failed"
         assert seen.pop() == ([SECOND], quarantined)

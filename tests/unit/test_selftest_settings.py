@@ -2,6 +2,8 @@
 # See LICENSE file for licensing details.
 """What the self-test knows of its unit comes back as it was written."""
 
+import json
+
 import pytest
 
 from gpu.inventory import Vendor
@@ -27,7 +29,6 @@ def path(tmp_path, monkeypatch):
             vendor="nvidia",
             gpus=(gpu(0), sliced(3, "1g.10gb", "2g.20gb")),
             allocation="shared",
-            driver_capabilities="all",
             min_gpu_memory_gib=16,
             min_compute_capability="7.0",
             min_driver_version="580.65.06",
@@ -45,4 +46,31 @@ def test_settings_survive_the_disk(given, path):
 
 
 def test_without_any_there_is_none():
+    assert settings.read() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: {**kept, "of_a_later_charm": 1},
+        lambda kept: {name: value for name, value in kept.items() if name != "gpus"},
+        lambda kept: {**kept, "gpus": [{**kept["gpus"][0], "of_a_later_charm": 1}]},
+        lambda kept: {**kept, "gpus": [{**kept["gpus"][0], "vendor": "4dfx"}]},
+        lambda kept: {**kept, "gpus": 7},
+        lambda kept: [kept],
+    ],
+)
+def test_those_of_another_version_are_as_good_as_none_and_are_replaced(change, path):
+    given = Settings("worker/0", gpus=(gpu(0),))
+    settings.write(given)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    assert settings.read() is None
+    assert settings.write(given)
+    assert settings.read() == given
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 80, b'{"unit": "wor', b"\xff{}"])
+def test_damaged_ones_are_as_good_as_none(content, path):
+    settings.write(Settings("worker/0"))
+    path.write_bytes(content)
     assert settings.read() is None

@@ -3,10 +3,11 @@
 """How a self-test is started as a unit, and what is said of its end; systemd is simulated."""
 
 import shlex
+import threading
 
 import pytest
 
-from machine import process, services, templates, transient
+from machine import locks, process, services, templates, transient
 from selftest import results, unit
 from selftest.check import Check, Level, Outcome
 from selftest.results import Report
@@ -34,6 +35,7 @@ class Systemd:
         monkeypatch.setattr(services, "forget_failure", self.forget)
         monkeypatch.setattr(transient, "start", self.start)
         monkeypatch.setattr(unit, "LOG", self.log)
+        monkeypatch.setattr(unit, "PROXIES", tmp_path / "run" / "selftest.env")
         monkeypatch.setattr(unit, "_POLL", 0.01)
         read = results.read
         monkeypatch.setattr(results, "read", lambda run: read(run, self.home))
@@ -153,8 +155,42 @@ def test_one_that_died_is_an_error_with_why_and_its_last_words(systemd, result, 
         f"The self-test ended without a verdict: {words}; its last words: three / ValueError: "
         f"four; {systemd.log} has all of it"
     )
-    # Else systemctl --failed would show it for ever.
-    assert systemd.forgotten == 1
+    # Until the next one starts: juju status says it at each event meanwhile.
+    assert systemd.forgotten == 0
+
+
+def test_one_that_died_is_known_until_it_has_a_report(systemd):
+    systemd.runs("failed")
+    assert unit.broken_off() == unit.Running(RUN, Level.BURN_IN, results.started(RUN))
+    results.save(report(), systemd.home)
+    assert unit.broken_off() is None
+
+
+@pytest.mark.parametrize("state", ["inactive", "active"])
+def test_one_that_runs_or_has_ended_well_did_not_die(systemd, state):
+    systemd.runs(state)
+    assert unit.broken_off() is None
+
+
+def test_others_are_waited_for_and_named_where_that_takes_too_long(monkeypatch, tmp_path):
+    monkeypatch.setattr(unit, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(unit, "_POLL", 0.01)
+    assert unit.wait_for_others(10) == ""
+    said = "pid 4711, level quick, since 17:00:03 UTC"
+    with locks.hold(unit.LOCK, said):
+        assert unit.wait_for_others(0.05) == said
+        ends = threading.Timer(0.2, lambda: unit.LOCK.rename(tmp_path / "ended"))
+        ends.start()
+        assert unit.wait_for_others(10) == ""
+    assert unit.wait_for_others(10) == ""
+
+
+def test_log_that_is_no_text_is_read_all_the_same(systemd):
+    systemd.runs("active")
+    systemd.log.write_bytes(b"from a library: \xff\nand on\n")
+    told = []
+    assert unit.follow(RUN, 0.05, told.append) is None
+    assert told == ["from a library: \ufffd", "and on"]
 
 
 def test_another_run_is_not_taken_for_this_one(systemd):

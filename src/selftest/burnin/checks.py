@@ -11,8 +11,8 @@ from gpu import health, xid
 from gpu.health import Health
 from gpu.xid import Message, Severity
 from selftest.burnin.picture import Moment
-from selftest.check import Check, Level, Outcome, Result
-from selftest.quick.gpu_case import NOT_TOLD, Case, Said
+from selftest.check import Check, Level, Outcome, Result, Said
+from selftest.quick.gpu_case import NOT_TOLD, Case
 
 # Of leptonai/gpud (components/accelerator/nvidia/hw-slowdown): 0.6 a minute over 10 minutes, as it
 # looks once a minute: so large a part of all looks.
@@ -134,7 +134,9 @@ class Course:
 def judge(courses: collections.abc.Sequence[Course]) -> list[Result]:
     """The results of all checks of these GPUs, which were under load at the same time."""
     return [
-        _result(row, course, _said(row, course, courses)) for course in courses for row in _ROWS
+        row.check.told(_said(row, course, courses), course.case.gpu.uuid, row.threshold)
+        for course in courses
+        for row in _ROWS
     ]
 
 
@@ -259,11 +261,7 @@ def _clocks(course: Course, courses: collections.abc.Sequence[Course]) -> Said:
     clock, highest = course.clock, course.before.sm_clock_max_mhz
     if clock is None or not highest:
         return NOT_TOLD
-    power = statistics.median(
-        [moment.sample.power_w for moment in course.settled if moment.sample.power_w is not None]
-        or [0.0]
-    )
-    text = f"{clock:g} of {highest} MHz at {power:.0f} W"
+    text = f"{clock:g} of {highest} MHz{_power(course)}"
     if clock < _SLOW_PART * highest:
         asked = [bool((one.sample.reasons or 0) & _ASKED_FOR) for one in course.settled]
         # The operator's own power limit or clock is no fault of the card's.
@@ -280,9 +278,25 @@ def _clocks(course: Course, courses: collections.abc.Sequence[Course]) -> Said:
     ]
     usual = statistics.median(others) if others else clock
     if clock < _SIBLINGS_PART * usual:
-        text = f"slower than its siblings: {text}, they {usual:g} MHz"
+        text = f"slower than its siblings, which have {usual:g} MHz: {text}"
         return Said(Outcome.WARNING, text, clock, course.case.cool)
     return Said(Outcome.PASSED, text, clock)
+
+
+def _power(course: Course) -> str:
+    """What it drew under load, of what it may, and what clock and power were before and after."""
+    told = [moment.sample.power_w for moment in course.settled]
+    drawn = [power for power in told if power is not None]
+    limit = course.before.power_limit_w
+    text = f" at {statistics.median(drawn):.0f}" if drawn else ""
+    text += f" of {limit:.0f}" if text and limit else ""
+    text += " W" if text else ""
+    around = [
+        f"{state.sm_clock_mhz} MHz at {state.power_w:.0f} W {when}"
+        for state, when in ((course.before, "before"), (course.case.health, "after"))
+        if state.sm_clock_mhz is not None and state.power_w is not None
+    ]
+    return "; ".join([text, *around])
 
 
 class _Row(typing.NamedTuple):
@@ -295,9 +309,9 @@ _ROWS: typing.Final = (
     _Row(RESULTS, _results, "0"),
     _Row(ECC, _ecc, "0 uncorrected"),
     _Row(XID, _xid, "none that calls for a reset, a reboot or a repair"),
-    _Row(THROTTLE, _throttle, "less than 60 by hardware, 90 for heat"),
-    _Row(TEMPERATURE, _temperature, "below the limit of the GPU"),
-    _Row(CLOCKS, _clocks, "40 % of the highest; 85 % of its siblings'"),
+    _Row(THROTTLE, _throttle, "less than 60 by hardware, 90 for heat; better 10"),
+    _Row(TEMPERATURE, _temperature, "below the limit of the GPU, better by 4"),
+    _Row(CLOCKS, _clocks, "at least 40 % of the highest, 85 % of its siblings'"),
 )
 CHECKS: typing.Final = tuple(row.check for row in _ROWS)
 # These say nothing of a GPU that has not worked.
@@ -318,14 +332,3 @@ def _said(row: _Row, course: Course, courses: collections.abc.Sequence[Course]) 
         text = f"stopped after {course.stopped}; until then: {said.text}"
         return said._replace(outcome=Outcome.PREVENTED, text=text)
     return said
-
-
-def _result(row: _Row, course: Course, said: Said) -> Result:
-    return row.check.result(
-        said.outcome,
-        said.text,
-        gpu=course.case.gpu.uuid,
-        value=said.value,
-        threshold=row.threshold,
-        remedy=said.remedy,
-    )

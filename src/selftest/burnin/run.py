@@ -17,14 +17,14 @@ from machine import files, process
 from selftest import reserve, results
 from selftest.burnin import checks as burnin_checks
 from selftest.burnin import picture
-from selftest.burnin.checks import CHECKS, Course, Load, UnderLoad
+from selftest.burnin.checks import Course, Load, UnderLoad
 from selftest.burnin.picture import Moment
 from selftest.check import Outcome, Progress, Result
 from selftest.compute import environment, work
 from selftest.compute.environment import Environment
 from selftest.settings import Settings
 
-__all__ = ["CHECKS", "run"]
+CHECKS: typing.Final = burnin_checks.CHECKS
 
 # In seconds.
 _LOOK_EVERY: typing.Final = 1.0

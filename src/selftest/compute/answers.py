@@ -6,11 +6,11 @@ An answer counts wrong values; a right GPU has none. Rates are left to judge.py.
 """
 
 import collections.abc
-import dataclasses
 import typing
 
-from selftest.check import Check, Level, Outcome
+from selftest.check import Check, Level, Outcome, Said
 from selftest.compute import floors
+from selftest.results import HOME
 
 _REPLACE: typing.Final = "Have the GPU replaced (`dcgmi diag -r 3` tells its maker more)"
 _REBOOT: typing.Final = (
@@ -26,6 +26,8 @@ _LINK: typing.Final = (
     "pcie.link.gen.current,pcie.link.width.current --format=csv`)"
 )
 _EXACTLY: typing.Final = "no wrong value"
+# How much of the memory must have been tested.
+_MOST: typing.Final = 0.7
 
 _Answer = collections.abc.Mapping[str, typing.Any]
 
@@ -93,36 +95,25 @@ PEER: typing.Final = _check(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Meaning:
-    """What an answer comes to, as in check.Result."""
-
-    outcome: Outcome
-    text: str
-    value: float | None = None
-    threshold: str = ""
-    remedy: str = ""
-
-
-def broken(check: Check, error: Exception) -> Meaning:
+def broken(check: Check, error: Exception) -> Said:
     """What it means that the work of a check broke off."""
     program = "ONNX Runtime" if check == ONNX else "PyTorch"
-    return Meaning(Outcome.FAILED, f"{program} failed: {error}", remedy=_REBOOT)
+    return Said(Outcome.FAILED, f"{program} failed: {error}", remedy=_REBOOT)
 
 
-def results(answer: _Answer) -> Meaning:
+def results(answer: _Answer) -> Said:
     """What mode `results` found."""
     formats: dict[str, dict[str, float]] = answer["formats"]
     bad = {name: words for name, found in formats.items() if (words := _wrong(found))}
     if bad:
         told = "; ".join(f"{name}: {words}" for name, words in bad.items())
-        return Meaning(Outcome.FAILED, f"wrong results: {told}", threshold=_EXACTLY)
+        return Said(Outcome.FAILED, f"wrong results: {told}", threshold=_EXACTLY)
     values = sum(int(found["values"]) for found in formats.values())
     text = (
         f"{values} values of {', '.join(formats)} are within what rounding explains, and the same "
         "to the bit when repeated"
     )
-    return Meaning(Outcome.PASSED, text, threshold=_EXACTLY)
+    return Said(Outcome.PASSED, text, threshold=_EXACTLY)
 
 
 def _wrong(found: collections.abc.Mapping[str, float]) -> str:
@@ -135,21 +126,25 @@ def _wrong(found: collections.abc.Mapping[str, float]) -> str:
     return f"of {int(found['values'])} values {', '.join(told)}" if told else ""
 
 
-def memory(answer: _Answer) -> Meaning:
+def memory(answer: _Answer) -> Said:
     """What mode `memory` found."""
     tested, total = answer["bytes"] / 2**30, answer["total"] / 2**30
     if answer["wrong"]:
         told = f"{answer['wrong']} words are wrong, the first {answer['first']:#x} bytes in"
-        return Meaning(Outcome.FAILED, f"memory faulty: {told}", tested, _EXACTLY)
+        return Said(Outcome.FAILED, f"memory faulty: {told}", tested, threshold=_EXACTLY)
     # With the GPU to oneself, nine tenths of the free memory are most of all there is.
-    if tested < 0.7 * total:
+    if tested < _MOST * total:
         text = f"only {tested:.1f} of {total:.1f} GiB could be had and were tested"
-        return Meaning(Outcome.WARNING, text, tested, _EXACTLY, "Look who uses it (`nvidia-smi`)")
+        remedy, threshold = (
+            "Look who uses it (`nvidia-smi`)",
+            f"at least {_MOST:.0%} of its memory",
+        )
+        return Said(Outcome.WARNING, text, tested, remedy, threshold)
     text = f"{tested:.1f} of {total:.1f} GiB keep their number and its inverse"
-    return Meaning(Outcome.PASSED, text, tested, _EXACTLY)
+    return Said(Outcome.PASSED, text, tested, threshold=_EXACTLY)
 
 
-def onnx(answer: _Answer) -> Meaning:
+def onnx(answer: _Answer) -> Said:
     """What mode `onnx` found."""
     wanted: str = answer["wanted"]
     ran_on: dict[str, str] = answer["ran_on"]
@@ -161,7 +156,7 @@ def onnx(answer: _Answer) -> Meaning:
         "packages, or the one for the CPU: `pip uninstall -y onnxruntime onnxruntime-gpu && pip "
         f"install onnxruntime-gpu=={version}`; then `onnxruntime.get_available_providers()` lists "
         f"{wanted}); the test's own packages are installed anew after `sudo rm -r "
-        "/var/lib/gpu-ci/selftest/venv-*`"
+        f"{HOME}/venv-*`"
     )
     if answer["providers"][:1] != [wanted] or elsewhere or not ran_on:
         where = ", ".join(f"{node} on {at}" for node, at in (elsewhere or ran_on).items())
@@ -169,12 +164,12 @@ def onnx(answer: _Answer) -> Meaning:
             f"ONNX Runtime fell back to the CPU: the session of version {version} has "
             f"{', '.join(answer['providers'])}, and ran {where or 'nothing that it tells of'}"
         )
-        return Meaning(Outcome.FAILED, text, threshold=threshold, remedy=remedy)
+        return Said(Outcome.FAILED, text, threshold=threshold, remedy=remedy)
     if answer["wrong"]:
         text = f"ONNX Runtime gives wrong results: {answer['wrong']} values on {wanted} are wrong"
-        return Meaning(Outcome.FAILED, text, threshold=_EXACTLY, remedy=_REPLACE)
+        return Said(Outcome.FAILED, text, threshold=_EXACTLY, remedy=_REPLACE)
     text = f"ONNX Runtime {version} ran {', '.join(ran_on)} on {wanted}, with the right result"
-    return Meaning(Outcome.PASSED, text, threshold=threshold)
+    return Said(Outcome.PASSED, text, threshold=threshold)
 
 
 def blamed(pairs: collections.abc.Sequence[_Answer], count: int) -> set[int]:

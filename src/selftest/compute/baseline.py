@@ -7,9 +7,9 @@ import json
 import typing
 
 from machine import files
-from selftest.compute.environment import ROOT
+from selftest import results
 
-PATH: typing.Final = ROOT / "good.json"
+PATH: typing.Final = results.HOME / "good.json"
 
 _Kept = dict[str, dict[str, dict[str, float]]]
 

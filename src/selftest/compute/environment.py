@@ -12,17 +12,19 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import platform
 import shutil
 import sys
 import threading
 import typing
 
 from machine import files, packages, process
+from oci import wrapper
+from selftest import results
 from selftest.check import Progress
 from selftest.compute import wheels
 
-ROOT: typing.Final = pathlib.Path("/var/lib/gpu-ci/selftest")
-PYTHON: typing.Final = "/usr/bin/python3"
+ROOT: typing.Final = results.HOME
 
 _KITS: typing.Final = pathlib.Path(__file__).parent / "kits"
 _TIMEOUT: typing.Final = 3600.0
@@ -160,6 +162,14 @@ def ensure(cuda: str, archive: str, unit: str, progress: Progress) -> Environmen
     return here
 
 
+def remove() -> bool:
+    """Remove what was installed, which takes gigabytes. Return True if there was anything."""
+    found = [*ROOT.glob("venv-*")]
+    for folder in found:
+        files.ensure_absent(folder)
+    return bool(found)
+
+
 def _check_room(kit: Kit) -> None:
     free = shutil.disk_usage(ROOT).free / _GIB
     needed = kit.download_gib + kit.installed_gib + _SPARE_GIB
@@ -184,7 +194,7 @@ def _key(kit: Kit, archive: str) -> str:
 def _make(here: Environment, kit: Kit, archive: str, progress: Progress) -> None:
     progress("Making a virtual environment for PyTorch")
     packages.ensure_installed("python3-venv")
-    process.run([PYTHON, "-m", "venv", str(here.folder)], timeout=120)
+    process.run([wrapper.PYTHON, "-m", "venv", str(here.folder)], timeout=120)
     # What pip downloads is more than a /tmp in memory may hold.
     scratch = here.folder / "scratch"
     files.ensure_directory(scratch)
@@ -259,7 +269,8 @@ def _how_to_attach(kit: Kit, unit: str) -> str:
     asked = " ".join(f"'{name}'" for name in kit.asked)
     return (
         "Check the network and the proxies (`juju model-config juju-https-proxy`), or give other "
-        f"wheels: on a machine with Python {version} and a network, run `python3 -m pip "
+        f"wheels: on a machine of this architecture ({platform.machine()}) with Python {version} "
+        "and a network, run `python3 -m pip "
         f"download --only-binary=:all: --dest wheels {asked} && tar czf wheels.tar.gz wheels`, "
         f"then `juju attach-resource {unit.partition('/')[0]} selftest-wheels=wheels.tar.gz`"
     )

@@ -55,6 +55,14 @@ OF_GPU: typing.Final = Measure(Tolerance(0.85, 0.95), Tolerance(0.75, 0.90))
 OF_LINK: typing.Final = Measure(Tolerance(0.60, 0.80), Tolerance(0.0, 0.60), floor_fails=False)
 
 
+class Floor(typing.NamedTuple):
+    """The least that a model must reach, in the measure's unit, and who says so."""
+
+    bound: float
+    model: str
+    source: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """What a rate comes to.
@@ -73,7 +81,7 @@ def judge(
     value: float,
     unit: str,
     measure: Measure,
-    floor: tuple[float, str] | None = None,
+    floor: Floor | None = None,
     own: float | None = None,
     siblings: collections.abc.Sequence[float] = (),
 ) -> Verdict:
@@ -83,7 +91,7 @@ def judge(
         value: what was measured.
         unit: of all of them, for the words.
         measure: how it is judged.
-        floor: what the model must reach, and who says so; None if nobody does.
+        floor: what the model must reach; None if nobody says that.
         own: what this GPU reached in its last good run; None if there was none.
         siblings: what the other GPUs of its model reached in this run.
 
@@ -93,10 +101,10 @@ def judge(
     """
     found: list[Verdict] = []
     if floor:
-        bound, source = floor
         worst = Outcome.FAILED if measure.floor_fails else Outcome.WARNING
-        outcome = Outcome.PASSED if value >= bound else worst
-        found.append(Verdict(outcome, f"at least {bound:g} {unit} for its model", source))
+        outcome = Outcome.PASSED if value >= floor.bound else worst
+        threshold = f"at least {floor.bound:g} {unit} for {floor.model}"
+        found.append(Verdict(outcome, threshold, floor.source))
     if own is not None:
         words, source = "of its own last good run", "that run"
         found.append(_against(value, own, unit, measure.own, words, source))
@@ -121,9 +129,9 @@ def _against(
     return Verdict(outcome, f"at least {part:.0%} {words}, {other:.4g} {unit}", source)
 
 
-def floor_of(model: floors.Model | None, name: str) -> tuple[float, str] | None:
-    """What a model must reach in one of floors.Model's rates, and who says so; None: nobody."""
+def floor_of(model: floors.Model | None, name: str) -> Floor | None:
+    """What a model must reach in one of floors.Model's rates; None where nobody says that."""
     bound: float | None = getattr(model, name, None)
-    if bound is None:
+    if model is None or bound is None:
         return None
-    return bound, floors.AZURE if name in ("host", "peer") else floors.DCGM
+    return Floor(bound, model.name, floors.AZURE if name in ("host", "peer") else floors.DCGM)

@@ -9,9 +9,8 @@ import typing
 
 from gpu.inventory import Gpu
 from machine import files
-from selftest.check import Check, Outcome, Result
+from selftest.check import Check, Outcome, Result, Said
 from selftest.compute import baseline, floors, judge
-from selftest.compute.answers import Meaning
 
 ON_CPU: typing.Final = "on the CPU: proves no GPU"
 
@@ -93,19 +92,19 @@ class Findings:
         self,
         check: Check,
         target: Target,
-        meaning: Meaning,
+        said: Said,
         source: str | None = None,
     ) -> None:
         """One check on one target; where `source` is None its threshold is from the check's."""
         named = bool(target.gpu and target.gpu.mig_enabled)
-        text = f"{meaning.text} ({target.device})" if named else meaning.text
-        remedy = meaning.remedy or check.remedy
+        text = f"{said.text} ({target.device})" if named else said.text
+        remedy = said.remedy or check.remedy
         made = check.result(
-            meaning.outcome,
+            said.outcome,
             f"{text} ({ON_CPU})" if self._on_cpu else text,
             gpu=target.uuid,
-            value=None if meaning.value is None else float(f"{meaning.value:.4g}"),
-            threshold=meaning.threshold,
+            value=None if said.value is None else float(f"{said.value:.4g}"),
+            threshold=said.threshold,
             remedy=remedy + self._again if remedy else "",
         )
         self.results.append(made if source is None else dataclasses.replace(made, source=source))
@@ -113,7 +112,7 @@ class Findings:
     def prevent(self, checks: collections.abc.Iterable[Check], target: Target, why: str) -> None:
         """Checks that can't be made on a target."""
         for check in checks:
-            self.add(check, target, Meaning(Outcome.PREVENTED, why))
+            self.add(check, target, Said(Outcome.PREVENTED, why))
 
     def judge(self, key: str) -> None:
         """Judge all rates, and keep those of the GPUs that have passed everything.
@@ -134,8 +133,8 @@ class Findings:
             unit = rate.check.unit
             verdict = judge.judge(rate.value, unit, rate.measure, floor, own, siblings)
             text = rate.text if verdict.outcome is Outcome.PASSED else f"slow: {rate.text}"
-            meaning = Meaning(verdict.outcome, text, rate.value, verdict.threshold)
-            self.add(rate.check, rate.target, meaning, verdict.source)
+            said = Said(verdict.outcome, text, rate.value, threshold=verdict.threshold)
+            self.add(rate.check, rate.target, said, verdict.source)
         if not self._on_cpu:
             self._keep(key)
 

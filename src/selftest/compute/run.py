@@ -18,9 +18,8 @@ from gpu.inventory import Gpu, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
 from machine import files, process
 from selftest import containers, reserve, rootfs
-from selftest.check import Outcome, Progress, Result
+from selftest.check import Outcome, Progress, Result, Said
 from selftest.compute import answers, environment, judge, work
-from selftest.compute.answers import Meaning
 from selftest.compute.environment import Environment
 from selftest.compute.measured import Findings, Rate, Target
 from selftest.compute.work import UnsupportedError, WorkFailedError
@@ -91,7 +90,7 @@ def run(
             found.prevent(_EACH, target, f"{answers.ENVIRONMENT.id} can't be had")
         return found.results
     text = f"the environment {made.key} is installed and loads"
-    found.add(answers.ENVIRONMENT, nobody, Meaning(Outcome.PASSED, text))
+    found.add(answers.ENVIRONMENT, nobody, Said(Outcome.PASSED, text))
     site = _Site(settings, made, device, f"{made.key} {driver}", progress)
     free = [
         target
@@ -200,7 +199,7 @@ def _rates(answer: dict[str, typing.Any], target: Target, found: Findings) -> No
     for name, check in answers.RATES.items():
         if name not in answer["formats"]:
             why = "the GPU's hardware has no such format"
-            found.add(check, target, Meaning(Outcome.SKIPPED, why))
+            found.add(check, target, Said(Outcome.SKIPPED, why))
             continue
         value, size = (answer["formats"][name][key] for key in ("tflops", "size"))
         text = f"{value:.4g} TFLOPS with matrices of {size} by {size}"
@@ -248,17 +247,17 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
             done = box.exec(argv, timeout=_TIMEOUT)
         if done.returncode:
             raise WorkFailedError(work.broke_off(done.returncode, done.stderr, _TIMEOUT))
-        meaning = answers.results(work.answer(done.stdout))
+        said = answers.results(work.answer(done.stdout))
     except UnsupportedError as error:
-        meaning = Meaning(Outcome.PREVENTED, f"{error}: {_other_wheels(site)}")
+        said = Said(Outcome.PREVENTED, f"{error}: {_other_wheels(site)}")
     except process.CommandError as error:
-        meaning = Meaning(Outcome.PREVENTED, str(error))
+        said = Said(Outcome.PREVENTED, str(error))
     except WorkFailedError as error:
-        meaning = answers.broken(answers.CONTAINER, error)
+        said = answers.broken(answers.CONTAINER, error)
     except ContainerError as error:
         why = f"no container with the GPU: {error}"
-        meaning = Meaning(Outcome.FAILED, why, remedy="Mend what the level isolation finds")
-    found.add(answers.CONTAINER, target, meaning)
+        said = Said(Outcome.FAILED, why, remedy="Mend what the level isolation finds")
+    found.add(answers.CONTAINER, target, said)
 
 
 def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findings) -> None:
@@ -269,7 +268,7 @@ def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findin
         why = "no other GPU is free" if busy else "there is no other whole GPU to copy to"
         for target in free:
             outcome = Outcome.PREVENTED if busy else Outcome.SKIPPED
-            found.add(answers.PEER, target, Meaning(outcome, why))
+            found.add(answers.PEER, target, Said(outcome, why))
         return
     with _reserved([target.gpu for target in whole]) as (_, why):
         if why:
@@ -293,7 +292,7 @@ def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findin
         if index in blamed:
             wrong = sum(p["wrong"] for p in pairs if index in (p["from"], p["to"]))
             text = f"copies to other GPUs wrong: {wrong} words to or from it"
-            found.add(answers.PEER, target, Meaning(Outcome.FAILED, text, slowest))
+            found.add(answers.PEER, target, Said(Outcome.FAILED, text, slowest))
         else:
             rate = Rate(answers.PEER, target, slowest, text, "peer", judge.OF_LINK)
             found.rates.append(rate)

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 
 from machine import files, process
+from oci import wrapper
 from selftest.check import Progress
 
 _TIMEOUT: typing.Final = 1800.0
@@ -49,7 +50,7 @@ def unpack(archive: pathlib.Path, folder: pathlib.Path, progress: Progress) -> l
     _check(members)
     files.ensure_directory(folder)
     if zipped:
-        argv = ["/usr/bin/python3", "-m", "zipfile", "--extract", str(archive), str(folder)]
+        argv = [wrapper.PYTHON, "-m", "zipfile", "--extract", str(archive), str(folder)]
     else:
         argv = [
             "/usr/bin/tar", "--extract", "--no-same-owner", "--no-same-permissions",

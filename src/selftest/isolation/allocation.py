@@ -178,7 +178,7 @@ class Allocation:
 
     def _name(self, device: str) -> str:
         gpu = self._lookout.owners[device]
-        return f"GPU {gpu.index}" if gpu.uuid == device else device
+        return f"GPU {gpu.index}" + ("" if gpu.uuid == device else f" ({device})")
 
 
 def _kill_step(container: Container) -> Holder:

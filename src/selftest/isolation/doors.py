@@ -5,23 +5,25 @@
 import dataclasses
 import typing
 
-from oci import nvidia, wrapper
+from oci import wrapper
 from selftest.check import Check, Level
 from selftest.containers import Kind, Step
+from selftest.quick import wrapper_checks
 from selftest.rootfs import Mount
 
 _ANEW: typing.Final = (
-    "have the wrapper and its configuration written anew by `juju config APP enable-gpu=false`, "
-    "then `juju config APP enable-gpu=true`"
+    "have wrapper and configuration written anew, on all units, by "
+    "`juju config APP enable-gpu=false`, then `juju config APP enable-gpu=true`"
 )
-_CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
-_STORE: typing.Final = f"remove {wrapper.STORE}/leases.json, which is made anew; then {_ANEW}"
+_STORE: typing.Final = (
+    f"`sudo rm {wrapper.STORE}/leases.json`, which is made anew of what runs; then {_ANEW}"
+)
 
 LEASE: typing.Final = Check(
     "lease",
     Level.ISOLATION,
     "a task sees the GPU of its lease, and no other",
-    remedy=f"compare with what the wrapper granted by {wrapper.LOG}; {_ANEW}",
+    remedy=f"compare with what the wrapper granted (`sudo tail {wrapper.LOG}`); {_ANEW}",
     each_gpu=True,
 )
 NO_LEASE: typing.Final = Check(
@@ -34,9 +36,9 @@ DEVICE_CGROUP: typing.Final = Check(
     "device-cgroup",
     Level.ISOLATION,
     "the kernel refuses a container every GPU's device that it was not given",
-    remedy="see that this kernel has device control groups (CONFIG_CGROUP_DEVICE or "
-    "CONFIG_CGROUP_BPF) and that Concourse's runc is its own; until then cordon the GPUs: "
-    "`juju run UNIT gpu-cordon`",
+    remedy="see that this kernel has device control groups (`grep -e CONFIG_CGROUP_BPF= -e "
+    "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, have runc anew: "
+    f"{wrapper_checks.UNPACK}",
 )
 DISJOINT: typing.Final = Check(
     "disjoint", Level.ISOLATION, "two tasks at once get different GPUs", remedy=_STORE
@@ -47,7 +49,7 @@ RECLAIM: typing.Final = Check(
     "the GPU of a task that was killed is handed out again, and nothing of that task has it still",
     remedy=_STORE,
     unit="s",
-    source="gpuci.usage: the store's look, and the killing of what is left, take no second",
+    source="gpuci.usage: the store's look, and the killing of what is left, take less than one",
 )
 EXEC_ENVIRONMENT: typing.Final = Check(
     "exec-environment",
@@ -93,7 +95,7 @@ DOORS: typing.Final = (
         _door(
             "annotation",
             "annotations that ask for devices bring no more than the lease",
-            f"annotation-prefixes must be [] in {_CONFIG}: {_ANEW}",
+            f"annotation-prefixes must be [] in {wrapper_checks.CONFIG}: {_ANEW}",
         ),
         # An image names its user, which Concourse makes an annotation. That one counts where
         # annotation-prefixes is [""], which `nvidia-ctk config --set` makes of nothing.
@@ -103,7 +105,8 @@ DOORS: typing.Final = (
         _door(
             "volume-mount",
             "mounts that ask for devices bring no more than the lease",
-            f"accept-nvidia-visible-devices-as-volume-mounts must be false in {_CONFIG}: {_ANEW}",
+            "accept-nvidia-visible-devices-as-volume-mounts must be false in "
+            f"{wrapper_checks.CONFIG}: {_ANEW}",
         ),
         Step(
             params=("GPU_COUNT=1",),

@@ -43,7 +43,7 @@ class Lookout:
         self.leaked: dict[str, str] = {}
         self.looks = 0
         self._made = made
-        self._unit = settings.unit
+        self._application = settings.unit.partition("/")[0]
         self._run = secrets.token_hex(3)
 
     def id(self, name: str) -> str:
@@ -83,7 +83,6 @@ class Lookout:
             return self.look(container)
 
     def failed(self, check: Check, text: str, **named: typing.Any) -> Result:
-        """A failure, whose remedy names this unit and its application."""
-        app = self._unit.partition("/")[0]
-        remedy = check.remedy.replace("UNIT", self._unit).replace("APP", app)
+        """A failure, whose remedy names this unit's application."""
+        remedy = check.remedy.replace("APP", self._application)
         return check.result(Outcome.FAILED, text, remedy=remedy, **named)

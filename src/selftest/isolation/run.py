@@ -9,6 +9,7 @@ are taken by leases, so that no task is disturbed: what a job has is not tested.
 import collections.abc
 import contextlib
 import os
+import typing
 import uuid
 
 from gpu.inventory import Gpu, Vendor
@@ -25,7 +26,7 @@ from selftest.isolation.lookout import Lookout
 from selftest.isolation.views import View
 from selftest.settings import Settings
 
-CHECKS = doors.CHECKS
+CHECKS: typing.Final = doors.CHECKS
 
 
 def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[Result]:

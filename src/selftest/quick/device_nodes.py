@@ -47,6 +47,11 @@ class _Node:
     make: str
     optional: bool = False
 
+    @property
+    def is_nvidias(self) -> bool:
+        """Whether NVIDIA's driver, and its runtime in a container, have charge of it."""
+        return pathlib.PurePath(self.path).name.startswith("nvidia")
+
 
 def run(gpus: collections.abc.Sequence[Gpu], root: pathlib.Path) -> list[Result]:
     """A result for each of these GPUs, all of one vendor, and one for what they share."""
@@ -61,8 +66,9 @@ def _own(gpu: Gpu) -> list[_Node]:
     if gpu.vendor is Vendor.NVIDIA:
         make = f"sudo nvidia-modprobe -c={gpu.minor}"
         return [_Node(f"/dev/nvidia{gpu.minor}", _NVIDIA_MAJOR, gpu.minor, make)]
-    make = "sudo udevadm trigger --subsystem-match=drm"
-    return [_Node(path, _DRI_MAJOR, -1, make) for path in gpu.nodes if "/dri/" in path]
+    return [
+        _Node(path, _DRI_MAJOR, -1, _of_the_kernel("drm")) for path in gpu.nodes if "/dri/" in path
+    ]
 
 
 def _shared(
@@ -71,17 +77,26 @@ def _shared(
     """The nodes that every task with a GPU gets."""
     if any(gpu.vendor is Vendor.NVIDIA for gpu in gpus):
         uvm, make = majors.get("nvidia-uvm"), "sudo nvidia-modprobe -u -c=0"
+        control = _NVIDIA_CONTROL_MINOR
         return [
-            _Node("/dev/nvidiactl", _NVIDIA_MAJOR, _NVIDIA_CONTROL_MINOR, "sudo nvidia-modprobe"),
+            _Node("/dev/nvidiactl", _NVIDIA_MAJOR, control, f"sudo nvidia-modprobe -c={control}"),
             # Without it CUDA does not start, though nvidia-smi does (NVIDIA/gpu-operator#2685).
             _Node("/dev/nvidia-uvm", uvm, 0, make),
             _Node("/dev/nvidia-uvm-tools", uvm, 1, make, optional=True),
         ]
     others = sorted({path for gpu in gpus for path in gpu.nodes if "/dri/" not in path})
+    names = {path: pathlib.Path(path).name for path in others}
     return [
-        _Node(path, majors.get(pathlib.Path(path).name), 0, f"sudo udevadm trigger {path}")
-        for path in others
+        _Node(path, majors.get(names[path]), 0, _of_the_kernel(names[path])) for path in others
     ]
+
+
+def _of_the_kernel(subsystem: str) -> str:
+    """How nodes come back that the kernel makes itself: udev has but their links and modes."""
+    return (
+        f"sudo udevadm trigger --subsystem-match={subsystem}; where that does not bring it back, "
+        "reboot: the kernel makes such nodes when it finds the GPU"
+    )
 
 
 def _judge(nodes: list[_Node], gpu: str, root: pathlib.Path) -> Result:
@@ -115,10 +130,9 @@ def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
     if numbers != expected:
         seen, right = (f"{major}:{minor}" for major, minor in (numbers, expected))
         return "wrong", f"has the numbers {seen}, not {right}"
-    # The wrapper puts tasks into the group of a node that it hands out itself.
-    by_group = not pathlib.PurePath(node.path).name.startswith("nvidia")
     mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o006 == 0o006 or (by_group and mode & 0o060 == 0o060):
+    # The wrapper puts tasks into the group of a node that it hands out itself.
+    if mode & 0o006 == 0o006 or (not node.is_nvidias and mode & 0o060 == 0o060):
         return None
     owner = f"{found.st_uid}:{_group(found.st_gid)}"
     return "closed", f"has mode {mode:04o} ({owner}), so only root can open it"
@@ -132,14 +146,15 @@ def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
             else f"on the host: lxc config device add <instance> {pathlib.Path(node.path).name} "
             f"unix-char source={node.path} mode=0666"
         )
-    if what == "missing":
-        return node.make
-    if what == "wrong":
-        return f"sudo rm {node.path}; {node.make}"
-    if pathlib.PurePath(node.path).name.startswith("nvidia"):
+    if what != "closed":
+        # A reboot empties /dev, so that only what no reboot makes has to be removed by hand.
+        remove = f"sudo rm {node.path}; " if what == "wrong" and node.is_nvidias else ""
+        return remove + node.make
+    if node.is_nvidias:
         return (
-            f"sudo chmod 666 {node.path}; to keep it, NVreg_DeviceFileMode=0666 in "
-            "/etc/modprobe.d, and no udev rule that says otherwise"
+            f"sudo chmod 666 {node.path}; to keep it, `options nvidia NVreg_DeviceFileMode=0666` "
+            "in /etc/modprobe.d/nvidia-nodes.conf, and no rule in /etc/udev/rules.d that says "
+            "otherwise"
         )
     return f"sudo chmod 660 {node.path}; to keep it, look for the rule in /etc/udev/rules.d"
 

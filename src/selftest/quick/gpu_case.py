@@ -8,7 +8,7 @@ import typing
 from gpu.health import Health
 from gpu.inventory import Gpu
 from gpu.xid import Log
-from selftest.check import Outcome
+from selftest.check import Outcome, Said
 from selftest.settings import Settings
 
 
@@ -68,16 +68,6 @@ class Case:
             f"Look at fans, air flow and dust of GPU {self.gpu.index}, and at the room's "
             f"temperature; {self.again}"
         )
-
-
-class Said(typing.NamedTuple):
-    """What a check found; see Result. Without a threshold the one that always holds is told."""
-
-    outcome: Outcome
-    text: str
-    value: float | str | None = None
-    remedy: str = ""
-    threshold: str = ""
 
 
 NOT_TOLD: typing.Final = Said(Outcome.SKIPPED, "not told by this GPU or its driver")

@@ -11,9 +11,9 @@ from gpu import health
 from gpu.health import Health
 from gpu.inventory import Gpu, Vendor
 from gpu.xid import Log
-from selftest.check import Check, Level, Outcome, Result
+from selftest.check import Check, Level, Outcome, Result, Said
 from selftest.quick import gpu_errors
-from selftest.quick.gpu_case import NOT_TOLD, Case, Said
+from selftest.quick.gpu_case import NOT_TOLD, Case
 from selftest.settings import Settings
 
 # How close to its limit a GPU may be before somebody should look at the cooling.
@@ -58,7 +58,10 @@ THROTTLE: typing.Final = _check(
     "Azure/azurehpc-health-checks, clock throttling; nvml.h of CUDA 13, nvmlClocksEventReasons",
 )
 PCIE_WIDTH: typing.Final = _check(
-    "pcie-width", "all PCIe lanes of GPU and slot are in use", "PCI Express, link width", "lanes"
+    "pcie-width",
+    "all PCIe lanes of GPU and slot are in use",
+    "the GPU's own maximum; the slot's max_link_width in /sys",
+    "lanes",
 )
 TEMPERATURE: typing.Final = _check(
     "temperature", "the GPU is cooler than where it slows down", "the GPU's own limit", "°C"
@@ -137,7 +140,8 @@ def _temperature(case: Case) -> Said:
         return NOT_TOLD
     if margin is None:
         return Said(Outcome.SKIPPED, f"{degrees} °C; the GPU does not tell its limit", degrees)
-    threshold = f"below {degrees + margin}"
+    limit = degrees + margin
+    threshold = f"below {limit}, better {limit - _NARROW_MARGIN}"
     if margin <= 0:
         text = f"too hot: {degrees} °C, {-margin} °C above its limit"
         return Said(Outcome.FAILED, text, degrees, case.cool, threshold)
@@ -153,9 +157,11 @@ def _persistence(case: Case) -> Said:
         return NOT_TOLD
     if on:
         return Said(Outcome.PASSED, "persistence mode is on", "on")
+    # Ubuntu's service begins with persistence mode off, and has nothing to enable.
     remedy = (
-        f"`juju ssh {case.settings.unit} sudo systemctl enable --now nvidia-persistenced` (where "
-        "that is a container, on its host): without it each job waits for the driver to start"
+        f"`juju ssh {case.settings.unit} sudo nvidia-smi -pm 1` (where that is a container, on "
+        "its host), or each job waits for the driver to start; to keep it over reboots, take "
+        "--no-persistence-mode out of what `sudo systemctl edit --full nvidia-persistenced` shows"
     )
     return Said(Outcome.WARNING, "persistence mode is off", "off", remedy)
 
@@ -192,11 +198,13 @@ def _compute_capability(case: Case) -> Said:
 
 
 def _leave_out(case: Case, lower: str) -> str:
-    application = case.settings.unit.partition("/")[0]
-    return (
-        f"Leave GPU {case.gpu.index} out of gpu-device-ids, or ask for less: "
-        f"`juju config {application} {lower}`; {case.again}"
-    )
+    command = f"juju config {case.settings.unit.partition('/')[0]}"
+    others = [str(gpu.index) for gpu in case.settings.gpus if gpu.uuid != case.gpu.uuid]
+    less = f"by `{command} {lower}`; {case.again}"
+    if not others:
+        return f"Ask for less {less}"
+    without = f"{command} gpu-device-ids={','.join(others)}"
+    return f"Leave GPU {case.gpu.index} out by `{without}`, or ask for less {less}"
 
 
 class _Row(typing.NamedTuple):
@@ -208,9 +216,17 @@ class _Row(typing.NamedTuple):
 _MEMORY_ROW: typing.Final = _Row(MEMORY, _memory, "min-gpu-memory-gib")
 _ROWS: typing.Final = (
     _Row(NVML, _nvml, "no error"),
-    _Row(ECC, gpu_errors.ecc, "0 uncorrected since the driver was loaded"),
-    _Row(SRAM_ECC, gpu_errors.sram_ecc, "0 uncorrected since the driver was loaded"),
-    _Row(REMAPPED_ROWS, gpu_errors.remapped_rows, "none pending or failed, at most 512"),
+    _Row(
+        ECC,
+        gpu_errors.ecc,
+        "0 uncorrected since the driver was loaded; better at most 20,000,000 corrected",
+    ),
+    _Row(
+        SRAM_ECC,
+        gpu_errors.sram_ecc,
+        "0 uncorrected since the driver was loaded; better 0 ever, at most 10,000 corrected",
+    ),
+    _Row(REMAPPED_ROWS, gpu_errors.remapped_rows, "at most 512, none pending or failed"),
     _Row(RETIRED_PAGES, gpu_errors.retired_pages, "none pending, fewer than 62"),
     _Row(RECOVERY_ACTION, gpu_errors.recovery_action, "none"),
     _Row(THROTTLE, _throttle, "no thermal slowdown, hardware slowdown or power brake"),
@@ -256,12 +272,4 @@ def _result(row: _Row, case: Case) -> Result:
     failure, gpu = case.health.failure, case.gpu.uuid
     if failure and row.check not in _WITHOUT_NVML:
         return row.check.result(Outcome.PREVENTED, f"nvml failed: {failure}", gpu=gpu)
-    said = row.judge(case)
-    return row.check.result(
-        said.outcome,
-        said.text,
-        gpu=gpu,
-        value=said.value,
-        threshold=said.threshold or row.threshold,
-        remedy=said.remedy,
-    )
+    return row.check.told(row.judge(case), gpu, row.threshold)

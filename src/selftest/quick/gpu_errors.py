@@ -5,8 +5,8 @@
 import typing
 
 from gpu.xid import Message, Severity, meaning
-from selftest.check import Outcome
-from selftest.quick.gpu_case import NOT_TOLD, Case, Said
+from selftest.check import Outcome, Said
+from selftest.quick.gpu_case import NOT_TOLD, Case
 
 # Above these, corrected errors are a sign of wear (Azure/azurehpc-health-checks, ECC check).
 _MANY_CORRECTED: typing.Final = 20_000_000
@@ -74,18 +74,18 @@ def remapped_rows(case: Case) -> Said:
     rows = case.health.remapped_rows
     if rows is None:
         return NOT_TOLD
-    count = rows.corrected + rows.uncorrected
-    seen = f"{count} rows remapped, {rows.uncorrected} of them for uncorrected errors"
+    uncorrected, count = rows.uncorrected, rows.corrected + rows.uncorrected
+    seen = f"{count} rows remapped, {uncorrected} of them for uncorrected errors"
     if rows.failed:
         text = f"row remapping failed: {seen}"
-        return Said(Outcome.FAILED, text, count, case.replace)
-    if rows.uncorrected > _MANY_REMAPPED_ROWS:
+        return Said(Outcome.FAILED, text, uncorrected, case.replace)
+    if uncorrected > _MANY_REMAPPED_ROWS:
         text = f"too many remapped rows: {seen}"
-        return Said(Outcome.FAILED, text, count, case.replace)
+        return Said(Outcome.FAILED, text, uncorrected, case.replace)
     if rows.pending:
         text = f"row remapping waits for a reset: {seen}"
-        return Said(Outcome.FAILED, text, count, case.reset)
-    return Said(Outcome.PASSED, seen if count else "no row was ever remapped", count)
+        return Said(Outcome.FAILED, text, uncorrected, case.reset)
+    return Said(Outcome.PASSED, seen if count else "no row was ever remapped", uncorrected)
 
 
 def retired_pages(case: Case) -> Said:

@@ -35,7 +35,7 @@ DRIVER_VERSION: typing.Final = Check(
     "driver-version",
     Level.QUICK,
     "the driver is at least as new as the operator asks",
-    source="the option min-driver-version",
+    source="option min-driver-version",
 )
 TOOLKIT: typing.Final = Check(
     "toolkit",
@@ -48,7 +48,7 @@ DISK: typing.Final = Check(
     Level.QUICK,
     "there is room for images, volumes and what tasks download",
     # Below the first the smallest CUDA image can't be unpacked; the second is what the smoke test
-    # of the project's first users asks for (model cache and environments, 000-05).
+    # of the project's first users asks for.
     source="1 GB: an image with CUDA's runtime alone is larger; 50 GB: models and environments",
     unit="GB",
 )
@@ -146,12 +146,14 @@ def run(settings: Settings, look: Look) -> list[Result]:
     else:
         why = "inventory failed" if usable else prevented
         found.append(device_nodes.CHECK.result(Outcome.PREVENTED, why))
-    if usable:
-        learn(settings, look)
-    return [*found, _disk(look.root)]
+    disk = _disk(look.root)
+    # A write that fails would take the verdict with it.
+    if usable and disk.outcome is not Outcome.FAILED:
+        _learn(settings, look)
+    return [*found, disk]
 
 
-def learn(settings: Settings, look: Look) -> None:
+def _learn(settings: Settings, look: Look) -> None:
     """Know from now on the GPUs that are here, as the operator knows them.
 
     Those of another maker are no task's any more, partitions that are no more are forgotten.
@@ -172,7 +174,13 @@ def learn(settings: Settings, look: Look) -> None:
         for gpu in look.inventory.gpus
     }
     others = [gpu for gpu in look.known if gpu.uuid not in here and gpu not in look.lost]
-    foreign = [gpu for gpu in others if gpu.vendor is not look.inventory.vendor]
+    # One in whose place there is another card was taken out.
+    places = {gpu.pci_address for gpu in here.values()}
+    foreign = [
+        gpu
+        for gpu in others
+        if gpu.vendor is not look.inventory.vendor and gpu.pci_address not in places
+    ]
     known.add(
         (*here.values(), *(dataclasses.replace(gpu, allowed=False) for gpu in foreign)), path
     )
@@ -259,12 +267,14 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
     application, threshold = settings.unit.partition("/")[0], f"at least {wanted}"
     if _numbers(driver) >= _numbers(wanted):
         return DRIVER_VERSION.result(Outcome.PASSED, driver, value=driver, threshold=threshold)
+    nvidias = look.inventory.vendor is Vendor.NVIDIA
+    install = f"sudo ubuntu-drivers install --gpgpu nvidia:{_numbers(wanted)[0]}-server"
     return DRIVER_VERSION.result(
         Outcome.FAILED,
         f"driver too old: {driver} is below min-driver-version {wanted}",
         value=driver,
         threshold=threshold,
-        remedy=f"install a newer driver (ubuntu-drivers install --gpgpu) and reboot, or "
+        remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
         f"juju config {application} min-driver-version=",
     )
 

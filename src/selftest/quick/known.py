@@ -49,10 +49,10 @@ def read(path: pathlib.Path = PATH) -> tuple[Known, ...]:
     Raises:
         KnownError: the file is damaged.
     """
-    text = files.read_text(path)
-    if text is None:
-        return ()
     try:
+        text = files.read_text(path)
+        if text is None:
+            return ()
         return tuple(Known(vendor=Vendor(one.pop("vendor")), **one) for one in json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KnownError(f"{path} is damaged: {error}") from error

@@ -40,7 +40,14 @@ CONFIGURATION: typing.Final = Check(
     remedy=_REMEDY,
 )
 
-_CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
+# The private configuration of NVIDIA's runtime.
+CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
+# A release counts as unpacked as long as the charm's note lies beside it (ci.concourse_release).
+UNPACK: typing.Final = (
+    f"`sudo rm {concourse_release.CURRENT}/.release.json`; the charm unpacks Concourse anew at "
+    "its next event, within 5 minutes"
+)
+
 _SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / concourse_worker.SERVICE
 _ENVIRONMENT: typing.Final = unit.CONFIG / "worker.env"
 # How many files one result names.
@@ -49,7 +56,7 @@ _NAMED: typing.Final = 3
 
 def check_wrapper(settings: Settings, root: pathlib.Path) -> Result:
     """Compare all that `oci.wrapper.installed` told, but what the other two checks look at."""
-    others = (str(wrapper.LAUNCHER), str(_CONFIG), str(_CONFIG.parent))
+    others = (str(wrapper.LAUNCHER), str(CONFIG), str(CONFIG.parent))
     files = {path: told for path, told in settings.files.items() if path not in others}
     changed = _changed(files, root)
     if not changed:
@@ -101,11 +108,11 @@ def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> 
 
 def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
     """Compare the runtime's private configuration, and what it means."""
-    ours = (str(_CONFIG.parent), str(_CONFIG))
+    ours = (str(CONFIG.parent), str(CONFIG))
     found = _changed({path: settings.files[path] for path in ours}, root)
-    content = _text(root, _CONFIG)
+    content = _text(root, CONFIG)
     if content:
-        found += [f"{_CONFIG}: {fault}" for fault in nvidia.faults(content, wrapper.RUNC)]
+        found += [f"{CONFIG}: {fault}" for fault in nvidia.faults(content, wrapper.RUNC)]
     if found:
         return CONFIGURATION.result(
             Outcome.FAILED, f"NVIDIA runtime's configuration changed: {', '.join(found)}"
@@ -120,14 +127,13 @@ def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
     return CONFIGURATION.result(
         Outcome.FAILED,
         f"runc not found: {wrong}",
-        remedy=f"sudo rm -f {wrapper.RUNC}; the charm unpacks Concourse again at its next event, "
-        "within 5 minutes",
+        remedy=UNPACK,
     )
 
 
 def is_configured(settings: Settings) -> bool:
     """Whether the charm has written a configuration for NVIDIA's runtime."""
-    return str(_CONFIG) in settings.files
+    return str(CONFIG) in settings.files
 
 
 def _changed(files: collections.abc.Mapping[str, str], root: pathlib.Path) -> list[str]:
