@@ -24,10 +24,12 @@ runtime = sys.argv[1] if found.vendor is Vendor.NVIDIA else ""
 wrapper.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
 """
 RUN = """
-import dataclasses, json, sys
+import dataclasses, json, signal, sys
 from gpu import detect
 from selftest.isolation import run as isolation
 from selftest.settings import Settings
+# A shell starts its background jobs with SIGINT ignored, and so all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gpus = detect.detect().gpus
 def progress(text):
     print(text, file=sys.stderr, flush=True)

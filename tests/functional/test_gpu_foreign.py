@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes import Card, build_nvml, write_state
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
 T4 = Card(number=1, model="Tesla T4", memory_mib=15360)
 MIG = Card(mig=("MIG-a", "MIG-b"))
 HOLDER = "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
@@ -91,7 +91,7 @@ class Machine:
             [sys.executable, "-c", ASK, json.dumps(asked)],
             env={
                 "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(SOURCE),
+                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lib'}",
                 "LD_LIBRARY_PATH": str(self.nvml),
                 "FAKE_GPU_DIR": str(self.state),
             },
