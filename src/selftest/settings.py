@@ -22,7 +22,7 @@ class Settings:
         vendor: whose GPUs are looked for, as the option gpu-vendor says it.
         gpus: those that tasks may get, quarantined ones included; `index` is what the operator
             knows each by. Empty where none can be used yet.
-        allocation: `exclusive` or `shared`.
+        allocation: `exclusive` or `shared`; a change of it has isolation tested anew (proof).
         min_gpu_memory_gib: as sold, in GiB; 0: no minimum.
         min_compute_capability: such as `7.0`.
         min_driver_version: such as `535` or `580.65.06`.
@@ -39,6 +39,11 @@ class Settings:
     min_driver_version: str = ""
     files: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     wheels: str = ""
+
+    @property
+    def application(self) -> str:
+        """This unit's application, as the operator's next command names it."""
+        return self.unit.partition("/")[0]
 
 
 def write(settings: Settings) -> bool:

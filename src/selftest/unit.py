@@ -207,7 +207,9 @@ def wait_for_others(seconds: float) -> str:
 def stop() -> bool:
     """End the self-test that the charm has started. Return True if it ran."""
     stopped = services.ensure_stopped(RUN)
-    services.forget_failure(RUN)
+    state, _ = _shown()
+    if state == "failed":
+        services.forget_failure(RUN)
     return stopped
 
 

@@ -33,7 +33,7 @@ HOME = ROOT / ".venv-selftest"
 def made() -> Environment:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "ROOT", HOME)
-        return environment.ensure("", "", "worker/0", lambda text: None)
+        return environment.ensure("", "", "worker", lambda text: None)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def home(made, monkeypatch, tmp_path):
 
 def test_an_environment_is_made_once(made, home):
     told = []
-    assert environment.ensure("", "", "worker/0", told.append) == made
+    assert environment.ensure("", "", "worker", told.append) == made
     assert told == []
 
 

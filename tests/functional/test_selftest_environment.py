@@ -25,7 +25,7 @@ def root(monkeypatch, tmp_path):
 
 
 def ensure(archive, told=lambda text: None):
-    return environment.ensure("12.4", archive, "worker/0", told)
+    return environment.ensure("12.4", archive, "worker", told)
 
 
 def test_an_environment_from_wheels_is_made_once_and_the_one_before_goes(root, tmp_path):

@@ -146,7 +146,7 @@ def run(
         return _all(Outcome.SKIPPED, dict.fromkeys(gpus, "only NVIDIA's GPUs are put under load"))
     try:
         cuda = nvml.read().cuda if device == "cuda" else ""
-        where = environment.ensure(cuda, settings.wheels, settings.unit, progress)
+        where = environment.ensure(cuda, settings.wheels, settings.application, progress)
         return _tested(settings, gpus, _Task(where, minutes, device, name), progress)
     except environment.UnavailableError as error:
         return _all(Outcome.PREVENTED, dict.fromkeys(gpus, str(error)))

@@ -124,14 +124,14 @@ def kit_for(cuda: str, python: tuple[int, int]) -> Kit:
     return fits[0]
 
 
-def ensure(cuda: str, archive: str, unit: str, progress: Progress) -> Environment:
+def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Environment:
     """Have the environment that fits this driver; make it anew if there is only half of one.
 
     Args:
         cuda: as for kit_for.
         archive: path of the charm resource selftest-wheels; empty: from the package index, which
             is the one that /etc/pip.conf says, through the model's proxies.
-        unit: such as `worker/0`, for the remedy.
+        application: this unit's, for the remedy.
         progress: told how far it is.
 
     Raises:
@@ -157,7 +157,7 @@ def ensure(cuda: str, archive: str, unit: str, progress: Progress) -> Environmen
     except (wheels.ArchiveError, process.CommandError) as error:
         files.ensure_absent(here.folder)
         said = _last_words(error) if isinstance(error, process.CommandError) else str(error)
-        raise UnavailableError(f"{said}. {_how_to_attach(kit, unit)}") from error
+        raise UnavailableError(f"{said}. {_how_to_attach(kit, application)}") from error
     files.ensure_file(stamp, f"{key}\n")
     return here
 
@@ -263,7 +263,7 @@ def _last_words(error: process.CommandError) -> str:
     return f"PyTorch can't be installed: {told[-1] if told else error}".rstrip(".")
 
 
-def _how_to_attach(kit: Kit, unit: str) -> str:
+def _how_to_attach(kit: Kit, application: str) -> str:
     """The way without a package index, as commands."""
     version = ".".join(map(str, sys.version_info[:2]))
     asked = " ".join(f"'{name}'" for name in kit.asked)
@@ -272,5 +272,5 @@ def _how_to_attach(kit: Kit, unit: str) -> str:
         f"wheels: on a machine of this architecture ({platform.machine()}) with Python {version} "
         "and a network, run `python3 -m pip "
         f"download --only-binary=:all: --dest wheels {asked} && tar czf wheels.tar.gz wheels`, "
-        f"then `juju attach-resource {unit.partition('/')[0]} selftest-wheels=wheels.tar.gz`"
+        f"then `juju attach-resource {application} selftest-wheels=wheels.tar.gz`"
     )

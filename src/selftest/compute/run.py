@@ -83,7 +83,7 @@ def run(
     targets = targets if device == "cuda" else [nobody]
     try:
         cuda, driver = _driver() if device == "cuda" else ("", "")
-        made = environment.ensure(cuda, settings.wheels, settings.unit, progress)
+        made = environment.ensure(cuda, settings.wheels, settings.application, progress)
     except (nvml.NvmlError, environment.UnavailableError) as error:
         found.prevent([answers.ENVIRONMENT], nobody, str(error))
         for target in targets:
@@ -188,10 +188,9 @@ def _ask(site: _Site, mode: str, targets: list[Target]) -> dict[str, typing.Any]
 
 
 def _other_wheels(site: _Site) -> str:
-    application = site.settings.unit.partition("/")[0]
     return (
         "give wheels of a PyTorch that has (juju attach-resource "
-        f"{application} selftest-wheels=wheels.tar.gz)"
+        f"{site.settings.application} selftest-wheels=wheels.tar.gz)"
     )
 
 

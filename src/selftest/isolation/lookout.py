@@ -43,7 +43,7 @@ class Lookout:
         self.leaked: dict[str, str] = {}
         self.looks = 0
         self._made = made
-        self._application = settings.unit.partition("/")[0]
+        self._application = settings.application
         self._run = secrets.token_hex(3)
 
     def id(self, name: str) -> str:

@@ -198,7 +198,7 @@ def _compute_capability(case: Case) -> Said:
 
 
 def _leave_out(case: Case, lower: str) -> str:
-    command = f"juju config {case.settings.unit.partition('/')[0]}"
+    command = f"juju config {case.settings.application}"
     others = [str(gpu.index) for gpu in case.settings.gpus if gpu.uuid != case.gpu.uuid]
     less = f"by `{command} {lower}`; {case.again}"
     if not others:

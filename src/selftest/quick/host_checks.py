@@ -244,8 +244,7 @@ def _driver(settings: Settings, look: Look) -> Result:
     inventory = look.inventory
     if look.all_lost:
         return DRIVER.result(Outcome.PREVENTED, "inventory failed")
-    application = settings.unit.partition("/")[0]
-    obstacle = obstacles.of_state(inventory, application, settings.vendor)
+    obstacle = obstacles.of_state(inventory, settings.application, settings.vendor)
     if obstacle is None:
         version = inventory.driver or "the kernel's own"
         text = f"{inventory.vendor.display} driver {version}"
@@ -264,7 +263,7 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
         return DRIVER_VERSION.result(Outcome.PREVENTED, prevented)
     if not driver:
         return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version of its own")
-    application, threshold = settings.unit.partition("/")[0], f"at least {wanted}"
+    threshold = f"at least {wanted}"
     if _numbers(driver) >= _numbers(wanted):
         return DRIVER_VERSION.result(Outcome.PASSED, driver, value=driver, threshold=threshold)
     nvidias = look.inventory.vendor is Vendor.NVIDIA
@@ -275,7 +274,7 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
         value=driver,
         threshold=threshold,
         remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
-        f"juju config {application} min-driver-version=",
+        f"juju config {settings.application} min-driver-version=",
     )
 
 
