@@ -83,8 +83,9 @@ class GpuCiWorkerCharm(ops.CharmBase):
             call = actions.Call(found, plan.make(found), event.params, event.log)
             event.set_results(actions.ALL[name](call))
         except actions.ActionError as error:
-            event.set_results(error.results)
             event.fail(str(error))
+            if error.results:
+                event.set_results(error.results)
         except config.OptionError as error:
             event.fail(str(error))
             return
@@ -164,9 +165,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
         repaired = isinstance(wanted.gpu, plan.GpuPlan) and wrapper.apply(wanted.gpu)
         if found.inventory and found.inventory.gpus:
             cordons.ensure(found.cordoned)
-        wanted = plan.make(
-            found := automatic.ensure(found, wanted, repaired=repaired, progress=self._say)
-        )
+        found = automatic.ensure(found, wanted, repaired=repaired, progress=self._say)
+        wanted = plan.make(found)
         self._apply_worker(found, wanted)
         if wanted.gpu is None:
             wrapper.remove()
