@@ -100,6 +100,7 @@ class Options:
         gpu_device_ids: the ids asked for, normalised; empty means all GPUs.
         gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
         gpu_wait_timeout: how long a task may wait for them, in seconds.
+        hijack_gpu_limit: how long a hijack may keep them after the step, in minutes; 0: no limit.
         nvidia_driver_capabilities: as NVIDIA_DRIVER_CAPABILITIES is to say it.
         selftest_on_start: whether the self-test runs by itself.
         minimums: what the self-test asks of each GPU.
@@ -114,6 +115,7 @@ class Options:
     gpu_allocation: str
     gpus_per_task: int
     gpu_wait_timeout: int
+    hijack_gpu_limit: int
     privileged_tasks: str
     nvidia_driver_capabilities: str
     selftest_on_start: bool
@@ -157,14 +159,11 @@ def parse(raw: collections.abc.Mapping[str, object]) -> Options:
         gpu_allocation=_choice(raw, "gpu-allocation", ALLOCATIONS),
         gpus_per_task=_number(raw, "gpus-per-task", 128),
         gpu_wait_timeout=_number(raw, "gpu-wait-timeout", 1800),
+        hijack_gpu_limit=_number(raw, "hijack-gpu-limit", 1440),
         privileged_tasks=_choice(raw, "privileged-tasks", PRIVILEGED),
         nvidia_driver_capabilities=_capabilities(raw),
         selftest_on_start=bool(raw.get("selftest-on-start", True)),
-        minimums=Minimums(
-            int(_minimum(raw, "min-gpu-memory-gib", r"[0-9]{1,4}", "16") or 0),
-            _minimum(raw, "min-compute-capability", r"[0-9]{1,2}\.[0-9]", "7.0"),
-            _minimum(raw, "min-driver-version", r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06"),
-        ),
+        minimums=_minimums(raw),
         tags=_list(raw, "tag", _tag),
         concourse_version=_pattern(
             raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
@@ -242,6 +241,14 @@ def _pattern(
     if not re.fullmatch(pattern, value):
         raise OptionError(option, value, remedy)
     return value
+
+
+def _minimums(raw: collections.abc.Mapping[str, object]) -> Minimums:
+    return Minimums(
+        int(_minimum(raw, "min-gpu-memory-gib", r"[0-9]{1,4}", "16") or 0),
+        _minimum(raw, "min-compute-capability", r"[0-9]{1,2}\.[0-9]", "7.0"),
+        _minimum(raw, "min-driver-version", r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06"),
+    )
 
 
 def _minimum(

@@ -61,6 +61,7 @@ class GpuPlan:
         allocation: `exclusive` or `shared`.
         gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
         wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
+        hijack_limit: how long a hijack may keep them after the step, in seconds; 0: no limit.
         privileged_tasks: `no-gpu` or `gpu`.
         driver_capabilities: what NVIDIA_DRIVER_CAPABILITIES is to say.
     """
@@ -70,6 +71,7 @@ class GpuPlan:
     allocation: str = "exclusive"
     gpus_per_task: int = 1
     wait_timeout: int = 240
+    hijack_limit: int = 1800
     privileged_tasks: str = "no-gpu"
     driver_capabilities: str = "compute,utility"
 
@@ -189,6 +191,7 @@ def _gpu(found: Found, choice: allowed.Choice) -> GpuPlan:
         allocation=options.gpu_allocation,
         gpus_per_task=options.gpus_per_task,
         wait_timeout=min(options.gpu_wait_timeout, _longest_wait(found)),
+        hijack_limit=60 * options.hijack_gpu_limit,
         privileged_tasks=options.privileged_tasks,
         driver_capabilities=options.nvidia_driver_capabilities,
     )

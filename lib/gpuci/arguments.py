@@ -44,41 +44,53 @@ class Call:
 
     @property
     def container(self) -> str:
-        """The container's id; empty if none was given or it can't be one."""
+        """The container's id; empty if none was given or it can be none (runc 1.1 to 1.5)."""
         name = self.words[0] if self.words else ""
-        return "" if "/" in name or name.startswith("-") or name in {".", ".."} else name
+        return "" if "/" in name or name in {".", ".."} else name
 
 
 def parse(argv: list[str]) -> Call:
     """Read `argv` without the program's name. Never fails: what runc would refuse is left to runc.
 
-    A flag may have one dash or two, and its value in the next word or after `=`. `create` takes
-    flags after its id too, `exec` does not: there the container's own command begins.
+    A flag may have one dash or two, and its value in the next word or after `=`; `--` ends flags,
+    once before the command and once after it. runc's own flags come before the command, and its
+    flags may come after a container's id, but not those of `exec`: there the container's own
+    command begins.
     """
-    command = ""
     options: dict[str, str] = {}
+    words = _take_flags(argv, _GLOBAL, options, mixed=False)
+    command = words[0] if words else ""
+    valued = _VALUES.get(command, frozenset[str]())
+    words = _take_flags(words[1:], valued, options, mixed=command != "exec")
+    return Call(command, options, words)
+
+
+def _take_flags(
+    argv: list[str], valued: frozenset[str], options: dict[str, str], *, mixed: bool
+) -> list[str]:
+    """Put the values of flags into `options`; the words that are neither flag nor value.
+
+    Without `mixed` the first of them ends the flags.
+    """
     words: list[str] = []
-    takes_value = _GLOBAL
     position = 0
     while position < len(argv):
         word = argv[position]
         position += 1
-        if word == "--" or (command == "exec" and words):
-            words += argv[position if word == "--" else position - 1 :]
-            break
-        if word.startswith("-") and word != "-":
-            flag, equals, value = word.lstrip("-").partition("=")
-            if flag not in takes_value:
-                continue
-            if not equals:
-                if position == len(argv):
-                    break
-                value = argv[position]
-                position += 1
-            options[_LONG.get(flag, flag)] = value
-        elif not command:
-            command = word
-            takes_value = _VALUES.get(command, frozenset[str]())
-        else:
+        if word == "--":
+            return words + argv[position:]
+        if not word.startswith("-") or word == "-":
+            if not mixed:
+                return argv[position - 1 :]
             words.append(word)
-    return Call(command, options, words)
+            continue
+        flag, equals, value = word.lstrip("-").partition("=")
+        if flag not in valued:
+            continue
+        if not equals:
+            if position == len(argv):
+                break
+            value = argv[position]
+            position += 1
+        options[_LONG.get(flag, flag)] = value
+    return words

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Taking devices for a container, taking them again for a process in it, and giving them back."""
+"""Leasing devices to a container, again to a process that comes later, and giving them back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from gpuci import leases
 from gpuci.grant import Grant
 from gpuci.journal import Decision
-from gpuci.leases import Holder, Table, Waiter
 from gpuci.policy import Device, Policy
 from gpuci.refuse import Refused, duration
 from gpuci.store import Record, Store
+from gpuci.table import Holder, Table, Waiter
 from gpuci.usage import Host
 
 TYPE_CHECKING = False
@@ -23,39 +23,56 @@ if TYPE_CHECKING:
 _LOOK_EVERY = 0.5
 
 
-def take(
-    store: Store, host: Host, policies: Iterator[Policy], bundle: str, decision: Decision
-) -> Grant:
-    """Have a lease for the container that `decision` is on, and record what it is told.
+class Request:
+    """A container that is to have devices.
 
-    It waits as long as the policy allows. Killed meanwhile, it leaves nothing that lasts. What the
+    Attributes:
+        container: its id.
+        bundle: the folder of its OCI bundle.
+        cgroups_path: `linux.cgroupsPath` of its spec.
+    """
+
+    __slots__ = ("bundle", "cgroups_path", "container")
+
+    def __init__(self, container: str, bundle: str, cgroups_path: str) -> None:
+        self.container = container
+        self.bundle = bundle
+        self.cgroups_path = cgroups_path
+
+
+def acquire(
+    store: Store, host: Host, policies: Iterator[Policy], request: Request, decision: Decision
+) -> Grant:
+    """Have a lease for a container, and record what it is told.
+
+    It waits as long as the policy allows; killed meanwhile, it leaves nothing that lasts. What the
     container has already it keeps, whatever it asks for: containerd may repeat a create, and the
     self-test reserves devices for its containers, also such as tasks may not have.
 
     Args:
         store: where leases are.
         host: what processes there are.
-        policies: the policy, at each look anew, since it may change while this waits.
-        bundle: the folder of the container's OCI bundle.
+        policies: the policy at each look anew, since it may change while this waits.
+        request: the container.
         decision: what is asked for; is told what was granted and how long it took.
 
     Raises:
         Refused: the devices can't be had.
-        OSError: the store can't be used.
+        OSError, ValueError: the store can't be used, or it can't be told who uses what.
     """
-    wish = Waiter(decision.container, host.me(), 0, host.now())
+    wish = Waiter(request.container, host.me(), 0, host.now())
     while True:
         allowed, looked = next(policies), host.now()
         decision.waited_ms = round((looked - wish.since) * 1000)
         last = looked - wish.since >= allowed.wait_timeout
         with store as table:
-            grant, usable = _keep(table, host, allowed, wish, bundle), list[Device]()
+            grant, usable = _keep(table, host, allowed, wish, request), list[Device]()
             if not grant:
                 usable, wish.count = _usable(allowed, decision)
-                grant = _take_now(table, host, allowed, usable, wish, bundle)
+                grant = _allot(table, host, allowed, usable, wish, request)
             _queue(table, host, wish, waits=not grant and not last)
             if grant:
-                store.put(decision.container, bundle, grant)
+                store.put(wish.container, request.bundle, grant, table.holders[wish.container])
             elif last:
                 raise _expired(allowed, table, usable, wish, looked)
         decision.decided_ms = round((host.now() - looked) * 1000, 2)
@@ -74,7 +91,7 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
     Raises:
         Refused: they are not.
         OSError: the store can't be used; FileNotFoundError: the container has no record.
-        ValueError: its record is no record.
+        ValueError: its record is no record, or it can't be told who uses what.
     """
     looked = host.now()
     record = store.record(decision.container)
@@ -84,9 +101,9 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
     with store as table:
         holder = table.holders.get(decision.container)
         if holder is None or not host.in_use(decision.container, holder):
-            holder = _take_again(table, host, policy(), record, decision.container)
+            holder = _acquire_again(table, host, policy(), record, decision.container)
         holder.execs = True
-        holder.cgroup = holder.cgroup or host.cgroup(decision.container, record.bundle)
+        holder.cgroup = host.cgroup(decision.container, record.bundle) or holder.cgroup
         holder.calls = [*filter(host.alive, holder.calls), host.me()]
     decision.granted = record.gpus
     decision.decided_ms = round((host.now() - looked) * 1000, 2)
@@ -114,7 +131,7 @@ def do_without(
         try:
             with store as table:
                 if container in table.holders:
-                    leases.release_unused(table, container, host)
+                    leases.release(table, container, host)
         except Refused:
             pass
         store.forget(container)
@@ -150,47 +167,64 @@ def _usable(policy: Policy, decision: Decision) -> tuple[list[Device], int]:
 
 def _queue(table: Table, host: Host, wish: Waiter, *, waits: bool) -> None:
     """Have `wish` among those who wait, in its place, or no longer."""
+    noted = next((waiter for waiter in table.waiters if waiter.call == wish.call), None)
     if not waits:
-        table.waiters = [waiter for waiter in table.waiters if waiter.call != wish.call]
-    elif all(waiter.call != wish.call for waiter in table.waiters):
+        table.waiters = [waiter for waiter in table.waiters if waiter is not noted]
+    elif noted:
+        noted.count = wish.count  # all may be fewer by now
+    else:
         living = [waiter for waiter in table.waiters if host.alive(waiter.call)]
         table.waiters = [*living, wish]
 
 
-def _keep(table: Table, host: Host, policy: Policy, wish: Waiter, bundle: str) -> Grant | None:
+def _keep(
+    table: Table, host: Host, policy: Policy, wish: Waiter, request: Request
+) -> Grant | None:
     """What the container has and uses already; None if that is nothing."""
     holder = table.holders.get(wish.container)
-    if not holder or leases.release_unused(table, wish.container, host):
+    if not holder or leases.release(table, wish.container, host):
         return None
     devices = [device for device in policy.devices if device.id in holder.gpus]
     if len(devices) < len(holder.gpus):
         raise Refused("this container runs with a GPU that this worker has no more: start it anew")
     grant = Grant(policy, devices)
-    holder.bundle = bundle  # who reserved devices did not know it
+    # Who reserved devices for it did not know these.
+    holder.bundle = request.bundle
+    holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
     holder.calls = [*filter(host.alive, holder.calls), wish.call]
     return grant
 
 
-def _take_now(
+def _allot(
     table: Table,
     host: Host,
     policy: Policy,
     usable: list[Device],
     wish: Waiter,
-    bundle: str,
+    request: Request,
 ) -> Grant | None:
     names = [device.id for device in usable]
-    ids = leases.take(table, wish, names, host, alone=policy.exclusive)
+    ids = leases.allot(table, wish, names, host, exclusive=policy.exclusive)
     if not ids:
         return None
     grant = Grant(policy, [device for device in usable if device.id in ids])
-    table.holders[wish.container] = Holder(
-        bundle, ids, [wish.call], alone=policy.exclusive, since=host.now()
-    )
+    holder = _holder(policy, host, request.bundle, ids)
+    holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
+    holder.calls = [wish.call]
+    table.holders[wish.container] = holder
     return grant
 
 
-def _take_again(
+def _holder(policy: Policy, host: Host, bundle: str, ids: list[str]) -> Holder:
+    holder = Holder(bundle, ids, [], exclusive=policy.exclusive, since=host.now())
+    holder.session_limit = policy.hijack_limit
+    if policy.exclusive:
+        devices = [device for device in policy.devices if device.id in ids]
+        holder.nodes = [node for device in devices for node in device.watched]
+    return holder
+
+
+def _acquire_again(
     table: Table, host: Host, policy: Policy, record: Record, container: str
 ) -> Holder:
     allowed = [device.id for device in policy.devices]
@@ -200,19 +234,22 @@ def _take_again(
             raise Refused(f"this container's GPU {name} is no longer for tasks; run the task anew")
         if name in cordoned:
             raise Refused(f"this container's GPU {name} is {cordoned[name]}; run the task anew")
-    other = leases.take_these(table, container, record.gpus, host, alone=policy.exclusive)
+    exclusive = policy.exclusive
+    usable = [name for name in allowed if name not in cordoned]
+    other = leases.blocker(table, container, record.gpus, host, exclusive=exclusive)
+    # Who is in its way ends only where it is to have its devices.
+    if not other and exclusive and leases.are_due(table, container, record.gpus, usable, host):
+        raise Refused(
+            "this container gave its GPU back when its step ended, and a task waits for it; "
+            "try again later, or run the task anew"
+        )
+    other = other or leases.evict(table, container, record.gpus, host, exclusive=exclusive)
     if other:
         raise Refused(
             f"this container gave its GPU back when its step ended, and container {other} has it "
             "now; try again when that one is done, or run the task anew"
         )
-    usable = [name for name in allowed if name not in cordoned]
-    if policy.exclusive and leases.are_due(table, container, record.gpus, usable, host):
-        raise Refused(
-            "this container gave its GPU back when its step ended, and a task waits for it; "
-            "try again later, or run the task anew"
-        )
-    holder = Holder(record.bundle, record.gpus, [], alone=policy.exclusive, since=host.now())
+    holder = _holder(policy, host, record.bundle, record.gpus)
     table.holders[container] = holder
     return holder
 

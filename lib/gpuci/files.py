@@ -11,6 +11,16 @@ from gpuci.jsontext import dumps, loads
 from gpuci.shapes import table
 
 
+def read_bytes(path: str) -> bytes:
+    """What is in the file at `path`.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
 def read_object(path: str) -> dict[str, object]:
     """The JSON object in the file at `path`.
 
@@ -18,8 +28,7 @@ def read_object(path: str) -> dict[str, object]:
         OSError: the file can't be read.
         ValueError: it holds something else; the text says what.
     """
-    with open(path, "rb", buffering=0) as file:
-        value = loads(file.readall())
+    value = loads(read_bytes(path))
     found = table(value)
     if found is not value:
         raise ValueError("it is not a JSON object")
@@ -55,7 +64,8 @@ def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
         finally:
             os.close(descriptor)
         os.rename(beside, path)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or path  # a write does not say
         remove(beside)
         raise
 

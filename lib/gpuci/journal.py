@@ -63,6 +63,15 @@ class Decision:
             pass
 
 
+def intruders(path: str, containers: list[str], devices: list[str]) -> None:
+    """Log that containers were ended since they had one of these devices open without a lease."""
+    for container in containers:
+        decision = Decision(container)
+        decision.kind = "intruder ended"
+        decision.reason = f"it had a device of {', '.join(devices)} open without a lease"
+        decision.write(path)
+
+
 def _append(path: str, line: bytes) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o640)

@@ -11,7 +11,7 @@ from gpuci.refuse import Refused
 from gpuci.shapes import items, table, text
 from gpuci.vendors import VENDORS, Vendor
 
-VERSION = 2
+VERSION = 3
 # How the ids of the containers begin that the self-test makes; Concourse's are UUIDs.
 SELF_TEST_CONTAINER = "gpu-selftest-"
 
@@ -25,16 +25,21 @@ class Device:
         gpu: the id of the GPU that it is, or is a part of.
         model: the GPU's product name.
         nodes: paths of the device nodes that a container needs; empty where a runtime knows them.
+        watched: paths of those device nodes that are nobody's but this device's: who has one open
+            uses this device. Empty where there is none, as with a MIG device.
     """
 
-    __slots__ = ("gpu", "id", "index", "model", "nodes")
+    __slots__ = ("gpu", "id", "index", "model", "nodes", "watched")
 
-    def __init__(self, index: int, name: str, gpu: str, model: str, nodes: list[str]) -> None:
+    def __init__(
+        self, index: int, name: str, gpu: str, model: str, nodes: list[str], watched: list[str]
+    ) -> None:
         self.index = index
         self.id = name
         self.gpu = gpu
         self.model = model
         self.nodes = nodes
+        self.watched = watched
 
 
 class Policy:
@@ -44,6 +49,8 @@ class Policy:
         exclusive: whether a GPU has one holder at a time; otherwise tasks share all.
         gpus_per_task: what a task gets that asks for no number.
         wait_timeout: how long a task may wait for its GPUs, in seconds.
+        hijack_limit: how long after its step a process that somebody started in a container may
+            keep its GPUs, in seconds; 0: as long as it runs.
         privileged: whether privileged tasks may have GPUs.
         vendor: how these GPUs are handed out.
         nvidia_runtime: absolute path of nvidia-container-runtime; empty for other makers' GPUs.
@@ -55,7 +62,7 @@ class Policy:
 
     __slots__ = (
         "capabilities", "config_home", "cordons", "devices", "exclusive", "gpus_per_task",
-        "nvidia_runtime", "privileged", "vendor", "wait_timeout",
+        "hijack_limit", "nvidia_runtime", "privileged", "vendor", "wait_timeout",
     )  # fmt: skip
 
     def __init__(self, found: dict[str, object]) -> None:
@@ -70,6 +77,7 @@ class Policy:
         self.privileged = _choice(found, "privileged_tasks", ("no-gpu", "gpu"))
         self.gpus_per_task = _number(found, "gpus_per_task")
         self.wait_timeout = _number(found, "wait_timeout")
+        self.hijack_limit = _number(found, "hijack_limit")
         vendor = VENDORS.get(text(found.get("vendor")))
         if vendor is None:
             raise ValueError(f"vendor is {found.get('vendor')!r}, not {' or '.join(VENDORS)}")
@@ -100,16 +108,15 @@ class Policy:
 
 
 def read(path: str) -> Policy | None:
-    """The policy in the file at `path`; None where tasks get no GPU: no file, or no GPU in it.
+    """The policy in the file at `path`; None where tasks get no GPU, since it names none.
 
     Raises:
-        Refused: there is one that can't be read or followed.
+        Refused: it can't be read or followed. That it is missing is damage too: whoever asks here
+            was installed with it.
     """
     try:
         found = read_object(path)
         return Policy(found) if found.get("gpus") != [] else None
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError) as error:
         raise Refused(
             f"this worker's GPU policy {path} cannot be used ({error}), so this task cannot be "
@@ -133,6 +140,10 @@ def _number(found: dict[str, object], name: str) -> int:
 
 
 def _devices(gpus: list[object], vendor: Vendor) -> list[Device]:
+    users: dict[str, set[int]] = {}
+    for place, gpu in enumerate(map(table, gpus)):
+        for node in map(text, items(gpu.get("nodes"))):
+            users.setdefault(node, set()).add(place)
     devices: dict[str, Device] = {}
     for entry in gpus:
         gpu = table(entry)
@@ -145,14 +156,23 @@ def _devices(gpus: list[object], vendor: Vendor) -> list[Device]:
         for path in nodes:
             _check_path(path)
         whole = _checked_id(text(gpu.get("uuid")), vendor)
+        minor = _minor(gpu)
+        own = [f"/dev/nvidia{minor}"] if vendor.by_runtime and minor is not None else []
+        own += [node for node in nodes if len(users[node]) == 1]
         for name in map(text, items(gpu.get("devices"))):
-            device = Device(index, _checked_id(name, vendor), whole, model, nodes)
+            watched = own if name == whole else []  # a part shares them with the other parts
+            device = Device(index, _checked_id(name, vendor), whole, model, nodes, watched)
             devices.setdefault(name, device)
     if not devices:
         raise ValueError(
             "its GPUs have no device to hand out; where MIG is on, create MIG devices"
         )
     return list(devices.values())
+
+
+def _minor(gpu: dict[str, object]) -> int | None:
+    """The N of a GPU's /dev/nvidiaN; None where it is not known."""
+    return None if gpu.get("minor") is None else _number(gpu, "minor")
 
 
 def _checked_id(name: str, vendor: Vendor) -> str:

@@ -9,6 +9,7 @@ process/utils.go:57-88).
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -18,6 +19,17 @@ from gpuci.jsontext import dumps
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+# What helps where an error is this machine's state. By hand, since most errors are not.
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space on this worker"),
+    **dict.fromkeys(
+        (errno.ENFILE, errno.EMFILE),
+        "this worker has too many files open: see /proc/sys/fs/file-nr and its limits",
+    ),
+    **dict.fromkeys((errno.EROFS, errno.EIO), "look at this worker's disk and at dmesg"),
+}
 
 
 class Refused(Exception):
@@ -33,6 +45,14 @@ def duration(seconds: float) -> str:
     if not hours:
         return f"{minutes} min"
     return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
+
+
+def fault(error: OSError | ValueError) -> str:
+    """What failed, where, and what helps, for the end of a refusal."""
+    if not isinstance(error, OSError):
+        return f"{error}; that is damaged: run it again, and tell the operator if it stays so"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}; {_REMEDIES.get(error.errno or 0, 'run it again')}"
 
 
 def write(log: str, text: str) -> None:

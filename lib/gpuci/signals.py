@@ -1,25 +1,18 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Signals by the C half of the standard library's signal alone.
-
-`import signal` makes enumerations of all its numbers at each start: 4 ms (see jsontext).
-"""
+"""Signals: what a child expects of them, and killing a process that is surely the one meant."""
 
 from __future__ import annotations
 
+import errno
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal as _signal
-else:
-    import _signal
+import signal
 
 
 def as_a_child_expects() -> None:
     """Undo what Python ignores: across exec that would stay so, into the container."""
-    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
-    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
 class Process:
@@ -30,13 +23,20 @@ class Process:
 
         Raises:
             ProcessLookupError: there is none.
+            OSError: it can't be taken hold of.
         """
-        self._descriptor = os.pidfd_open(pid)
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except OSError as error:
+            # By now it is the number of a thread, whose process has another (pidfd_open(2)).
+            if error.errno == errno.EINVAL:
+                raise ProcessLookupError(errno.ESRCH, "no process", str(pid)) from error
+            raise
 
     def kill(self) -> None:
         """Send SIGKILL; nothing happens if it is gone."""
         try:
-            _signal.pidfd_send_signal(self._descriptor, _signal.SIGKILL)
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         except ProcessLookupError:
             pass
 

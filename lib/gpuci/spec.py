@@ -14,7 +14,8 @@ What Concourse writes (8.2.5 atc/engine/step_factory.go:80-184, worker/runtime/s
     hijack       an exec: its container has been told apart at its create
 
 Nothing else decides. Variables are written by images and pipelines, and the annotations say
-nothing but the image's user.
+nothing but the image's user. Folders are compared as the runtime reads them: `/tmp/build//x/.` too
+is a work folder.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ import os.path
 
 from gpuci.environment import LOADER, Variables
 from gpuci.grant import Grant, Node
+from gpuci.refuse import Refused
+from gpuci.seccomp import without_exit_stops
 from gpuci.shapes import items, table, text
 
 OTHER, TASK, PRIVILEGED_TASK = "other", "task", "privileged task"
 
 _WORK_FOLDERS = "/tmp/build/"  # noqa: S108  Concourse's, inside the container
+_OTHER_FOLDERS = ("/tmp/build/get/", "/tmp/build/put/", "/tmp/build/run/")  # noqa: S108
 _HEX = frozenset("0123456789abcdef")
 
 # Requests for devices by mounts (nvidia-container-toolkit 1.20
@@ -38,12 +42,40 @@ _CDI_PREFIX = "cdi.k8s.io/"
 
 def kind(config: dict[str, object]) -> str:
     """Which of OTHER, TASK and PRIVILEGED_TASK a container is (see the table above)."""
-    if not any(map(_is_work_folder, _destinations(config))):
+    if not any(map(is_work_folder, _destinations(config))):
         return OTHER
     namespaces = items(table(config.get("linux")).get("namespaces"))
     # Without a user namespace of its own, its root is the host's.
     own_root = any(table(namespace).get("type") == "user" for namespace in namespaces)
     return TASK if own_root else PRIVILEGED_TASK
+
+
+def check_folders(config: dict[str, object]) -> None:
+    """Check that a task's container has no folder of a get, put or run step besides.
+
+    A put's input named `../deadbeef` would make it look like a task.
+
+    Raises:
+        Refused: it has one, which nothing that Concourse makes by itself has.
+    """
+    for place in _destinations(config):
+        if f"{place}/".startswith(_OTHER_FOLDERS):
+            raise Refused(
+                f"this step has a mount at {place[:64]} besides a task's work folder, so it can't "
+                "be told what it is: rename the input or output, or give it another path"
+            )
+
+
+def destination(mount: object) -> str:
+    """Where a mount is to be, as the runtime reads it: from the container's / on."""
+    # normpath leaves two slashes at the beginning alone, unlike Go's filepath.Clean.
+    return os.path.normpath("/" + text(table(mount).get("destination")).lstrip("/"))
+
+
+def is_work_folder(place: str) -> bool:
+    """Whether a cleaned destination is a task's work folder."""
+    name = place[len(_WORK_FOLDERS) :]
+    return place.startswith(_WORK_FOLDERS) and len(name) == 8 and _HEX.issuperset(name)
 
 
 def variables(process: object) -> Variables:
@@ -59,8 +91,15 @@ def variables(process: object) -> Variables:
     return Variables([entry for entry in items(found.get("env")) if isinstance(entry, str)])
 
 
+def cgroups_path(config: dict[str, object]) -> str:
+    """Where the runtime is to make the container's control group, in the words of its spec."""
+    return text(table(config.get("linux")).get("cgroupsPath"))
+
+
 def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
     """`config` with `grant` in it, without the mounts and annotations that ask for devices.
+
+    Whoever gets a device must not be able to live for ever (see seccomp).
 
     Raises:
         Refused: its variables can't be told apart, or name more than the grant.
@@ -76,8 +115,11 @@ def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
         changed["annotations"] = {
             name: value for name, value in annotations.items() if not name.startswith(_CDI_PREFIX)
         }
+    linux = table(config.get("linux"))
+    if grant.ids and (profile := table(linux.get("seccomp"))):
+        changed["linux"] = linux = {**linux, "seccomp": without_exit_stops(profile)}
     if grant.nodes:
-        changed["linux"] = _with_nodes(table(config.get("linux")), grant.nodes)
+        changed["linux"] = _with_nodes(linux, grant.nodes)
     return changed
 
 
@@ -140,16 +182,10 @@ def _with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object
     }
 
 
-def _is_work_folder(destination: str) -> bool:
-    name = destination[len(_WORK_FOLDERS) :]
-    return destination.startswith(_WORK_FOLDERS) and len(name) == 8 and _HEX.issuperset(name)
-
-
 def _destinations(config: dict[str, object]) -> list[str]:
-    return [text(table(mount).get("destination")) for mount in items(config.get("mounts"))]
+    return [destination(mount) for mount in items(config.get("mounts"))]
 
 
 def _asks_for_device(mount: object) -> bool:
-    # normpath leaves two slashes at the beginning alone, unlike the toolkit's filepath.Clean.
-    destination = os.path.normpath("/" + text(table(mount).get("destination")).lstrip("/"))
-    return destination.startswith(_DEVICE_MOUNTS)  # the toolkit too looks at the beginning alone
+    # The toolkit too looks at the beginning alone.
+    return destination(mount).startswith(_DEVICE_MOUNTS)

@@ -4,8 +4,9 @@
 
 `leases.json` is the table of holders and waiters (leases.Table); one flock on the folder guards
 every decision. `containers/<id>.json` is what a process in that container is told, as long as its
-bundle is there: {"bundle", "environment": {name: value}, "groups": [gid], "gpus": [id]}. The front
-looks for that file, so its name is part of the contract with it.
+bundle is there: {"bundle", "environment": {name: value}, "groups": [gid], "gpus": [id]}, and in
+"holder" its lease as it was granted, from which a lost table is made anew. The front looks for
+that file, so its name is part of the contract with it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import fcntl
 import os
 
+from gpuci import proc
 from gpuci.files import read_object, remove, replace
 from gpuci.grant import Grant
-from gpuci.leases import Holder, Table
 from gpuci.refuse import Refused
 from gpuci.shapes import items, table, text
+from gpuci.table import Holder, Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,12 +39,13 @@ class Record:
         environment: its variables.
         groups: its additional groups.
         gpus: ids of the devices that the container was granted; empty: none.
+        holder: its lease as it was granted; None where it has none.
     """
 
-    __slots__ = ("bundle", "environment", "gpus", "groups")
+    __slots__ = ("bundle", "environment", "gpus", "groups", "holder")
 
-    def __init__(self, found: dict[str, object]) -> None:
-        """Take a record apart.
+    def __init__(self, container: str, found: dict[str, object]) -> None:
+        """Take the record of a container apart.
 
         Raises:
             ValueError: it is none.
@@ -55,6 +58,14 @@ class Record:
         self.gpus = [text(name) for name in items(found.get("gpus"))]
         if not self.environment:
             raise ValueError("it has no environment")
+        holder = table(found.get("holder"))
+        self.holder = Holder.parse(container, holder) if holder else self._of_old()
+
+    def _of_old(self) -> Holder | None:
+        """The lease that a release before this one granted: it wrote less into its records."""
+        if not self.gpus:
+            return None
+        return Holder(self.bundle, self.gpus, [], exclusive=False, since=0)
 
 
 class Store:
@@ -94,7 +105,7 @@ class Store:
         """Save the table, also after a refusal: what was found gone stays gone."""
         try:
             if kind is None or issubclass(kind, Refused):
-                after = self._leases.plain()
+                after = self._leases.as_json()
                 if after != self._saved:
                     replace(self._table_path, after)
         finally:
@@ -119,8 +130,8 @@ class Store:
                 "remove that file: it is made anew from the containers that run"
             ) from error
 
-    def put(self, container: str, bundle: str, grant: Grant) -> None:
-        """Record what processes in `container` are told.
+    def put(self, container: str, bundle: str, grant: Grant, holder: Holder | None = None) -> None:
+        """Record what processes in `container` are told, and the lease that it has.
 
         Raises:
             OSError: it can't be written.
@@ -132,6 +143,7 @@ class Store:
             "environment": grant.environment,
             "groups": grant.groups,
             "gpus": grant.ids,
+            "holder": holder and holder.as_json(),
         }
         replace(self._record_path(container), record)
 
@@ -142,11 +154,15 @@ class Store:
             OSError: its record can't be read.
             ValueError: its record is no record.
         """
-        return Record(read_object(self._record_path(container)))
+        return Record(container, read_object(self._record_path(container)))
 
     def has(self, container: str) -> bool:
-        """Whether there is a record of `container`."""
-        return os.path.exists(self._record_path(container))
+        """Whether there is a record of `container`.
+
+        Raises:
+            OSError: that can't be told.
+        """
+        return proc.exists(self._record_path(container))
 
     def forget(self, container: str) -> None:
         """Remove the record of `container`, if there is one.
@@ -163,22 +179,29 @@ class Store:
         """A table of all containers that were granted devices, where the table was lost.
 
         Those that use theirs no more lose them as soon as somebody wants them.
+
+        Raises:
+            OSError: a record can't be read.
+            Refused: one is damaged, so that nobody knows which devices are held.
         """
         leases = Table({})
         for name in self._names():
             try:
                 record = self.record(name)
-            except (OSError, ValueError):
-                continue
-            if record.gpus:
-                leases.holders[name] = Holder(record.bundle, record.gpus, [], alone=False, since=0)
+            except FileNotFoundError:
+                continue  # swept just now
+            except ValueError as error:
+                raise Refused(
+                    f"this worker's leases {self._table_path} are gone, and the record "
+                    f"{self._record_path(name)} from which they are made anew is damaged "
+                    f"({error}); end that container, then remove its record"
+                ) from error
+            if record.holder:
+                leases.holders[name] = record.holder
         return leases
 
     def _names(self) -> list[str]:
-        try:
-            names = os.listdir(self._containers)
-        except FileNotFoundError:
-            return []
+        names = proc.names(self._containers)
         return [name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)]
 
     def _sweep(self) -> None:
@@ -187,14 +210,13 @@ class Store:
         first = os.getpid() % len(names) if names else 0
         for name in [*names[first:], *names[:first]][:_SWEPT]:
             try:
-                bundle = self.record(name).bundle
+                if not proc.exists(self.record(name).bundle):
+                    self.forget(name)
             except (OSError, ValueError):
-                continue  # an exec into that container is refused with this file's name
-            if not os.path.isdir(bundle):
-                self.forget(name)
+                continue  # it stays; an exec into that container is refused with its name
 
     def _make_folders(self) -> None:
-        if os.path.isdir(self._containers):
+        if proc.exists(self._containers):
             return
         # One by one: for the folders between, makedirs would use whatever umask containerd has.
         # Whoever may open the store may lock it, and no task would get a GPU any more.

@@ -1,10 +1,13 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a container uses its devices, and the end of what it left: read from /proc and cgroups.
+"""Whether a container uses its devices, and its end: read from /proc and control groups.
 
 The files that tell are containerd's and the kernel's own: `<bundle>/init.pid` and one
 `<bundle>/<exec id>.pid` for each process that runs (containerd 2.3.1
 cmd/containerd-shim-runc-v2/process), and the control group, which a process can't leave.
+
+Only "there is no such thing" means that something is gone. Any other error is raised, and refuses:
+taken for absence, it would end a job that runs and give its devices away.
 """
 
 from __future__ import annotations
@@ -12,21 +15,25 @@ from __future__ import annotations
 import os
 import time
 
-from gpuci.leases import Call, Holder
+from gpuci import proc
+from gpuci.descriptors import Search
 from gpuci.signals import Process
+from gpuci.table import Call, Holder, names_container
 
-# A container's first process comes within a second of its create. It is given this long, in
-# seconds, before its devices go to somebody else.
-FIRST_EXEC = 60
+# A container and its first process come within seconds of the grant. This long, in seconds, a
+# start or an exec may take before the devices go to somebody else: a hook can be made to hang.
+STARTING = 60
 
-# How long, in seconds, processes may take to die before the container's init, and with it its
-# whole PID namespace, is killed too; and how long that may take.
-_PATIENCE = 1.0
-_LAST_PATIENCE = 0.5
+# How long, in seconds, a container may take to die.
+_PATIENCE = 1.5
 
 
 class Host:
     """The processes and control groups of this machine, cgroup v1 or v2.
+
+    Attributes:
+        intruders: the containers that `clear` has ended because they had a device of another's
+            lease open.
 
     Args:
         root: where /proc lies, and what the paths of bundles and mounts are below; for recorded
@@ -34,7 +41,9 @@ class Host:
     """
 
     def __init__(self, root: str = "") -> None:
+        self.intruders: list[str] = []
         self._root = root
+        self._ticks = os.sysconf("SC_CLK_TCK")
 
     def alive(self, call: Call) -> bool:
         """Whether that very process lives."""
@@ -53,24 +62,34 @@ class Host:
     def in_use(self, container: str, holder: Holder) -> bool:
         """Whether the holder still uses its devices.
 
-        It does while a call of the runtime for it runs, while one of its processes lives, and for
-        FIRST_EXEC seconds after its start if no process has come yet.
+        It does while the process lives that keeps them for it; while a call of the runtime starts
+        it or a process in it, for STARTING seconds; for as long after its grant if no process has
+        come yet; while its step lives; and while sessions that people have in it live, for its
+        session limit after the step. The first look that finds the step over is noted in it.
+
+        Raises:
+            OSError: that can't be told.
+            ValueError: the same.
         """
-        if any(self.alive(call) for call in holder.calls):
+        if holder.keeper and self.alive(holder.keeper):
             return True
-        init = self._pid(f"{holder.bundle}/init.pid")
-        cgroup = holder.cgroup or self.cgroup(container, holder.bundle)
+        if any(self._is_starting(call, holder) for call in holder.calls):
+            return True
+        cgroup = self._cgroup(container, holder)
         if not cgroup:
             return False
-        if not holder.execs and self._inside(init, cgroup):
-            ticks = self._started(init)
-            if ticks is not None and self.now() - ticks / os.sysconf("SC_CLK_TCK") < FIRST_EXEC:
-                return True
-        return bool(self._processes(holder.bundle, cgroup))
+        if not holder.execs and self.now() - holder.since < STARTING:
+            return self._inside(self._pid(f"{holder.bundle}/init.pid"), cgroup)
+        names = self._processes(holder.bundle, cgroup)
+        if not names or not all(map(_is_session, names)):
+            return bool(names)
+        holder.step_ended = holder.step_ended or self.now()
+        over = self.now() - holder.step_ended
+        return not holder.session_limit or over < holder.session_limit
 
     def processes(self, container: str, holder: Holder) -> list[str]:
         """The exec ids of the holder's processes that live, such as `task`."""
-        cgroup = holder.cgroup or self.cgroup(container, holder.bundle)
+        cgroup = self._cgroup(container, holder)
         return self._processes(holder.bundle, cgroup) if cgroup else []
 
     def cgroup(self, container: str, bundle: str) -> str:
@@ -79,52 +98,105 @@ class Host:
         It bears the container's name, so the process of another one that got the number of this
         one's init since can't be taken for it. Init may have moved to one below it.
         """
-        parts = self._cgroup_of(f"/proc/{self._pid(f'{bundle}/init.pid')}").split("/")
-        for place, part in enumerate(parts):
-            # runc's own name for it, or that of its systemd driver.
-            if part == container or part.endswith(f"-{container}.scope"):
-                return "/".join(parts[: place + 1])
-        return ""
+        path, _ = self._cgroup_of(f"/proc/{self._pid(f'{bundle}/init.pid')}")
+        while path and not names_container(path, container):
+            path = path.rpartition("/")[0]
+        return path
+
+    def planned_cgroup(self, container: str, cgroups_path: str) -> str:
+        """The control group that runc, called by this process, makes for a container.
+
+        Without one a start that hangs before init is told could not be ended.
+
+        Args:
+            container: its id.
+            cgroups_path: `linux.cgroupsPath` of its spec. A relative path is below the caller's
+                group in v1 and beside it in v2, an empty one is the id (runc 1.1.5 to 1.5
+                libcontainer/cgroups/fs/paths.go and fs2/defaultpath.go).
+
+        Returns:
+            Empty where it is not told, as for runc's systemd driver.
+        """
+        if ":" in cgroups_path:
+            return ""
+        # normpath would leave two slashes at the beginning alone.
+        path = os.path.normpath("/" + (cgroups_path or container).lstrip("/"))
+        if not cgroups_path.startswith("/"):
+            own, unified = self._cgroup_of("/proc/self")
+            path = (os.path.dirname(own) if unified else own).rstrip("/") + path
+        return path if names_container(path, container) else ""
 
     def clear(self, container: str, holder: Holder) -> bool:
-        """Kill every process of the container but its init; whether none is left.
+        """End the container as a whole, its init too; whether it was seen to be empty.
 
-        A child that called setsid outlives its step. What can't be killed so, such as processes
-        that fork faster than they die, goes with the container's init.
+        So are other containers ended that have one of its devices open: a descriptor passes
+        through a socket, and rules on devices are asked when it is opened alone.
+
+        Raises:
+            OSError: what is left can't be told.
         """
-        folder, init = self._group(container, holder)
-        # Whoever looks next must not wait once more for what could not be killed.
-        if self._end(folder, holder.cgroup, init, 0 if holder.stuck else _PATIENCE):
-            return True
-        return self._end(folder, holder.cgroup, set(), 0 if holder.stuck else _LAST_PATIENCE)
-
-    def left(self, container: str, holder: Holder) -> bool:
-        """Whether the container has any process but its init."""
-        folder, init = self._group(container, holder)
-        return not self._living(folder) <= init
-
-    def _group(self, container: str, holder: Holder) -> tuple[str, set[int]]:
-        """The folder of the holder's control group, empty if it is gone, and its init, if any."""
+        self._end_calls(holder)
         # Kept, for it can't be told any more once init is gone.
-        holder.cgroup = holder.cgroup or self.cgroup(container, holder.bundle)
+        holder.cgroup = self._cgroup(container, holder)
+        if not holder.cgroup:
+            return True
+        # Whoever looks next must not wait once more for what could not be killed.
+        patience = 0 if holder.stuck else _PATIENCE
         init = self._pid(f"{holder.bundle}/init.pid")
-        inside = holder.cgroup and self._inside(init, holder.cgroup)
-        return self._folder(holder.cgroup) if holder.cgroup else "", {init} if inside else set()
+        if self._inside(init, holder.cgroup):
+            self._kill(init, holder.cgroup)  # the kernel ends its PID namespace with it
+        if not self._end(holder.cgroup, patience):
+            return False
+        search = Search(self._root, holder.nodes)
+        for name, cgroup in self._beside(container, holder) if holder.nodes else ():
+            if any(map(search.has_one_open, self._living(self._folder(cgroup)))):
+                self.intruders.append(name)
+                if not self._end(cgroup, patience):
+                    return False
+        return True
 
-    def end_calls(self, holder: Holder) -> None:
-        """Kill the runtime's calls for a holder that still run."""
-        for call in holder.calls:
+    def is_gone(self, container: str, holder: Holder) -> bool:
+        """Whether no process of the holder's container is left, and none is to come."""
+        if self.in_use(container, holder):
+            return False
+        cgroup = self._cgroup(container, holder)
+        return not cgroup or not self._living(self._folder(cgroup))
+
+    def has_leftovers(self, container: str, holder: Holder) -> bool:
+        """Whether the container has any process but its init."""
+        cgroup = self._cgroup(container, holder)
+        init = self._pid(f"{holder.bundle}/init.pid")
+        return bool(cgroup) and not self._living(self._folder(cgroup)) <= {init}
+
+    def state(self, container: str, holder: Holder) -> str:
+        """The states of the container's processes as letters of /proc/<pid>/stat, such as `DS`."""
+        cgroup = self._cgroup(container, holder)
+        living = self._living(self._folder(cgroup)) if cgroup else set[int]()
+        return "".join(sorted({fields[0] for pid in living if (fields := self._stat(pid))}))
+
+    def _cgroup(self, container: str, holder: Holder) -> str:
+        """The holder's control group: what its init says, or else what is known of it."""
+        return self.cgroup(container, holder.bundle) or holder.cgroup
+
+    def _is_starting(self, call: Call, holder: Holder) -> bool:
+        begun = max(call[1] / self._ticks, holder.since)
+        return self.now() - begun < STARTING and self.alive(call)
+
+    def _end_calls(self, holder: Holder) -> None:
+        """Kill the runtime's calls for a holder that still run: they would go on to start it."""
+        for call in [*holder.calls, *([holder.keeper] if holder.keeper else [])]:
             try:
                 process = Process(call[0])
-            except OSError:  # it is gone
+            except ProcessLookupError:
                 continue
             if self.alive(call):
                 process.kill()
             process.close()
 
-    def _end(self, folder: str, cgroup: str, spared: set[int], patience: float) -> bool:
+    def _end(self, cgroup: str, patience: float) -> bool:
+        """Kill all processes of a control group; whether none is left within so many seconds."""
         deadline = self.now() + patience
-        while left := self._living(folder) - spared:
+        while left := self._living(self._folder(cgroup)):
             for pid in left:
                 self._kill(pid, cgroup)
             if self.now() > deadline:
@@ -135,40 +207,38 @@ class Host:
     def _kill(self, pid: int, cgroup: str) -> None:
         try:
             process = Process(pid)
-        except OSError:  # it is gone
+        except ProcessLookupError:
             return
         # Looked at after taking hold of it: it is this process now, or it is gone.
         if self._inside(pid, cgroup):
             process.kill()
         process.close()
 
+    def _beside(self, container: str, holder: Holder) -> list[tuple[str, str]]:
+        """The other containers with groups beside the holder's: id and control group."""
+        parent = holder.cgroup.rpartition("/")[0]
+        groups = proc.names(self._folder(parent or "/"))
+        bundles = proc.names(self._root + os.path.dirname(holder.bundle))
+        return [
+            (name, f"{parent}/{name}") for name in bundles if name != container and name in groups
+        ]
+
     def _living(self, folder: str) -> set[int]:
         """The processes in a control group and below it; the kernel lists no dead ones.
 
         Looking at them once more here would lose one that forks and ends in between.
         """
-        found: set[int] = set()
         if not folder:
-            return found
-        try:
-            with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
-                found.update(map(int, file.read().split()))
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        found |= self._living(entry.path)
-        except OSError:  # a control group that goes away takes its files with it
-            pass
+            return set()
+        found = {int(pid) for pid in proc.read(f"{folder}/cgroup.procs").split()}
+        for below in proc.folders(folder):
+            found |= self._living(below)
         return found
 
     def _processes(self, bundle: str, cgroup: str) -> list[str]:
-        try:
-            names = os.listdir(self._root + bundle)
-        except OSError:
-            return []
         return [
             name[: -len(".pid")]
-            for name in sorted(names)
+            for name in sorted(proc.names(self._root + bundle))
             if name.endswith(".pid")
             and name != "init.pid"
             and self._inside(pid := self._pid(f"{bundle}/{name}"), cgroup)
@@ -176,71 +246,94 @@ class Host:
         ]
 
     def _pid(self, path: str) -> int:
-        """The process id in a file; 0 if it has none."""
-        text = self._read(path).strip()
-        return int(text) if text.isdecimal() and len(text) < 10 else 0
+        """The process id in a file; 0 if there is no such file.
+
+        Raises:
+            ValueError: something else is in it.
+        """
+        text = proc.read(self._root + path)
+        if not text:
+            return 0
+        if not (text.isascii() and text.strip().isdecimal() and len(text) < 12):
+            raise ValueError(f"{path} holds {text[:40]!r} and no process id")
+        return int(text)
 
     def _inside(self, pid: int, cgroup: str) -> bool:
         if not pid:
             return False
         process = f"/proc/{pid}"
-        if _is_below(self._cgroup_of(process), cgroup):
+        if _is_below(self._cgroup_of(process)[0], cgroup):
             return True
         # In v1 a process whose first thread has ended is in the root group; its others tell.
-        try:
-            threads = os.listdir(f"{self._root}{process}/task")
-        except OSError:
-            return False
         return any(
-            _is_below(self._cgroup_of(f"{process}/task/{thread}"), cgroup) for thread in threads
+            _is_below(self._cgroup_of(f"{process}/task/{thread}")[0], cgroup)
+            for thread in proc.names(f"{self._root}{process}/task")
         )
 
-    def _cgroup_of(self, process: str) -> str:
-        """The control group that decides on devices: v1's of that name, or v2's only one."""
+    def _cgroup_of(self, process: str) -> tuple[str, bool]:
+        """The control group that decides on devices: v1's of that name, or v2's only one.
+
+        Returns:
+            Its path, empty if the process is gone; and whether it is v2's.
+        """
         found = ""
-        for line in self._read(f"{process}/cgroup").splitlines():
+        for line in proc.read(f"{self._root}{process}/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if "devices" in controllers.split(","):
-                return path
+                return path, False
             if not controllers:
                 found = path
-        return found
+        return found, True
 
     def _folder(self, cgroup: str) -> str:
-        """Where the control group lies among the mounts (proc(5)); empty if it is gone."""
-        unified = ""
-        for line in self._read("/proc/self/mountinfo").splitlines():
+        """Where the control group lies among the mounts (proc(5)); empty if it is gone.
+
+        Raises:
+            OSError: no mount shows it.
+        """
+        v1: list[tuple[str, str]] = []
+        v2: list[tuple[str, str]] = []
+        for line in proc.read(f"{self._root}/proc/self/mountinfo").splitlines():
             mount, _, source = line.partition(" - ")
             kind, _, options = source.split(" ", 2)
             top, point = mount.split(" ")[3:5]
-            below = cgroup[len(top) :] if cgroup.startswith(f"{top}/") and top != "/" else cgroup
             if kind == "cgroup" and "devices" in options.rpartition(" ")[2].split(","):
-                return self._existing(point + below)
-            if kind == "cgroup2" and not unified:
-                unified = point + below
-        return self._existing(unified) if unified else ""
-
-    def _existing(self, folder: str) -> str:
-        return self._root + folder if os.path.isdir(self._root + folder) else ""
+                v1.append((top.rstrip("/"), self._root + point))
+            elif kind == "cgroup2":
+                v2.append((top.rstrip("/"), self._root + point))
+        for top, point in v1 or v2:
+            # Some show another part of the tree, and one can be hidden by a later mount.
+            if _is_below(cgroup, top) and proc.exists(f"{point}/cgroup.procs"):
+                folder = point + cgroup[len(top) :]
+                return folder if proc.exists(folder) else ""
+        raise OSError(f"no mount shows the control group {cgroup}")
 
     def _started(self, pid: int) -> int | None:
         """Start of a living process in clock ticks since boot; None if it is gone or dead.
 
-        Fields 3, 20 and 22 of /proc/<pid>/stat (proc(5)); the name in field 2 ends with the last
-        `)`. A process whose first thread has ended shows Z too, but has other threads.
+        A process whose first thread has ended shows Z too, but has other threads.
         """
-        fields = self._read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        if len(fields) < 20 or (fields[0] in "XZ" and int(fields[17]) < 2):
+        fields = self._stat(pid)
+        if not fields or (fields[0] in "XZ" and int(fields[17]) < 2):
             return None
         return int(fields[19])
 
-    def _read(self, path: str) -> str:
-        try:
-            with open(self._root + path, "rb", buffering=0) as file:
-                return file.readall().decode(errors="replace")
-        except OSError:  # what goes away takes its files with it
-            return ""
+    def _stat(self, pid: int) -> list[str]:
+        """Fields 3 and on of /proc/<pid>/stat (proc(5)); empty if it is gone.
+
+        The name in field 2 ends with the last `)`.
+        """
+        return proc.read(f"{self._root}/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _is_below(path: str, cgroup: str) -> bool:
     return path == cgroup or path.startswith(f"{cgroup}/")
+
+
+def _is_session(name: str) -> bool:
+    """Whether an exec id is a session's, such as a hijack's.
+
+    Concourse calls a step's process `task`; what has no name in a request gets a UUID (8.3.0
+    atc/worker/gardenruntime/container.go, worker/runtime/container.go).
+    """
+    return len(name) == 36 and name.count("-") == 4

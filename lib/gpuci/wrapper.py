@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuci import arguments, broker, grant, refuse, signals, spec
+from gpuci import arguments, broker, grant, journal, refuse, rootfs, signals, spec
 from gpuci import policy as policies
 from gpuci.files import read_object, replace
 from gpuci.journal import Decision
@@ -82,7 +82,7 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
     if task is None:
         try:
             broker.do_without(store, host, call.container)
-        except OSError:
+        except (OSError, ValueError):
             pass  # nothing about GPUs is a reason to stop a container without any
         return None
     allowed, config = task
@@ -91,13 +91,13 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
             granted = grant.Grant(allowed, [])
             broker.do_without(store, host, call.container, bundle, granted)
         else:
-            granted = broker.take(store, host, _policies(paths, allowed), bundle, decision)
+            rootfs.check_files(config, bundle)
+            request = broker.Request(call.container, bundle, spec.cgroups_path(config))
+            granted = broker.acquire(store, host, _policies(paths, allowed), request, decision)
+            journal.intruders(paths.log, host.intruders, granted.ids)
         replace(path, spec.at_create(config, granted), like=path)
     except (OSError, ValueError) as error:
-        raise Refused(
-            f"this task cannot be given its GPU: {path}: {error}; "
-            "look at the disk space and mounts of this worker"
-        ) from error
+        raise Refused(f"this task cannot be given its GPU: {refuse.fault(error)}") from error
     return allowed if granted.ids and allowed.vendor.by_runtime else None
 
 
@@ -107,7 +107,9 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
     decision.kind = f"exec {name}".rstrip()
     path = call.options.get("process", "")
     try:
-        record = broker.resume(Store(paths.store), Host(), lambda: _policy(paths), decision)
+        host = Host()
+        record = broker.resume(Store(paths.store), host, lambda: _policy(paths), decision)
+        journal.intruders(paths.log, host.intruders, record.gpus)
         if path:  # without it runc takes the variables of config.json, where they are
             told = record.environment, record.gpus, record.groups
             replace(path, spec.at_exec(read_object(path), *told), like=path)
@@ -116,7 +118,7 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
     except (OSError, ValueError) as error:
         raise Refused(
             f"this process cannot be told its GPUs: {path} and the record of its container in "
-            f"{paths.store}: {error}; run the task again"
+            f"{paths.store}: {refuse.fault(error)}"
         ) from error
 
 
@@ -139,14 +141,14 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
     Raises:
         Refused: what it is or asks for can't be told.
     """
-    fault = ""
+    fault: OSError | ValueError | None = None
     config: dict[str, object] = {}
     try:
         config = read_object(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None  # runc says it best
-    except ValueError as error:
-        fault = f"{path} cannot be read ({error})"
+    except (OSError, ValueError) as error:
+        fault = error
     decision.kind = spec.TASK if fault else spec.kind(config)
     if decision.kind == spec.OTHER:
         decision.kind = ""
@@ -155,12 +157,14 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
     if allowed is None:
         decision.kind = ""
         return None
+    if fault:
+        raise _unreadable(path, fault)
+    spec.check_folders(config)
     try:
-        if fault:
-            raise ValueError(fault)
+        rootfs.check_origin(config, os.path.dirname(path))
         variables = spec.variables(config.get("process"))
-    except ValueError as error:
-        raise Refused(f"this task cannot be given its GPU: {error}; run it again") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
     privileged = decision.kind == spec.PRIVILEGED_TASK
     decision.asked = grant.asked_for(allowed, variables, privileged=privileged)
     if decision.asked and allowed.exclusive:
@@ -169,6 +173,11 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
     if decision.asked != 0 and runtime and not os.access(runtime, os.X_OK):
         raise _no_runtime(runtime)
     return allowed, config
+
+
+def _unreadable(path: str, error: OSError | ValueError) -> Refused:
+    said = refuse.fault(error)
+    return Refused(f"this task cannot be given its GPU: {path} cannot be read: {said}")
 
 
 def _policy(paths: Paths) -> Policy:

@@ -8,12 +8,12 @@ import json
 import re
 
 from found import Lease
-from gpuci import policy
+from gpuci import journal, leases, policy
 from gpuci.journal import Decision
-from gpuci.leases import Holder, Table
 from gpuci.policy import SELF_TEST_CONTAINER
 from gpuci.refuse import Refused, duration
 from gpuci.store import Store
+from gpuci.table import Holder, Table
 from gpuci.usage import Host
 from oci import wrapper
 
@@ -70,24 +70,39 @@ class _Device:
 
 @dataclasses.dataclass(frozen=True)
 class _Waiter:
-    """A container that waits for GPUs: how many, and for how long it has."""
+    """A container that waits for GPUs: how many, and for how long it has.
+
+    Attributes:
+        overtaken: how many that came later were served before it.
+        kept: how many free GPUs are kept for it, since it has been passed over for long enough.
+    """
 
     container: str
     count: int
     seconds: int
+    overtaken: int
+    kept: int
+
+    @property
+    def words(self) -> str:
+        """It for people."""
+        text = f"container {self.container}, asks for {self.count}, for {duration(self.seconds)}"
+        return f"{text}, {self.kept} kept for it" if self.kept else text
 
 
 def holders() -> dict[str, Lease] | None:
-    """The lease of each container that has one; None where the store can't be read."""
-    try:
-        table = Store(str(wrapper.STORE)).read()
-    except (OSError, Refused):
-        return None
+    """The lease of each container that has one; None where that can't be told."""
     host = Host()
-    return {
-        name: Lease(tuple(holder.gpus), host.in_use(name, holder) or host.left(name, holder))
-        for name, holder in table.holders.items()
-    }
+    try:
+        return {
+            name: Lease(
+                tuple(holder.gpus),
+                host.in_use(name, holder) or host.has_leftovers(name, holder),
+            )
+            for name, holder in Store(str(wrapper.STORE)).read().holders.items()
+        }
+    except (OSError, ValueError, Refused):
+        return None
 
 
 def report() -> dict[str, str]:
@@ -97,31 +112,26 @@ def report() -> dict[str, str]:
         LeaseError: the policy or the store can't be read.
     """
     try:
-        allowed = policy.read(str(wrapper.POLICY))
+        allowed = wrapper.allowed()
         if allowed is None:
             return {"state": "off: tasks get no GPU on this unit", "json": "{}"}
-        table, cordoned = Store(str(wrapper.STORE)).read(), allowed.cordoned()
-    except (OSError, Refused) as error:
+        return _report(allowed, Store(str(wrapper.STORE)).read(), Host())
+    except (OSError, ValueError, Refused) as error:
         raise LeaseError(str(error)) from error
-    host = Host()
+
+
+def _report(allowed: policy.Policy, table: Table, host: Host) -> dict[str, str]:
     containers = {name: _container(name, holder, host) for name, holder in table.holders.items()}
-    devices = _devices(allowed, cordoned, containers)
-    waiters = [
-        _Waiter(waiter.container, waiter.count, int(host.now() - waiter.since))
-        for waiter in table.waiters
-        if host.alive(waiter.call)
-    ]
+    devices = _devices(allowed, allowed.cordoned(), containers)
+    free = sum(device.state == "free" for device in devices)
+    waiters = _waiters(table, free, host)
     results = {
         "allocation": "exclusive" if allowed.exclusive else "shared",
-        "free": f"{sum(device.state == 'free' for device in devices)} of {len(allowed.devices)}",
+        "free": f"{free} of {len(allowed.devices)}",
         "waiting": str(len(waiters)) if waiters else "nobody",
     }
     results |= {device.key: _device_words(device, containers) for device in devices}
-    for position, waiter in enumerate(waiters, 1):
-        age = duration(waiter.seconds)
-        results[f"waiter-{position}"] = (
-            f"container {waiter.container}, asks for {waiter.count}, for {age}"
-        )
+    results |= {f"waiter-{place}": waiter.words for place, waiter in enumerate(waiters, 1)}
     whole = {
         "allocation": results["allocation"],
         "devices": [dataclasses.asdict(device) for device in devices],
@@ -129,6 +139,23 @@ def report() -> dict[str, str]:
         "waiters": [dataclasses.asdict(waiter) for waiter in waiters],
     }
     return {**results, "json": json.dumps(whole)}
+
+
+def _waiters(table: Table, free: int, host: Host) -> list[_Waiter]:
+    """Those who wait, the oldest first; free GPUs can be kept for one of them."""
+    now = host.now()
+    living = [waiter for waiter in table.waiters if host.alive(waiter.call)]
+    given, kept_for = leases.divide(living, free, now)
+    return [
+        _Waiter(
+            waiter.container,
+            waiter.count,
+            int(now - waiter.since),
+            waiter.overtaken,
+            free - given if waiter is kept_for else 0,
+        )
+        for waiter in living
+    ]
 
 
 def _container(name: str, holder: Holder, host: Host) -> _Container:
@@ -223,12 +250,12 @@ def one_line(reason: str) -> str:
 def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
     """Take a GPU, or all MIG devices of one, back from the containers that hold it.
 
-    A container that holds several loses all, as what runs in it ends.
+    A container ends as a whole, so one that holds several loses all.
 
     Args:
         wish: the GPU's index or UUID, a MIG device's UUID, or the report's key such as `gpu-1`.
         reason: why, for the operators' log.
-        force: also from containers that use it, by killing what runs there.
+        force: also from containers that use it; their steps fail.
 
     Raises:
         LeaseError: it is no GPU that tasks get here, it is in use and `force` is not set, or
@@ -236,7 +263,7 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
     """
     wish, reason, host = wish.strip(), one_line(reason), Host()
     try:
-        allowed = policy.read(str(wrapper.POLICY))
+        allowed = wrapper.allowed()
         if allowed is None:
             raise LeaseError("Tasks get no GPU on this unit, so there is none to release")
         with Store(str(wrapper.STORE)) as table:
@@ -246,14 +273,15 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
             ]
             if not force:
                 _check_unused(wish, {name: table.holders[name] for name in names}, host)
-            stuck = [name for name in names if not _take_back(table, name, host, reason)]
-    except (OSError, Refused) as error:
+            stuck = [
+                _why_stuck(name, table.holders[name], host)
+                for name in names
+                if not _take_back(table, name, host, reason)
+            ]
+    except (OSError, ValueError, Refused) as error:
         raise LeaseError(str(error)) from error
     if stuck:
-        raise LeaseError(
-            f"What runs in container {', '.join(stuck)} can't be killed: it hangs in the GPU's "
-            "driver; see dmesg, then reboot"
-        )
+        raise LeaseError("; ".join(stuck))
     released = f"container {', '.join(names)}" if names else "nobody held it"
     return {"gpu": ", ".join(sorted(meant)), "released": released}
 
@@ -277,6 +305,18 @@ def _meant(wish: str, allowed: policy.Policy, table: Table) -> set[str]:
     return meant
 
 
+def _why_stuck(name: str, holder: Holder, host: Host) -> str:
+    """What keeps a container's processes from dying (proc(5): the states of a process)."""
+    states = host.state(name, holder)
+    if "D" in states:
+        why = "they hang in the kernel, as in a GPU's driver; see `sudo dmesg`"
+    elif "t" in states.lower():
+        why = "they are stopped or traced, perhaps by each other"
+    else:
+        why = "others come as fast"
+    return f"Processes of container {name} can't be killed: {why}; a reboot ends them"
+
+
 def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host: Host) -> None:
     used = [
         words(name, holder, host) for name, holder in tenants.items() if host.in_use(name, holder)
@@ -289,10 +329,11 @@ def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host
 
 
 def _take_back(table: Table, name: str, host: Host, reason: str) -> bool:
-    """End what uses a holder's devices and its lease with it; whether that worked."""
+    """End a holder's container as a whole and its lease with it; whether that worked."""
     holder = table.holders[name]
-    host.end_calls(holder)  # else they would go on to start what they were called for
-    if not host.clear(name, holder):
+    ended = host.clear(name, holder)
+    journal.intruders(str(wrapper.LOG), host.intruders, holder.gpus)
+    if not ended:
         return False
     del table.holders[name]
     decision = Decision(name)

@@ -14,6 +14,11 @@ from pathlib import Path
 import machine.files as files
 import machine.process as process
 import machine.templates as templates
+from gpuci import policy
+from gpuci.policy import Policy
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.usage import Host
 from oci import manifest, nvidia, quarantine
 from plan import GpuPlan
 
@@ -81,12 +86,26 @@ def remove() -> bool:
     """Take the wrapper away; True if anything of it was there.
 
     The front goes first, so that the next container finds the real runc. Containers that run keep
-    their GPUs until they end.
+    their GPUs until they end, and the store stays until then: were it gone, and the wrapper
+    installed again, their GPUs would be given to others. A later call takes it.
     """
     changed = False
-    for path in (FRONT, LINK, HOME, CONFIG, STORE, CORDONS, LOG.parent):
+    for path in (FRONT, LINK, HOME, CONFIG, CORDONS, LOG.parent):
         changed |= files.ensure_absent(path)
+    if not _has_users():
+        changed |= files.ensure_absent(STORE)
     return files.remove_if_empty(RUN) or changed
+
+
+def allowed() -> Policy | None:
+    """What tasks may have; None where they get no GPU: the wrapper is not here, or has none.
+
+    Raises:
+        gpuci.refuse.Refused: the policy can't be read or followed.
+    """
+    if not FRONT.exists() and not POLICY.exists():
+        return None
+    return policy.read(str(POLICY))
 
 
 def installed() -> dict[str, str]:
@@ -122,11 +141,12 @@ def installed() -> dict[str, str]:
 
 def policy_text(gpu: GpuPlan) -> str:
     """What the back end reads as policy.json (lib/gpuci/policy.py)."""
-    policy = {
-        "version": 2,
+    content = {
+        "version": policy.VERSION,
         "allocation": gpu.allocation,
         "gpus_per_task": gpu.gpus_per_task,
         "wait_timeout": gpu.wait_timeout,
+        "hijack_limit": gpu.hijack_limit,
         "privileged_tasks": gpu.privileged_tasks,
         "vendor": gpu.gpus[0].vendor.value,
         "nvidia_runtime": gpu.nvidia_runtime,
@@ -140,11 +160,22 @@ def policy_text(gpu: GpuPlan) -> str:
                 "model": one.model,
                 "devices": list(one.devices),
                 "nodes": list(one.nodes),
+                "minor": one.minor if one.minor >= 0 else None,
             }
             for one in gpu.gpus
         ],
     }
-    return json.dumps(policy, indent=1) + "\n"
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _has_users() -> bool:
+    """Whether a container may still have GPUs by the store; what can't be told is no absence."""
+    host = Host()
+    try:
+        holders = Store(str(STORE)).read().holders
+        return not all(host.is_gone(name, holder) for name, holder in holders.items())
+    except (OSError, ValueError, Refused):
+        return True
 
 
 def _install_back_end() -> bool:

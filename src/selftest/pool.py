@@ -32,7 +32,7 @@ def cordon(wish: str, reason: str) -> dict[str, str]:
     """
     reason = leases.one_line(reason)
     try:
-        allowed = policy.read(str(wrapper.POLICY))
+        allowed = wrapper.allowed()
         if allowed is None:
             raise LeaseError("Tasks get no GPU on this unit, so there is none to cordon")
         uuid = _meant(wish, _names(allowed))
@@ -64,7 +64,7 @@ def uncordon(wish: str, reason: str, inventory: Inventory) -> dict[str, str]:
     """
     reason = leases.one_line(reason)
     try:
-        allowed = policy.read(str(wrapper.POLICY))
+        allowed = wrapper.allowed()
         missed = {gpu.uuid: gpu for gpu in known.read()}
         entries = {entry.uuid: entry for entry in quarantine.read()}
         names = _names(allowed) if allowed else {}
@@ -139,14 +139,13 @@ def _not_out(uuid: str, entries: dict[str, Quarantine]) -> LeaseError:
 def _running(devices: set[str]) -> str:
     host = Host()
     try:
-        holders = Store(str(wrapper.STORE)).read().holders
-    except (OSError, Refused) as error:
+        users = [
+            leases.words(name, holder, host)
+            for name, holder in Store(str(wrapper.STORE)).read().holders.items()
+            if not devices.isdisjoint(holder.gpus) and host.in_use(name, holder)
+        ]
+    except (OSError, ValueError, Refused) as error:
         return f"unknown: {error}"
-    users = [
-        leases.words(name, holder, host)
-        for name, holder in holders.items()
-        if not devices.isdisjoint(holder.gpus) and host.in_use(name, holder)
-    ]
     return ", ".join(users) or "nothing"
 
 

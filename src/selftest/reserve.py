@@ -9,11 +9,11 @@ wants the GPU next finds the process gone, ends what its container left, and tak
 import collections.abc
 import contextlib
 
-from gpuci import leases, policy
-from gpuci.leases import Holder
+from gpuci import leases
 from gpuci.policy import Device, Policy
 from gpuci.refuse import Refused
 from gpuci.store import Store
+from gpuci.table import Holder, Table
 from gpuci.usage import Host
 from oci import cordons, wrapper
 from oci.leases import words
@@ -35,24 +35,27 @@ def alone(
     """
     store, host = Store(str(wrapper.STORE)), Host()
     try:
-        allowed = policy.read(str(wrapper.POLICY))
-        why = take(store, host, allowed, container, [*gpus])
-    except (OSError, Refused) as error:
+        allowed = wrapper.allowed()
+        why = claim(store, host, allowed, container, [*gpus])
+    except (OSError, ValueError, Refused) as error:
         why = str(error)
     try:
         yield why
     finally:
         if not why:
             # Where that fails, the lease ends with this process.
-            with contextlib.suppress(OSError, Refused):
+            with contextlib.suppress(OSError, ValueError, Refused):
                 give_back(store, host, container)
 
 
-def take(store: Store, host: Host, allowed: Policy | None, container: str, gpus: list[str]) -> str:
+def claim(
+    store: Store, host: Host, allowed: Policy | None, container: str, gpus: list[str]
+) -> str:
     """Have these GPUs leased to `container` alone; return why not, empty if they are.
 
     Raises:
         OSError: the store or a cordon can't be read or written.
+        ValueError: it can't be told who uses what.
         Refused: the store is damaged.
     """
     listed = allowed.devices if allowed else []
@@ -64,27 +67,46 @@ def take(store: Store, host: Host, allowed: Policy | None, container: str, gpus:
     for device in devices:
         if reason := foreign.get(device.gpu) or foreign.get(device.id):
             return f"{_name(device)} is {reason}"
+    with store as table:
+        why = _make_room(table, container, devices, allowed, host)
+        if not why:
+            ids = [device.id for device in devices]
+            holder = Holder("", ids, [], exclusive=True, since=host.now())
+            holder.keeper = host.me()
+            holder.nodes = [node for device in devices for node in device.watched]
+            table.holders[container] = holder
+    return why
+
+
+def _make_room(
+    table: Table, container: str, devices: list[Device], allowed: Policy, host: Host
+) -> str:
+    """End who has these devices without using them, if they are to be had; else tell why not."""
+    earlier = table.holders.get(container)
+    if earlier and not leases.release(table, container, host):
+        return f"{words(container, earlier, host)} has not ended"
+    ids = [device.id for device in devices]
     cordoned = allowed.cordoned()
     usable = [device.id for device in allowed.devices if device.id not in cordoned]
-    with store as table:
-        earlier = table.holders.get(container)
-        if earlier and not leases.release_unused(table, container, host):
-            return f"{words(container, earlier, host)} has not ended"
-        for device in devices:
-            other = leases.take_these(table, container, [device.id], host, alone=True)
-            if other:
-                return f"{_name(device)} is in use by {words(other, table.holders[other], host)}"
-        ids = [device.id for device in devices]
-        wanted = [name for name in ids if name in usable]
-        exclusive = allowed.exclusive
-        if wanted and leases.are_due(table, container, wanted, usable, host, alone=exclusive):
-            return f"a task waits for {_name(devices[0])}"
-        table.holders[container] = Holder("", ids, [host.me()], alone=True, since=host.now())
-    return ""
+    wanted = [name for name in ids if name in usable]
+    exclusive = allowed.exclusive
+    other = leases.blocker(table, container, ids, host, exclusive=True)
+    if (
+        not other
+        and wanted
+        and leases.are_due(table, container, wanted, usable, host, exclusive=exclusive)
+    ):
+        return f"a task waits for {_name(devices[0])}"
+    other = other or leases.evict(table, container, ids, host, exclusive=True)
+    if not other:
+        return ""
+    held = table.holders[other]
+    (device, *_) = [device for device in devices if device.id in held.gpus]
+    return f"{_name(device)} is in use by {words(other, held, host)}"
 
 
 def give_back(store: Store, host: Host, container: str) -> None:
-    """End the lease of `container`, unless something runs in it still: then it ends with that.
+    """End the lease of `container` and what is left of it, unless it is in use still.
 
     What its processes are told stays in the store until its bundle is gone: as long as it is there
     a process could come to it, which has to ask for the devices again.
@@ -96,8 +118,8 @@ def give_back(store: Store, host: Host, container: str) -> None:
     with store as table:
         holder = table.holders.get(container)
         if holder:
-            holder.calls = [call for call in holder.calls if call != host.me()]
-            leases.release_unused(table, container, host)
+            holder.keeper = None
+            leases.release(table, container, host)
 
 
 def _name(device: Device) -> str:

@@ -12,6 +12,7 @@ import json
 import pathlib
 import typing
 
+from gpuci.rootfs import MARKER
 from machine import files, process
 from oci import wrapper
 
@@ -111,3 +112,6 @@ def make(folder: pathlib.Path, programs: collections.abc.Mapping[str, str], owne
     for name, text in programs.items():
         files.ensure_file(place / name, text)
     files.hand_over(folder, owner)
+    files.ensure_file(folder / MARKER, "")  # root's own: no container could have made it
+    # It is no image's volume, which the wrapper wants of a task's root.
+    files.ensure_file(folder / MARKER, "")

@@ -129,6 +129,8 @@ class Worker:
             (self.rootfs / "etc" / name).touch()
         for path in (self.rootfs, *self.rootfs.rglob("*")):
             os.lchown(path, 4294967294, 4294967294)
+        # Tasks may have this folder of the host.
+        (self.rootfs / ".gpu-ci-task-root").touch(0o644)
 
     def start(self) -> None:
         """Start containerd by the launcher, which must be there by now."""

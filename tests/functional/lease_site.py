@@ -8,9 +8,24 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import time
 
+from tests.functional.containerd_worker import ROOT
+
 LONG = "sleep 1000"
+ACT = """
+import json, sys
+from oci import cordons, leases
+name, *words = sys.argv[1:]
+if name == "release":
+    said = leases.release(*words[:2], force=len(words) > 2)
+elif name == "cordon":
+    said = cordons.ensure([words] if words else [])
+else:
+    said = leases.report()
+print(json.dumps(said))
+"""
 
 
 class Site:
@@ -76,6 +91,24 @@ class Site:
             call.kill()
             call.communicate(timeout=10)
         self.worker.inside("rm", "-rf", "/run/gpu-ci")
+
+
+def site(worker, *gpus, **options):
+    """A worker with these GPUs and options; what a test leaves there is ended after it."""
+    worker.charm(*gpus, **options)
+    found = Site(worker)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def act(worker, *words):
+    """What an operator's action says that is called on the worker."""
+    path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+    done = worker.inside(sys.executable, "-c", ACT, *words, env=path)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def until(ready, seconds=10.0):

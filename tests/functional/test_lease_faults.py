@@ -97,7 +97,7 @@ def test_a_full_bundle_gives_the_gpu_to_the_next(rig, mounted):
     before = full.config.read_bytes()
     fill(full.folder)
     assert create(rig, full) == 1
-    assert f"{full.config}: [Errno 28] No space left on device" in rig.refusal
+    assert f"{full.config}: No space left on device; free disk space" in rig.refusal
     assert full.config.read_bytes() == before
     assert sorted(path.name for path in full.folder.iterdir()) == ["config.json", "filler"]
     assert create(rig, other) == EXECED

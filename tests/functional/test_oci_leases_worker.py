@@ -4,28 +4,14 @@
 
 import concurrent.futures
 import json
-import os
-import sys
 import time
 
 import pytest
 
-from tests.functional.containerd_worker import NEEDS, ROOT, UUIDS, worker_in_a_namespace
+from tests.functional.containerd_worker import NEEDS, UUIDS, worker_in_a_namespace
+from tests.functional.lease_site import act
 
 pytestmark = NEEDS
-
-ACT = """
-import json, sys
-from oci import cordons, leases
-name, *words = sys.argv[1:]
-if name == "release":
-    said = leases.release(*words[:2], force=len(words) > 2)
-elif name == "cordon":
-    said = cordons.ensure([words] if words else [])
-else:
-    said = leases.report()
-print(json.dumps(said))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +27,6 @@ def worker(started):
     yield started
     for handle in started.ctr("container", "list", "-q").stdout.split():
         started.remove(handle)
-
-
-def act(worker, *words):
-    path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
-    done = worker.inside(sys.executable, "-c", ACT, *words, env=path)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def wait_for(worker, key):

@@ -49,6 +49,8 @@ def machine(tmp_path_factory):
     with gpu_machine.start(tmp_path_factory) as machine:
         machine.run("mkdir", ROOTFS)
         machine.run("mount", "--bind", machine.root, ROOTFS)
+        # Tasks may have this folder of the host.
+        machine.run("touch", f"{ROOTFS}/.gpu-ci-task-root")
         yield machine
 
 

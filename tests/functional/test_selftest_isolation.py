@@ -129,15 +129,12 @@ def never_reclaims(machine):
 
 
 def leaves_children(machine):
-    machine.edit(
-        f"{LIB}/usage.py",
-        "folder, init = self._group(container, holder)\n        # Whoever",
-        "return True\n        # Whoever",
-    )
+    call = "self._end_calls(holder)\n        # Kept"
+    machine.edit(f"{LIB}/usage.py", call, "return True\n        # Kept")
 
 
 def forgets_holders(machine):
-    machine.edit(f"{LIB}/leases.py", "if device not in taken]", "]")
+    machine.edit(f"{LIB}/table.py", "if device not in blocked]", "]")
 
 
 # A runc that allows a container every device.
@@ -190,6 +187,72 @@ def test_a_sabotage_turns_its_own_checks_red(machine, sabotage, red, prevented):
         if one["outcome"] == "prevented":
             assert one["text"].startswith("lease failed on GPU ")
     assert machine.leftovers() == []
+
+
+def slow(machine, which, seconds):
+    """Have one container's making last so much longer."""
+    machine.put(
+        "/opt/concourse/current/bin/runc",
+        f"""#!/bin/sh
+case "$*" in *create*gpu-selftest-{which}*) sleep {seconds} ;; esac
+exec /usr/sbin/runc "$@"
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("which", "seconds", "prevented", "words"),
+    [
+        ("reclaim-1", 3, {"reclaim"}, "was handed out again, 3"),
+        ("reclaim-1", 60, {"reclaim"}, "no end within 10 s"),
+        ("disjoint-1", 60, {"disjoint", "reclaim"}, "no end within 10 s"),
+    ],
+)
+def test_a_container_that_comes_late_is_no_wrong_one(machine, which, seconds, prevented, words):
+    slow(machine, which, seconds)
+    results = machine.test()
+    assert checks(results, "failed") == set(), results
+    assert checks(results, "prevented") == prevented
+    assert checks(results, "passed") == ALL - prevented
+    assert words in results[which.partition("-")[0]]["text"]
+    assert machine.leftovers() == []
+
+
+OUT_OF = {
+    "processes": 'echo \'{"level":"error","msg":"fork/exec: resource temporarily unavailable"}\'',
+    "memory": "kill -KILL $$",
+}
+
+
+@pytest.mark.parametrize("what", OUT_OF)
+def test_a_machine_that_is_out_of_something_ends_the_test_and_blames_no_gpu(machine, what):
+    """As after a fork bomb, or where the kernel kills for want of memory."""
+    machine.put(
+        "/opt/concourse/current/bin/runc",
+        f"""#!/bin/sh
+case "$*" in
+*create*) while [ "$1" != --log ]; do shift; done; {OUT_OF[what]} >>"$2"; exit 1 ;;
+esac
+exec /usr/sbin/runc "$@"
+""",
+    )
+    results = machine.test()
+    assert checks(results, "prevented") == ALL, results
+    text = "this machine has no time or room for it: "
+    assert results["lease", 0]["text"].startswith(text)
+    assert machine.leftovers() == []
+
+
+def test_a_disk_that_fills_up_meanwhile_blames_no_gpu(machine):
+    roots = "/var/lib/gpu-ci/selftest"
+    machine.command("mkdir", "-p", roots)
+    machine.command("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", roots)
+    try:
+        results = machine.test()
+    finally:
+        machine.command("umount", roots)
+    assert checks(results, "prevented") == ALL, results
+    assert "No space left on device" in results["lease", 0]["text"]
 
 
 def test_what_is_missing_is_named(machine):

@@ -7,6 +7,8 @@ from ops import testing
 
 import charm
 import found
+from gpuci import usage
+from tests.unit import recorded_trees
 from tests.unit.situations import HOST_PEM, ROOT, WORKER_KEY, Release, Rooms
 from tests.unit.wrapper_caller import Caller
 from tests.unit.wrapper_rig import GPUS, Rig
@@ -73,3 +75,28 @@ def rig(tmp_path):
 @pytest.fixture
 def caller(rig):
     return Caller(rig)
+
+
+@pytest.fixture(params=["v1", "v2"])
+def tree(tmp_path, request, monkeypatch):
+    """A recorded tree of cgroup v1 or v2, in which a process that is killed is gone."""
+    tree = recorded_trees.Tree(tmp_path, request.param)
+
+    class Killable:
+        def __init__(self, pid):
+            if pid not in tree.alive():
+                raise ProcessLookupError
+            self.pid = pid
+
+        def kill(self):
+            tree.killed.append(self.pid)
+            tree.die(self.pid)
+
+        def close(self):
+            pass
+
+    uptime = float(tree.read("/proc/uptime").split()[0])
+    recorded_trees.UPTIME[tree.version] = uptime
+    monkeypatch.setattr(usage, "Process", Killable)
+    monkeypatch.setattr(usage.Host, "now", lambda _: uptime + tree.patience)
+    return tree

@@ -6,6 +6,7 @@ One shell runs them all. /usr/bin/true stands for the real runc and /usr/bin/fal
 that a call's exit status tells where it went.
 """
 
+import itertools
 import pathlib
 import random
 import shlex
@@ -87,17 +88,32 @@ class Fronts:
 
 
 def words(chance: random.Random, bundles: list[str]) -> list[str]:
-    """Arguments as runc takes them, in any of their forms; the id is the last, as containerd's."""
+    """Arguments as runc takes them, in any of their forms, and some that it takes not."""
     command = chance.choice(["create", "create", "create", "exec", "exec", "run", "restore"])
     ahead = []
     for _ in range(chance.choice([0, 1, 3])):
         ahead += chance.choice([_global, _switch])(chance)
-    after = []
-    for _ in range(chance.choice([0, 1, 2, 4])):
-        after += _flag(chance, command, bundles)
-    if command != "exec" and chance.random() < 0.1:
-        after.append("--")
-    return [*ahead, command, *after, chance.choice(IDS)]
+    after = [_flag(chance, command, bundles) for _ in range(chance.choice([0, 1, 2, 4]))]
+    name = [chance.choice(IDS)]
+    if chance.random() < 0.1:
+        name = ["--", *name]
+    place = chance.randrange(len(after) + 1) if chance.random() < 0.3 else len(after)
+    if chance.random() < 0.1:
+        ahead.append("--")
+    after.insert(place, name)
+    return [*ahead, command, *itertools.chain.from_iterable(after)]
+
+
+def words_of_containerd(chance: random.Random, bundle: str, name: str) -> list[str]:
+    """A call as containerd makes it (go-runc 1.1 runc.go)."""
+    ahead = ["--root", "/r", "--log", "/dev/null", "--log-format", "json"]
+    ahead += chance.choice([[], ["--systemd-cgroup"]])
+    command = chance.choice(["create", "exec", "restore"])
+    if command == "exec":
+        flags = ["--process", "/p", *chance.choice([["--console-socket", "/s"], []])]
+        return [*ahead, command, *flags, "--detach", "--pid-file", f"{bundle}/x.pid", name]
+    flags = ["--bundle", bundle, "--pid-file", f"{bundle}/init.pid"]
+    return [*ahead, command, *flags, *chance.choice([[], ["--no-pivot"]]), name]
 
 
 def _switch(chance: random.Random) -> list[str]:

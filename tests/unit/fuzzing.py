@@ -19,6 +19,7 @@ import pytest
 
 from gpuci import signals, wrapper
 from gpuci.environment import DOORS, LOADER, NARROWING
+from gpuci.policy import VERSION
 from tests.unit import grants, mutations
 from tests.unit.wrapper_rig import GLOBAL
 
@@ -167,6 +168,7 @@ class Fuzzer:
             return "refused"
         assert isinstance(config, dict), "what can't be read is no silent run without a GPU"
         assert policy != "broken"
+        assert not other_folders(config), "it may be a put, too"
         changed = parsed(self.config.read_bytes())
         self._check_grant(json.loads(self.policy(policy).read_text()), config, changed, came)
         return "granted" if devices_told(changed["process"]) else "denied"
@@ -237,9 +239,40 @@ def mapped(value: object) -> dict:
     return value if isinstance(value, dict) else {}
 
 
+def cleaned(path: object) -> str:
+    """A mount's destination as the runtime reads it."""
+    parts: list[str] = []
+    for part in path.split("/") if isinstance(path, str) else ():
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def places(config: dict) -> list[tuple[str, object]]:
+    """Destination and source of each mount."""
+    mounts = map(mapped, listed(config.get("mounts")))
+    return [(cleaned(mount.get("destination")), mount.get("source")) for mount in mounts]
+
+
 def is_task(config: dict) -> bool:
-    found = [mapped(mount).get("destination") for mount in listed(config.get("mounts"))]
-    return any(isinstance(name, str) and WORK_FOLDER.fullmatch(name) for name in found)
+    return any(WORK_FOLDER.fullmatch(place) for place, _ in places(config))
+
+
+def other_folders(config: dict) -> list[str]:
+    """Where it has mounts that other kinds of steps have."""
+    found = [place for place, _ in places(config)]
+    return [place for place in found if re.match("/tmp/build/(get|put|run)(/|$)", place)]
+
+
+def is_usual(config: dict) -> bool:
+    """Whether a task has Concourse's own root and work folder, and no other step's folder."""
+    usual = grants.golden("task")
+    work = [mount["source"] for mount in usual["mounts"] if "/build/" in mount["destination"]]
+    found = places(config)
+    works = any(WORK_FOLDER.fullmatch(place) and source in work for place, source in found)
+    return config.get("root") == usual["root"] and works and not other_folders(config)
 
 
 def authors(process: dict) -> list[str]:
@@ -255,7 +288,8 @@ def is_plain(policy: dict, config: object) -> bool:
     own = {"GPU_COUNT", BORDER, *NARROWING}
     enough = policy["gpus_per_task"] <= sum(len(gpu["devices"]) for gpu in policy["gpus"])
     named = {entry.partition("=")[0] for entry in authors(process)}
-    return bool(process) and policy["version"] == 2 and enough and not own & named
+    followed = policy["version"] == VERSION and enough and not own & named
+    return bool(process) and followed and is_usual(mapped(config))
 
 
 def wanted(policy: dict, process: dict, *, privileged: bool) -> int:

@@ -53,10 +53,11 @@ class RecordedNode:
 def content(**changes: object) -> dict[str, object]:
     """What policy.json holds, for NVIDIA's GPUs unless `changes` say otherwise."""
     return {
-        "version": 2,
+        "version": 3,
         "allocation": "exclusive",
         "gpus_per_task": 1,
         "wait_timeout": 0,
+        "hijack_limit": 1800,
         "privileged_tasks": "no-gpu",
         "vendor": "nvidia",
         "nvidia_runtime": "/usr/bin/nvidia-container-runtime",

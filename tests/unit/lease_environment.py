@@ -17,13 +17,16 @@ import types
 
 import pytest
 
-from gpuci import broker, policy, store, usage
+from gpuci import broker, leases, policy, proc, store, usage
 from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
 from selftest import reserve
-from tests.unit.lease_world import TICKS, Broken
+from tests.unit.lease_world import SESSION_LIMIT, TICKS, Broken
+
+# In the model one overtaking is enough: eight would need worlds of ten containers.
+MOST_OVERTAKINGS = 1
 
 
 class Killed(BaseException):
@@ -40,11 +43,13 @@ class Environment:
     Attributes:
         die_at: the side effect, counted from 0, in front of which the call is killed.
         meanwhile: (reads, function of the world): what happens after so many reads of files.
+        used: the names of the containers that used their devices when the decision began.
     """
 
     def __init__(self, world):
         self.world = world
         self.me, self.slept = 0, 0.0
+        self.used = []
         self.die_at, self.effects = None, 0
         self.meanwhile, self.reads = None, 0
 
@@ -73,7 +78,7 @@ class Environment:
             if found[2] == "cgroup":
                 return f"5:devices:{process[1]}\n0::/elsewhere\n"
             return f"{found[1]} (a b) c) S {'0 ' * 16}1 0 {process[0]} 0\n"
-        if found := re.fullmatch(r"/b/(\w+)/(\w+\.pid)", path):
+        if found := re.fullmatch(r"/b/(\w+)/([\w-]+\.pid)", path):
             pid = world.files(world.named(found[1])).get(found[2])
             return pid and f"{pid}"
         if path.startswith("/cg/") and path.endswith("/cgroup.procs"):
@@ -93,19 +98,28 @@ class Environment:
     def listdir(self, path):
         if path == "/store/containers":
             return [f"{name}.json" for name in self.world.records]
+        if re.fullmatch(r"/proc/\d+/task", path) and self._text(path[: -len("task")] + "stat"):
+            return []
         if path == "/quarantine":
             return [f"{name}.json" for name in self.world.quarantined]
-        if path.startswith("/b/") and self.isdir(path):
+        if path.startswith("/b/") and self.exists(path):
             return [*self.world.files(self.world.named(path[3:]))]
         raise FileNotFoundError(errno.ENOENT, "it is not there", path)
 
-    def isdir(self, path):
+    def stat(self, path):
+        if not self.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "it is not there", path)
+        return types.SimpleNamespace()
+
+    def exists(self, path):
         if path.startswith("/b/"):
             return self.world.named(path[3:]).phase not in ("idle", "reserved", "gone")
         if path.startswith("/cg/garden/"):
             container = self.world.named(path.split("/")[3])
             return container.has_init or container.phase == "dead"
-        return path.startswith("/store")
+        if path.startswith("/store/containers/"):
+            return os.path.basename(path)[: -len(".json")] in self.world.records
+        return path in ("/store/containers", "/cg/cgroup.procs")
 
     @contextlib.contextmanager
     def scandir(self, path):
@@ -137,10 +151,15 @@ class Environment:
     def process(self, pid):
         def kill():
             self.effect()
-            for container in self.world.containers:
-                if pid in self.world.pids_in(container) and container.in_use(self.world.clock):
+            world = self.world
+            for container in world.containers:
+                its = [*world.pids_in(container), *world.calls_of(container)]
+                ended = world.step_ended(container.name)
+                # A start that came too late may succeed just then, and goes all the same.
+                used = container.in_use(world.clock, ended) and container.name in self.used
+                if pid in its and used:
                     raise Broken(f"kill: {container.name} was in use, and {pid} is killed")
-            self.world.kill(pid)
+            world.kill(pid)
 
         if pid not in self.world.processes():
             raise ProcessLookupError(errno.ESRCH, "there is none")
@@ -161,13 +180,11 @@ def installed(environment):
         getpid=lambda: environment.me,
         listdir=environment.listdir,
         scandir=environment.scandir,
+        stat=environment.stat,
         sysconf=lambda _: TICKS,
         open=lambda *_: 0,
         close=lambda _: None,
-        path=types.SimpleNamespace(
-            isdir=environment.isdir,
-            exists=lambda path: environment.world.table is not None,
-        ),
+        path=os.path,
         **dict.fromkeys(("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"), 0),
     )
     fake_time = types.SimpleNamespace(
@@ -178,7 +195,9 @@ def installed(environment):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(usage, "os", fake_os)
         patch.setattr(usage, "time", fake_time)
-        patch.setattr(usage, "open", environment.open, raising=False)
+        patch.setattr(proc, "os", fake_os)
+        patch.setattr(proc, "open", environment.open, raising=False)
+        patch.setattr(leases, "MOST_OVERTAKINGS", MOST_OVERTAKINGS)
         patch.setattr(usage, "Process", environment.process)
         patch.setattr(policy, "os", fake_os)
         patch.setattr(policy, "read_object", environment.read_object)
@@ -194,15 +213,23 @@ def installed(environment):
 
 def allowed_in(world, patience):
     gpus = [
-        {"index": index, "uuid": name, "model": "A100", "devices": [name], "nodes": []}
+        {
+            "index": index,
+            "uuid": name,
+            "model": "A100",
+            "devices": [name],
+            "nodes": [],
+            "minor": None,
+        }
         for index, name in enumerate(world.devices)
     ]
     return Policy(
         {
-            "version": 2,
+            "version": policy.VERSION,
             "allocation": "exclusive" if world.exclusive else "shared",
             "gpus_per_task": 1,
             "wait_timeout": patience,
+            "hijack_limit": SESSION_LIMIT,
             "privileged_tasks": "no-gpu",
             "vendor": "nvidia",
             "nvidia_runtime": "/r",
@@ -228,7 +255,13 @@ def decide(environment, container, number=None, *, kind="create", patience=240):
     if kind in ("reserve", "give back"):
         whose = "self-test"
     environment.me = world.deciding = world.pid(container, whose, number or 0)
+    world.deciding_since = begun(world, container, number, whose)
     environment.slept, environment.effects, environment.reads = 0.0, 0, 0
+    environment.used = [
+        each.name
+        for each in world.containers
+        if each.in_use(world.clock, world.step_ended(each.name))
+    ]
     decision = Decision(container.name)
     decision.asked = container.count
     try:
@@ -245,12 +278,22 @@ def decide(environment, container, number=None, *, kind="create", patience=240):
     return "granted", decision.granted
 
 
+def begun(world, container, number, whose):
+    """When the call was that decides; it begins now unless it waits already."""
+    if whose == "self-test":
+        return 0
+    caller = container if number is None else container.execs[number]
+    if caller.phase != "wait":
+        caller.begun = world.clock
+    return caller.begun
+
+
 def _carry_out(world, container, number, kind, decision, patience):
     """Whether it was granted, if that is not told by an exception."""
     shelf, host = store.Store("/store"), usage.Host()
     allowed = allowed_in(world, patience)
     if kind == "reserve":
-        return not reserve.take(shelf, host, allowed, container.name, container.reserves)
+        return not reserve.claim(shelf, host, allowed, container.name, container.reserves)
     if kind == "give back":
         container.held = False  # what is left in it may be killed
         reserve.give_back(shelf, host, container.name)
@@ -261,5 +304,6 @@ def _carry_out(world, container, number, kind, decision, patience):
         broker.do_without(shelf, host, container.name, container.bundle, nothing)
     else:
         policies = iter(lambda: allowed, None)
-        broker.take(shelf, host, policies, container.bundle, decision)
+        request = broker.Request(container.name, container.bundle, container.cgroup)
+        broker.acquire(shelf, host, policies, request, decision)
     return True

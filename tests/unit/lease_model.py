@@ -42,12 +42,14 @@ What must be so in every state:
     use       No device is open to pipelines' processes of two containers, unless it is shared.
     table     No two holders have the same device, unless both share it.
     kill      Nothing is killed for others that is using its devices.
+    session   Nobody waits for sessions for longer than those may keep devices after their step.
     waiters   Exactly those calls are waiters that live and wait, apart from dead ones.
 
 and of each decision, by the rules of leases alone, whatever the table says:
 
     create    It is granted if and only if the devices that nobody uses, less those that are due
-              to living calls which waited longer (oldest first, each that fits), are enough.
+              to living calls which waited longer, are enough. Due is what fits, oldest first,
+              and to the first that does not fit and was overtaken, or waits for 30 s, the rest.
     exec      It is granted if the container is using its devices, or if nobody else uses them,
               they are in no quarantine, and as many are left as are due to those who wait.
     reserve   It is granted if nobody uses the devices at all, and as many that are in no
@@ -60,9 +62,9 @@ longer than until the next look.
 
 import collections
 
-from tests.unit.lease_environment import Environment, decide
+from tests.unit.lease_environment import MOST_OVERTAKINGS, Environment, decide
 from tests.unit.lease_steps import DECISIONS, happen, happen_all, runs, steps
-from tests.unit.lease_world import Broken
+from tests.unit.lease_world import EXEC_RUNS, SESSION_LIMIT, Broken
 
 
 def due(world, free, before=""):
@@ -71,9 +73,12 @@ def due(world, free, before=""):
     for name in world.queue:
         if name == before:
             break
-        count = count_of(world, world.named(name))
+        waits = world.named(name)
+        count = count_of(world, waits)
         if count <= free - taken:
             taken += count
+        elif waits.overtaken >= MOST_OVERTAKINGS or world.clock - waits.begun >= 30:
+            return free
     return taken
 
 
@@ -87,16 +92,17 @@ def expected(world, container, number, kind):
     if container.count == 0 or kind == "give back":
         return True
     holders = (world.table or {}).get("holders", {})
-    if container.in_use(world.clock) and container.name in holders:
+    if container.name in holders and uses(world, container.name):
         return True
     users = {
         name: holder
         for name, holder in holders.items()
-        if name != container.name
-        and (world.named(name).in_use(world.clock) or world.named(name).is_stuck)
+        if name != container.name and (uses(world, name) or world.named(name).is_stuck)
     }
     alone = world.exclusive
-    used = {gpu for holder in users.values() if alone or holder["alone"] for gpu in holder["gpus"]}
+    used = {
+        gpu for holder in users.values() if alone or holder["exclusive"] for gpu in holder["gpus"]
+    }
     free = [device for device in world.usable if device not in used]
     if kind == "reserve":
         if any({*holder["gpus"]} & {*container.reserves} for holder in users.values()):
@@ -111,8 +117,20 @@ def expected(world, container, number, kind):
     return not alone or len(free) - due(world, len(free)) >= len(container.ids)
 
 
-def settle(world, container, number, kind, outcome, ids):
-    """What a decision means for the world: what the call is at from now on."""
+def uses(world, name):
+    """Whether the lease of a container goes on."""
+    return world.named(name).in_use(world.clock, world.step_ended(name))
+
+
+def settle(world, container, number, kind, outcome, ids, *, had):
+    """What a decision means for the world: what the call is at from now on.
+
+    Args:
+        world, container, number, kind: as for `decide`.
+        outcome, ids: what came of it.
+        had: the names of the containers that used their devices before: who has a lease already,
+            such as one that the self-test reserved, overtakes nobody.
+    """
     if kind == "reserve":
         container.held = outcome == "granted"
         container.phase = "reserved" if container.held else "over"
@@ -123,8 +141,16 @@ def settle(world, container, number, kind, outcome, ids):
     if outcome == "granted":
         container.ids = ids
         if ids:
-            container.alone = world.table["holders"][container.name]["alone"]
+            container.alone = world.table["holders"][container.name]["exclusive"]
+            container.granted = int(world.table["holders"][container.name]["since"])
     if number is None:
+        if outcome == "granted" and container.alone and ids and container.name not in had:
+            for name in world.queue[: (*world.queue, container.name).index(container.name)]:
+                world.named(name).overtaken += 1
+        if outcome == "waits":
+            check_sessions(world, container)
+        else:
+            container.overtaken = 0
         ends = {"granted": "call", "waits": "wait", "refused": "over", "killed": "over"}
         if outcome == "waits" and container.phase != "wait":
             world.queue += (container.name,)
@@ -135,9 +161,20 @@ def settle(world, container, number, kind, outcome, ids):
         container.execs[number].phase = ends[outcome]
 
 
+def check_sessions(world, waiting):
+    """Nobody waits because of sessions for longer than those may keep devices."""
+    for other in world.containers:
+        starting = any(each.phase in EXEC_RUNS for each in other.execs)
+        if other is waiting or starting or not other.has_sessions_alone:
+            continue
+        other.denied = other.denied or world.clock
+        if other.in_use(world.clock) and world.clock - other.denied >= SESSION_LIMIT:
+            raise Broken(f"session: {waiting.name} waits for those in {other.name}")
+
+
 def check_given_back(world, container):
     """What was reserved is nobody's any more, unless something runs with it still."""
-    used = container.in_use(world.clock) or container.is_stuck
+    used = uses(world, container.name) or container.is_stuck
     if container.name in world.table["holders"] and not used:
         raise Broken(f"give back: {container.name} holds, and nothing of it runs: {world.table}")
 
@@ -160,7 +197,8 @@ def broken(world):
     holders = [*table.get("holders", {}).values()]
     for place, one in enumerate(holders):
         for other in holders[place + 1 :]:
-            if set(one["gpus"]) & set(other["gpus"]) and (one["alone"] or other["alone"]):
+            alone = one["exclusive"] or other["exclusive"]
+            if set(one["gpus"]) & set(other["gpus"]) and alone:
                 yield f"table: {one} and {other}"
     calls = [tuple(waiter["call"]) for waiter in table.get("waiters", [])]
     living = sorted(pid for pid, start in calls if alive.get(pid, (None,))[0] == start)
@@ -250,7 +288,7 @@ class Explorer:
             )
         if kind == "expire" and other.budget.get("expiries"):
             other.budget["expiries"] -= 1
-        settle(other, container, number, kind, outcome, ids)
+        settle(other, container, number, kind, outcome, ids, had=self.environment.used)
         if die_at is not None and outcome not in ("killed", "refused"):
             # After the last effect what was decided stands, and nobody goes on with it.
             if kind in ("reserve", "give back"):
@@ -283,7 +321,8 @@ class Explorer:
                 self.environment.meanwhile = None
                 if self.environment.reads < place:
                     break
-                settle(other, other.containers[index], number, kind, outcome, ids)
+                container, had = other.containers[index], self.environment.used
+                settle(other, container, number, kind, outcome, ids, had=had)
                 self.kinds["in the middle of a decision"] += 1
                 label = (kind, index, number, outcome, f"read {place}", between)
                 check(other, label)

@@ -14,7 +14,9 @@ def steps(world):
         for number, execed in enumerate(container.execs):
             for kind in _exec_steps(container, number, execed, left):
                 yield kind, index, number
-    if left.get("minutes") and any(each.phase == "made" for each in world.containers):
+    if left.get("minutes") and any(
+        each.phase in ("made", "wait", *CREATE_RUNS) for each in world.containers
+    ):
         yield "minute", None, None
     if left.get("switches"):
         yield "switch", None, None
@@ -139,7 +141,7 @@ def _container_step(world, container, kind):
         container.tries -= 1
         container.attempt += 1
         container.execs = [type(each)() for each in container.execs]
-        container.phase, container.come = "idle", False
+        container.phase, container.come, container.granted = "idle", False, 0
         container.count = container.count if container.later is None else container.later
     else:
         container.phase = {"tell": "filed", "end": "made", "fail": "over"}[kind]
@@ -168,7 +170,7 @@ def happen_all(world, run):
 def runs(world, deciding):
     """One step, or two of the same call, that can happen while another call decides."""
     for step in steps(world):
-        if step[0] in (*DECISIONS, "switch", "quarantine") or step[1:] == deciding:
+        if step[0] in (*DECISIONS, "switch", "quarantine", "minute") or step[1:] == deciding:
             continue
         yield [step]
         after = world.copy()

@@ -7,6 +7,9 @@ import json
 
 DEVICES = ["GPU-0", "GPU-1"]
 START, MINUTE, TICKS = 1000, 61, 100
+# So many seconds, less than a MINUTE, a session keeps devices after its step.
+SESSION_LIMIT = 60
+SESSION = "7d3f1c5e-0000-4000-8000-00000000000{}"
 CREATE_RUNS = ("call", "init", "filed")
 EXEC_RUNS = ("call", "born", "filed")
 EXECED = ("born", "filed", "runs", "lost")
@@ -21,15 +24,15 @@ class Exec:
 
     phase: idle, call (admitted), born (it lives), filed (and its pid file tells), runs (the call
     is over), lost (the call was killed before the pid file), over, refused. child: a process of
-    its own session that it left. stale: its pid file outlived it.
+    its own session that it left. stale: its pid file outlived it. begun: when its call was.
     """
 
-    def __init__(self, phase="idle", child=False, stale=False):
-        self.phase, self.child, self.stale = phase, child, stale
+    def __init__(self, phase="idle", child=False, stale=False, begun=0):
+        self.phase, self.child, self.stale, self.begun = phase, child, stale, begun
 
     @property
     def key(self):
-        return self.phase, self.child, self.stale
+        return self.phase, self.child, self.stale, self.begun
 
 
 class Container:
@@ -38,14 +41,20 @@ class Container:
     phase: idle, reserved (for it, by the self-test), wait (for devices), call (granted), init (it
     lives), filed (and init.pid tells), made (the call is over), dead (killed, not deleted), orphan
     (the call was killed before init.pid), over (never came to be), gone (deleted). held: whether
-    who reserved its devices lives and has not given them back.
+    who reserved its devices lives and has not given them back. begun, granted: when its create
+    was called, and when its devices were granted last. overtaken: how often one that came later
+    was served while it waits. denied: when its sessions alone first let another one wait. From
+    the exec with the number `sessions` on, execs are sessions.
     """
 
-    def __init__(self, name, count=1, execs=1, tries=1, immortal=False, later=None, reserves=()):
+    def __init__(
+        self, name, count=1, execs=1, tries=1, immortal=False, later=None, reserves=(), sessions=9
+    ):
         self.name, self.count, self.tries, self.immortal = name, count, tries, immortal
         self.later = later  # how many it asks for when it is created anew, if that differs
-        self.reserves, self.held = list(reserves), False
+        self.reserves, self.held, self.sessions = list(reserves), False, sessions
         self.phase, self.attempt, self.born = "idle", 0, 0
+        self.begun, self.granted, self.overtaken, self.denied = 0, 0, 0, 0
         self.execs = [Exec() for _ in range(execs)]
         self.ids, self.alone, self.come = [], True, False
 
@@ -53,7 +62,8 @@ class Container:
     def key(self):
         execs = tuple(each.key for each in self.execs)
         told = (tuple(self.ids), self.alone, self.come, self.held)
-        return self.phase, self.attempt, self.born, self.tries, execs, told
+        times = (self.born, self.begun, self.granted, self.overtaken, self.denied)
+        return self.phase, self.attempt, times, self.tries, execs, told
 
     @property
     def bundle(self):
@@ -69,25 +79,45 @@ class Container:
 
     @property
     def uses(self):
-        """Whether something of the pipeline's runs in it."""
-        return any(each.phase in EXECED or each.child for each in self.execs)
+        """Whether something runs in it: a pipeline can own its init too."""
+        return self.has_init or any(each.phase in EXECED or each.child for each in self.execs)
 
     @property
     def is_stuck(self):
         """Whether it has processes that can't be killed."""
         return self.immortal and self.uses
 
-    def in_use(self, clock):
-        """Whether the rules say that a lease of it goes on."""
+    def in_use(self, clock, step_ended=0):
+        """Whether the rules say that a lease of it goes on.
+
+        Args:
+            clock: now.
+            step_ended: when somebody first saw that nothing but sessions is left; 0: nobody did.
+        """
         if self.count == 0:
             return False
-        if (
-            self.held
-            or self.phase in CREATE_RUNS
-            or any(each.phase in (*EXEC_RUNS, "runs") for each in self.execs)
-        ):
+        if self.held or (self.phase in CREATE_RUNS and clock - max(self.begun, self.granted) < 60):
             return True
-        return self.phase == "made" and not self.come and clock - self.born < 60
+        if any(each.phase in EXEC_RUNS and clock - each.begun < 60 for each in self.execs):
+            return True
+        if self.phase in ("filed", "made") and not self.come and clock - self.granted < 60:
+            return True
+        if self.has_sessions_alone:
+            return not step_ended or clock - step_ended < SESSION_LIMIT
+        return bool(self.told)
+
+    @property
+    def told(self):
+        """The numbers of the execs that live and whose pid files tell."""
+        return [n for n, each in enumerate(self.execs) if each.phase in ("filed", "runs")]
+
+    @property
+    def has_sessions_alone(self):
+        return bool(self.told) and min(self.told) >= self.sessions
+
+    def exec_name(self, number):
+        """The exec id."""
+        return SESSION.format(number) if number >= self.sessions else f"exec{number}"
 
     def end_processes(self):
         for each in self.execs:
@@ -104,7 +134,7 @@ class World:
         self.budget = budget
         self.table, self.records, self.clock, self.reused = None, {}, START, {}
         self.quarantined = []
-        self.deciding, self._arrived = 0, ()
+        self.deciding, self.deciding_since, self._arrived = 0, 0, ()
 
     @property
     def key(self):
@@ -156,18 +186,20 @@ class World:
 
     def processes(self):
         """Those that live: pid -> start in ticks, control group."""
-        found = {**self.reused, **({self.deciding: (1, "/worker")} if self.deciding else {})}
+        found = {**self.reused}
+        if self.deciding:
+            found[self.deciding] = (self.deciding_since * TICKS, "/worker")
         for each in self.containers:
             if each.phase in ("wait", *CREATE_RUNS):
-                found[self.pid(each, "create")] = (1, "/worker")
+                found[self.pid(each, "create")] = (each.begun * TICKS, "/worker")
             if each.held:
-                found[self.pid(each, "self-test")] = (1, "/worker")
+                found[self.pid(each, "self-test")] = (0, "/worker")
             if each.has_init:
                 found[self.pid(each, "init")] = (each.born * TICKS, each.cgroup)
             for number, execed in enumerate(each.execs):
                 nested = f"{each.cgroup}/nested" if number else each.cgroup
                 if execed.phase in EXEC_RUNS:
-                    found[self.pid(each, "exec", number)] = (1, "/worker")
+                    found[self.pid(each, "exec", number)] = (execed.begun * TICKS, "/worker")
                 if execed.phase in EXECED:
                     found[self.pid(each, "process", number)] = (2, nested)
                 if execed.child:
@@ -183,8 +215,23 @@ class World:
             found["init.pid"] = self.pid(container, "init")
         for number, each in enumerate(container.execs):
             if each.phase in ("filed", "runs") or each.stale:
-                found[f"exec{number}.pid"] = self.pid(container, "process", number)
+                name = container.exec_name(number)
+                found[f"{name}.pid"] = self.pid(container, "process", number)
         return found
+
+    def calls_of(self, container):
+        """The runtime's calls for a container that are no longer waiting, and live."""
+        found = [self.pid(container, "create")] if container.phase in CREATE_RUNS else []
+        return found + [
+            self.pid(container, "exec", number)
+            for number, each in enumerate(container.execs)
+            if each.phase in EXEC_RUNS
+        ]
+
+    def step_ended(self, name):
+        """When somebody first saw that nothing but sessions is left in a container; 0: nobody."""
+        holders = (self.table or {}).get("holders", {})
+        return holders.get(name, {}).get("step_ended", 0)
 
     def pids_in(self, container):
         """The processes in a container."""
@@ -194,6 +241,11 @@ class World:
     def kill(self, pid):
         """SIGKILL."""
         for each in self.containers:
+            if each.phase in ("wait", *CREATE_RUNS) and pid == self.pid(each, "create"):
+                self.kill_call(each)
+            for number, execed in enumerate(each.execs):
+                if execed.phase in EXEC_RUNS and pid == self.pid(each, "exec", number):
+                    self.kill_call(each, number)
             if each.immortal:
                 continue
             if each.has_init and pid == self.pid(each, "init"):
@@ -209,6 +261,7 @@ class World:
         """SIGKILL for a call of runc, whatever it is at."""
         if number is None:
             ends = {"wait": "over", "call": "over", "init": "orphan", "filed": "made"}
+            container.overtaken = 0
             container.phase = ends[container.phase]
         else:
             execed = container.execs[number]

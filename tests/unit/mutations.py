@@ -23,6 +23,7 @@ _DESTINATIONS = [
         "//tmp/build",
     ),
     *("/var/run/nvidia-container-devices/../nvidia-container-devices/imex/channel0", "/dev/null"),
+    *("/tmp//build/./e55deab7/", "//tmp/x/../build/e55deab7", '/tmp/a"/../build/e55deab7/.'),
     *("//var/run/nvidia-container-devices/0", "/run/nvidia-container-devices/all/", "", "\ud800"),
 ]
 _VALUES = ["", "0", "1", "0,1", "all", "void", "-1", "2", "9" * 5000, "\ud800", "a=b", *_IDS]

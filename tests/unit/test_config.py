@@ -43,6 +43,7 @@ def test_the_defaults_of_config_yaml():
         gpu_allocation="exclusive",
         gpus_per_task=1,
         gpu_wait_timeout=240,
+        hijack_gpu_limit=30,
         privileged_tasks="no-gpu",
         nvidia_driver_capabilities="compute,utility",
         selftest_on_start=True,

@@ -107,7 +107,7 @@ def test_privileged_tasks():
         )
 
 
-NUMBERS = {"gpus-per-task": 128, "gpu-wait-timeout": 1800}
+NUMBERS = {"gpus-per-task": 128, "gpu-wait-timeout": 1800, "hijack-gpu-limit": 1440}
 
 
 @pytest.mark.parametrize("option", NUMBERS)

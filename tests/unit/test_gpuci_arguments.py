@@ -56,6 +56,9 @@ def test_exec_as_containerd_calls_it():
         ["create", "--bundle", "/wrong", "--bundle", "/b", "ID"],
         ["create", "--pid-file", "--bundle", "--bundle", "/b", "ID"],
         ["create", "--bundle", "/b", "--", "ID"],
+        ["--", "create", "--bundle", "/b", "ID"],
+        ["--debug", "--", "create", "ID", "-b", "/b"],
+        ["create", "ID", "--no-pivot", "--bundle", "/b"],
     ],
     ids=" ".join,
 )
@@ -112,6 +115,24 @@ def test_the_command_of_an_exec_holds_no_flags_of_runc():
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "..", "."])
 def test_what_no_container_is_called(name):
     assert parse(["create", name]).container == ""
+
+
+@pytest.mark.parametrize("name", ["-", "-x", "--bundle", "a b", "é", "create"])
+def test_what_a_container_may_be_called(name):
+    assert parse(["create", "--", name]).container == name
+
+
+def test_two_dashes_end_flags_once_each():
+    assert parse(["--", "--", "create"]).command == "--"
+    assert parse(["--", "-x", "ID"]).command == "-x"
+    assert parse(["-", "create", "ID"]).command == "-"
+    call = parse(["exec", "--", "ID", "--", "-p"])
+    assert (call.words, call.options) == (["ID", "--", "-p"], {})
+
+
+def test_runcs_own_flags_come_before_the_command():
+    call = parse(["create", "--root", "ID", "--log", "x"])
+    assert (call.options, call.words) == ({}, ["ID", "x"])
 
 
 @settings(deadline=None, database=None)

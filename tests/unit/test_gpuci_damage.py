@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Files that can't be written or read, or say nonsense: refused in words, no GPU given twice."""
 
+import errno
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import sys
 
 import pytest
 
-from gpuci import journal
+from gpuci import files, journal, wrapper
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
 from tests.unit.wrapper_rig import GOLDEN
 
@@ -35,11 +36,58 @@ def test_where_nothing_can_be_written_nothing_is_given(rig, caller, size):
     assert caller.holders() == {"OTHER": UUIDS[:1]}
 
 
-def test_a_refusal_for_want_of_space_is_in_words(rig, caller):
+def test_a_refusal_says_where_writing_failed(rig, caller):
     mine = Bundle(rig, "ID")
     assert caller.call(mine.create, 0, full_after(1000)) == 1
-    assert "this task cannot be given its GPU" in rig.refusal
-    assert "look at the disk space" in rig.refusal
+    assert rig.refusal == (
+        f"gpu-ci-worker: this task cannot be given its GPU: {mine.config}: File too large; "
+        "run it again"
+    )
+
+
+REMEDIES = {
+    errno.ENOSPC: "free disk space on this worker",
+    errno.EDQUOT: "free disk space on this worker",
+    errno.ENFILE: "this worker has too many files open",
+    errno.EMFILE: "this worker has too many files open",
+    errno.EROFS: "look at this worker's disk",
+    errno.EIO: "look at this worker's disk",
+    errno.EACCES: "run it again",
+}
+
+
+@pytest.mark.parametrize("number", REMEDIES, ids=errno.errorcode.get)
+def test_a_refusal_says_what_failed_where_and_what_helps(rig, caller, number):
+    mine = Bundle(rig, "ID")
+
+    def fail(path, *_, **__):
+        raise OSError(number, os.strerror(number), path)
+
+    assert caller.call(mine.create, 0, lambda: setattr(wrapper, "replace", fail)) == 1
+    said = f"cannot be given its GPU: {mine.config}: {os.strerror(number)}; {REMEDIES[number]}"
+    assert said in rig.refusal
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EIO, errno.EACCES, errno.ELOOP])
+def test_a_spec_that_cannot_be_opened_is_no_silent_cpu_run(rig, caller, number):
+    """It is there: only the runtime could say so, once it was open again."""
+    mine = Bundle(rig, "ID")
+
+    def fail(path):
+        if path == str(mine.config):
+            raise OSError(number, os.strerror(number), path)
+        return files.read_object(path)
+
+    assert caller.call(mine.create, 0, lambda: setattr(wrapper, "read_object", fail)) == 1
+    assert f"{mine.config} cannot be read: " in rig.refusal
+    assert os.strerror(number) in rig.refusal
+
+
+def test_a_spec_that_is_missing_is_runcs_business(rig, caller):
+    mine = Bundle(rig, "ID")
+    mine.config.unlink()
+    assert caller.call(mine.create) == EXECED
+    assert caller.call(["create", "--bundle", str(mine.config / "x"), "ID"]) == EXECED
 
 
 def test_a_log_that_cannot_be_written_is_no_reason(rig, caller):

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from gpuci import store
-from gpuci.leases import Holder
+from gpuci.table import Holder
 from gpuci.usage import Host
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
-from tests.unit.wrapper_rig import GOLDEN, GPUS
+from tests.unit.wrapper_rig import GPUS
 
 
 def each_step(begin):
@@ -28,11 +28,10 @@ def each_step(begin):
 
 
 def test_a_create_that_is_killed_leaves_a_valid_bundle_and_the_gpu(rig, caller):
-    before = json.loads((GOLDEN / "task.json").read_text())
-
     def begin(step):
         shutil.rmtree(rig.store.parent, ignore_errors=True)
         mine, other = Bundle(rig, "ID"), Bundle(rig, "OTHER")
+        before = json.loads(mine.config.read_text())
         status = caller.call(mine.create, step)
         found = json.loads(mine.config.read_text())
         if found != before:
@@ -95,10 +94,10 @@ def hurry():
 
 def test_a_create_that_is_killed_while_it_waits_is_in_nobodys_way(rig, caller, owner):
     rig.policy(gpus=GPUS[:1], wait_timeout=1)
-    before = json.loads((GOLDEN / "task.json").read_text())
 
     def begin(step):
         mine, other = Bundle(rig, "ID"), Bundle(rig, "OTHER")
+        before = json.loads(mine.config.read_text())
         hold(rig, owner)
         status = caller.call(mine.create, step, hurry)
         assert json.loads(mine.config.read_text()) == before
@@ -127,8 +126,8 @@ def test_one_that_is_killed_while_it_kills_has_not_given_the_gpu_away(rig, calle
         Host._inside = lambda self, pid, cgroup: pid == left.pid or real(self, pid, cgroup)
 
     with store.Store(str(rig.store)) as table:
-        holder = Holder("/nowhere", UUIDS[:1], [], alone=True, since=0)
-        holder.cgroup, holder.execs = "/group", True
+        holder = Holder("/nowhere", UUIDS[:1], [], exclusive=True, since=0)
+        holder.cgroup, holder.execs = "/group/HOLDER", True
         table.holders["HOLDER"] = holder
     other = Bundle(rig, "OTHER")
     for step in range(1, 30):

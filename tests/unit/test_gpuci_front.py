@@ -33,7 +33,6 @@ def front(tmp_path):
         ["kill", "--all", "ID", "9"],
         ["checkpoint", "--image-path", "/x", "ID"],
         ["delete", "--force", "ID"],
-        ["--debug", "state", "create"],
         ["delete", "a b", "*", "$(exit)", "`"],
     ],
     ids=" ".join,
@@ -81,13 +80,66 @@ def test_the_bundle_is_the_current_folder_without_a_flag(rig):
 
 
 @pytest.mark.parametrize("name", ["a/b", "../ID", "..", ".", "-x"])
-def test_unusual_ids_are_runcs_business(front, name):
-    front.spec("task")
-    (front.store / "containers").mkdir(parents=True)
-    for path in (front.store / "ID.json", front.store / "containers" / "-x.json"):
+def test_what_runc_takes_for_no_id_is_its_business(rig, name):
+    rig.spec("task")
+    (rig.store / "containers").mkdir(parents=True)
+    for path in (rig.store / "ID.json", rig.store / "containers" / "-x.json"):
         path.write_text("{}")
-    assert front.call("create", "--bundle", front.bundle, name) == 42
-    assert front.call("exec", "--process", "/nowhere", name) == 42
+    assert rig.call("create", "--bundle", rig.bundle, name) == 42
+    assert rig.ran[0] == "runc"
+    assert rig.call("exec", "--process", "/nowhere", name) == 42
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["create", "ID", "--bundle", "B"], ["create", "ID", "--bundle=B"], ["create", "ID"]),
+        *(["create", "ID", "--no-pivot"], ["--", "create", "-b", "B", "ID"]),
+        *(
+            ["create", "--bundle", "/nowhere", "--bundle", "B", "ID"],
+            ["create", "-b=B", "--", "-"],
+        ),
+        *(["create", "--no-pivot", "--bundle", "B", "ID"], ["create", "--bundle", "", "ID"]),
+        *(["create", "--bundle", "B", "--", "-x"], ["create", "--pid-file", "--bundle", "ID"]),
+        *(
+            ["--log=L", "create", "--bundle", "B", "create"],
+            ["create", "-b", "B", "x", "-no-pivot"],
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_task_gets_its_gpu_in_whatever_words_runc_takes(rig, words):
+    rig.spec("task")
+    words = [word.replace("B", str(rig.bundle)) for word in words]
+    assert rig.call(*words, cwd=rig.bundle) == 42
+    assert rig.ran[0] == "nvidia-container-runtime"
+
+
+def test_an_exec_after_two_dashes_is_one(rig):
+    rig.spec("task")
+    assert rig.create() == 42
+    rig.process.write_text('{"args":["sh"],"env":[]}')
+    assert rig.call("--", "exec", "--process", rig.process, "--", "ID") == 42
+    assert "GPU_COUNT=1" in rig.process.read_text()
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        *("/tmp/build/e55deab7/", "/tmp/build//e55deab7", "/tmp/build/./e55deab7/."),
+        *("//tmp/build/e55deab7", "/tmp/x/../build/e55deab7", '/tmp/a"/../build/e55deab7'),
+        *("tmp/build/e55deab7", "/tmp/build/x\\/../e55deab7", "/tmp/build/get/../e55deab7"),
+    ],
+)
+def test_a_work_folder_in_whatever_words_is_a_tasks(rig, destination):
+    rig.spec("task")
+    config = json.loads(rig.config.read_text())
+    for mount in config["mounts"]:
+        if mount["destination"] == "/tmp/build/e55deab7":
+            mount["destination"] = destination
+    rig.config.write_text(json.dumps(config, separators=",:"))
+    assert rig.create() == 42
+    assert rig.ran[0] == "nvidia-container-runtime"
 
 
 def test_an_exec_without_a_record_stays_untouched(front):
@@ -138,11 +190,11 @@ def test_a_start_in_one_go_without_a_gpu_is_handed_on(rig, name, changes, comman
     assert not rig.store.exists()
 
 
-def test_a_start_in_one_go_without_a_policy_is_handed_on(rig):
+def test_a_start_in_one_go_without_a_policy_is_refused(rig):
     rig.spec("task")
     rig.policy_path.unlink()
-    assert rig.call("run", "--bundle", rig.bundle, "ID") == 42
-    assert rig.ran[0] == "runc"
+    assert rig.call("run", "--bundle", rig.bundle, "ID") == 1
+    assert f"GPU policy {rig.policy_path} cannot be used" in rig.refusal
 
 
 def test_only_a_text_that_looks_like_a_task(rig):

@@ -3,6 +3,9 @@
 """Our JSON is the standard library's: equal values, equal texts, equal refusals."""
 
 import json
+import pathlib
+import sys
+import types
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -111,3 +114,21 @@ def test_numbers_that_json_lacks_are_not_written(number):
 def test_what_has_no_json_form_is_not_written():
     with pytest.raises(TypeError, match="set has no JSON form"):
         jsontext.dumps({"a": {1}})
+
+
+def test_without_cpythons_private_half_json_itself_takes_its_place(monkeypatch):
+    monkeypatch.setitem(sys.modules, "_json", None)
+    fallback = types.ModuleType("fallback")
+    exec(pathlib.Path(jsontext.__file__).read_text(), vars(fallback))
+    assert fallback._scan != jsontext._scan
+    for name in ("task", "get", "check"):
+        value = golden(name)
+        assert fallback.dumps(value) == jsontext.dumps(value)
+        assert fallback.loads(fallback.dumps(value).encode()) == value
+    for wrong in (b"", b"[1,]", b"1 2", b"NaN", b"\xff", b"[" * 200_000):
+        with pytest.raises(ValueError, match=r"it |follows|decode"):
+            fallback.loads(wrong)
+    with pytest.raises(TypeError, match="set has no JSON form"):
+        fallback.dumps({1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        fallback.dumps(float("nan"))

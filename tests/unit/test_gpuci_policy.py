@@ -38,6 +38,21 @@ def test_a_mig_device_is_a_device_of_its_gpu():
     assert {device.gpu for device in found} == {GPUS[0]["uuid"]}
 
 
+def test_the_nodes_that_are_a_devices_alone():
+    whole = [{**GPUS[0], "minor": 7}, {**GPUS[1], "minor": None}, {**MIG_GPUS[0], "minor": 2}]
+    found = Policy(content(gpus=whole[:2])).devices
+    assert [device.watched for device in found] == [["/dev/nvidia7"], []]
+    assert {tuple(device.watched) for device in Policy(content(gpus=whole[2:])).devices} == {()}
+    amd = Policy(content(vendor="amd", gpus=AMD_GPUS)).devices
+    assert [device.watched for device in amd] == [gpu["nodes"][1:] for gpu in AMD_GPUS]
+    assert AMD_GPUS[0]["nodes"][0] == AMD_GPUS[1]["nodes"][0] == "/dev/kfd"
+
+
+def test_how_long_a_hijack_may_keep_gpus():
+    assert Policy(content(hijack_limit=60)).hijack_limit == 60
+    assert Policy(content(hijack_limit=0)).hijack_limit == 0
+
+
 def test_each_id_is_there_once():
     twice = [*GPUS, {**GPUS[0], "index": 7}]
     assert [device.index for device in Policy(content(gpus=twice)).devices] == [0, 1]
@@ -46,8 +61,8 @@ def test_each_id_is_there_once():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 1}, "version is 1, not 2"),
-        ({"version": None}, "version is None, not 2"),
+        ({"version": 1}, "version is 1, not 3"),
+        ({"version": None}, "version is None, not 3"),
         ({"allocation": "lottery"}, "allocation is 'lottery', not shared or exclusive"),
         ({"allocation": ["shared"]}, "allocation is ['shared']"),
         ({"privileged_tasks": "yes"}, "privileged_tasks is 'yes', not no-gpu or gpu"),
@@ -56,6 +71,10 @@ def test_each_id_is_there_once():
         ({"gpus_per_task": "1"}, "gpus_per_task is '1'"),
         ({"wait_timeout": 1.5}, "wait_timeout is 1.5"),
         ({"wait_timeout": None}, "wait_timeout is None"),
+        ({"hijack_limit": None}, "hijack_limit is None, not a number from 0 on"),
+        ({"hijack_limit": -1}, "hijack_limit is -1"),
+        ({"gpus": [{**GPUS[0], "minor": -1}]}, "minor is -1, not a number from 0 on"),
+        ({"gpus": [{**GPUS[0], "minor": "0"}]}, "minor is '0'"),
         ({"vendor": "acme"}, "vendor is 'acme', not nvidia or amd or intel"),
         ({"vendor": {}}, "vendor is {}"),
         ({"nvidia_runtime": "runc"}, "'runc' is no absolute path"),
@@ -106,14 +125,15 @@ def test_ids_of_every_vendor(vendor, name):
 
 def test_reading_the_file(tmp_path):
     path = tmp_path / "policy.json"
-    assert policy.read(str(path)) is None, "no file: tasks get no GPU"
+    with pytest.raises(Refused, match="No such file or directory"):
+        policy.read(str(path))
     path.write_text(json.dumps(content(gpus=[], vendor="")))
     assert policy.read(str(path)) is None, "no GPU: the rest does not matter"
     path.write_text(json.dumps(content()))
     assert len(policy.read(str(path)).devices) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version":2}', "{}"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version":3}', "{}"])
 def test_a_file_that_cannot_be_followed_is_named_with_a_remedy(tmp_path, text):
     path = tmp_path / "policy.json"
     path.write_text(text)

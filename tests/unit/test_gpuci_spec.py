@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from gpuci import grant, spec
+from gpuci import grant, seccomp, spec
 from gpuci.grant import Grant
 from gpuci.refuse import Refused
 from tests.unit.grants import AMD, GRANTED, INTEL, NVIDIA, RecordedNode, golden, granted
@@ -57,12 +57,45 @@ def test_what_a_container_is(name):
         *("/tmp/build/get", "/tmp/build/put", "/tmp/build/run", "/tmp/build/e55deab"),
         *("/tmp/build/e55deab70", "/tmp/build/E55DEAB7", "/tmp/build/e55deab7/input"),
         *("/tmp/build/e55deab7\n", "/x/tmp/build/e55deab7", "/tmp/build/e55dea g", "", None, 7),
-        *("/tmp/build/٣٣٣٣٣٣٣٣", "tmp/build/e55deab7", "/tmp/build/"),
+        *(
+            "/tmp/build/٣٣٣٣٣٣٣٣",
+            "/tmp/build/",
+            "/tmp/build/e55deab7/..",
+            "/tmp/build/../e55deab7",
+        ),
     ],
 )
 def test_what_no_work_folder_of_a_task_is(destination):
     config = {**golden("task"), "mounts": [{"destination": destination}]}
     assert spec.kind(config) == spec.OTHER
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        *("/tmp/build/e55deab7/", "//tmp/build/e55deab7", "///tmp//build/./e55deab7/."),
+        *("tmp/build/e55deab7", "/../tmp/build/get/../e55deab7", "/tmp/build/e55deab7/x/.."),
+    ],
+)
+def test_a_work_folder_as_the_runtime_reads_it(destination):
+    config = {**golden("get"), "mounts": [{"destination": destination}]}
+    assert spec.kind(config) == spec.TASK
+
+
+@pytest.mark.parametrize("other", ["get", "put", "run", "put/input", "x/../get", "/run/."])
+def test_a_task_with_another_steps_folder_is_refused(other):
+    config = golden("task")
+    spec.check_folders(config)
+    config["mounts"].append({"destination": f"/tmp/build/{other}"})
+    with pytest.raises(Refused, match="besides a task's work folder"):
+        spec.check_folders(config)
+
+
+@pytest.mark.parametrize("other", ["getter", "get.d", "../get", "e55deab7/get", "runs/x"])
+def test_a_task_may_have_folders_of_like_names(other):
+    config = golden("task")
+    config["mounts"].append({"destination": f"/tmp/build/{other}"})
+    spec.check_folders(config)
 
 
 def test_variables_and_annotations_make_no_task():
@@ -75,7 +108,7 @@ def test_variables_and_annotations_make_no_task():
 def test_variables_and_annotations_unmake_no_task():
     config = golden("task")
     config["process"]["env"] += ["BUILD_TEAM_NAME=main", "WORK=/tmp/build/get"]
-    config["mounts"].append({"destination": "/tmp/build/get"})
+    config["annotations"]["/tmp/build/get"] = "/tmp/build/get"
     assert spec.kind(config) == spec.TASK
 
 
@@ -163,6 +196,23 @@ def test_mounts_that_ask_for_devices(destination):
 def test_mounts_that_ask_for_none(destination):
     config = {**golden("task"), "mounts": [{"destination": destination}, "x", None]}
     assert spec.at_create(config, Grant(NVIDIA, []))["mounts"] == config["mounts"]
+
+
+PROFILE = {
+    "defaultAction": "SCMP_ACT_ERRNO",
+    "syscalls": [{"names": ["read", "ptrace"], "action": "SCMP_ACT_ALLOW"}],
+}
+
+
+def test_who_gets_a_gpu_gets_no_exit_stops_and_others_keep_their_profile():
+    config = golden("task")
+    config["linux"]["seccomp"] = PROFILE
+    for policy in (NVIDIA, AMD):
+        after = spec.at_create(config, Grant(policy, policy.devices))["linux"]["seccomp"]
+        assert after == seccomp.without_exit_stops(PROFILE) != PROFILE
+        assert spec.at_create(config, Grant(policy, []))["linux"]["seccomp"] == PROFILE
+    after = spec.at_create(golden("task"), Grant(NVIDIA, NVIDIA.devices))
+    assert "seccomp" not in after["linux"]
 
 
 @pytest.mark.parametrize("process", [None, {}, [], "x", 7])

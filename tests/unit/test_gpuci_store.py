@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """The store of leases: its files, what happens when they are lost or damaged, and its cost."""
 
+import errno
 import itertools
 import json
 import os
@@ -10,17 +11,20 @@ import stat
 
 import pytest
 
-from gpuci import broker, store
+from gpuci import broker, proc, store
 from gpuci.grant import Grant
 from gpuci.journal import Decision
-from gpuci.leases import Holder, Waiter
 from gpuci.refuse import Refused
 from gpuci.store import Store
+from gpuci.table import Holder, Waiter
+from gpuci.usage import Host
 from tests.unit.grants import NVIDIA
 
 IDS = [device.id for device in NVIDIA.devices]
-HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], alone=True, since=1).plain()
-WAITER = Waiter("ID", (1, 2), 1, 1).plain()
+HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], exclusive=True, since=1).as_json()
+# What a release before this one did not write.
+SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended"}
+WAITER = Waiter("ID", (1, 2), 1, 1).as_json()
 
 
 class Machine:
@@ -60,8 +64,9 @@ def leases(folder):
 
 def record(leases, container, ids, bundle="/"):
     devices = [device for device in NVIDIA.devices if device.id in ids]
+    holder = Holder(bundle, ids, [(1, 2)], exclusive=True, since=1) if ids else None
     with leases:
-        leases.put(container, bundle, Grant(NVIDIA, devices))
+        leases.put(container, bundle, Grant(NVIDIA, devices), holder)
 
 
 def damaged(part, value):
@@ -100,27 +105,52 @@ def test_the_files_of_a_store_and_their_modes(folder, leases):
         "environment": Grant(NVIDIA, NVIDIA.devices[:1]).environment,
         "groups": [],
         "gpus": IDS[:1],
+        "holder": Holder("/b", IDS[:1], [(1, 2)], exclusive=True, since=1).as_json(),
     }
 
 
 def test_a_table_is_read_as_it_was_saved(leases):
-    holder = Holder("/b", IDS, [(7, 8)], alone=True, since=1.5)
+    holder = Holder("/b", IDS, [(7, 8)], exclusive=True, since=1.5)
     holder.execs, holder.stuck, holder.cgroup = True, True, "/garden/ID"
+    holder.nodes, holder.keeper = ["/dev/nvidia0"], (11, 12)
+    holder.session_limit, holder.step_ended = 1800, 2.5
     waiter = Waiter("W", (9, 10), 2, 3)
+    waiter.overtaken = 4
     with leases as table:
         table.holders["ID"] = holder
         table.waiters = [waiter]
     found = leases.read()
-    assert found.holders["ID"].plain() == holder.plain()
-    assert found.waiters[0].plain() == waiter.plain()
+    assert found.holders["ID"].as_json() == holder.as_json()
+    assert found.waiters[0].as_json() == waiter.as_json()
     # Found in JSON they must compare as calls do.
     assert found.waiters[0].call == (9, 10)
     assert found.holders["ID"].calls == [(7, 8)]
+    assert found.holders["ID"].keeper == (11, 12)
+
+
+def test_holders_of_the_release_before_are_read_too(folder, leases):
+    """A refresh must not take the leases of jobs that run."""
+    record(leases, "ID", [])
+    old = {
+        "bundle": "/b", "gpus": IDS, "alone": True, "since": 1.5, "execs": True, "calls": [[7, 8]],
+        "cgroup": "/garden/OLD", "stuck": False,
+    }  # fmt: skip
+    waiter = {"container": "W", "call": [9, 10], "count": 2, "since": 3}
+    table = {"holders": {"OLD": old}, "waiters": [waiter]}
+    (folder / "leases.json").write_text(json.dumps(table))
+    found = leases.read()
+    assert found.free(IDS, exclusive=False) == []
+    assert (found.holders["OLD"].cgroup, found.holders["OLD"].execs) == ("/garden/OLD", True)
+    assert (found.waiters[0].call, found.waiters[0].overtaken) == ((9, 10), 0)
+    (folder / "leases.json").unlink()
+    told = {"bundle": "/b", "environment": {"GPU_COUNT": "2"}, "groups": [], "gpus": IDS}
+    (folder / "containers" / "OLD.json").write_text(json.dumps(told))
+    assert leases.read().free(IDS, exclusive=True) == []
 
 
 def test_what_did_not_change_is_not_written(folder, leases):
     with leases as table:
-        table.holders["ID"] = Holder("/b", IDS, [(7, 8)], alone=True, since=1.5)
+        table.holders["ID"] = Holder("/b", IDS, [(7, 8)], exclusive=True, since=1.5)
     before = (folder / "leases.json").stat()
     with leases as table:
         table.waiters = [*table.waiters]
@@ -130,7 +160,7 @@ def test_what_did_not_change_is_not_written(folder, leases):
 def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
     def hold(name, fault):
         with leases as table:
-            table.holders[name] = Holder("/b", IDS, [], alone=True, since=1)
+            table.holders[name] = Holder("/b", IDS, [], exclusive=True, since=1)
             raise fault
 
     with pytest.raises(Refused):
@@ -148,7 +178,15 @@ def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
         *("", "{", "[]", "null", "{}x"),
         # Whoever takes these for empty gives a GPU away twice.
         *(damaged("holders", value) for value in ([], None, {"ID": 7}, {"ID": {}})),
-        *(damaged("holders", {"ID": without(name)}) for name in HOLDER),
+        *(damaged("holders", {"ID": without(name)}) for name in HOLDER.keys() - SINCE_LATER),
+        # With the root group for its own, the end of a holder would be that of the machine.
+        *(
+            damaged("holders", {"ID": {**HOLDER, "cgroup": path}})
+            for path in ("/", "/garden", "/garden/OTHER", "/garden/ID/..", "/garden/XID", "ID/", 7)
+        ),
+        *(damaged("holders", {"ID": {**HOLDER, "nodes": value}}) for value in (7, [7], None)),
+        *(damaged("holders", {"ID": {**HOLDER, "keeper": value}}) for value in (7, [7], "12")),
+        damaged("holders", {"ID": {**HOLDER, "session_limit": "1800"}}),
         *(damaged("holders", {"ID": {**HOLDER, "calls": value}}) for value in (7, [[1]], [7])),
         damaged("holders", {"ID": {**HOLDER, "gpus": None}}),
         *(damaged("waiters", value) for value in ({}, [{}], [7])),
@@ -172,15 +210,50 @@ def test_a_lost_table_is_made_anew_from_the_containers(folder, leases):
     record(leases, "one", IDS[:1])
     record(leases, "two", IDS[1:])
     record(leases, "none", [])
-    (folder / "containers" / "damaged.json").write_text("{")
     (folder / "leases.json").unlink()
     with leases as table:
         assert {name: holder.gpus for name, holder in table.holders.items()} == {
             "one": IDS[:1],
             "two": IDS[1:],
         }
-        assert table.free(IDS, alone=True) == []
+        assert table.free(IDS, exclusive=True) == []
     assert sorted(json.loads((folder / "leases.json").read_text())["holders"]) == ["one", "two"]
+
+
+def test_a_lost_table_keeps_what_a_create_in_flight_was_granted(folder, leases):
+    """To remove the table is the remedy for a damaged one, at any moment."""
+    me = Host().me()
+    holder = Holder("/nowhere", IDS[:1], [me], exclusive=True, since=Host.now())
+    with leases:
+        leases.put("ID", "/nowhere", Grant(NVIDIA, NVIDIA.devices[:1]), holder)
+    (folder / "leases.json").unlink()
+    with leases as table:
+        assert Host().in_use("ID", table.holders["ID"])
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"environment":{"A":"b"},"holder":{"gpus":7}}'])
+def test_a_lost_table_and_a_damaged_record_refuse_in_words(folder, leases, text):
+    """Which devices that container has nobody knows, so nobody gets any."""
+    record(leases, "one", IDS[:1])
+    (folder / "containers" / "ID.json").write_text(text)
+    (folder / "leases.json").unlink()
+    with pytest.raises(Refused, match=r"containers/ID\.json .* is damaged .*end that container"):
+        leases.read()
+
+
+def test_an_error_at_a_record_is_not_its_absence(folder, leases, monkeypatch):
+    record(leases, "one", IDS[:1])
+    (folder / "leases.json").unlink()
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), path)
+
+    monkeypatch.setattr(store, "read_object", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        leases.read()
+    monkeypatch.setattr(proc.os, "stat", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        leases.has("one")
 
 
 def test_a_lost_table_gives_no_gpu_to_a_hijack_that_somebody_else_has(folder, leases):

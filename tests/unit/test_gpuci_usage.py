@@ -1,103 +1,15 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What counts as use and what is killed, on recorded trees of cgroup v1 and v2."""
+"""What counts as use, on recorded trees of cgroup v1 and v2."""
 
 import ast
 import os
 import pathlib
-import re
-import shutil
-import signal
-import subprocess
 
 import pytest
 
 from gpuci import broker, leases, store, usage
-from gpuci.leases import Holder
-from gpuci.signals import Process
-
-RECORDED = pathlib.Path(__file__).parent / "recorded"
-BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/concourse"
-SHELL = 4711  # a process that is in no container
-DEATHS = ("left-behind", "below")
-
-
-class Tree:
-    """A copy of a recorded tree: what is killed there is gone from it."""
-
-    def __init__(self, folder, version):
-        self.root = folder / version
-        shutil.copytree(RECORDED / f"cgroups-{version}", self.root)
-        self.host = usage.Host(str(self.root))
-        self.killed = []
-        self.patience = 0
-        self.write(f"/proc/{SHELL}/stat", f"{SHELL} (sh) S {'1 ' * 18}5 0")
-        self.write(f"/proc/{SHELL}/cgroup", "5:devices:/user.slice\n0::/user.slice\n")
-
-    def path(self, path):
-        return self.root / path[1:]
-
-    def read(self, path):
-        return self.path(path).read_text()
-
-    def write(self, path, text):
-        self.path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.path(path).write_text(text)
-
-    def bundle(self, name):
-        return f"{BUNDLES}/{name}"
-
-    def pid(self, name, process="init"):
-        return int(self.read(f"{self.bundle(name)}/{process}.pid"))
-
-    def holder(self, name, calls=(), *, execs=True):
-        holder = Holder(self.bundle(name), ["GPU-0"], [*calls], alone=True, since=0)
-        holder.execs = execs
-        return holder
-
-    def in_use(self, name, calls=(), *, execs=True):
-        return self.host.in_use(name, self.holder(name, calls, execs=execs))
-
-    def started(self, pid):
-        return int(self.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
-
-    def stat(self, pid, state, threads):
-        name, _, rest = self.read(f"/proc/{pid}/stat").rpartition(")")
-        fields = rest.split()
-        fields[0], fields[17] = state, str(threads)
-        self.write(f"/proc/{pid}/stat", f"{name}) {' '.join(fields)}\n")
-
-    def die(self, pid):
-        for file in self.root.rglob("cgroup.procs"):
-            left = [line for line in file.read_text().split() if int(line) != pid]
-            file.write_text("".join(f"{line}\n" for line in left))
-        shutil.rmtree(self.path(f"/proc/{pid}"), ignore_errors=True)
-
-    def alive(self):
-        return {int(path.name) for path in self.path("/proc").glob("[0-9]*")}
-
-
-@pytest.fixture(params=["v1", "v2"])
-def tree(tmp_path, request, monkeypatch):
-    tree = Tree(tmp_path, request.param)
-
-    class Killable:
-        def __init__(self, pid):
-            if pid not in tree.alive():
-                raise ProcessLookupError
-            self.pid = pid
-
-        def kill(self):
-            tree.killed.append(self.pid)
-            tree.die(self.pid)
-
-        def close(self):
-            pass
-
-    uptime = float(tree.read("/proc/uptime").split()[0])
-    monkeypatch.setattr(usage, "Process", Killable)
-    monkeypatch.setattr(usage.Host, "now", lambda _: uptime + tree.patience)
-    return tree
+from tests.unit.recorded_trees import SHELL, UPTIME, Tree, procs
 
 
 @pytest.mark.parametrize(
@@ -117,102 +29,89 @@ def test_a_process_of_its_own_is_use(tree, name, used, processes):
     assert tree.host.processes(name, tree.holder(name)) == processes
 
 
-def test_a_minute_after_its_start_a_container_without_a_process_is_over(tree):
-    assert tree.in_use("fresh", execs=False)
-    age = tree.host.now() - tree.started(tree.pid("fresh")) / os.sysconf("SC_CLK_TCK")
-    tree.patience = 59.9 - age
-    assert tree.in_use("fresh", execs=False)
-    tree.patience = 60.1 - age
-    assert not tree.in_use("fresh", execs=False)
+def test_a_minute_after_its_grant_a_container_without_a_process_is_over(tree):
+    holder = tree.holder("fresh", execs=False)
+    holder.since = tree.host.now()
+    assert tree.host.in_use("fresh", holder)
+    tree.patience = 59.9
+    assert tree.host.in_use("fresh", holder)
+    tree.patience = 60.1
+    assert not tree.host.in_use("fresh", holder)
 
 
-def test_a_call_that_runs_is_use(tree):
-    assert tree.in_use("finished", [(SHELL, 5)])
-    assert not tree.in_use("finished", [(SHELL, 6)]), "another one with that number"
-    assert not tree.in_use("finished", [(SHELL + 1, 5)])
-    assert tree.in_use("nobody", [(SHELL, 5)]), "a create that has made nothing yet"
+def test_a_call_that_runs_is_use_for_a_minute(tree):
+    tree.started_at(SHELL, 5.0)
+    call = (SHELL, tree.started(SHELL))
+    tree.patience = 64.9 - UPTIME[tree.version]
+    assert tree.in_use("finished", [call])
+    assert tree.in_use("nobody", [call]), "a create that has made nothing yet"
+    assert not tree.in_use("finished", [(SHELL, call[1] + 1)]), "another one with that number"
+    assert not tree.in_use("finished", [(SHELL + 1, call[1])])
+    tree.patience += 0.2
+    assert not tree.in_use("finished", [call]), "what it was to start hangs"
 
 
-@pytest.mark.parametrize("name", DEATHS)
-def test_what_is_left_is_killed_and_init_is_not(tree, name):
-    init, before = tree.pid(name), tree.alive()
-    assert tree.host.clear(name, tree.holder(name))
-    (child,) = tree.killed
-    assert tree.alive() == before - {child}
-    assert init in tree.alive()
+def test_a_call_that_waited_for_its_grant_has_its_minute_from_then_on(tree):
+    holder = tree.holder("nobody", [(SHELL, tree.started(SHELL))], execs=False)
+    tree.patience = 300
+    holder.since = tree.host.now() - 59
+    assert tree.host.in_use("nobody", holder)
+    holder.since -= 2
+    assert not tree.host.in_use("nobody", holder)
 
 
-@pytest.mark.parametrize("name", ["finished", "fresh", "nobody"])
-def test_nothing_is_killed_where_nothing_is_left(tree, name):
-    assert tree.host.clear(name, tree.holder(name))
-    assert not tree.killed
+def test_who_keeps_devices_for_a_container_uses_them(tree):
+    holder = tree.holder("nobody")
+    holder.keeper = SHELL, tree.started(SHELL)
+    tree.patience = 10**6
+    assert tree.host.in_use("nobody", holder)
+    holder.keeper = SHELL, tree.started(SHELL) + 1
+    assert not tree.host.in_use("nobody", holder)
 
 
-def test_a_container_whose_control_group_is_gone_has_nothing_left(tree):
-    holder = tree.holder("left-behind")
-    holder.cgroup = tree.host.cgroup("left-behind", holder.bundle).replace("left-behind", "gone")
-    assert tree.host.clear("left-behind", holder)
-    assert not tree.killed
+def test_sessions_alone_are_use_for_their_limit_after_the_step(tree):
+    holder = tree.holder("hijacked")
+    holder.session_limit = 1800
+    assert tree.host.in_use("hijacked", holder)
+    seen = holder.step_ended
+    assert seen == tree.host.now()
+    tree.patience = 1799
+    assert tree.host.in_use("hijacked", holder)
+    assert holder.step_ended == seen, "the first look counts"
+    tree.patience = 1801
+    assert not tree.host.in_use("hijacked", holder)
+    holder.session_limit = 0
+    assert tree.host.in_use("hijacked", holder), "no limit"
 
 
-def test_where_the_bundle_is_deleted_the_control_group_is_known_from_the_lease(tree):
-    holder = tree.holder("left-behind")
-    holder.cgroup = tree.host.cgroup("left-behind", holder.bundle)
-    init = tree.pid("left-behind")
-    shutil.rmtree(tree.path(holder.bundle))
-    assert not tree.host.in_use("left-behind", holder)
-    assert tree.host.clear("left-behind", holder)
-    assert len(tree.killed) == 2
-    assert init in tree.killed, "nobody knows it from the others, and its container is deleted"
+def test_a_step_is_use_without_a_limit(tree):
+    holder = tree.holder("running")
+    holder.session_limit = 1800
+    tree.patience = 10**6
+    assert tree.host.in_use("running", holder)
+    assert not holder.step_ended
 
 
-def test_what_lives_on_takes_init_along_and_then_counts_as_stuck(tree, monkeypatch):
-    (child,) = set(map(int, tree.read(procs(tree, "left-behind")).split())) - {
-        tree.pid("left-behind")
-    }
-    die = tree.die
-    monkeypatch.setattr(tree, "die", lambda pid: pid == child or die(pid))
-    monkeypatch.setattr(
-        usage.time, "sleep", lambda s: setattr(tree, "patience", tree.patience + s)
-    )
-    holder = tree.holder("left-behind")
-    assert not tree.host.clear("left-behind", holder)
-    assert set(tree.killed) == {child, tree.pid("left-behind")}
-    assert 1.4 < tree.patience < 2
-    holder.stuck, tree.patience = True, 0
-    assert not tree.host.clear("left-behind", holder)
-    assert tree.patience < 0.1, "nobody waits twice for it"
+@pytest.mark.parametrize(
+    ("path", "v1", "v2"),
+    [
+        ("garden/c", "/system.slice/x.service/garden/c", "/system.slice/garden/c"),
+        ("", "/system.slice/x.service/c", "/system.slice/c"),
+        ("/default/c", "/default/c", "/default/c"),
+        ("//default//c/", "/default/c", "/default/c"),
+        ("garden/other", "", ""),
+        ("/", "", ""),
+        ("system.slice:ctr:c", "", ""),
+    ],
+)
+def test_the_group_to_come_is_told_by_the_spec(tree, path, v1, v2):
+    own = "5:devices:/system.slice/x.service\n" if tree.version == "v1" else ""
+    tree.write("/proc/self/cgroup", f"{own}0::/system.slice/x.service\n")
+    assert tree.host.planned_cgroup("c", path) == {"v1": v1, "v2": v2}[tree.version]
 
 
-def procs(tree, name):
-    line = "devices:" if "v1" in tree.root.name else "0::"
-    text = tree.read(f"/proc/{tree.pid(name)}/cgroup")
-    path = re.search(rf"{line}(.*)", text)[1]
-    mount = "/sys/fs/cgroup/devices" if "v1" in tree.root.name else "/sys/fs/cgroup"
-    return f"{mount}{path}/cgroup.procs"
-
-
-@pytest.mark.parametrize("process", ["init", "task"])
-def test_a_pid_file_that_names_another_process_by_now_names_none(tree, process):
-    tree.die(tree.pid("running", "task"))
-    tree.write(f"{tree.bundle('running')}/{process}.pid", str(SHELL))
-    assert not tree.in_use("running")
-    assert not tree.in_use("running", execs=False) or process == "task"
-    assert tree.host.clear("running", tree.holder("running"))
-    assert SHELL not in tree.killed
-
-
-def test_a_pid_file_that_names_a_process_in_another_container_names_none(tree):
-    other = tree.pid("running", "task")
-    for process in ("init", "task"):
-        tree.write(f"{tree.bundle('finished')}/{process}.pid", str(other))
-    assert not tree.in_use("finished", execs=False)
-    assert tree.host.clear("finished", tree.holder("finished"))
-    assert not tree.killed
-
-
-@pytest.mark.parametrize("text", ["", "\n", "0", "-1", "x", "1" * 30, "٣", "12 13"])
-def test_a_pid_file_that_says_nothing_names_none(tree, text):
+@pytest.mark.parametrize("text", ["", "0"])
+def test_a_pid_file_without_a_process_names_none(tree, text):
     tree.write(f"{tree.bundle('running')}/task.pid", text)
     assert not tree.in_use("running")
 
@@ -235,14 +134,9 @@ def test_an_init_that_moved_to_a_group_below_is_still_its_containers(tree):
     assert tree.host.cgroup("running", tree.bundle("running")).endswith("/garden/running")
 
 
-@pytest.mark.parametrize("name", ["garden", "system.slice", "run", "", "running-not"])
+@pytest.mark.parametrize("name", ["run", "running-not", "nning", "unnin"])
 def test_an_id_that_is_in_the_path_by_chance_is_no_container(tree, name):
-    found = tree.host.cgroup(name, tree.bundle("running"))
-    assert found in ("", "/system.slice", "/system.slice/garden", SERVICE)
-    assert not found.endswith("running")
-
-
-SERVICE = "/system.slice/concourse-worker.service/garden"
+    assert tree.host.cgroup(name, tree.bundle("running")) == ""
 
 
 @pytest.mark.parametrize(
@@ -275,33 +169,6 @@ def test_a_v2_group_of_a_systemd_driver_bears_its_name(tmp_path):
         tree.write(f"/proc/{pid}/cgroup", f"0::{scope}\n")
     assert tree.in_use("running")
     assert tree.host.cgroup("running", tree.bundle("running")) == scope
-
-
-def test_a_container_of_containers_sees_its_part_of_the_tree(tmp_path):
-    """As in LXD: mounted is what lies below the machine's own group."""
-    tree = Tree(tmp_path, "v2")
-    text = tree.read("/proc/self/mountinfo")
-    seen = re.sub(r" / /sys/fs/cgroup ", " /system.slice /sys/fs/cgroup ", text)
-    assert seen != text
-    tree.write("/proc/self/mountinfo", seen)
-    shutil.copytree(
-        tree.path("/sys/fs/cgroup/system.slice"),
-        tree.path("/sys/fs/cgroup"),
-        dirs_exist_ok=True,
-    )
-    shutil.rmtree(tree.path("/sys/fs/cgroup/system.slice"))
-    folder = tree.host._folder(tree.host.cgroup("running", tree.bundle("running")))
-    assert folder == str(tree.path("/sys/fs/cgroup/garden/running"))
-
-
-def test_a_killed_process_is_that_very_process():
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        held = Process(process.pid)
-        held.kill()
-        held.close()
-        assert process.wait(10) == -signal.SIGKILL
-    with pytest.raises(ProcessLookupError):
-        Process(process.pid)
 
 
 def test_this_process_is_found_by_its_start():

@@ -86,7 +86,7 @@ def test_the_records_of_a_grant(lent):
     assert (record["gpus"], record["bundle"]) == (IDS[:1], str(lent.bundle))
     assert record["environment"]["NVIDIA_VISIBLE_DEVICES"] == IDS[0]
     holder = lent.holders["ID"]
-    assert (holder["gpus"], holder["alone"], holder["execs"]) == (IDS[:1], True, False)
+    assert (holder["gpus"], holder["exclusive"], holder["execs"]) == (IDS[:1], True, False)
     status = (lent.folder / "ran.status").read_text()
     ((pid, _),) = holder["calls"]
     assert f"\nPid:\t{pid}\n" in status, "the pid stays through to the next runtime"
@@ -109,11 +109,8 @@ def test_a_task_without_a_gpu_goes_to_runc_and_is_told_so(rig, before, after):
     ]
 
 
-@pytest.mark.parametrize("off", ["absent", "no GPU"])
-def test_without_a_policy_a_task_stays_untouched(lent, off):
+def test_where_no_gpu_is_for_tasks_one_stays_untouched(lent):
     lent.policy(gpus=[])
-    if off == "absent":
-        lent.policy_path.unlink()
     lent.spec("task")
     before = lent.config.read_bytes()
     assert lent.create() == 42
@@ -121,9 +118,44 @@ def test_without_a_policy_a_task_stays_untouched(lent, off):
     assert lent.records == [], "an exec would tell of GPUs that are not there"
 
 
-def test_a_task_without_a_policy_needs_no_store(rig):
-    rig.spec("task")
+@pytest.mark.parametrize("name", ["task", "task-none", "task-privileged"])
+def test_a_missing_policy_is_damage(rig, name):
+    rig.spec(name)
     rig.policy_path.unlink()
+    before = rig.config.read_bytes()
+    assert rig.create() == 1
+    assert f"GPU policy {rig.policy_path} cannot be used ([Errno 2]" in rig.refusal
+    assert "the charm writes that file again" in rig.refusal
+    assert (rig.config.read_bytes(), rig.decisions[-1]["kind"]) == (
+        before,
+        "privileged task" if name == "task-privileged" else "task",
+    )
+
+
+@pytest.mark.parametrize("name", ["get", "put", "check", "run", "get-privileged"])
+def test_a_missing_policy_stops_no_other_step(rig, name):
+    rig.spec(name)
+    rig.policy_path.unlink()
+    assert rig.create() == 42
+    assert rig.ran[0] == "runc"
+
+
+@pytest.mark.parametrize("other", ["get", "put", "run", "put/x", "get/"])
+def test_what_is_both_a_task_and_another_step_is_refused(rig, other):
+    rig.spec("task")
+    config = json.loads(rig.config.read_text())
+    config["mounts"].append({"destination": f"/tmp//build/{other}", "type": "bind"})
+    rig.config.write_text(json.dumps(config))
+    assert rig.create() == 1
+    assert f"a mount at /tmp/build/{other.rstrip('/')} besides a task's work folder" in rig.refusal
+    rig.log.unlink()
+    rig.policy(gpus=[])
+    assert rig.create() == 42
+
+
+def test_a_task_where_there_are_no_gpus_needs_no_store(rig):
+    rig.spec("task")
+    rig.policy(gpus=[])
     (rig.folder / "run").rmdir()
     (rig.folder / "run").write_text("")
     assert rig.create() == 42
@@ -194,7 +226,8 @@ def test_a_hijack_is_told_who_has_its_gpu_now(lent):
     [
         ("cordon", f"this container's GPU {IDS[0]} is dirty; run the task anew"),
         ("taken out", f"this container's GPU {IDS[0]} is no longer for tasks"),
-        ("no policy", "this worker's GPUs are no longer for tasks (enable-gpu=false)"),
+        ("no policy", "this worker's GPU policy"),
+        ("no GPU", "this worker's GPUs are no longer for tasks (enable-gpu=false)"),
     ],
 )
 def test_a_hijack_gets_no_gpu_that_is_out_of_use(lent, change, words):
@@ -204,6 +237,8 @@ def test_a_hijack_gets_no_gpu_that_is_out_of_use(lent, change, words):
         (lent.folder / "cordons" / f"{IDS[0]}.json").write_text('{"reason":"dirty"}')
     elif change == "taken out":
         lent.policy(gpus=GPUS[1:])
+    elif change == "no GPU":
+        lent.policy(gpus=[])
     else:
         lent.policy_path.unlink()
     assert lent.exec(["A=b"]) == 1
@@ -232,7 +267,7 @@ def test_an_exec_by_hand_has_no_process_file(lent):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 1}, "version is 1, not 2"),
+        ({"version": 1}, "version is 1, not 3"),
         ({"gpus": [{**GPUS[0], "devices": []}]}, "where MIG is on, create MIG devices"),
         ({"gpus": [{**GPUS[0], "devices": ["all"]}]}, "'all' is no id of a GPU"),
         ({"nvidia_runtime": "runc"}, "'runc' is no absolute path"),
@@ -308,7 +343,7 @@ def test_a_store_that_cannot_be_written_is_named(rig):
     before = rig.config.read_bytes()
     assert rig.create() == 1
     assert "this task cannot be given its GPU" in rig.refusal
-    assert "look at the disk space and mounts of this worker" in rig.refusal
+    assert f"{rig.folder}/run" in rig.refusal
     assert rig.config.read_bytes() == before
 
 

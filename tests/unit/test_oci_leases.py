@@ -7,13 +7,15 @@ Taking a GPU back from real processes: tests/functional/test_release.py.
 
 import json
 import os
+import shutil
 import time
 
 import pytest
 
 from found import Lease
-from gpuci.leases import Holder, Waiter
+from gpuci import usage
 from gpuci.store import Store
+from gpuci.table import Holder, Waiter
 from gpuci.usage import Host
 from oci import leases, wrapper
 from plan import GpuPlan
@@ -23,6 +25,25 @@ RUNTIME = "/usr/bin/nvidia-container-runtime"
 TASK = "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
 OTHER = "1c8d2f9e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
 SESSION = "77e0b7c1-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
+
+
+class Killable:
+    """A recorded process, which dies unless its name in field 2 of its stat is `(stuck)`."""
+
+    def __init__(self, root, pid):
+        self.root, self.pid = root, pid
+
+    def kill(self):
+        folder = self.root / f"proc/{self.pid}"
+        if "(stuck)" in (folder / "stat").read_text():
+            return
+        shutil.rmtree(folder)
+        for path in self.root.rglob("cgroup.procs"):
+            left = [line for line in path.read_text().split() if line != str(self.pid)]
+            path.write_text("".join(f"{line}\n" for line in left))
+
+    def close(self):
+        pass
 
 
 class Worker:
@@ -43,8 +64,16 @@ class Worker:
                 return uptime
 
         monkeypatch.setattr(leases, "Host", lambda: Recorded(str(self.root)))
+        # None of this machine's own processes may be meant.
+        monkeypatch.setattr(usage, "Process", lambda pid: Killable(self.root, pid))
+        self.write("proc/self/mountinfo", "28 25 0:23 / /cg rw - cgroup2 cgroup2 rw\n")
+        self.write("cg/cgroup.procs", "")
         self.pids = iter(range(100, 200))
         self.allow(gpu(0), gpu(1))
+
+    def write(self, path, text):
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
 
     def allow(self, *gpus, **options):
         wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(gpus, RUNTIME, **options)))
@@ -69,10 +98,11 @@ class Worker:
         cgroup = f"/garden/{container}"
         bundle = f"/run/bundles/{container}"
         (self.root / bundle[1:]).mkdir(parents=True)
-        for name in ("init", *steps):
-            pid, _ = self.process(cgroup, age)
+        pids = [self.process(cgroup, age)[0] for _ in ("init", *steps)]
+        for name, pid in zip(("init", *steps), pids, strict=True):
             (self.root / bundle[1:] / f"{name}.pid").write_text(str(pid))
-        holder = Holder(bundle, list(gpus), [], alone=True, since=self.uptime - age)
+        self.write(f"cg{cgroup}/cgroup.procs", "".join(f"{pid}\n" for pid in pids))
+        holder = Holder(bundle, list(gpus), [], exclusive=True, since=self.uptime - age)
         holder.execs = bool(steps)
         for name, value in values.items():
             setattr(holder, name, value)
@@ -191,7 +221,7 @@ def test_mig_devices_stand_one_by_one(worker):
 def test_a_shared_gpu_names_few_and_counts_the_rest(worker):
     worker.allow(gpu(0), gpu(1), allocation="shared")
     for number in range(5):
-        worker.hold(f"task-{number}", "GPU-0", "GPU-1", age=20, alone=False)
+        worker.hold(f"task-{number}", "GPU-0", "GPU-1", age=20, exclusive=False)
     results = worker.report()
     assert results["allocation"] == "shared"
     assert results["gpu-1"] == (
@@ -224,7 +254,9 @@ def test_a_program_reads_all_of_it(worker):
             "seconds": 35,
         }
     }
-    assert found["waiters"] == [{"container": "first", "count": 2, "seconds": 130}]
+    assert found["waiters"] == [
+        {"container": "first", "count": 2, "seconds": 130, "overtaken": 0, "kept": 1}
+    ]
 
 
 @pytest.mark.parametrize("ask", [leases.report, lambda: leases.release("0", "why", force=False)])
@@ -298,6 +330,43 @@ def test_a_gpu_that_is_no_longer_used_is_given_back_and_the_reason_logged(worker
     line = json.loads(wrapper.LOG.read_text())
     assert (line["container"], line["kind"]) == (TASK, "gpu-release")
     assert line["reason"] == "GPU-0, GPU-1: it hung"
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("D", "they hang in the kernel, as in a GPU's driver; see `sudo dmesg`"),
+        ("t", "they are stopped or traced, perhaps by each other"),
+        ("R", "others come as fast"),
+    ],
+)
+def test_what_can_t_be_killed_is_told_by_its_state(worker, monkeypatch, state, why):
+    worker.hold(TASK, "GPU-0")
+    pid = (worker.root / f"run/bundles/{TASK}/task.pid").read_text()
+    path = worker.root / f"proc/{pid}/stat"
+    path.write_text(path.read_text().replace("(sh) S", f"(stuck) {state}"))
+    monkeypatch.setattr(usage, "_PATIENCE", -1)
+    with pytest.raises(leases.LeaseError) as caught:
+        leases.release("0", "hangs", force=True)
+    assert str(caught.value) == (
+        f"Processes of container {TASK} can't be killed: {why}; a reboot ends them"
+    )
+    assert list(worker.store.read().holders) == [TASK]
+
+
+@pytest.mark.parametrize(("age", "overtaken", "kept"), [(31, 0, 1), (3, 8, 1), (3, 7, 0)])
+def test_who_was_passed_over_for_long_has_gpus_kept_for_it(worker, age, overtaken, kept):
+    worker.hold(TASK, "GPU-1")
+    worker.wait("large", 2, age)
+    worker.wait("small", 1, 2)
+    with worker.store as table:
+        table.waiters[0].overtaken = overtaken
+    report = worker.report()
+    assert report["waiter-1"] == f"container large, asks for 2, for {age} s" + (
+        ", 1 kept for it" if kept else ""
+    )
+    assert report["waiter-2"] == "container small, asks for 1, for 2 s"
+    assert [waiter["kept"] for waiter in worker.read_json()["waiters"]] == [kept, 0]
 
 
 def test_a_gpu_that_is_not_allowed_any_more_can_be_released(worker):

@@ -33,10 +33,11 @@ def test_the_policy_word_for_word():
     made = GpuPlan((gpu(0), sliced(3, "1g.10gb", "1g.10gb")), RUNTIME)
     model = "NVIDIA A100-SXM4-80GB"
     assert json.loads(wrapper.policy_text(made)) == {
-        "version": 2,
+        "version": 3,
         "allocation": "exclusive",
         "gpus_per_task": 1,
         "wait_timeout": 240,
+        "hijack_limit": 1800,
         "privileged_tasks": "no-gpu",
         "vendor": "nvidia",
         "nvidia_runtime": RUNTIME,
@@ -44,13 +45,21 @@ def test_the_policy_word_for_word():
         "driver_capabilities": "compute,utility",
         "cordons": ["/run/gpu-ci/cordons", "/var/lib/gpu-ci/quarantine"],
         "gpus": [
-            {"index": 0, "uuid": "GPU-0", "model": model, "devices": ["GPU-0"], "nodes": []},
+            {
+                "index": 0,
+                "uuid": "GPU-0",
+                "model": model,
+                "devices": ["GPU-0"],
+                "nodes": [],
+                "minor": 0,
+            },
             {
                 "index": 3,
                 "uuid": "GPU-3",
                 "model": model,
                 "devices": ["MIG-3-0", "MIG-3-1"],
                 "nodes": [],
+                "minor": 3,
             },
         ],
     }
@@ -60,7 +69,9 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     found = read(tmp_path, gpu(0), sliced(3, "1g.10gb", "1g.10gb"))
     assert (found.nvidia_runtime, found.config_home) == (RUNTIME, "/etc/gpu-ci")
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
-    assert (found.privileged, found.capabilities) == (False, "compute,utility")
+    assert (found.hijack_limit, found.privileged) == (1800, False)
+    assert found.capabilities == "compute,utility"
+    assert [device.watched for device in found.devices] == [["/dev/nvidia0"], [], []]
     assert found.cordons == [str(wrapper.CORDONS), str(quarantine.PATH)]
     assert devices(found) == [
         (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
@@ -76,10 +87,12 @@ def test_what_the_operator_chose_arrives(tmp_path):
         allocation="shared",
         gpus_per_task=0,
         wait_timeout=0,
+        hijack_limit=0,
         privileged_tasks="gpu",
         driver_capabilities="all",
     )
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (False, 0, 0)
+    assert found.hijack_limit == 0
     assert (found.privileged, found.capabilities) == (True, "all")
 
 
@@ -96,6 +109,7 @@ def test_gpus_of_other_vendors_come_with_their_nodes(tmp_path, vendor, uuid):
     found = read(tmp_path, card, nvidia_runtime="")
     assert devices(found) == [(0, uuid, uuid, "a model")]
     assert [device.nodes for device in found.devices] == [list(NODES)]
+    assert [device.watched for device in found.devices] == [list(NODES)]
     assert not found.vendor.by_runtime
 
 

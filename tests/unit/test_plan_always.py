@@ -42,6 +42,7 @@ options = st.builds(
     gpu_vendor=st.sampled_from(config.VENDORS),
     gpu_allocation=st.sampled_from(config.ALLOCATIONS),
     gpus_per_task=mostly(1, st.integers(0, 12)),
+    hijack_gpu_limit=st.integers(0, 1440),
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
     privileged_tasks=st.sampled_from(config.PRIVILEGED),
     nvidia_driver_capabilities=st.just("compute,utility"),

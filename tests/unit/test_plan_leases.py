@@ -37,6 +37,7 @@ def test_the_options_become_policy():
         "gpu-allocation": "shared",
         "gpus-per-task": 2,
         "gpu-wait-timeout": 60,
+        "hijack-gpu-limit": 5,
         "privileged-tasks": "gpu",
         "nvidia-driver-capabilities": "all",
     }
@@ -46,6 +47,7 @@ def test_the_options_become_policy():
         allocation="shared",
         gpus_per_task=2,
         wait_timeout=60,
+        hijack_limit=300,
         privileged_tasks="gpu",
         driver_capabilities="all",
     )

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from gpu.inventory import Inventory, State, Vendor
-from gpuci.leases import Holder
 from gpuci.store import Store
+from gpuci.table import Holder
 from gpuci.usage import Host
 from oci import cordons, leases, quarantine, wrapper
 from plan import GpuPlan
@@ -96,8 +96,10 @@ def test_a_mig_device_means_its_gpu(unit, wish):
 
 def test_what_runs_there_goes_on(unit):
     with Store(str(wrapper.STORE)) as table:
-        for name, gpus, calls in (("JOB", ["GPU-1"], [Host().me()]), ("OLD", ["GPU-1"], [])):
-            table.holders[name] = Holder("/b", gpus, calls, alone=False, since=Host.now())
+        for name, keeper in (("JOB", Host().me()), ("OLD", None)):
+            holder = Holder("/b", ["GPU-1"], [], exclusive=False, since=Host.now())
+            holder.keeper = keeper
+            table.holders[name] = holder
     assert unit.run("gpu-cordon", "1")["running"] == "container JOB (starting, 0 s)"
     assert sorted(Store(str(wrapper.STORE)).read().holders) == ["JOB", "OLD"]
     (wrapper.STORE / "leases.json").write_text("{")

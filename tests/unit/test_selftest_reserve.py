@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from gpuci.leases import Waiter
 from gpuci.store import Store
+from gpuci.table import Waiter
 from gpuci.usage import Host
 from oci import cordons, quarantine, wrapper
 from selftest import reserve
@@ -59,7 +59,7 @@ def test_a_free_gpu_is_the_self_tests_alone_and_everybodys_again(rig):
         assert create(rig) == 42
         assert visible(rig) == IDS[1]
         assert rig.holders[SELFTEST]["gpus"] == IDS[:1]
-        assert rig.holders[SELFTEST]["alone"]
+        assert rig.holders[SELFTEST]["exclusive"]
     assert list(rig.holders) == ["ID"]
     assert create(rig, "GPU_COUNT=2") == 42
 
@@ -74,9 +74,9 @@ def test_its_container_gets_just_that_gpu_whatever_it_asks_for(rig, allocation, 
         assert rig.ran[0] == "nvidia-container-runtime"
         assert visible(rig) == IDS[1]
         holder = rig.holders[SELFTEST]
-        assert (holder["gpus"], holder["alone"]) == (IDS[1:], True)
+        assert (holder["gpus"], holder["exclusive"]) == (IDS[1:], True)
         assert holder["bundle"] == str(rig.bundle)
-        assert [*Host().me()] in holder["calls"]
+        assert holder["keeper"] == [*Host().me()]
         rig.process.write_text(json.dumps({"args": ["sh"], "env": ["A=b"], "cwd": "/"}))
         assert rig.call("exec", "--process", rig.process, SELFTEST) == 42
         assert f"NVIDIA_VISIBLE_DEVICES={IDS[1]}" in json.loads(rig.process.read_text())["env"]
@@ -110,18 +110,18 @@ def test_who_has_a_gpu_keeps_it(rig):
         assert why == ""
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_who_shares_a_gpu_keeps_it_and_the_others_are_shared_meanwhile(rig, alone):
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_who_shares_a_gpu_keeps_it_and_the_others_are_shared_meanwhile(rig, exclusive):
     allow(rig, allocation="shared")
     rig.hold(JOB=IDS[1:])
     with Store(str(rig.store)) as table:
-        table.holders["JOB"].alone = alone
+        table.holders["JOB"].exclusive = exclusive
     with reserve.alone(SELFTEST, IDS[1:]) as why:
         assert why == "GPU 1 is in use by container JOB (starting, 12 min)"
     with reserve.alone(SELFTEST, IDS[:1]) as why:
         assert why == ""
-        assert create(rig) == (1 if alone else 42)
-        if not alone:
+        assert create(rig) == (1 if exclusive else 42)
+        if not exclusive:
             assert visible(rig) == IDS[1]
             assert create(rig, "GPU_COUNT=2") == 1
             assert "held: GPU 0 by container gpu-selftest-1" in rig.refusal

@@ -4,12 +4,11 @@
 
 import fcntl
 import os
-import shutil
 import signal
 import time
 
 from gpuci import store, usage, wrapper
-from gpuci.leases import Holder
+from gpuci.table import Holder
 from tests.unit.wrapper_rig import GOLDEN, GPUS
 
 UUIDS = [gpu["uuid"] for gpu in GPUS]
@@ -31,7 +30,9 @@ class Bundle:
         self.folder.mkdir(exist_ok=True)
         self.config = self.folder / "config.json"
         self.name = name
-        shutil.copy(GOLDEN / "task.json", self.config)
+        # No two containers have one root.
+        text = (GOLDEN / "task.json").read_text()
+        self.config.write_text(text.replace("/live/image/", f"/live/image-{name}/"))
 
     @property
     def create(self):
@@ -97,4 +98,6 @@ def die_before(left):
 
 def hold(rig, call):
     with store.Store(str(rig.store)) as table:
-        table.holders["HOLDER"] = Holder("/nowhere", UUIDS[:1], [call], alone=True, since=0)
+        holder = Holder("/nowhere", UUIDS[:1], [], exclusive=True, since=0)
+        holder.keeper = call
+        table.holders["HOLDER"] = holder

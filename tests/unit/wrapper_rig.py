@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import subprocess
 
-from gpuci.leases import Holder, Table
+from gpuci.table import Holder, Table
 from gpuci.usage import Host
 from machine import templates
 
@@ -75,10 +75,11 @@ class Rig:
     def policy(self, **changes: object) -> None:
         runtime = str(self.folder / "real" / "nvidia-container-runtime")
         content = {
-            "version": 2,
+            "version": 3,
             "allocation": "exclusive",
             "gpus_per_task": 1,
             "wait_timeout": 0,
+            "hijack_limit": 1800,
             "privileged_tasks": "no-gpu",
             "vendor": "nvidia",
             "nvidia_runtime": runtime,
@@ -128,8 +129,10 @@ class Rig:
         (self.store / "containers").mkdir(parents=True, exist_ok=True)
         leases, since = Table({}), Host.now() - 750
         for name, gpus in holders.items():
-            leases.holders[name] = Holder("/b", gpus, [Host().me()], alone=True, since=since)
-        (self.store / "leases.json").write_text(json.dumps(leases.plain()))
+            holder = Holder("/b", gpus, [], exclusive=True, since=since)
+            holder.keeper = Host().me()
+            leases.holders[name] = holder
+        (self.store / "leases.json").write_text(json.dumps(leases.as_json()))
 
     @property
     def holders(self) -> dict[str, dict[str, object]]:

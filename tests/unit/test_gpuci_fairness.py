@@ -1,0 +1,133 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Who of those who wait is next, and for whom what comes free is kept: the rule by itself.
+
+Over all interleavings: tests/unit/lease_model.py.
+"""
+
+import pytest
+
+from gpuci import leases
+from gpuci.table import Holder, Table, Waiter
+
+NOW = 1000.0
+OWED = leases.MOST_OVERTAKINGS
+
+
+def waiters(*wishes):
+    """Each wish is a count, or a count and how often it was overtaken, the oldest first."""
+    found = []
+    for number, wish in enumerate(wishes):
+        count, overtaken = wish if isinstance(wish, tuple) else (wish, 0)
+        found.append(Waiter(f"w{number}", (100 + number, 1), count, NOW - 1))
+        found[-1].overtaken = overtaken
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wishes", "free", "given", "kept_for"),
+    [
+        ([], 8, 0, None),
+        ([1, 2, 4], 8, 7, None),
+        ([4, 1, 1], 3, 2, None),  # the large one is passed over, for now
+        ([(4, OWED), 1, 1], 3, 0, 0),  # now it is not
+        ([(4, OWED), 1, 1], 4, 4, None),  # it fits
+        ([(4, OWED), 1, 1], 5, 5, None),  # and what is beyond it goes on
+        ([1, (4, OWED), 1], 3, 1, 1),  # who is older goes first all the same
+        ([(4, OWED), (6, OWED)], 5, 4, 1),
+        ([(6, OWED), (4, OWED)], 5, 0, 0),  # one at a time, so that two never block each other
+        ([(4, OWED - 1), 1], 3, 1, None),
+        ([4, (6, OWED)], 3, 0, 1),
+        ([(1, OWED)], 0, 0, 0),
+    ],
+)
+def test_what_is_free_is_divided(wishes, free, given, kept_for):
+    waiting = waiters(*wishes)
+    expected = None if kept_for is None else waiting[kept_for]
+    assert leases.divide(waiting, free, NOW) == (given, expected)
+    assert leases.due(waiting, free, NOW) == (given if kept_for is None else free)
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(29.9, False), (30, True)])
+def test_who_waits_for_long_has_what_comes_free_kept_for_it(seconds, kept):
+    waiter = Waiter("large", (1, 1), 4, NOW - seconds)
+    assert leases.divide([waiter], 3, NOW) == (0, waiter if kept else None)
+
+
+class Machine:
+    """A machine on which these containers use their devices; see leases.Facts."""
+
+    def __init__(self, *users):
+        self.users, self.ended, self.asked = users, [], []
+
+    def now(self):
+        return NOW
+
+    def alive(self, call):
+        return True
+
+    def in_use(self, container, holder):
+        self.asked.append(container)
+        return container in self.users
+
+    def is_gone(self, container, holder):
+        return False
+
+    def clear(self, container, holder):
+        self.ended.append(container)
+        return True
+
+
+def table_of(devices, *waiting, exclusive=True):
+    table = Table({})
+    for name, ids in devices.items():
+        table.holders[name] = Holder("/b", ids, [], exclusive=exclusive, since=0)
+    table.waiters = [*waiting]
+    return table
+
+
+def allot(table, wish, machine, count=4, exclusive=True):
+    ids = [f"GPU-{number}" for number in range(count)]
+    return leases.allot(table, wish, ids, machine, exclusive=exclusive)
+
+
+def test_each_grant_to_a_younger_one_is_an_overtaking():
+    large, small = waiters(4, 1)
+    table, machine = table_of({"job": ["GPU-3"]}, large, small), Machine("job")
+    for number in range(1, OWED + 1):
+        assert allot(table, small, machine) == ["GPU-0"]
+        assert large.overtaken == number
+    assert allot(table, small, machine) == [], "from now on what comes free is kept"
+    assert large.overtaken == OWED
+    del table.holders["job"]
+    assert allot(table, large, machine) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+
+
+def test_no_container_ends_unless_its_device_is_needed():
+    """Whoever looks into a finished build's container keeps it as long as nobody needs its GPU."""
+    (wish,) = waiters(1)
+    table, machine = table_of({"old": ["GPU-0"], "older": ["GPU-1"]}), Machine()
+    assert allot(table, wish, machine) == ["GPU-2"]
+    assert (machine.ended, machine.asked) == ([], [])
+    wish.count = 3
+    assert allot(table, wish, machine) == ["GPU-0", "GPU-2", "GPU-3"]
+    assert machine.ended == ["old"]
+
+
+def test_no_container_ends_for_one_that_has_to_wait():
+    elder, wish = waiters(3, 2)
+    table = table_of({"old": ["GPU-0"], "job": ["GPU-1"]}, elder, wish)
+    machine = Machine("job")
+    assert allot(table, wish, machine) == []
+    assert machine.ended == []
+
+
+def test_who_shares_ends_nobody_who_shares():
+    (wish,) = waiters(1)
+    table, machine = table_of({"old": ["GPU-0"]}, exclusive=False), Machine()
+    assert allot(table, wish, machine, exclusive=False) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert machine.ended == []
+    assert list(table.holders) == ["old"]
+    table.holders["old"].exclusive = True
+    assert len(allot(table, wish, machine, exclusive=False)) == 4
+    assert machine.ended == ["old"]

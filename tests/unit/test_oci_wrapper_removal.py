@@ -1,0 +1,82 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The wrapper's removal: the store stays as long as somebody in it may have a GPU."""
+
+import json
+import subprocess
+
+import pytest
+
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.table import Holder
+from gpuci.usage import Host
+from oci import wrapper
+from tests.unit.grants import content
+
+PLACES = {
+    "FRONT": "opt/bin/runc",
+    "LINK": "usr/runc-gpu-wrapper",
+    "HOME": "opt",
+    "CONFIG": "etc",
+    "POLICY": "etc/policy.json",
+    "LOG": "log/gpu-ci/oci.log",
+    "RUN": "run",
+    "STORE": "run/leases",
+    "CORDONS": "run/cordons",
+}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    for name, place in PLACES.items():
+        monkeypatch.setattr(wrapper, name, tmp_path / place)
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    wrapper.FRONT.write_text("")
+    return tmp_path
+
+
+def hold(call):
+    with Store(str(wrapper.STORE)) as table:
+        holder = Holder("/nowhere", ["GPU-0"], [], exclusive=True, since=Host.now())
+        holder.keeper = call
+        table.holders["ID"] = holder
+
+
+def test_a_store_in_which_somebody_has_a_gpu_stays_until_that_is_over(machine):
+    with subprocess.Popen(["sleep", "1000"]) as owner:
+        hold((owner.pid, Host()._started(owner.pid)))
+        assert wrapper.remove()
+        assert not wrapper.FRONT.exists()
+        assert [*Store(str(wrapper.STORE)).read().holders] == ["ID"]
+        assert not wrapper.remove(), "nothing is left to remove yet"
+        owner.kill()
+    assert wrapper.remove()
+    assert not wrapper.RUN.exists()
+    assert not wrapper.remove()
+
+
+def test_a_store_that_cannot_be_read_stays(machine):
+    hold(Host().me())
+    (wrapper.STORE / "leases.json").write_text("{")
+    assert wrapper.remove()
+    assert wrapper.STORE.exists()
+
+
+def test_holders_of_whom_it_cannot_be_told_stay(machine, monkeypatch):
+    def fail(*_):
+        raise OSError(23, "Too many open files in system")
+
+    hold((1, 1))
+    monkeypatch.setattr(Host, "is_gone", fail)
+    assert wrapper.remove()
+    assert wrapper.STORE.exists()
+
+
+def test_where_nothing_is_tasks_get_no_gpu_and_where_the_front_is_that_is_damage(machine):
+    with pytest.raises(Refused, match="No such file"):
+        wrapper.allowed()
+    wrapper.POLICY.write_text(json.dumps(content()))
+    assert len(wrapper.allowed().devices) == 2
+    wrapper.remove()
+    assert wrapper.allowed() is None
