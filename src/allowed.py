@@ -136,7 +136,7 @@ def note(found: Found, choice: Choice) -> str:
         note += f", {len(choice.missing)} missing: GPU {', '.join(map(str, choice.missing))}"
     if choice.lost:
         note += f", {len(choice.lost)} lost: {', '.join(choice.lost)}"
-    return note + _verdict_words(found, shown=bool(quarantined))
+    return note + _verdict_words(found, {entry.reason for _, entry in quarantined})
 
 
 def _quarantined(found: Found, choice: Choice) -> list[tuple[list[int], Quarantine]]:
@@ -155,9 +155,12 @@ def _quarantine_words(indexes: list[int], entry: Quarantine) -> str:
     return f"GPU {', '.join(map(str, indexes))} {reason}{_in_brackets(entry.remedy)}"
 
 
-def _verdict_words(found: Found, *, shown: bool) -> str:
+def _verdict_words(found: Found, shown: set[str]) -> str:
+    """What there is to say of the verdict besides what quarantine's reasons show."""
     verdict = found.verdict
-    if verdict is None or (verdict.outcome == "failed" and shown):
+    if verdict is None:
+        return ""
+    if verdict.outcome == "failed" and shown and verdict.failure in {*shown, ""}:
         return ""
     what = "self-test of one GPU" if verdict.partial else "self-test"
     words = f", {what} {verdict.outcome}"

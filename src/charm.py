@@ -86,7 +86,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             event.fail(str(error))
             if error.results:
                 event.set_results(error.results)
-        except config.OptionError as error:
+        except (config.OptionError, facts.UnknownError) as error:
             event.fail(str(error))
             return
         if name in actions.CHANGING:
@@ -104,7 +104,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             found = self._look()
             wanted = plan.make(found)
             wanted = self._apply(found, wanted)
-        except download.UnreachableError as error:
+        except (download.UnreachableError, facts.UnknownError) as error:
             self._lines = [status.Line(status.Kind.WAITING, str(error))]
         except BLOCKING as error:
             self._lines = [status.Line(status.Kind.BLOCKED, str(error))]
@@ -123,7 +123,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             address=juju.address(self.model),
             machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
             inventory=inventory,
-            cordoned=foreign.look(inventory, leases.holders, cordons.names()) if inventory else (),
+            cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
             remembered=memory.remembered_ids() if asked else RememberedIds(),
             quarantined=quarantine.read() if asked else (),
             verdict=automatic.verdict() if asked else None,

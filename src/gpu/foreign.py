@@ -20,14 +20,26 @@ Leases = collections.abc.Mapping[str, Lease]
 """Containers with a lease."""
 Ask = collections.abc.Callable[[], Leases | None]
 """Asks who has a lease now; None where that can't be told."""
+Reasons = collections.abc.Mapping[str, str]
+"""UUIDs of GPUs, each with the reason why no task should get it."""
 
-# Services of the host that may have a context on a GPU and leave it to others: NVIDIA's own
-# (persistence, DCGM and its exporter) and display servers. They count as such only where their
-# program belongs to root, so that no job or user can take the name.
-HARMLESS: typing.Final = frozenset({
-    "nvidia-persistenced", "nv-hostengine", "dcgmi", "dcgm-exporter", "nvidia-smi",
+# NVIDIA's services of the host that may have a context on a GPU and leave it to others, each with
+# the units that it comes in (NVIDIA's packages and Canonical's snap dcgm).
+_SERVICES: typing.Final[collections.abc.Mapping[str, frozenset[str]]] = {
+    "nvidia-persistenced": frozenset({"nvidia-persistenced.service"}),
+    "nv-hostengine": frozenset({
+        "nvidia-dcgm.service", "dcgm.service", "snap.dcgm.nv-hostengine.service",
+    }),
+    "dcgm-exporter": frozenset({
+        "dcgm-exporter.service", "nvidia-dcgm-exporter.service", "snap.dcgm.dcgm-exporter.service",
+    }),
+}  # fmt: skip
+# What root looks at GPUs with, or tests them; anybody may start these.
+_TOOLS: typing.Final = frozenset({"nvidia-smi", "dcgmi"})
+_DISPLAYS: typing.Final = frozenset({
     "X", "Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell",
 })  # fmt: skip
+_SESSION: typing.Final = re.compile(r"/user\.slice/user-[0-9]+\.slice/.")
 
 # An idle GPU has less allocated beyond the driver's reserve: some MiB, with MIG devices some tens
 # of MiB each. Both must be exceeded, as the second grows with the card.
@@ -36,6 +48,8 @@ DIRTY_SHARE: typing.Final = 0.02
 
 # How long a process that was killed may take to give its memory back.
 _SETTLE_SECONDS: typing.Final = 2
+# TASK_COMM_LEN of Linux, without the NUL.
+_COMM_LENGTH: typing.Final = 15
 # PROC_PID_INIT_INO (Linux include/linux/proc_ns.h): the machine's own process ids, not those of a
 # system container.
 _ALL_PROCESSES: typing.Final = "pid:[4026531836]"
@@ -44,12 +58,13 @@ _ALL_PROCESSES: typing.Final = "pid:[4026531836]"
 def look(
     inventory: Inventory,
     leases: Ask,
-    known: collections.abc.Collection[str] = (),
+    known: collections.abc.Callable[[], Reasons],
     root: pathlib.Path = pathlib.Path("/"),
 ) -> tuple[tuple[str, str], ...]:
     """The UUIDs of GPUs that no task should get, each with the reason.
 
-    What is new is looked at twice, two seconds apart, for it may be a job that is just ending.
+    What is new is looked at twice, two seconds apart, for it may be a job that is just ending. Of
+    a GPU of which nothing can be told now, what is known stays.
 
     In a system container NVML may tell the host's process ids (older drivers), or only that there
     are processes. So a GPU for which there is a lease is not looked at there; on another one every
@@ -59,31 +74,39 @@ def look(
         inventory: which GPUs are here.
         leases: is called after NVML, so that every container whose process NVML lists has its
             lease by then.
-        known: UUIDs for which one look is enough, since they were found before.
+        known: tells what was found before; for those one look is enough.
         root: where /proc lies; NVML is always this machine's.
+
+    Raises:
+        OSError: what was found before can't be told.
     """
     if inventory.vendor is not Vendor.NVIDIA or not inventory.gpus:
         return ()
-    found = _look_once(inventory.gpus, leases, root)
-    if found.keys() - known:
+    before = known()
+    found = _look_once(inventory.gpus, leases, before, root)
+    if found.keys() - before.keys():
         time.sleep(_SETTLE_SECONDS)
-        again = _look_once(inventory.gpus, leases, root)
+        again = _look_once(inventory.gpus, leases, before, root)
         found = {uuid: reason for uuid, reason in again.items() if uuid in found}
     return tuple(found.items())
 
 
-def _look_once(gpus: tuple[Gpu, ...], leases: Ask, root: pathlib.Path) -> dict[str, str]:
+def _look_once(
+    gpus: tuple[Gpu, ...], leases: Ask, known: Reasons, root: pathlib.Path
+) -> dict[str, str]:
     try:
         uses = nvml.uses(gpu.uuid for gpu in gpus)
     except nvml.NvmlError:  # it answered a moment ago; the next event's detection says why
-        return {}
+        return {**known}
     leased = leases()
     if leased is None:
-        return {}
-    all_processes = str((root / "proc/self/ns/pid").readlink()) == _ALL_PROCESSES
-    reasons: dict[str, str] = {}
+        return {**known}
+    own = (root / "proc/self/ns/pid").readlink()
+    all_processes = str(own) == _ALL_PROCESSES
+    # One that is lost may come back, and whoever used it with it.
+    reasons = {uuid: known[uuid] for uuid in known.keys() - {gpu.uuid for gpu in gpus}}
     for gpu in gpus:
-        use = uses.get(gpu.uuid, nvml.Use())
+        use = uses.get(gpu.uuid)
         of_gpu = [
             container
             for container, lease in leased.items()
@@ -91,12 +114,14 @@ def _look_once(gpus: tuple[Gpu, ...], leases: Ask, root: pathlib.Path) -> dict[s
         ]
         # The self-test's processes need not be in the container that has its lease.
         tested = any(container.startswith(SELF_TEST_CONTAINER) for container in of_gpu)
-        if tested or (of_gpu and not all_processes):
+        if use is None or tested or (of_gpu and not all_processes):
+            if gpu.uuid in known:
+                reasons[gpu.uuid] = known[gpu.uuid]
             continue
         strangers = [
             text
             for pid in use.computing
-            if (text := _stranger(root / "proc" / str(pid), leased, hidden=not all_processes))
+            if (text := _stranger(root / "proc" / str(pid), leased, own))
         ]
         if strangers:
             more = f" and {len(strangers) - 1} more" if strangers[1:] else ""
@@ -111,31 +136,80 @@ def _is_dirty(use: nvml.Use) -> bool:
     return use.used_mib > limit and not use.computing and not use.drawing
 
 
-def _stranger(process: pathlib.Path, leased: Leases, *, hidden: bool) -> str:
+def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
     """What to call a process that is neither a holder's nor harmless; empty for those.
+
+    One that can't be looked at, for another reason than its end, is a stranger.
 
     Args:
         process: its folder in /proc.
         leased: containers with a lease.
-        hidden: whether there may be processes that have no such folder.
+        own: this program's PID namespace. Where that is not the machine's, there may be processes
+            that have no such folder.
     """
     try:
-        groups = (process / "cgroup").read_text()
-        name = (process / "comm").read_text().strip()
-    except OSError:
+        groups = _text(process / "cgroup")
+        name = _text(process / "comm").removesuffix("\n")
+        parts = re.split(r"[/\n]", groups)
+        if any(_is_of(container, part) for part in parts for container in leased):
+            return ""
+        if _is_harmless(process, groups, own):
+            return ""
+    except (FileNotFoundError, ProcessLookupError):
+        hidden = str(own) != _ALL_PROCESSES
         return f"pid {process.name} (not of this machine)" if hidden else ""
-    parts = re.split(r"[/\n]", groups)
-    if any(container in part for part in parts for container in leased) or _is_harmless(process):
-        return ""
+    except OSError as error:
+        return f"pid {process.name} (unknown: {error.strerror})"
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return f"pid {process.name} ({shown})"
+    return f"pid {process.name} ({shown[:_COMM_LENGTH]})"
 
 
-def _is_harmless(process: pathlib.Path) -> bool:
+def _is_of(container: str, part: str) -> bool:
+    """Whether a part of a control group's path is that container's, as runc or systemd name it."""
+    return part == container or (part.endswith(f"-{container}.scope"))
+
+
+def _is_harmless(process: pathlib.Path, groups: str, own: pathlib.Path) -> bool:
+    """Whether it is a service or display server of the host, which leaves its GPU to others.
+
+    A name is no evidence: anybody can start these with a library of their own (LD_PRELOAD). So a
+    service counts in its own systemd unit, anything else where it is root's, who may do as he
+    likes. A display server counts in a user's session too: whoever may log in to this machine can
+    hide from this look behind one. Nothing in a container counts.
+
+    Raises:
+        OSError: it has ended, or can't be looked at.
+    """
     program = process / "exe"
     try:
         # An upgrade takes the file away under a service that runs on.
         name = program.readlink().name.removesuffix(" (deleted)")
-        return name in HARMLESS and program.stat().st_uid == 0
-    except OSError:
+        if name not in {*_SERVICES, *_TOOLS, *_DISPLAYS}:
+            return False
+        if (process / "ns/pid").readlink() != own:
+            return False
+    except PermissionError:  # one with more rights than this program has
         return False
+    unit = _unit(groups)
+    is_at_home = unit.removeprefix("/system.slice/") in _SERVICES.get(name, ()) or (
+        name in _DISPLAYS and _SESSION.match(unit) is not None
+    )
+    # Last, as the program may lie on somebody's own file system (FUSE), which may never answer.
+    return (is_at_home or _is_roots(process)) and program.stat().st_uid == 0
+
+
+def _unit(groups: str) -> str:
+    """The control group that systemd has a process in, as /proc/PID/cgroup tells it."""
+    paths = dict(line.split(":", 2)[1:] for line in groups.split("\n") if line.count(":") >= 2)
+    return paths.get("name=systemd", paths.get("", ""))
+
+
+def _is_roots(process: pathlib.Path) -> bool:
+    """Whether root runs it, and not somebody else through a program that makes him root."""
+    ids = re.search(r"^Uid:\t([0-9]+)\t([0-9]+)\t", _text(process / "status"), re.MULTILINE)
+    return ids is not None and ids.groups() == ("0", "0")
+
+
+def _text(path: pathlib.Path) -> str:
+    """What a file of /proc says; a process may have any bytes for its name."""
+    return path.read_bytes().decode(errors="replace")

@@ -1,6 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What NVIDIA's driver wrote of its GPUs into the kernel's log since the machine started."""
+"""What NVIDIA's driver wrote of its GPUs into the kernel's log since the machine started.
+
+Only a record's beginning tells who wrote it. What stands further on, such as the file name of a
+program that crashed, any container can choose, newlines included. The beginning it can't: where
+the kernel begins with the name of a process or of a network device, that has 15 characters at most
+(Linux TASK_COMM_LEN, IFNAMSIZ), and the driver's own words here are longer. Prefixes of
+netfilter's log are shut out of containers (net.netfilter.nf_log_all_netns is 0), and what is
+written to /dev/kmsg never has the kernel's facility.
+"""
 
 import collections.abc
 import dataclasses
@@ -20,26 +28,39 @@ _JOURNAL_SECONDS: typing.Final = 4
 _RECORD_BYTES: typing.Final = 8192
 
 # The bus id is written with and without `PCI:` and the function, its domain with four digits or
-# eight; with MIG `GPU-I:05` follows. Only at the beginning of a line, where no program's name is.
+# eight; with MIG `GPU-I:05` follows. Each of these is matched at a record's very beginning alone,
+# and asks for more than the 15 characters that a process can put there.
 _BUS_ID: typing.Final = (
     r"(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})"
     r"(?:\.(?P<function>[0-7]))?"
 )
 _XID: typing.Final = re.compile(
-    rf"^\s*NVRM: Xid \((?:PCI:)?{_BUS_ID}[^)\n]*\): (?P<code>[0-9]{{1,4}})\b,?\s*(?P<text>.*)",
-    re.MULTILINE,
+    rf"NVRM: Xid \((?:PCI:)?{_BUS_ID}[^)]*\): (?P<code>[0-9]{{1,4}})\b,?\s*(?P<text>.*)"
 )
-# Drivers that say it without an Xid, and over several lines (leptonai/gpud#1209,
-# NVIDIA/NVSentinel#155).
+# Drivers that say it without an Xid: in a line, or in a sentence over two or three (osinit.c of
+# NVIDIA's open-gpu-kernel-modules), which come in one record or as several
+# (leptonai/gpud#1209, NVIDIA/NVSentinel#155).
 _FALLEN_OFF: typing.Final = re.compile(
-    rf"^\s*NVRM: (?:The NVIDIA )?GPU {_BUS_ID}\b(?:(?!NVRM: (?:Xid|GPU|The) )[\s\S]){{0,200}}?"
-    r"(?P<text>fallen off the bus)",
-    re.MULTILINE,
+    rf"NVRM: GPU {_BUS_ID}: GPU has (?P<text>fallen off the bus)\b"
+)
+_PCI_ID: typing.Final = r"\(PCI ID: [0-9a-fA-F]{4}:[0-9a-fA-F]{4}\)"
+_BEGINS: typing.Final = re.compile(rf"NVRM: The NVIDIA GPU {_BUS_ID}(?= |$)")
+_GOES_ON: typing.Final = re.compile(
+    rf"NVRM: (?:{_PCI_ID}|installed in this |system has fallen |fallen off the bus and )"
+)
+_SENTENCE: typing.Final = re.compile(
+    rf"{_BEGINS.pattern}(?: {_PCI_ID})? installed in this system has "
+    r"(?P<text>fallen off the bus)\b"
 )
 _FALLEN_OFF_CODE: typing.Final = 79
 # `GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)`.
 _RECOVERY_CHANGED: typing.Final = 154
-_RECOVERED: typing.Final = re.compile(r"\bto 0x0\b")
+_RECOVERED: typing.Final = re.compile(
+    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x0\b"
+)
+# `NETIR_LINK_EVT  Fatal   XC0 i0 Link 09`. A message may name a process before it, whose name is
+# too short for this.
+_NVLINK_FATAL: typing.Final = re.compile(r"\bFatal\s+XC[0-9]+ i[0-9]+ Link [0-9]+")
 
 
 class Severity(enum.Enum):
@@ -208,7 +229,7 @@ def meaning(message: Message) -> tuple[Severity, str]:
     code = message.code
     if code in _NVLINK:
         # Most of these repair themselves; the message says which do not.
-        fatal = re.search(r"\bFatal\b", message.text)
+        fatal = _NVLINK_FATAL.search(message.text)
         return Severity.FATAL if fatal else Severity.WARNING, "NVLink error"
     for severity, table in (
         (Severity.FATAL, _FATAL),
@@ -234,7 +255,7 @@ def _ring(path: pathlib.Path) -> list[_Record]:
     """
     text = b"".join(_reads(path)).decode(errors="replace")
     records: list[_Record] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         # Lines that begin with a space tell of the device that the record before is about.
         head, found, message = line.partition(";")
         fields = head.split(",")
@@ -242,7 +263,8 @@ def _ring(path: pathlib.Path) -> list[_Record]:
             continue
         priority, number, microseconds = map(int, fields[:3])
         # What processes write here has a facility, which the kernel does not let them leave out.
-        if priority >> 3 == 0:
+        # A fragment (`c`) may be what another message goes on with, such as a path in it.
+        if priority >> 3 == 0 and fields[3] == "-":
             records.append(_Record(number, microseconds, _unescaped(message)))
     return records
 
@@ -265,7 +287,10 @@ def _reads(path: pathlib.Path) -> collections.abc.Iterator[bytes]:
 
 
 def _unescaped(message: str) -> str:
-    return re.sub(r"\\x([0-9a-f]{2})", lambda match: chr(int(match.group(1), 16)), message)
+    """A message as the journal has it: the kernel escapes all bytes but printable ASCII."""
+    said = message.encode()
+    said = re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes.fromhex(match[1].decode()), said)
+    return said.decode(errors="replace")
 
 
 def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
@@ -287,7 +312,8 @@ def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
     except process.CommandError:
         return None
     records: list[tuple[int, str]] = []
-    for line in said.splitlines():
+    # Not splitlines: JSON leaves U+2028 and the like as they are, and a file's name may have them.
+    for line in filter(None, said.split("\n")):
         entry: dict[str, typing.Any] = json.loads(line)
         text, when = entry.get("MESSAGE"), entry.get("_SOURCE_MONOTONIC_TIMESTAMP", "")
         if isinstance(text, list):  # bytes that are no UTF-8
@@ -295,32 +321,35 @@ def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
         if isinstance(text, str) and str(when).isdecimal():
             records.append((int(when), text))
     # The kernel's first words. Without them the journal was rotated.
-    begun = any(text.startswith("Linux version") for _, text in records)
+    begun = any(re.match(r"Linux version [0-9]+\.[0-9]+", text) for _, text in records)
     return records if begun else None
 
 
 def _messages(
     records: collections.abc.Iterable[tuple[int, str]],
 ) -> collections.abc.Iterator[Message]:
-    """The Xids in records, one for each; lines that belong together may come as several."""
-    pending = ""
+    """The Xids in records, one for each; a sentence may come in several."""
+    sentence = ""
     for microseconds, text in records:
-        # Another part of the kernel may say a name that somebody chose.
-        if not text.lstrip().startswith("NVRM:"):
-            continue
-        match = _XID.search(text)
+        first, *others = text.splitlines() or [""]
+        match = _XID.match(first) or _FALLEN_OFF.match(first)
+        if _BEGINS.match(first):
+            # So long a beginning is the driver's, and so is what else the record says.
+            sentence = " ".join([first, *map(_words, others)])
+        elif sentence and _GOES_ON.match(first):
+            sentence = " ".join([sentence, *map(_words, [first, *others])])
+        match = match or _SENTENCE.match(sentence)
         if match:
-            pending = ""
-            yield _message(match, int(match["code"]), microseconds)
-            continue
-        pending = f"{pending}\n{text}"[-1000:]
-        match = _FALLEN_OFF.search(pending)
-        if match:
-            pending = ""
-            yield _message(match, _FALLEN_OFF_CODE, microseconds)
+            sentence = ""
+            yield _message(match, microseconds)
 
 
-def _message(match: re.Match[str], code: int, microseconds: int) -> Message:
+def _words(line: str) -> str:
+    return line.strip().removeprefix("NVRM: ")
+
+
+def _message(match: re.Match[str], microseconds: int) -> Message:
+    code = int(match.groupdict().get("code") or _FALLEN_OFF_CODE)
     address = (
         f"{int(match['domain'], 16):04x}:{match['bus']}:{match['device']}.{match['function'] or 0}"
     )

@@ -26,8 +26,14 @@ _SOCKET: typing.Final = "/run/containerd/containerd.sock"
 _OURS: typing.Final = pathlib.Path("/opt/concourse")
 _OUR_SERVICE: typing.Final = "concourse-worker.service"
 
+# In seconds; it takes some hundredths of one.
+_ANSWER: typing.Final = 10
 # __SO_ACCEPTCON (Linux include/uapi/linux/net.h): this socket listens.
 _LISTENS: typing.Final = 0x10000
+
+
+class UnknownError(Exception):
+    """What the machine is can't be told now; the text says why. It says nothing of the machine."""
 
 
 def architecture() -> str:
@@ -37,14 +43,25 @@ def architecture() -> str:
 
 
 def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
-    """Look at the machine whose files lie below `root`."""
+    """Look at the machine whose files lie below `root`.
+
+    Raises:
+        UnknownError: the machine has no time for that now, or something can't be looked at.
+    """
     foreign = root / _FOREIGN_RUNC
-    return Machine(
-        architecture=architecture(),
-        toolkit=_toolkit(root),
-        rival=_rival(root / "proc"),
-        foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
-    )
+    try:
+        return Machine(
+            architecture=architecture(),
+            toolkit=_toolkit(root),
+            rival=_rival(root / "proc"),
+            foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
+        )
+    except OSError as error:
+        raise _unknown(error) from error
+
+
+def _unknown(why: object) -> UnknownError:
+    return UnknownError(f"This machine can't be looked at, so nothing is changed for now: {why}")
 
 
 def _toolkit(root: pathlib.Path) -> Toolkit | None:
@@ -59,13 +76,24 @@ def _version(runtime: pathlib.Path) -> str:
     """What `--version` says; empty if it does not say.
 
     It ends with an error after its own version where it finds no runc to ask for another.
+
+    Raises:
+        UnknownError: it had no time, or no memory, to say it.
     """
+    argv = [str(runtime), "--version"]
     try:
-        said = process.run([str(runtime), "--version"], timeout=10, check=False).stdout
-    except process.CommandError:
+        done = process.run(argv, timeout=_ANSWER, check=False)
+    except process.CommandError as error:
+        if error.starved:
+            raise _unknown(error) from error
         return ""
-    match = re.search(r"^NVIDIA Container Runtime version (\S+)", said, re.MULTILINE)
-    return match.group(1) if match else ""
+    match = re.search(r"^NVIDIA Container Runtime version (\S+)", done.stdout, re.MULTILINE)
+    if match:
+        return match.group(1)
+    failure = process.CommandError(argv, done.returncode, done.stderr)
+    if done.returncode and failure.starved:
+        raise _unknown(failure)
+    return ""
 
 
 def _rival(proc: pathlib.Path) -> str:
@@ -73,15 +101,31 @@ def _rival(proc: pathlib.Path) -> str:
 
     One that starts later removes the socket of the one before, which goes on listening, so there
     may be several.
+
+    Raises:
+        OSError: that can't be told.
     """
     wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix")}
     if not wanted:
         return ""
+    owned: set[str] = set()
+    closed: PermissionError | None = None
     for folder in proc.iterdir():
-        if folder.name.isdecimal() and wanted & _open_files(folder):
-            name = _owner(folder)
-            if name:
-                return name
+        if not folder.name.isdecimal():
+            continue
+        try:
+            found = wanted & _open_files(folder)
+            name = _owner(folder) if found else ""
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        except PermissionError as error:  # one with more rights than this program has
+            closed = error
+            continue
+        if name:
+            return name
+        owned |= found
+    if closed and owned != wanted:
+        raise closed
     return ""
 
 
@@ -96,22 +140,26 @@ def _listeners(table: pathlib.Path) -> list[str]:
 
 
 def _open_files(folder: pathlib.Path) -> set[str]:
-    """What the files are that a process has open; those that it closes meanwhile are left out."""
+    """What the files are that a process has open; those that it closes meanwhile are left out.
+
+    Raises:
+        OSError: it has ended, or can't be looked at.
+    """
     found: set[str] = set()
-    with contextlib.suppress(OSError):  # it ended
-        for link in (folder / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                found.add(str(link.readlink()))
+    for link in (folder / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(link.readlink()))
     return found
 
 
 def _owner(folder: pathlib.Path) -> str:
-    """Name of a process's service, else of its program; empty if Concourse's own, or ended."""
-    try:
-        program = (folder / "exe").readlink()
-        groups = (folder / "cgroup").read_text(errors="replace")
-    except OSError:
-        return ""
+    """Name of a process's service, else of its program; empty if Concourse's own.
+
+    Raises:
+        OSError: it has ended, or can't be looked at.
+    """
+    program = (folder / "exe").readlink()
+    groups = (folder / "cgroup").read_text(errors="replace")
     service = re.search(r"/([^/\n]+\.service)$", groups, re.MULTILINE)
     name = service.group(1) if service else program.name
     return "" if program.is_relative_to(_OURS) or name == _OUR_SERVICE else name

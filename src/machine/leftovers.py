@@ -4,6 +4,7 @@
 
 import collections.abc
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -15,23 +16,47 @@ import machine.process as process
 
 _CGROUPS: typing.Final = pathlib.Path("/sys/fs/cgroup")
 _PROC: typing.Final = pathlib.Path("/proc")
+# TASK_COMM_LEN of Linux, without the NUL.
+_COMM_LENGTH: typing.Final = 15
+# What reading in a control group that was removed meanwhile ends with.
+_GONE: typing.Final = (errno.ENOENT, errno.ENODEV)
 
 
-def processes_running(folder: pathlib.Path, names: collections.abc.Collection[str]) -> list[int]:
-    """The ids of all processes that run one of these programs from a folder or one below it.
+def processes_running(
+    folder: pathlib.Path, names: collections.abc.Collection[str], proc: pathlib.Path = _PROC
+) -> list[int]:
+    """The ids of this machine's processes that run one of these programs from a folder or below.
 
-    A program that was deleted since it was started is found too.
+    A program that was deleted since it was started is found too. A container's is none of them,
+    though it may have such a name: what /proc shows of its program is a path in the container. It
+    is told by its own process ids (PID namespace), which nothing leaves that is within.
+
+    Raises:
+        OSError: one that may be such a program can't be looked at.
     """
+    ours = (proc / "self/ns/pid").readlink()
     found: list[int] = []
-    for entry in _PROC.iterdir():
+    for entry in proc.iterdir():
         if not entry.name.isdecimal():
             continue
-        with contextlib.suppress(OSError):  # it ended, or is a thread of the kernel
-            program = (entry / "exe").readlink()
+        # It ended, or is a thread of the kernel.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            try:
+                program = (entry / "exe").readlink()
+                is_ours = (entry / "ns/pid").readlink() == ours
+            except PermissionError:
+                # One with more rights than this one has, and none of ours renames itself.
+                if _comm(entry) in {os.fsencode(name)[:_COMM_LENGTH] for name in names}:
+                    raise
+                continue
             name = program.name.removesuffix(" (deleted)")
-            if name in names and program.is_relative_to(folder):
+            if is_ours and name in names and program.is_relative_to(folder):
                 found.append(int(entry.name))
     return found
+
+
+def _comm(process: pathlib.Path) -> bytes:
+    return (process / "comm").read_bytes().removesuffix(b"\n")
 
 
 def end_processes(pids: collections.abc.Collection[int], grace: float = 5.0) -> bool:
@@ -65,13 +90,22 @@ def unmount_below(folder: pathlib.Path) -> bool:
 
 
 def control_groups(pattern: str) -> list[pathlib.Path]:
-    """The control groups, in every hierarchy, whose path in it matches; the deepest first."""
+    """The control groups, in every hierarchy, whose path in it matches; the deepest first.
+
+    Raises:
+        OSError: one can't be looked into.
+    """
     found: list[pathlib.Path] = []
     for root in _hierarchies():
-        for path, _, _ in os.walk(root):
+        for path, _, _ in os.walk(root, onerror=_unless_gone):
             if re.search(pattern, f"/{os.path.relpath(path, root)}"):
                 found.append(pathlib.Path(path))
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
+def _unless_gone(error: OSError) -> None:
+    if error.errno not in _GONE:
+        raise error
 
 
 def remove_control_groups(pattern: str) -> bool:
@@ -80,12 +114,19 @@ def remove_control_groups(pattern: str) -> bool:
     Args:
         pattern: a regular expression for the path below a hierarchy's root, as in
             /proc/PID/cgroup.
+
+    Raises:
+        OSError: what runs in one of them can't be told.
     """
     groups = control_groups(pattern)
     pids: set[int] = set()
     for group in groups:
-        with contextlib.suppress(OSError):
+        try:
             pids.update(int(pid) for pid in (group / "cgroup.procs").read_text().split())
+        except OSError as error:
+            # A threaded group tells threads only; the processes are above it, at or below ours.
+            if error.errno != errno.EOPNOTSUPP:
+                _unless_gone(error)
     end_processes(pids, grace=0)
     for group in groups:
         with contextlib.suppress(OSError):  # systemd removes its own by itself
@@ -95,19 +136,20 @@ def remove_control_groups(pattern: str) -> bool:
 
 def _lives(pid: int) -> bool:
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        said = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+    # After its name, which may hold any bytes.
+    return said.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 def _mount_points(folder: pathlib.Path) -> list[str]:
     """What is mounted below a folder, in the order in which it was mounted."""
-    lines = (_PROC / "self/mountinfo").read_text().splitlines()
-    # The kernel writes blanks and backslashes as \040 and the like (proc(5)).
+    lines = os.fsdecode((_PROC / "self/mountinfo").read_bytes()).split("\n")
+    # The kernel writes blanks, newlines and backslashes as \040 and the like (proc(5)).
     points = (
         re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), line.split(" ")[4])
-        for line in lines
+        for line in filter(None, lines)
     )
     return [point for point in points if point.startswith(f"{folder}/")]
 

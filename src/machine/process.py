@@ -16,6 +16,8 @@ import subprocess
 import tempfile
 import typing
 
+from machine import scarcity
+
 _PATH: typing.Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_SAID: typing.Final = 1 << 16  # the end of what a program says beside this one, in bytes
 _NOWHERE: typing.Final = pathlib.Path(os.devnull)
@@ -39,6 +41,9 @@ class CommandError(Exception):
 
     Attributes:
         returncode: its exit status, negative for a signal; None if it ran out of time.
+        stderr: what it said, or why it can't be started.
+        starved: whether it was for want of time, memory or another thing that the machine was out
+            of, or by SIGKILL, which the kernel sends for want of memory.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class CommandError(Exception):
         )
         self.returncode = returncode
         self.stderr = stderr
+        self.starved = returncode in (None, -signal.SIGKILL) or scarcity.is_told_by(stderr)
 
 
 def proxies() -> dict[str, str]:

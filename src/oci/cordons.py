@@ -10,11 +10,6 @@ from machine import files
 from oci import wrapper
 
 
-def names() -> frozenset[str]:
-    """The UUIDs of the GPUs that are cordoned now."""
-    return frozenset(path.stem for path in wrapper.CORDONS.glob("*.json"))
-
-
 def reasons() -> dict[str, str]:
     """The UUIDs of the GPUs that are cordoned now, each with the reason.
 

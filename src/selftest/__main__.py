@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import traceback
 import types
 import typing
@@ -19,25 +18,15 @@ from gpu.inventory import Gpu
 from machine import files, locks
 from oci import wrapper
 from selftest import report, results, run, settings, unit
-from selftest.check import Level, Outcome
-from selftest.quick import host_checks
-from selftest.results import Report
+from selftest.check import Level
+from selftest.results import STATUS, Report
 from selftest.settings import Settings
+from selftest.watchdog import Watchdog
 
-# The exit status of each outcome. A command that was asked for nonsense ends as argparse does.
-STATUS: typing.Final = {"passed": 0, "failed": 1, "incomplete": 3}
+# A command that was asked for nonsense ends as argparse does.
 WRONG_USE: typing.Final = 2
 # Python's own, 1, would be a verdict.
 CRASHED: typing.Final = 4
-
-# After so many seconds something hangs, such as NVML in a driver that died. The service at boot
-# has 27 s, some of which Python takes to start from a cold disk. What comes after isolation may
-# download, and the unit of the charm ends it (selftest.unit).
-LIMITS: typing.Final = {Level.QUICK: 22.0, Level.ISOLATION: 90.0}
-# Isolation makes a container for each device that can be handed out; eight GPUs cut into MIG
-# devices are 56, for each of which there is more time beyond these few, in seconds.
-_FEW: typing.Final = 8
-_MORE: typing.Final = 3.0
 
 _MINUTES: typing.Final = 10
 _MOST_MINUTES: typing.Final = 24 * 60
@@ -45,78 +34,6 @@ _MOST_MINUTES: typing.Final = 24 * 60
 
 class UsageError(Exception):
     """The command can't do what it was asked for; the text says why and what to do instead."""
-
-
-class Watchdog:
-    """Ends this process with a failed report when the checks hang.
-
-    Python can't end a thread that waits for the kernel, so a second one does what is left to do:
-    without a report, a worker whose driver hangs would go on as it was.
-
-    Attributes:
-        limit: how long quick and isolation may take together, in seconds.
-    """
-
-    def __init__(self, kept: Settings, request: run.Request) -> None:
-        self._settings, self._request = kept, request
-        self._started, self._began = results.started(request.run), time.monotonic()
-        self.limit = LIMITS.get(request.level, LIMITS[Level.ISOLATION])
-        if request.level is not Level.QUICK:
-            devices = sum(len(gpu.devices) for gpu in kept.gpus)
-            self.limit += _MORE * max(0, devices - _FEW)
-        self._timer = threading.Timer(self.limit, self._end)
-        self._last = ""
-        self._decided = threading.Lock()
-
-    def start(self) -> None:
-        """Begin to wait."""
-        self._timer.daemon = True
-        self._timer.start()
-
-    def reached(self, level: Level) -> None:
-        """Wait no longer once what has a limit is done."""
-        if level not in LIMITS:
-            self._timer.cancel()
-
-    def progress(self, text: str) -> None:
-        """Show what happens now, and remember it as what may come to hang."""
-        self._last = text
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-    def conclude(self, found: Report) -> None:
-        """Have this report be the one that counts, unless time ran out just now."""
-        # Held to the end of this process: the other thread finds it taken, or is about to exit.
-        self._decided.acquire()
-        run.conclude(self._settings, found)
-
-    def _end(self) -> None:
-        if not self._decided.acquire(blocking=False):
-            return
-        last = f"; the last that was begun: {self._last}" if self._last else ""
-        hung = host_checks.DRIVER.result(
-            Outcome.FAILED,
-            f"the GPU's driver hangs: no answer within {self.limit:g} s{last}",
-            remedy="Look into the kernel's log (dmesg) for what the driver says, and reboot the "
-            "machine, since nothing else ends a process that waits for it; then "
-            f"`juju run {self._settings.unit} gpu-selftest`",
-        )
-        found = Report(
-            run=self._request.run,
-            # Nothing is known of what was tested: the next event has to test it again.
-            subject="",
-            level=self._request.level,
-            device=self._request.device,
-            gpu=self._request.gpu,
-            outcome=results.outcome([hung]),
-            started=self._started.isoformat(timespec="seconds"),
-            seconds=round(time.monotonic() - self._began, 1),
-            results=(hung,),
-        )
-        run.conclude(self._settings, found)
-        sys.stdout.write(report.table(found, self._settings.gpus))
-        sys.stdout.flush()
-        os._exit(STATUS["failed"])
 
 
 def main(arguments: collections.abc.Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from found import Found, Verdict
 from oci import quarantine, wrapper
 from plan import GpuPlan, Plan
 from selftest import proof, results, settings, unit
-from selftest.check import Level, Outcome, Progress
+from selftest.check import Level, Outcome, Progress, Result
 from selftest.compute import environment
 from selftest.settings import Settings
 
@@ -21,7 +21,8 @@ from selftest.settings import Settings
 _PATIENCE: typing.Final = 120
 # How long it waits for one by hand or at boot, in seconds: all but compute and burn-in are done.
 _COURTESY: typing.Final = 30
-# How often one is tried again that was incomplete, since a job held a GPU, in seconds.
+# How often one is tried again, in seconds, that was incomplete, since a job held a GPU, or that
+# failed of what a job may have brought about, such as a full disk.
 _TRY_AGAIN: typing.Final = 300
 
 
@@ -49,16 +50,17 @@ def ensure(found: Found, wanted: Plan, *, repaired: bool, progress: Progress) ->
     unit.install(on_start=on_start)
     subject = proof.subject(current, found.inventory, found.machine)
     unknown = ""
-    if on_start and isinstance(wanted.gpu, GpuPlan) and _is_due(subject, repaired=repaired):
-        unknown = _isolation(progress)
+    due = _due(subject, repaired=repaired)
+    if on_start and isinstance(wanted.gpu, GpuPlan) and due:
+        unknown = _test(due, progress)
     elif ended := unit.broken_off():
         unknown = f"that of level {ended.level.value} ended without a verdict, see {unit.LOG}"
     said = Verdict("incomplete", failure=unknown) if unknown else verdict()
     return dataclasses.replace(found, quarantined=quarantine.read(), verdict=said)
 
 
-def _isolation(progress: Progress) -> str:
-    """Test isolation, or follow the test that a killed hook has started.
+def _test(level: Level, progress: Progress) -> str:
+    """Test quick or isolation, or follow the test that a killed hook has started.
 
     Returns:
         Why there is no verdict yet; empty if there is.
@@ -71,7 +73,7 @@ def _isolation(progress: Progress) -> str:
         return f"it is due, and one of level {running.level.value} still runs"
     if not running and (other := unit.wait_for_others(_COURTESY)):
         return f"it is due, and another still runs: {other}"
-    name = running.run if running else unit.start(Level.ISOLATION)
+    name = running.run if running else unit.start(level)
     report = unit.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
     return "" if report else "it still runs"
 
@@ -88,10 +90,16 @@ def verdict() -> Verdict | None:
     if report is None:
         return None
     told = Outcome.PREVENTED if report.outcome == "incomplete" else Outcome.FAILED
-    first = next((one for one in report.results if one.outcome is told), None)
-    # Which container it is, and for how long, changes by the minute.
-    why = first.text.partition(" by container")[0] if first else ""
-    return Verdict(report.outcome, bool(report.gpu), why, first.remedy if first else "")
+    # First what takes no GPU out: of the others status has what it says of the quarantine.
+    found = sorted(filter(lambda one: one.outcome is told, report.results), key=results.condemns)
+    first = found[0] if found else None
+    if first is None:
+        return Verdict(report.outcome, bool(report.gpu))
+    # Which container it is, how long it has had a GPU and how full the disk is change by the
+    # minute.
+    cut = ":" if told is Outcome.FAILED and not first.condemns else " by container"
+    why = first.text.partition(cut)[0]
+    return Verdict(report.outcome, bool(report.gpu), why, first.remedy)
 
 
 def _settings(found: Found, wanted: Plan) -> Settings:
@@ -116,23 +124,36 @@ def _settings(found: Found, wanted: Plan) -> Settings:
     )
 
 
-def _is_due(subject: str, *, repaired: bool) -> bool:
-    """Whether isolation is to be tested now."""
+def _due(subject: str, *, repaired: bool) -> Level | None:
+    """Which level is to be tested now; None if nothing is due."""
     last = results.read()
     if last is None or last.subject != subject or not proof.is_tested():
-        return True
-    if last.gpu or last.outcome == "passed" or not last.level.includes(Level.ISOLATION):
-        return proof.kept() != subject
-    if repaired or not _left_out(last):
-        # What failed stays out of use until the operator, or a change, has it tested again.
-        return repaired
-    return time.time() - datetime.datetime.fromisoformat(last.started).timestamp() > _TRY_AGAIN
+        return Level.ISOLATION
+    whole = not last.gpu and last.level.includes(Level.ISOLATION)
+    # What failed stays out of use until the operator, or a change, has it tested again.
+    anew = repaired if whole and last.outcome != "passed" else proof.kept() != subject
+    if anew:
+        return Level.ISOLATION
+    started = datetime.datetime.fromisoformat(last.started).timestamp()
+    if time.time() - started <= _TRY_AGAIN:
+        return None
+    if whole and _left_out(last):
+        return Level.ISOLATION
+    if not any(map(_may_be_over, last.results)):
+        return None
+    return Level.QUICK if proof.kept() == subject else Level.ISOLATION
+
+
+def _may_be_over(result: Result) -> bool:
+    """Whether it failed of what a job may have brought about, and the quick test shows."""
+    failed = result.outcome is Outcome.FAILED and not result.condemns
+    return failed and result.level is Level.QUICK
 
 
 def _left_out(report: results.Report) -> bool:
     """Whether a report lacks checks of GPUs that have not failed, as where a job had them."""
-    failed = {result.gpu for result in report.results if result.outcome is Outcome.FAILED}
-    if not failed or "" in failed:
-        return not failed
+    failed = {result.gpu for result in filter(results.condemns, report.results)}
     prevented = {result.gpu for result in report.results if result.outcome is Outcome.PREVENTED}
+    if not failed or "" in failed:
+        return bool(prevented) and not failed
     return not prevented <= failed | {""}

@@ -7,6 +7,9 @@ import dataclasses
 import enum
 import typing
 
+# Of what a result says, in characters.
+_LONGEST: typing.Final = 2000
+
 
 class Level(enum.Enum):
     """How much is tested; each level includes those before it."""
@@ -53,6 +56,7 @@ class Result:
         threshold: what the value was judged by, in words, such as `at least 8 GiB`.
         source: where the threshold comes from.
         remedy: what the operator does about it; empty unless it failed or warns.
+        condemns: whether a failure takes the GPU out of use; see Check.
     """
 
     check: str
@@ -66,6 +70,7 @@ class Result:
     threshold: str = ""
     source: str = ""
     remedy: str = ""
+    condemns: bool = True
 
 
 class Said(typing.NamedTuple):
@@ -90,6 +95,9 @@ class Check:
         source: where its thresholds come from: a specification, a file and version, a CVE.
         unit: what it measures in, such as `GiB`, `TFLOPS`, `°C`.
         each_gpu: whether it is made on each GPU, and not once for the worker.
+        condemns: whether a failure takes the GPU, or all of the worker's, out of use. Not where a
+            job can bring it about by itself, such as by filling the disk: it would take them from
+            everybody else.
     """
 
     id: str
@@ -99,6 +107,7 @@ class Check:
     source: str = ""
     unit: str = ""
     each_gpu: bool = False
+    condemns: bool = True
 
     def result(
         self,
@@ -110,7 +119,10 @@ class Check:
         threshold: str = "",
         remedy: str = "",
     ) -> Result:
-        """What it came to; see Result. Without `remedy` its own is told where one is needed."""
+        """What it came to; see Result. Without `remedy` its own is told where one is needed.
+
+        What a program said may be in the words: they become one line of printable text.
+        """
         needed = outcome in (Outcome.FAILED, Outcome.WARNING)
         return Result(
             self.id,
@@ -118,12 +130,13 @@ class Check:
             self.proves,
             outcome,
             gpu=gpu,
-            text=text,
-            value=value,
+            text=_line(text),
+            value=_line(value) if isinstance(value, str) else value,
             unit=self.unit,
             threshold=threshold,
             source=self.source,
-            remedy=(remedy or self.remedy) if needed else "",
+            remedy=_line(remedy or self.remedy) if needed else "",
+            condemns=self.condemns,
         )
 
     def told(self, said: Said, gpu: str, threshold: str) -> Result:
@@ -136,6 +149,11 @@ class Check:
             threshold=said.threshold or threshold,
             remedy=said.remedy,
         )
+
+
+def _line(text: str) -> str:
+    shown = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
 
 
 Progress = collections.abc.Callable[[str], None]

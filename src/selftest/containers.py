@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import time
 import types
 import typing
@@ -21,11 +22,12 @@ from gpuci import broker
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
-from machine import files, leftovers, process
+from machine import files, leftovers, process, scarcity
 from machine.process import CommandError, Completed
 from oci import wrapper
 from selftest import bundle, results, rootfs
 from selftest.bundle import Kind
+from selftest.pulse import StarvedError
 from selftest.rootfs import Mount
 
 _HOME: typing.Final = wrapper.RUN / "selftest"
@@ -59,6 +61,10 @@ _FOLDERS: typing.Final = (
 
 class ContainerError(Exception):
     """A container or a process in it could not be made; the text is the runtime's own words."""
+
+
+# What the end of a container may be told of: it is looked for again by whoever comes next.
+_UNFINISHED: typing.Final = (ContainerError, StarvedError)
 
 
 def missing() -> str:
@@ -119,6 +125,7 @@ class Container:
 
         Raises:
             ContainerError: the wrapper or the runtime refused it.
+            StarvedError: the machine has no time or room for it.
         """
         # As containerd has them: hooks read the file as the container's root.
         files.ensure_directory(self._bundle, mode=0o711)
@@ -144,7 +151,8 @@ class Container:
             exec_id: `task` for a task's step, a UUID for a hijacked session.
 
         Raises:
-            ContainerError: it was refused, or ran out of time.
+            ContainerError: it was refused.
+            StarvedError: it ran out of time, or was killed, as the kernel does for want of memory.
         """
         pid = self.begin(argv, exec_id=exec_id)
         try:
@@ -158,7 +166,9 @@ class Container:
         said = [self.output(exec_id, name).read_text(errors="replace") for name in _STREAMS]
         if status is None:
             last = f": {said[1].strip()}" if said[1].strip() else ""
-            raise ContainerError(f"no end of {' '.join(argv)} within {timeout:g} s{last}")
+            raise StarvedError(f"no end of {' '.join(argv)} within {timeout:g} s{last}")
+        if status == -signal.SIGKILL or (status and scarcity.is_told_by(said[1])):
+            raise StarvedError(str(CommandError(argv, status, said[1])))
         return Completed(status, *said)
 
     def begin(self, argv: collections.abc.Sequence[str], *, exec_id: str = "task") -> int:
@@ -166,6 +176,7 @@ class Container:
 
         Raises:
             ContainerError: it was refused.
+            StarvedError: the machine has no time or room for it.
         """
         variables = [*self._environment, "USER=root"]
         described = bundle.process(argv, variables, self._kind.value)
@@ -183,11 +194,11 @@ class Container:
 
     def remove(self) -> None:
         """Kill it, and take away all there is of it: also what a failed `create` left."""
-        with contextlib.suppress(ContainerError):
+        with contextlib.suppress(*_UNFINISHED):
             self._call("kill", self.id, "9")
         self._reap()
         for flags in ((), ("--force",)):
-            with contextlib.suppress(ContainerError):
+            with contextlib.suppress(*_UNFINISHED):
                 self._call("delete", *flags, self.id)
         _forget(self.id)
 
@@ -221,11 +232,10 @@ class Container:
                 **{name: path for name, path in outputs.items() if path},
             )
         except CommandError as error:
-            raise ContainerError(_said(log) or str(error)) from error
+            raise _refused(_said(log) or str(error), starved=error.starved) from error
         if status:
-            raise ContainerError(
-                _said(log) or f"{wrapper.FRONT} {words[0]} failed with {status} and said nothing"
-            )
+            said = f"{wrapper.FRONT} {words[0]} failed with {status} and said nothing"
+            raise _refused(_said(log) or said, starved=status == -signal.SIGKILL)
 
 
 _STREAMS: typing.Final = ("stdout", "stderr")
@@ -246,13 +256,14 @@ class Containers:
 
         Raises:
             ContainerError: it does not run.
+            StarvedError: the machine has no time or room for it.
         """
         process.adopt_orphans()
         _sweep()
         try:
             self._python = rootfs.interpreter(modules=_MODULES)
         except CommandError as error:
-            raise ContainerError(str(error)) from error
+            raise _refused(str(error), starved=error.starved) from error
         self._highest_id = _highest_id()
         for folder in (_STATE, _BUNDLES, _ROOTS):
             files.ensure_directory(folder)
@@ -283,6 +294,7 @@ class Containers:
 
         Raises:
             ContainerError: the wrapper or the runtime refused it.
+            StarvedError: the machine has no time or room for it.
         """
         environment = bundle.variables(step.image_env, step.params)
         made = Container(name, step.kind, environment)
@@ -294,7 +306,7 @@ class Containers:
             made.create(config, timeout)
         except OSError as error:
             made.remove()
-            raise ContainerError(str(error)) from error
+            raise _refused(str(error), starved=scarcity.is_told_by(error)) from error
         except BaseException:
             made.remove()
             raise
@@ -307,6 +319,13 @@ class Containers:
         files.ensure_directory(work)
         files.hand_over(work, self._highest_id)
         return str(root), str(work)
+
+
+def _refused(words: str, *, starved: bool) -> ContainerError | StarvedError:
+    """The error for what was not made; its words may tell that the machine is out of something."""
+    if starved or scarcity.is_told_by(words):
+        return StarvedError(words)
+    return ContainerError(words)
 
 
 def _sweep() -> None:

@@ -29,6 +29,9 @@ _WORDS: typing.Final = {
     Outcome.SKIPPED: "skipped",
 }
 
+# Of what fails without taking a GPU out.
+_STAYS: typing.Final = ", which takes no GPU out of use"
+
 _Row = tuple[str, ...]
 # The index of each GPU by its id.
 _Names = collections.abc.Mapping[str, int]
@@ -105,9 +108,10 @@ def _of_one(report: Report, uuid: str) -> str:
         for outcome in Outcome
     }
     said = results.outcome(found)
-    for outcome in (Outcome.FAILED, Outcome.PREVENTED):
+    kept = "" if any(map(results.condemns, found)) else _STAYS
+    for outcome, more in ((Outcome.FAILED, kept), (Outcome.PREVENTED, "")):
         if by_outcome[outcome]:
-            return f"{said}: {', '.join(by_outcome[outcome])}"
+            return f"{said}: {', '.join(by_outcome[outcome])}{more}"
     warned = by_outcome[Outcome.WARNING]
     return said + (f", warned: {', '.join(warned)}" if warned else "")
 
@@ -168,7 +172,8 @@ def _findings(
     shared: dict[tuple[str, str, str], list[str]] = {}
     for result in report.results:
         if result.outcome is outcome:
-            key = (result.check, result.text, result.remedy)
+            spares = outcome is Outcome.FAILED and not result.condemns
+            key = (result.check, result.text + (_STAYS if spares else ""), result.remedy)
             shared.setdefault(key, []).append(result.gpu)
     lines: list[str] = []
     for (check, text, remedy), found in shared.items():

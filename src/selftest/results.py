@@ -16,6 +16,9 @@ from selftest.check import Level, Outcome, Result
 HOME: typing.Final = pathlib.Path("/var/lib/gpu-ci/selftest")
 RUN_PATTERN: typing.Final = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}"
 
+# The exit status of the command gpu-selftest for each outcome.
+STATUS: typing.Final = {"passed": 0, "failed": 1, "incomplete": 3}
+
 _LAST: typing.Final = "last.json"
 _HISTORY: typing.Final = "history"
 _VERSION: typing.Final = 1
@@ -56,6 +59,11 @@ def outcome(found: collections.abc.Iterable[Result]) -> str:
     if Outcome.FAILED in outcomes:
         return "failed"
     return "incomplete" if Outcome.PREVENTED in outcomes else "passed"
+
+
+def condemns(result: Result) -> bool:
+    """Whether it takes a GPU, or all of the worker's, out of use: the one rule of it."""
+    return result.outcome is Outcome.FAILED and result.condemns
 
 
 def new_run() -> str:

@@ -10,7 +10,7 @@ import typing
 
 from gpu import health, xid
 from gpu.inventory import Gpu
-from oci import quarantine
+from oci import leases, quarantine
 from selftest import proof, results
 from selftest.burnin import run as burnin
 from selftest.check import Check, Level, Outcome, Progress, Result
@@ -74,7 +74,8 @@ def run(
             found += _unless_prevented(checks, gpus, found, make)
     return Report(
         run=request.run,
-        subject=proof.subject(settings, look.inventory, look.machine),
+        # What can't be told is to be tested again at the next event.
+        subject="" if look.unknown else proof.subject(settings, look.inventory, look.machine),
         level=request.level,
         device=request.device,
         gpu=request.gpu,
@@ -86,7 +87,17 @@ def run(
 
 
 def _health(settings: Settings, gpus: tuple[Gpu, ...]) -> list[Result]:
-    return gpu_checks.run(settings, health.read(gpu.uuid for gpu in gpus), xid.read(), gpus)
+    told = health.read(gpu.uuid for gpu in gpus)
+    return gpu_checks.run(settings, told, xid.read(), gpus, _busy(gpus))
+
+
+def _busy(gpus: tuple[Gpu, ...]) -> set[str]:
+    """The ids of those that a job has; of all where that can't be told."""
+    held = leases.holders()
+    if held is None:
+        return {gpu.uuid for gpu in gpus}
+    devices = {device for lease in held.values() if lease.occupied for device in lease.devices}
+    return {gpu.uuid for gpu in gpus if not devices.isdisjoint({gpu.uuid, *gpu.devices})}
 
 
 def _later(
@@ -113,8 +124,16 @@ def _later(
 def _unless_prevented(
     checks: tuple[Check, ...], gpus: tuple[Gpu, ...], earlier: list[Result], make: _Make
 ) -> list[Result]:
-    """The results of the next checks, on those GPUs alone that have failed none so far."""
-    failed = {result.gpu: result.check for result in reversed(earlier) if _failed(result)}
+    """The results of the next checks, on those GPUs alone that have failed none so far.
+
+    What condemns no GPU does not spare it the next checks, which may show more; but without room
+    on the disk, say, none can be made.
+    """
+    failed = {
+        result.gpu: result.check
+        for result in reversed(earlier)
+        if results.condemns(result) or (result.outcome is Outcome.FAILED and not result.gpu)
+    }
     if "" in failed:
         why = f"{failed['']} failed"
         return [check.result(Outcome.PREVENTED, why) for check in checks]
@@ -130,15 +149,11 @@ def _unless_prevented(
     return [*prevented, *(make(good) if good else [])]
 
 
-def _failed(result: Result) -> bool:
-    return result.outcome is Outcome.FAILED
-
-
 def conclude(settings: Settings, report: Report) -> None:
     """Have every GPU in or out of use as a report says, and keep it.
 
-    A failure of the worker as a whole takes all its GPUs out. A GPU returns when the level that
-    failed it passes; what an operator has cordoned stays so.
+    A failure of the worker as a whole takes all its GPUs out, but for what a job may bring about.
+    A GPU returns when the level that failed it passes; what an operator has cordoned stays so.
     """
     if report.device == "cuda":
         _take_out(settings, report.device, report.results)
@@ -157,7 +172,7 @@ def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[R
         return
     earlier = {entry.uuid: entry for entry in quarantine.read()}
     failed: dict[str, Result] = {}
-    for failure in filter(_failed, found):
+    for failure in filter(results.condemns, found):
         for uuid in [failure.gpu] if failure.gpu else [gpu.uuid for gpu in settings.gpus]:
             failed.setdefault(uuid, failure)
     for uuid, failure in failed.items():
@@ -179,7 +194,12 @@ def _bring_back(settings: Settings, report: Report) -> None:
 def _proves(report: Report) -> bool:
     """Whether all GPUs passed isolation."""
     whole = not report.gpu and report.level.includes(Level.ISOLATION)
-    return whole and report.outcome == "passed"
+    return whole and not any(map(_is_against, report.results))
+
+
+def _is_against(result: Result) -> bool:
+    """Whether a GPU can't be said to hold to what it was tested for."""
+    return results.condemns(result) or result.outcome is Outcome.PREVENTED
 
 
 def _passed(report: Report, uuid: str, level: str) -> bool:
@@ -187,7 +207,7 @@ def _passed(report: Report, uuid: str, level: str) -> bool:
     if not report.level.includes(Level(level)):
         return False
     return not any(
-        result.outcome in (Outcome.FAILED, Outcome.PREVENTED)
+        _is_against(result)
         for result in report.results
         if result.gpu in ("", uuid) and Level(level).includes(result.level)
     )

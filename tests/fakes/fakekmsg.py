@@ -45,7 +45,9 @@ def lay(log: Path, run: Callable[..., None]):
 def say(log: Path, message: str):
     """Adds one record, as the kernel writes them (Documentation/ABI/testing/dev-kmsg)."""
     number = log.read_text().count("\n")
-    escaped = message.replace("\\", "\\x5c").replace("\n", "\\x0a")
+    plain = {*range(32, 127)} - {*b"\\"}
+    raw = message.encode(errors="surrogateescape")
+    escaped = "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in raw)
     with log.open("a") as file:
         file.write(f"3,{number},{time.monotonic_ns() // 1000},-;{escaped}\n")
 

@@ -2,44 +2,12 @@
 # See LICENSE file for licensing details.
 """Foreign use of GPUs, through the real binding and a simulated libnvidia-ml.so.1."""
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.fakes import Card, build_nvml, write_state
-
-ROOT = Path(__file__).parents[2]
-T4 = Card(number=1, model="Tesla T4", memory_mib=15360)
-MIG = Card(mig=("MIG-a", "MIG-b"))
-HOLDER = "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
-HOST, CONTAINER = "pid:[4026531836]", "pid:[4026532448]"
-# Looks once; says how often it waited and what was given back. While it waits, `later` happens.
-ASK = """
-import json, pathlib, sys, time
-from found import Lease
-from gpu import foreign, nvml
-from gpu.inventory import Inventory, State
-asked = json.loads(sys.argv[1])
-waits = []
-def sleep(seconds):
-    waits.append(seconds)
-    for path, text in asked["later"].items():
-        pathlib.Path(path).write_text(text)
-time.sleep = sleep
-gpus = nvml.read().gpus
-found = foreign.look(
-    Inventory(State.READY, gpus),
-    lambda: {name: Lease(*lease) for name, lease in asked["leases"].items()},
-    asked["known"],
-    pathlib.Path(asked["root"]),
-)
-print(json.dumps({"found": dict(found), "waits": waits}))
-"""
+from tests.fakes import Card, build_nvml
+from tests.functional.foreign_machine import CONTAINER, HOLDER, MIG, T4, Machine
 
 pytestmark = pytest.mark.skipif(
     shutil.which("gcc") is None, reason="needs gcc, for the simulated libnvidia-ml.so.1"
@@ -49,61 +17,6 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory):
     return build_nvml(tmp_path_factory.mktemp("nvml"))
-
-
-class Machine:
-    """Two cards (an A100, a T4), and processes in a /proc of its own."""
-
-    def __init__(self, folder: Path, nvml: Path) -> None:
-        self.nvml, self.root, self.state = nvml, folder / "root", folder / "state"
-        self.namespace(HOST)
-        self.cards(Card(), T4)
-
-    def cards(self, *cards: Card) -> None:
-        write_state(self.state, cards)
-
-    def namespace(self, name: str) -> None:
-        link = self.root / "proc/self/ns/pid"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(name)
-
-    def process(self, pid: int, cgroup="/user.slice/session-1.scope", name="python3", exe=""):
-        folder = self.root / f"proc/{pid}"
-        folder.mkdir()
-        (folder / "cgroup").write_text(f"4:memory:{cgroup}\n0::{cgroup}\n")
-        (folder / "comm").write_text(f"{name}\n")
-        (folder / "exe").symlink_to(exe or f"/usr/bin/{name}")
-
-    def set(self, card: int, **values: object) -> None:
-        for name, value in values.items():
-            path = self.state / "gpus" / str(card) / name.replace("_", "-")
-            path.write_text(f"{value}\n")
-
-    def ask(self, leases=None, known=(), later=None) -> dict:
-        asked = {
-            "root": str(self.root),
-            "leases": leases or {},
-            "known": known,
-            "later": later or {},
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", ASK, json.dumps(asked)],
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lib'}",
-                "LD_LIBRARY_PATH": str(self.nvml),
-                "FAKE_GPU_DIR": str(self.state),
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def look(self, **asked) -> dict[str, str]:
-        return self.ask(**asked)["found"]
 
 
 @pytest.fixture
@@ -122,7 +35,7 @@ def test_a_stranger_is_named_and_looked_at_twice(machine):
         "found": {T4.uuid: "in use outside CI: pid 4711 (python3)"},
         "waits": [2],
     }
-    assert machine.ask(known=[T4.uuid])["waits"] == []
+    assert machine.ask(known={T4.uuid: "in use outside CI: pid 1 (x)"})["waits"] == []
 
 
 def test_several_strangers_are_counted(machine):
@@ -133,9 +46,37 @@ def test_several_strangers_are_counted(machine):
 
 
 def test_a_name_cannot_bring_its_own_lines(machine):
-    machine.process(4711, name="a\x1b[2J\nb")
+    machine.process(4711, name=b"a\x1b[2J\nb")
     machine.set(0, processes="4711 900")
     assert machine.look() == {Card().uuid: "in use outside CI: pid 4711 (a?[2J?b)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"\xff\x80", "\ufffd\ufffd"),
+        (b"a\xe2\x80\xaeb", "a?b"),
+        (b"x" * 4096, "x" * 15),
+        (b"\n", "?"),
+    ],
+    ids=["no UTF-8", "right to left", "long", "newline"],
+)
+def test_a_name_may_have_any_bytes(machine, name, shown):
+    """One that is no UTF-8 would end each event of the charm in an error."""
+    machine.process(4711, name=name)
+    machine.process(4712, f"/garden/{HOLDER}", name=name)
+    machine.set(0, processes="4711 900\n4712 900")
+    found = machine.look(leases={HOLDER: [[Card().uuid]]})
+    assert found == {Card().uuid: f"in use outside CI: pid 4711 ({shown})"}
+
+
+def test_a_process_that_cannot_be_looked_at_is_a_stranger(machine):
+    machine.process(4711, f"/garden/{HOLDER}")
+    (machine.root / "proc/4711/cgroup").unlink()
+    (machine.root / "proc/4711/cgroup").mkdir()
+    machine.set(0, processes="4711 900")
+    found = machine.look(leases={HOLDER: [[Card().uuid]]})
+    assert found == {Card().uuid: "in use outside CI: pid 4711 (unknown: Is a directory)"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +99,7 @@ def test_a_holders_processes_are_no_strangers_wherever_they_are_below_it(machine
 
 def test_a_stranger_beside_a_holder_is_seen(machine):
     machine.process(4711, f"/garden/{HOLDER}")
-    machine.process(4712, name="ollama")
+    machine.process(4712, name=b"ollama")
     machine.set(0, processes="4711 900\n4712 900")
     found = machine.look(leases={HOLDER: [[Card().uuid]]})
     assert found == {Card().uuid: "in use outside CI: pid 4712 (ollama)"}
@@ -183,19 +124,25 @@ def test_a_process_that_ended_between_is_none(machine):
     assert machine.look() == {}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a program that belongs to root takes root to make")
-def test_services_of_the_host_do_not_count_where_root_owns_their_program(machine, tmp_path):
-    program = tmp_path / "nv-hostengine"
-    program.write_text("")
-    machine.process(4711, name="nv-hostengine", exe=str(program))
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"/garden/{HOLDER}x",
+        f"/garden/x{HOLDER}",
+        f"/garden/x-{HOLDER}",
+        f"/machine.slice/cri-containerd-{HOLDER}.scope.x",
+        f"/machine.slice/{HOLDER}.service",
+        f"/garden/{HOLDER[:-1]}",
+    ],
+)
+def test_a_name_that_has_a_holders_in_it_is_not_the_holder(machine, cgroup):
+    machine.process(4711, cgroup)
     machine.set(0, processes="4711 900")
-    assert machine.look() == {}
-    os.chown(program, 1000, 1000)
-    assert machine.look() == {Card().uuid: "in use outside CI: pid 4711 (nv-hostengine)"}
+    assert machine.look(leases={HOLDER: [[Card().uuid]]}) != {}
 
 
 def test_a_name_alone_is_not_believed(machine, tmp_path):
-    machine.process(4711, name="Xorg", exe=str(tmp_path / "python3"))
+    machine.process(4711, name=b"Xorg", exe=str(tmp_path / "python3"))
     machine.set(0, processes="4711 900")
     assert machine.look() == {Card().uuid: "in use outside CI: pid 4711 (Xorg)"}
 
@@ -282,3 +229,43 @@ def test_in_a_system_container_a_holders_gpu_is_left_alone(machine):
     assert machine.look(leases={HOLDER: [[Card().uuid]]}) == {
         T4.uuid: "in use outside CI: pid 812345 (not of this machine)"
     }
+
+
+# ---- what can't be told ----
+
+CORDONED = {Card().uuid: "in use outside CI: pid 4711 (python3)", T4.uuid: "dirty: 3.0 GiB taken"}
+
+
+def test_what_is_over_is_known_no_more(machine):
+    assert machine.ask(known=CORDONED) == {"found": {}, "waits": []}
+
+
+def test_without_the_leases_what_is_known_stays_and_nothing_is_new(machine):
+    machine.process(4711)
+    machine.set(1, processes="4711 900")
+    assert machine.ask(leases=None, known=CORDONED) == {"found": CORDONED, "waits": []}
+    assert machine.ask(leases=None) == {"found": {}, "waits": []}
+
+
+@pytest.mark.parametrize("known", [{}, CORDONED])
+def test_without_nvml_what_is_known_stays(machine, known):
+    broken = {str(machine.state / "nvml-init-rc"): "999\n"}
+    assert machine.ask(known=known, then=broken) == {"found": known, "waits": []}
+
+
+def test_of_a_gpu_that_does_not_answer_what_is_known_stays_and_the_other_is_looked_at(machine):
+    silent = {str(machine.state / "gpus/0/fault"): "nvml-only\n"}
+    kept = {Card().uuid: CORDONED[Card().uuid]}
+    assert machine.ask(known=CORDONED, then=silent) == {"found": kept, "waits": []}
+
+
+def test_of_a_gpu_that_is_lost_what_is_known_stays(machine):
+    machine.set(0, fault="nvml-only")
+    assert machine.look(known=CORDONED) == {Card().uuid: CORDONED[Card().uuid]}
+
+
+@pytest.mark.parametrize("holder", [HOLDER, "gpu-selftest-compute-0"])
+def test_where_a_holders_processes_are_out_of_sight_what_is_known_stays(machine, holder):
+    machine.namespace(CONTAINER)
+    found = machine.look(leases={holder: [[Card().uuid]]}, known=CORDONED)
+    assert found == {Card().uuid: CORDONED[Card().uuid]}

@@ -127,6 +127,8 @@ def test_a_fault_turns_its_own_check_red_and_no_other(tester, check, fault, reme
     assert found["remedy"].count("juju run worker/0 gpu-selftest") >= 1
     reason = found["text"].partition(":")[0]
     assert 0 < len(reason) < 50, "what juju status shows of it"
+    # What a job's load can bring about by itself takes no GPU out of use.
+    assert found["condemns"] == (check not in ("throttle", "temperature"))
 
 
 @pytest.mark.parametrize(
@@ -234,13 +236,17 @@ def test_a_reason_must_last_to_count(tester, looks, outcome):
     assert found["outcome"] == outcome, found
 
 
-def test_a_job_may_be_hot_but_not_braked(tester):
+def test_a_jobs_own_heat_and_clock_are_not_judged(tester):
     tester.put("processes", "4711 100")
-    tester.put("throttle-reasons", "0x20")
-    assert only(tester.results(), "throttle")["outcome"] == "warning"
-    for reasons in ("0x68", "0x28", "0x80"):
-        tester.put("throttle-reasons", reasons)
-        assert only(tester.results(), "throttle")["outcome"] == "failed"
+    for name, check, values in (
+        ("throttle-reasons", "throttle", ("0x20", "0x68", "0x28", "0x80")),
+        ("temperature", "temperature", ("88", "92", "110")),
+    ):
+        for value in values:
+            tester.put(name, value)
+            found = only(tester.results(), check)
+            assert found["outcome"] == "skipped"
+            assert found["text"].endswith("; a job has it, so it is not judged")
 
 
 def test_a_lost_gpu_prevents_its_own_checks_and_says_so(tester):

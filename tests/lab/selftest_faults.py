@@ -45,6 +45,7 @@ class Fault:
         warns: whether it is a warning only.
         level: of the self-test that is run.
         around: what starts the self-test, where the fault is there for it alone.
+        condemns: whether it takes the GPUs out of use; not what a job can bring about by itself.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Fault:
     warns: bool = False
     level: str = "quick"
     around: str = ""
+    condemns: bool = True
 
 
 def _of_gpu(name: str, value: str, check: str, reason: str, remedy: str, **more) -> Fault:
@@ -104,7 +106,9 @@ def _disk(name: str, options: str) -> Fault:
     """A full file system, for the self-test's eyes alone: the worker goes on with its own."""
     mount = f"mount -t tmpfs -o {options} tmpfs /var/lib/concourse"
     around = f"unshare -m /bin/sh -c '{mount}; exec \"$@\"' sh"
-    return Fault(name, ":", ":", "disk", (), "make room", "disk full", around=around)
+    return Fault(
+        name, ":", ":", "disk", (), "make room", "disk full", around=around, condemns=False
+    )
 
 
 def _node(name: str, inject: str, gpus: tuple[int, ...], remedy: str, reason: str, **more):
@@ -294,10 +298,15 @@ _HEALTH = (
     _of_gpu(
         "recovery", f"field-{_RECOVERY_FIELD}=1", "recovery-action", "recovery needed", "reset it"
     ),
-    _of_gpu("throttled", "throttle-reasons=0x48", "throttle", "throttled", "air flow"),
-    _of_gpu("power-brake", "throttle-reasons=0x88", "throttle", "throttled", "power supply"),
+    _of_gpu(
+        "throttled", "throttle-reasons=0x48", "throttle", "throttled", "air flow", condemns=False
+    ),
+    _of_gpu(
+        "power-brake", "throttle-reasons=0x88", "throttle", "throttled", "power supply",
+        condemns=False,
+    ),
     _of_gpu("narrow", "pcie-width=8", "pcie-width", "PCIe x8 of x16", "seat GPU 1"),
-    _of_gpu("hot", "temperature=94", "temperature", "too hot", "air flow"),
+    _of_gpu("hot", "temperature=94", "temperature", "too hot", "air flow", condemns=False),
     _of_gpu("warm", "temperature=89", "temperature", "89 °C", "air flow", warns=True),
     _of_gpu("not-persistent", "persistence-mode=0", "persistence", "persistence mode is off",
             "nvidia-persistenced", warns=True),
@@ -322,11 +331,18 @@ FAULTS = (
     *_DRIVERS,
 )
 
+# What the kernel says of a program that crashes, whose name and file name are the driver's words.
+_CRASH = (
+    "4,99,99000000,-;NVRM:[18200]: segfault at 0 ip 0000000000401106 sp 00007ffe error 6 in "
+    "x\\x0aNVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.[401000+1000]"
+)
+
 # What jobs do to themselves, and what ECC is there for: shell, and shell that undoes it.
 HARMLESS = {
     "xid-13": (f"{FAKEGPU} xid 0 13", f"{FAKEGPU} xid clear"),
     "xid-31": (f"{FAKEGPU} xid 1 31", f"{FAKEGPU} xid clear"),
     "xid-43": (f"{FAKEGPU} xid 1 43", f"{FAKEGPU} xid clear"),
+    "xid-forged": (f"printf '%s\\n' '{_CRASH}' >>/run/fake-gpu/kmsg", f"{FAKEGPU} xid clear"),
     "corrected": (
         f"{FAKEGPU} set 1 ecc-corrected-volatile=7 ecc-corrected-aggregate=900",
         f"{FAKEGPU} set 1 ecc-corrected-volatile= ecc-corrected-aggregate=",

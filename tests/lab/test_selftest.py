@@ -74,7 +74,8 @@ def test_a_fault_turns_its_own_check_red_and_is_mended(site, gpus, healthy, faul
     try:
         seen = selftest_runs.take(site, gpus, fault.level, fault.inject, fault.around)
         assert_own_check_alone_is_red(seen, usual, fault)
-        concerned = () if fault.warns else (fault.gpus or BOTH)
+        condemned = fault.condemns and not fault.warns
+        concerned = (fault.gpus or BOTH) if condemned else ()
         assert set(seen.quarantine) == set(concerned)
         for entry in seen.quarantine.values():
             assert entry["by"] == "self-test"

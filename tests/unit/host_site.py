@@ -54,6 +54,7 @@ class Site:
         self.put(SERVICE, 'ExecStart=concourse "worker" "--tag=gpu" "--tag=gpu-type=nvidia"\n')
         launcher = "/opt/gpu-ci/bin/containerd-launcher"
         self.put(ENVIRONMENT, f'CONCOURSE_CONTAINERD_BIN="{launcher}"\n')
+        self.process("self", "/usr/bin/python3", "/usr/bin")
         self.process(4711, "/opt/concourse/8.3.0/bin/containerd", "/opt/gpu-ci/bin:/usr/bin")
         self.process(4712, "/usr/bin/containerd", "/usr/bin")
         self.process(4713, "/opt/concourse/8.3.0/bin/concourse", "/usr/bin")
@@ -88,11 +89,16 @@ class Site:
         path.write_text(text)
         return path
 
-    def process(self, pid: int, program: str, path: str) -> None:
+    def process(
+        self, pid: int | str, program: str, path: str, namespace: str = "pid:[4026531836]"
+    ) -> None:
         folder = self.root / f"proc/{pid}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "exe").unlink(missing_ok=True)
         (folder / "exe").symlink_to(program)
+        (folder / "ns").mkdir(exist_ok=True)
+        (folder / "ns/pid").unlink(missing_ok=True)
+        (folder / "ns/pid").symlink_to(namespace)
         (folder / "environ").write_bytes(b"HOME=/root\0PATH=" + path.encode() + b"\0TERM=dumb\0")
 
     def node(self, name: str, major: int, minor: int, mode: int = 0o666) -> None:

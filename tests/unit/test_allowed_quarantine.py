@@ -121,6 +121,13 @@ def test_a_failure_that_put_a_gpu_into_quarantine_is_told_once():
     assert said(found(XID, verdict=failed)).count("Xid 79") == 1
 
 
+def test_what_failed_besides_and_took_no_gpu_out_is_told_too():
+    failed = Verdict("failed", failure="disk full", remedy="sudo du | tail; make room")
+    text = said(found(XID, verdict=failed))
+    assert "1 quarantined: GPU 1 Xid 79" in text
+    assert text.endswith(", self-test failed: disk full (sudo du | tail))")
+
+
 @pytest.mark.parametrize(
     ("remedy", "shown"),
     [

@@ -14,6 +14,7 @@ from ops import testing
 from ci import concourse_release
 from found import Quarantine, Verdict
 from gpu.inventory import Inventory, State
+from host import facts
 from machine import download
 from selftest import automatic, unit
 from tests.unit.situations import (
@@ -106,6 +107,24 @@ def test_a_release_that_cannot_be_had_is_told_from_one_that_may_come(
     monkeypatch.setattr(concourse_release, "ensure", fail)
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert (after.unit_status.name, after.unit_status.message) == (kind, str(error))
+
+
+def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
+    context, rooms, monkeypatch
+):
+    """A job that takes all time or memory must not cost the worker its GPUs."""
+
+    def fail():
+        raise facts.UnknownError("This machine can't be looked at: no time")
+
+    monkeypatch.setattr(facts, "machine", fail)
+    before = state(relations=[tsa()], enable_gpu=True)
+    after = context.run(context.on.update_status(), before)
+    assert after.unit_status == testing.WaitingStatus("This machine can't be looked at: no time")
+    assert rooms.calls == []
+    with pytest.raises(testing.ActionFailed) as failed:
+        context.run(context.on.action("gpu-inventory"), before)
+    assert failed.value.message == "This machine can't be looked at: no time"
 
 
 def test_an_unknown_gpu_id_blocks_and_the_worker_runs_on(context, rooms):

@@ -19,6 +19,10 @@ NVRM: The NVIDIA GPU 0000:b3:00.0
                NVRM: (PCI ID: 10de:26b5) installed in this system has
                NVRM: fallen off the bus and is not responding to commands."""
 
+OLDER = """\
+NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1e07) installed in this
+NVRM: system has fallen off the bus and is not responding to commands."""
+
 
 @pytest.fixture
 def kmsg(tmp_path):
@@ -50,17 +54,19 @@ def read(kmsg, *messages):
             "0018:01:00.0",
             "NETIR_LINK_EVT Fatal XC0 i0 Link 09",
         ),
-        (f"NVRM: Xid (PCI:0000:41:00): 13,\n NVRM: {SAID}", 13, "0000:41:00.0", f"NVRM: {SAID}"),
+        (f"NVRM: Xid (PCI:0000:41:00): 13,\n NVRM: {SAID}", 13, "0000:41:00.0", ""),
         (
             "NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.",
             79,
             "0000:09:00.0",
             "fallen off the bus",
         ),
+        (FALLEN, 79, "0000:b3:00.0", "fallen off the bus"),
+        (OLDER, 79, "0000:01:00.0", "fallen off the bus"),
         (
-            FALLEN,
+            "NVRM: The NVIDIA GPU 0000:05:00.0 installed in this system has fallen off the bus",
             79,
-            "0000:b3:00.0",
+            "0000:05:00.0",
             "fallen off the bus",
         ),
     ],
@@ -98,11 +104,85 @@ def test_a_fall_that_is_told_in_several_records(kmsg):
         "audit: name=NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.",
         "usb 1-1: NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.",
         "EXT4-fs (/a\nNVRM: Xid (PCI:0000:66:00): 79, b): mounted",
+        " NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.",
         "",
+        "\n",
     ],
 )
 def test_what_is_no_xid(kmsg, line):
     assert read(kmsg, line) == []
+
+
+# ---- what a container can have the kernel say ----
+
+XID_79 = "NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus."
+# Process names of at most 15 characters, with which the kernel begins a record.
+NAMES = ["NVRM:", "NVRM: Xid (PCI:", "NVRM: Xid (0000", "NVRM: GPU 0000:", "NVRM: The NVIDI",
+         "NVRM: (PCI ID:", "NVRM: fallen of", "NVRM: installed", "NVRM: system ha",
+         "x\nNVRM: Xid (P", "\nNVRM:", "\rNVRM:", " NVRM:"]  # fmt: skip
+# A name of a file is as long as 255 bytes, of any but `/` and NUL.
+FILES = [f"x{end}{line}" for end in ("", " ", "\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028")
+         for line in (XID_79, "NVRM: GPU 0000:66:00.0: GPU has fallen off the bus.", FALLEN)] + [
+             ":66:00): 79, a", "66:00): 79", "NVRM: fallen off the bus and is not responding",
+         ]  # fmt: skip
+# Of Linux: arch/x86/mm/fault.c, arch/x86/kernel/traps.c, fs/drop_caches.c, mm/page_alloc.c,
+# mm/oom_kill.c.
+RECORDS = [
+    "{name}[18200]: segfault at 0 ip 0000000000401106 sp 00007ffe error 6 in {file}[401000+1000]",
+    "traps: {name}[18200] general protection fault ip:401106 sp:7ffe error:0 in {file}[1000+1000]",
+    "{name} (18200): drop_caches: 3",
+    "{name}: page allocation failure: order:9, mode:0xcc0, nodemask=(null),cpuset={file}",
+    "{name} invoked oom-killer: gfp_mask=0xcc0, order=0, oom_score_adj=0",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_of_a_process_or_a_file_is_the_drivers_word(kmsg, name):
+    assert len(name) <= 15
+    said = [record.format(name=name, file=file) for record in RECORDS for file in FILES]
+    assert read(kmsg, *said) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "genuine",
+    [
+        "NVRM: GPU 0000:66:00.0: RmInitAdapter failed! (0x22:0x56:894)",
+        "NVRM: The NVIDIA GPU 0000:66:00.0",
+        "NVRM: The NVIDIA GPU 0000:66:00.0 is well",
+        "NVRM: The NVIDIA GPU 0000:66:00.0 (PCI ID: 10de:1e07) installed in this",
+    ],
+)
+def test_no_name_ends_what_the_driver_has_begun(kmsg, genuine, name):
+    said = [record.format(name=name, file=file) for record in RECORDS for file in FILES]
+    assert read(kmsg, genuine, *said) == []
+
+
+def test_no_beginning_of_the_drivers_words_that_fits_a_name_is_enough(kmsg):
+    """Whatever the driver says: 15 characters of it, what the kernel adds, and then the rest."""
+    lines = [XID_79, "NVRM: Xid (0000:66:00): 79, a", *FALLEN.splitlines(),
+             "NVRM: GPU 0000:66:00.0: GPU has fallen off the bus."]  # fmt: skip
+    for line in map(str.strip, lines):
+        for length in range(16):
+            said = [record.format(name=line[:length], file=line[length:]) for record in RECORDS]
+            assert read(kmsg, "NVRM: The NVIDIA GPU 0000:66:00.0", *said) == []
+
+
+def test_a_fragment_of_a_message_is_no_record(kmsg):
+    """Where another processor speaks in between, the kernel keeps one by itself, marked `c`."""
+    with kmsg.open("a") as file:
+        file.write(f"4,8,1,c;{XID_79}\n")
+    assert read(kmsg) == []
+
+
+def test_no_name_ends_a_quarantine_or_makes_an_error_worse(kmsg):
+    read(kmsg, "NVRM: Xid (PCI:0000:66:00): 154, pid=1, name=to 0x0, GPU recovery action changed "
+         "from 0x0 (None) to 0x1 (GPU Reset Required)")  # fmt: skip
+    log = xid.read(kmsg.parents[1])
+    assert log.standing("0000:66:00.0") == log.messages != ()
+    for name in ("Fatal", "Fatal XC0 i0", "x Fatal XC0 i0"):
+        said = f"pid=1, name={name}, RLW_RXPIPE  Nonfatal  XC0 i0 Link 13"
+        assert xid.meaning(Message(149, "0000:66:00.0", 1.0, said))[0] is Severity.WARNING
 
 
 def test_what_a_process_wrote_into_the_log_is_not_the_kernels(kmsg):
@@ -173,7 +253,8 @@ def rotated(tmp_path):
     def with_journal(*entries, code=0):
         program = tmp_path / "usr/bin/journalctl"
         program.parent.mkdir(parents=True)
-        (tmp_path / "journal").write_text("".join(f"{json.dumps(one)}\n" for one in entries))
+        lines = [json.dumps(one, ensure_ascii=False) for one in entries]  # as journalctl's are
+        (tmp_path / "journal").write_text("".join(f"{line}\n" for line in lines))
         program.write_text(
             f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat {tmp_path}/journal\nexit {code}\n'
         )
@@ -211,6 +292,22 @@ def test_a_whole_ring_needs_no_journal(kmsg, tmp_path):
     program.chmod(0o755)
     assert xid.read(tmp_path).complete
     assert not (tmp_path / "asked").exists()
+
+
+def test_no_name_in_the_journal_breaks_its_reading_or_is_the_drivers_word(rotated):
+    """U+2028 is printable for JSON, and the end of a line for Python."""
+    told = [
+        {"MESSAGE": f"NVRM:[18200]: segfault in {name}", "_SOURCE_MONOTONIC_TIMESTAMP": "6000000"}
+        for name in FILES
+    ]
+    log = rotated(BEGUN, OLD, *told)
+    assert codes(log) == [(48, 5.0), (63, 9.0), (94, 9.5)]
+    assert log.complete
+
+
+def test_no_name_passes_for_the_kernels_first_words(rotated):
+    forged = {"MESSAGE": "Linux version 6[18200]: segfault", "_SOURCE_MONOTONIC_TIMESTAMP": "1"}
+    assert not rotated(forged, OLD).complete
 
 
 # ---- what it means ----

@@ -2,11 +2,13 @@
 # See LICENSE file for licensing details.
 """What the machine says of itself: from trees like its own, programs that run, a real /proc."""
 
+import errno
 import os
 import pathlib
 import platform
 import re
 import socket
+import subprocess
 
 import pytest
 
@@ -84,6 +86,38 @@ def test_architecture_is_debians_name(monkeypatch, kernel, debian):
 def test_the_toolkits_version_is_asked_for(root, said, version):
     path = script(root / "usr/bin/nvidia-container-runtime", said)
     assert facts.machine(root).toolkit == Toolkit(str(path), version)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("exec sleep 60", "ran out of time: no end within 0.5 s"),
+        ("kill -KILL $$", "failed with -9"),
+        ("echo 'runtime: failed to create new OS thread' >&2; exit 2", "failed with 2"),
+        ("echo 'fork/exec: resource temporarily unavailable' >&2; exit 1", "failed with 1"),
+    ],
+    ids=["no time", "no memory", "no thread", "no process"],
+)
+def test_a_toolkit_that_a_busy_machine_kept_from_answering_is_no_toolkit_without_a_version(
+    root, monkeypatch, said, why
+):
+    monkeypatch.setattr(facts, "_ANSWER", 0.5)
+    path = script(root / "usr/bin/nvidia-container-runtime", said)
+    with pytest.raises(facts.UnknownError) as caught:
+        facts.machine(root)
+    begin = "This machine can't be looked at, so nothing is changed for now: "
+    assert str(caught.value).startswith(f"{begin}{path} --version {why}")
+
+
+def test_a_toolkit_for_which_there_is_no_process_left_is_unknown(root, monkeypatch):
+    script(root / "usr/bin/nvidia-container-runtime", "exit 0")
+
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(facts.UnknownError, match="can't be started: Resource temporarily"):
+        facts.machine(root)
 
 
 def test_a_toolkit_that_can_not_be_started_has_no_version(root):
@@ -185,6 +219,45 @@ def test_processes_that_end_meanwhile_are_passed_over(root):
     running(root, 101, "/usr/bin/containerd", "", 77)
     (root / "proc/101/cgroup").unlink()
     assert facts.machine(root).rival == ""
+
+
+@pytest.mark.parametrize("file", ["fd", "exe", "cgroup"])
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EIO, errno.EACCES])
+def test_a_rival_that_can_not_be_looked_at_is_not_none(root, monkeypatch, file, number):
+    listeners(root, (77, SOCKET, LISTENS))
+    running(root, 101, "/usr/bin/containerd", V2.format("containerd.service"), 77)
+    fail_at(monkeypatch, root / "proc/101" / file, number)
+    with pytest.raises(facts.UnknownError, match=re.escape(os.strerror(number))):
+        facts.machine(root)
+
+
+def test_who_can_not_be_looked_at_does_not_matter_where_all_owners_are_known(root, monkeypatch):
+    listeners(root, (77, SOCKET, LISTENS))
+    running(root, 101, OURS, V2.format("concourse-worker.service"), 77)
+    running(root, 102, "/usr/sbin/sshd", "0::/\n")
+    fail_at(monkeypatch, root / "proc/102/fd", errno.EACCES)
+    assert facts.machine(root).rival == ""
+
+
+def test_a_table_of_sockets_that_can_not_be_read_is_not_an_empty_one(root, monkeypatch):
+    fail_at(monkeypatch, root / "proc/net/unix", errno.ENFILE)
+    with pytest.raises(facts.UnknownError, match="Too many open files in system"):
+        facts.machine(root)
+
+
+def fail_at(monkeypatch, bad, number):
+    """Have the kernel refuse one path."""
+
+    def failing(real):
+        def call(path, *rest, **named):
+            if path == bad:
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *rest, **named)
+
+        return call
+
+    for name in ("iterdir", "readlink", "read_text"):
+        monkeypatch.setattr(pathlib.Path, name, failing(getattr(pathlib.Path, name)))
 
 
 def test_a_real_listener_is_found_in_the_real_proc(tmp_path, monkeypatch):

@@ -31,13 +31,13 @@ def read_by_the_wrapper(tmp_path):
 def test_without_a_reason_nothing_is_made(folder):
     assert not cordons.ensure(())
     assert not folder.parent.exists()
-    assert cordons.names() == set()
+    assert cordons.reasons() == {}
 
 
 def test_cordons_come_and_go_with_their_reasons(folder, tmp_path):
     assert cordons.ensure((FOREIGN, DIRTY))
     assert not cordons.ensure((FOREIGN, DIRTY))
-    assert cordons.names() == {"GPU-0", "GPU-1"}
+    assert cordons.reasons() == dict((FOREIGN, DIRTY))
     assert read_by_the_wrapper(tmp_path) == {
         "GPU-0": FOREIGN[1],
         "MIG-1-0": DIRTY[1],
@@ -46,7 +46,7 @@ def test_cordons_come_and_go_with_their_reasons(folder, tmp_path):
     assert cordons.ensure((("GPU-0", "in use outside CI: pid 4712 (ollama)"),))
     assert read_by_the_wrapper(tmp_path) == {"GPU-0": "in use outside CI: pid 4712 (ollama)"}
     assert cordons.ensure(())
-    assert (cordons.names(), read_by_the_wrapper(tmp_path)) == (set(), {})
+    assert (cordons.reasons(), read_by_the_wrapper(tmp_path)) == ({}, {})
 
 
 def test_a_file_that_is_no_cordon_any_more_is_healed(folder, tmp_path):

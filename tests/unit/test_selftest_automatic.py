@@ -21,6 +21,8 @@ from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
 
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
+DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
+HEAT = Check("throttle", Level.QUICK, "it is cool", remedy="fan", each_gpu=True, condemns=False)
 NOW = datetime.datetime.now(datetime.timezone.utc)
 
 
@@ -233,6 +235,55 @@ def test_a_gpu_that_a_job_had_while_another_failed_is_tested_after_a_while(charm
     ):
         charm.report("failed", age=age, made=made)
         assert charm.ensure()[1] == expected
+
+
+QUICK = ["boot True", "start quick", "Self-test: following new"]
+
+
+def test_a_full_disk_is_said_and_looked_at_again_until_there_is_room(charm):
+    full = DISK.result(Outcome.FAILED, "disk full: 0.3 GB free for /var/lib/concourse")
+    because = CHECK.result(Outcome.PREVENTED, "disk failed")
+    charm.report("failed", age=10, made=(full, because))
+    after, calls = charm.ensure()
+    assert calls == ["boot True"]
+    # How full it is changes by the minute.
+    assert after.verdict == Verdict("failed", failure="disk full", remedy="make room")
+    charm.report("failed", age=600, made=(full, because))
+    assert charm.ensure()[1] == RUNS
+
+
+@pytest.mark.parametrize("level", [Level.QUICK, Level.ISOLATION])
+def test_what_a_job_can_bring_about_is_looked_at_again_by_the_quick_test(charm, level):
+    """At boot, or beside isolation that passed: no more is needed to see whether it is over."""
+    hot = HEAT.result(Outcome.FAILED, "throttled: hardware thermal slowdown", gpu="GPU-0")
+    good = CHECK.result(Outcome.PASSED, "no Xid", gpu="GPU-1")
+    charm.report()
+    for age, expected in ((10, ["boot True"]), (600, QUICK)):
+        charm.report("failed", age=age, level=level, made=(hot, good))
+        after, calls = charm.ensure()
+        assert calls == expected
+        assert after.verdict == Verdict("failed", failure="throttled", remedy="fan")
+
+
+def test_a_slow_copy_to_the_host_is_nothing_that_the_quick_test_would_show(charm):
+    copy = Check("host-bandwidth", Level.COMPUTE, "it is fast", each_gpu=True, condemns=False)
+    charm.report()
+    slow = copy.result(Outcome.FAILED, "slow: 5 GB/s", gpu="GPU-0")
+    charm.report("failed", age=600, level=Level.COMPUTE, made=(slow,))
+    after, calls = charm.ensure()
+    assert (calls, after.verdict.outcome) == (["boot True"], "failed")
+
+
+def test_beside_a_gpu_that_is_out_what_takes_none_out_is_said(charm):
+    """Of the other, quarantine tells."""
+    gone = CHECK.result(Outcome.FAILED, "Xid 79: gone", gpu="GPU-0")
+    full = DISK.result(Outcome.FAILED, "disk full: 0.3 GB free for /var/lib/concourse")
+    because = CHECK.result(Outcome.PREVENTED, "disk failed")
+    charm.report("failed", age=600, made=(gone, full, because))
+    after, calls = charm.ensure()
+    assert after.verdict == Verdict("failed", failure="disk full", remedy="make room")
+    # Isolation was never proven.
+    assert calls == RUNS
 
 
 def test_quarantine_is_read_after_the_test(charm, monkeypatch):

@@ -23,6 +23,7 @@ from selftest import reserve, results
 from selftest.burnin import run as burnin
 from selftest.check import Outcome
 from selftest.compute import environment, work
+from selftest.pulse import Pulse
 from selftest.settings import Settings
 from tests.unit.situations import GPUS
 
@@ -210,7 +211,7 @@ def test_when_jobs_hold_all_nothing_is_started(place):
     [
         ("wrong", Outcome.FAILED, "wrong results under load: 7 values of 1000 matrices differ"),
         ("fails at once", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
-        ("killed", Outcome.FAILED, "the load ended early: it was killed by signal 9"),
+        ("killed", Outcome.PREVENTED, "the load ended early: it was killed by signal 9"),
         ("unsupported", Outcome.SKIPPED, "no code for compute capability 3.5"),
         ("silent", Outcome.FAILED, "the load ended early: no sign of life for 0.5 s"),
     ],
@@ -226,6 +227,21 @@ def test_load_that_does_not_end_well_is_told_and_ended(place, monkeypatch, how, 
     assert gone(place.calls())
     if outcome is Outcome.FAILED:
         assert result.remedy.endswith("`juju run worker/0 gpu-selftest level=burn-in`")
+
+
+def test_load_that_is_silent_while_the_machine_serves_nobody_has_its_time(place, monkeypatch):
+    began = time.monotonic()
+
+    class Clock(Pulse):
+        def seconds(self, awaited=None):
+            return max(0.0, time.monotonic() - began - 2)
+
+    monkeypatch.setattr(burnin, "_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(burnin, "Pulse", Clock)
+    place.how(**{FIRST.uuid.replace("-", "_"): "silent"})
+    found = place.run(FIRST)
+    assert time.monotonic() - began > 2
+    assert found["results", FIRST.uuid].outcome is Outcome.FAILED
 
 
 def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place, monkeypatch):

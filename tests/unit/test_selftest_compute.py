@@ -12,7 +12,7 @@ import pytest
 
 from gpu import nvml
 from gpu.inventory import Vendor
-from selftest import containers, reserve
+from selftest import containers, pulse, reserve, results
 from selftest.check import Outcome
 from selftest.compute import baseline, environment
 from selftest.compute import run as compute
@@ -97,6 +97,7 @@ cat "$answer"
 def worker(monkeypatch, tmp_path):
     here = Worker(tmp_path)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(results, "HOME", tmp_path)
     monkeypatch.setattr(environment, "ensure", lambda *_: Environment(tmp_path, "kit"))
     monkeypatch.setattr(baseline, "PATH", tmp_path / "good.json")
     monkeypatch.setattr(nvml, "read", lambda: nvml.Answer("580.1", "13.0", (), ()))
@@ -180,6 +181,49 @@ def test_work_that_crashes_fails_its_check_in_its_words_and_prevents_what_it_sho
     assert found["copy-bandwidth", "GPU-0"].text == text
     assert found["copy-bandwidth", "GPU-0"].remedy.startswith("Reboot the machine")
     assert found["host-bandwidth", "GPU-0"].text == "copy-bandwidth failed"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("kill -KILL $$", "it was killed by signal 9"),
+        ("echo \"OSError: [Errno 28] No space left on device: '/x'\" >&2; exit 1", "OSError: "),
+        ("echo 'MemoryError' >&2; exit 1", "MemoryError"),
+    ],
+)
+def test_work_for_which_the_machine_has_no_memory_or_room_blames_no_gpu(worker, line, text):
+    worker.crashes("results", line, "GPU-0")
+    worker.crashes("bandwidth", line, "GPU-1")
+    found = worker.test(gpu(0), gpu(1))
+    assert set(outcomes(found).values()) == {PREVENTED}
+    assert {gpu for _, gpu in outcomes(found)} == {"GPU-0", "GPU-1"}
+    assert found["results", "GPU-0"].text.startswith(text)
+    assert found["host-bandwidth", "GPU-1"].text.startswith(text)
+    assert found["matrix-rate-fp64", "GPU-1"].outcome is PASSED
+
+
+@pytest.mark.parametrize(
+    ("service", "outcome"), [("", FAILED), ("import time; time.sleep(2)", PREVENTED)]
+)
+def test_work_that_does_not_end_is_the_gpus_fault_where_the_machine_has_time(
+    worker, monkeypatch, service, outcome
+):
+    monkeypatch.setattr(compute, "_TIMEOUT", 2.0)
+    monkeypatch.setattr(pulse, "_SERVICE", service)
+    worker.crashes("memory", "exec sleep 60", "GPU-0")
+    found = worker.test(gpu(0))
+    assert outcomes(found, "peer") == {("memory-pattern", "GPU-0"): outcome}
+    assert found["memory-pattern", "GPU-0"].text.endswith("no answer within 2 s")
+
+
+def test_copies_to_the_host_are_told_and_blame_no_gpu(worker):
+    """Jobs that copy too have the same memory."""
+    slow = {**GOOD["bandwidth"], "to_device": 5.0}
+    worker.test(gpu(0))
+    worker.answers("bandwidth", slow)
+    found = worker.test(gpu(0))
+    assert outcomes(found, "peer") == {("host-bandwidth", "GPU-0"): FAILED}
+    assert not results.condemns(found["host-bandwidth", "GPU-0"])
 
 
 def test_a_gpu_that_pytorch_can_not_use_is_not_blamed(worker):

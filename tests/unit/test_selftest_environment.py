@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 
+from selftest import results
 from selftest.compute import environment, wheels, work
 from selftest.compute.environment import Environment, UnavailableError
 from selftest.compute.wheels import ArchiveError
@@ -18,6 +19,11 @@ from selftest.compute.work import UnsupportedError, WorkFailedError
 from tests.fakes.wheelhouse import as_tar, as_zip
 
 ENTRY = r"^([a-z0-9-]+)==([^ ]+).*\\$((?:\n    --hash=sha256:\S+.*)+)"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def program(tmp_path, line):
         ("echo CUDA error: an illegal address >&2; kill -ABRT $$", "signal 6: CUDA error: an ill"),
         ("echo 'RuntimeError: no GPU' >&2; exit 1", "RuntimeError: no GPU"),
         ("exit 3", "exit status 3 and said nothing"),
-        ("sleep 60", "no answer within 0.5 s"),
+        ("sleep 60", "no answer within 2 s"),
         ("exit 0", "gave no answer"),
         ("echo hello", "gave no answer"),
         ("echo '[1]'", "gave no answer"),
@@ -166,7 +172,7 @@ def program(tmp_path, line):
 )
 def test_work_that_breaks_off_is_told_in_its_last_words(tmp_path, line, words):
     with pytest.raises(WorkFailedError, match=words):
-        work.ask(program(tmp_path, line), "results", "cuda", ["GPU-a"], timeout=0.5)
+        work.ask(program(tmp_path, line), "results", "cuda", ["GPU-a"], timeout=2)
 
 
 def test_a_gpu_that_pytorch_has_no_code_for_is_not_blamed(tmp_path):

@@ -140,6 +140,22 @@ def test_a_failure_of_nvml_prevents_all_but_the_kernels_log():
     assert found["ecc"].text == "nvml failed: GPU requires restart"
 
 
+def test_what_a_job_has_is_not_judged_by_its_heat_and_clock():
+    """Whatever the driver says of them; what it says of the card itself counts as ever."""
+    values = {"reasons": 0xE8, "temperature_margin": -3, "uncorrected_volatile": 1}
+    health = dataclasses.replace(HEALTHY, **values)
+    for busy, computing in (((GPUS[0].uuid,), False), ((), True)):
+        told = dataclasses.replace(health, computing=computing)
+        found = gpu_checks.run(SETTINGS, {GPUS[0].uuid: told}, NOTHING, GPUS[:1], busy)
+        red = {one.check for one in found if one.outcome in (Outcome.FAILED, Outcome.WARNING)}
+        assert red == {"ecc"}
+        skipped = {one.check for one in found if one.outcome is Outcome.SKIPPED}
+        assert skipped == {"throttle", "temperature"}
+    idle = gpu_checks.run(SETTINGS, {GPUS[0].uuid: health}, NOTHING, GPUS[:1], ("GPU-other",))
+    red = {one.check: one.condemns for one in idle if one.outcome is Outcome.FAILED}
+    assert red == {"ecc": True, "throttle": False, "temperature": False}
+
+
 # ---- Xid ----
 
 

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from gpu.inventory import Inventory, State, Vendor
+from host import facts
 from selftest.check import Level, Outcome
 from selftest.quick import host_checks, known
 from tests.unit.host_site import ENVIRONMENT, IS_ROOT, SERVICE, Room, Site, named, red
@@ -77,6 +78,21 @@ def test_before_the_wrapper_is_there_its_checks_say_why(site):
     assert {one.text for one in results if one.check in FILES} == {"toolkit failed"}
 
 
+def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(site, monkeypatch):
+    def fail():
+        raise facts.UnknownError("no time: nvidia-container-runtime --version")
+
+    read, kept = known.read, site.path("var/lib/gpu-ci/inventory.json")
+    monkeypatch.setattr(known, "read", lambda path=kept: read(path))
+    monkeypatch.setattr(host_checks.detect, "detect", lambda _: site.inventory)
+    monkeypatch.setattr(facts, "machine", fail)
+    look = host_checks.look(site.settings)
+    results = host_checks.run(site.settings, dataclasses.replace(look, root=site.root))
+    assert named(results, Outcome.FAILED) == []
+    assert named(results, Outcome.PREVENTED) == [("toolkit", ""), ("launcher", "")]
+    assert {one.text for one in results if one.outcome is Outcome.PREVENTED} == {look.unknown}
+
+
 @pytest.mark.parametrize(
     ("now", "outcome", "text"),
     [
@@ -132,6 +148,17 @@ def test_a_worker_that_does_not_run_is_said(site):
     assert (result.outcome, result.text) == (
         Outcome.PASSED, "as installed, the worker is not running",
     )  # fmt: skip
+
+
+def test_a_tasks_own_program_is_not_concourses_containerd(site):
+    """It has any path in its container, which /proc shows, but process ids of its own."""
+    forged = "/opt/concourse/x/containerd"
+    site.process(4714, forged, "/usr/bin", namespace="pid:[4026532448]")
+    (result,) = (one for one in site.run() if one.check == "launcher")
+    assert (result.outcome, result.text) == (Outcome.PASSED, "as installed, in use")
+    site.process(4714, forged, "/usr/bin")
+    (result,) = (one for one in site.run() if one.check == "launcher")
+    assert result.outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize("vendor", [Vendor.AMD, Vendor.INTEL])

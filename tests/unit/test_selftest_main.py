@@ -5,11 +5,7 @@
 import dataclasses
 import json
 import os
-import pathlib
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -19,9 +15,8 @@ from selftest import results, run, settings, unit
 from selftest.check import Level, Outcome
 from selftest.quick import host_checks
 from selftest.results import Report
-from tests.unit.situations import GPUS, sliced
+from tests.unit.situations import GPUS
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = settings.Settings("worker/0", gpus=GPUS[:2])
 
 
@@ -55,6 +50,7 @@ def runs(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "conclude", runs.conclude)
     monkeypatch.setattr(settings, "read", lambda: KEPT)
     monkeypatch.setattr(unit, "LOCK", tmp_path / "run" / "selftest.lock")
+    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     before = signal.getsignal(signal.SIGTERM)
     yield runs
@@ -173,125 +169,3 @@ def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
     assert unit.LOCK.stat().st_mode & 0o777 == 0o600
     kept = unit.LOCK.read_text()
     assert kept.startswith(f"pid {os.getpid()}, level isolation, since ")
-
-
-# In a process of its own, since it ends that.
-HANGING = """
-import json, os, sys, time
-from selftest import __main__ as command, results, run, settings, unit
-from selftest.check import Level
-import pathlib
-
-def hang(kept, request, progress, reached):
-    if {crash}:
-        raise OSError("No space left on device")
-    for level in {levels}:
-        reached(Level(level))
-    progress("Asking NVML")
-    while True:
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            if {deaf}:
-                continue
-            raise
-
-def keep(kept, report):
-    print(json.dumps(results.plain(report)), flush=True)
-
-run.run, run.conclude, os.geteuid = hang, keep, lambda: 0
-settings.read = lambda: settings.Settings("worker/0")
-unit.LOCK = pathlib.Path(sys.argv[1])
-command.LIMITS.update(dict.fromkeys(command.LIMITS, {limit}))
-command.guard()
-sys.exit(command.main(["--level", "{level}"]))
-"""
-
-
-def hanging(tmp_path, limit, deaf=False, level="quick", levels=(), crash=False):
-    code = HANGING.format(limit=limit, deaf=deaf, level=level, levels=levels, crash=crash)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "lock")],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lib'}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_checks_that_hang_end_in_a_failed_report_and_not_later_than_allowed(tmp_path):
-    with hanging(tmp_path, 0.5, deaf=True) as process:
-        out, err = process.communicate(timeout=30)
-    kept = json.loads(out.splitlines()[0])
-    assert process.returncode == 1
-    assert err == "Asking NVML\n"
-    assert (kept["outcome"], kept["subject"], kept["level"]) == ("failed", "", "quick")
-    (result,) = kept["results"]
-    assert (result["check"], result["gpu"], result["outcome"]) == ("driver", "", "failed")
-    assert result["text"] == (
-        "the GPU's driver hangs: no answer within 0.5 s; the last that was begun: Asking NVML"
-    )
-    assert "dmesg" in result["remedy"]
-    assert out.splitlines()[1].startswith("failed: quick, 1 check (1 failed), 0.5 s")
-
-
-@pytest.mark.parametrize("level", ["compute", "burn-in"])
-def test_the_first_levels_of_a_long_test_hang_no_longer_than_alone(tmp_path, level):
-    with hanging(tmp_path, 0.5, deaf=True, level=level, levels=("isolation",)) as process:
-        out, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert json.loads(out.splitlines()[0])["level"] == level
-
-
-def test_what_comes_after_isolation_may_take_its_time(tmp_path):
-    with hanging(tmp_path, 0.5, level="compute", levels=("isolation", "compute")) as process:
-        assert process.stderr.readline() == "Asking NVML\n"
-        time.sleep(1)
-        assert process.poll() is None
-        process.terminate()
-        process.communicate(timeout=30)
-
-
-def test_isolation_has_time_for_each_device_that_is_handed_out():
-    """Eight GPUs in seven MIG devices each, a container for each of which may take 3 s."""
-    cut = tuple(sliced(index, *["1g.10gb"] * 7) for index in range(8))
-    request, few = run.Request("20261121T170000Z-1a2b", Level.ISOLATION), KEPT
-    assert command.Watchdog(few, request).limit == 90
-    many = dataclasses.replace(KEPT, gpus=cut)
-    assert command.Watchdog(many, request).limit >= 56 * 3
-    assert command.Watchdog(many, request).limit < unit._LIMITS[Level.ISOLATION]
-    quick = dataclasses.replace(request, level=Level.QUICK)
-    assert command.Watchdog(many, quick).limit < 27
-
-
-def test_a_crash_is_no_verdict(tmp_path):
-    with hanging(tmp_path, 30, crash=True) as process:
-        out, err = process.communicate(timeout=30)
-    # Not 1, which says that the GPUs were tested and failed, and is no failure of the service.
-    assert (process.returncode, out) == (4, "")
-    assert err.endswith("OSError: No space left on device\n")
-
-
-def test_a_verdict_on_a_hanging_driver_that_can_not_be_kept_ends_it_too(tmp_path):
-    code = HANGING.replace("print(json.dumps(results.plain(report)), flush=True)", "raise OSError")
-    code = code.format(limit=0.5, deaf=True, level="quick", levels=(), crash=False)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "lock")],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lib'}"},
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 4
-
-
-def test_stopped_one_keeps_nothing_and_says_so(tmp_path):
-    with hanging(tmp_path, 30) as process:
-        assert process.stderr.readline() == "Asking NVML\n"
-        process.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        out, err = process.communicate(timeout=30)
-    assert time.monotonic() - began < 5
-    assert process.returncode == 3
-    assert out == ""
-    assert err == "gpu-selftest: stopped without a verdict; the last one stands\n"

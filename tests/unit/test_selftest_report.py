@@ -180,6 +180,32 @@ def test_failure_of_the_worker_is_one_of_each_gpu_and_what_could_not_run_is_inco
     assert report.as_results(report_of(*made), GPUS[:1])["gpu-0"] == "failed: wrapper"
 
 
+def test_what_takes_no_gpu_out_says_so():
+    disk = Check("disk", Level.QUICK, "there is room", "make room", condemns=False)
+    full = report_of(
+        ECC.result(Outcome.PASSED, "", gpu="GPU-0"), disk.result(Outcome.FAILED, "disk full: 0 GB")
+    )
+    shown = report.as_results(full, GPUS[:1])
+    assert (shown["verdict"], shown["gpu-0"]) == (
+        "failed", "failed: disk, which takes no GPU out of use",
+    )  # fmt: skip
+    assert (
+        "  disk: disk full: 0 GB, which takes no GPU out of use\n    Remedy: make room\n"
+        in (shown["report"])
+    )
+    both = report_of(*full.results, WRAPPER.result(Outcome.FAILED, "replaced"))
+    assert report.as_results(both, GPUS[:1])["gpu-0"] == "failed: disk, wrapper"
+
+
+@pytest.mark.parametrize("said", ["a\nb\x1b[2J\tc", "x\u202ey\u2028z", "\x00", "a" * 100_000])
+def test_what_a_program_said_is_one_printable_line_of_some_length(said):
+    """It may come to action results, status, logs, and the files of the quarantine."""
+    result = XID.result(Outcome.FAILED, f"it says: {said}", value=said, remedy=said)
+    for text in (result.text, str(result.value), result.remedy):
+        assert text.isprintable()
+        assert len(text) <= 2000
+
+
 def test_only_the_gpu_that_was_asked_for_is_told():
     only = report_of(ECC.result(Outcome.PASSED, "", gpu="GPU-2"), gpu="GPU-2")
     assert [key for key in report.as_results(only, GPUS) if key.startswith("gpu-")] == ["gpu-2"]

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from found import Machine, Toolkit
+from found import Lease, Machine, Toolkit
 from gpu.inventory import Inventory, State
 from oci import quarantine, wrapper
 from selftest import proof, results, run
@@ -21,6 +21,8 @@ HEALTH = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
 FILES = Check("wrapper", Level.QUICK, "it is as it was", remedy="wait")
 LEASE = Check("lease", Level.ISOLATION, "a task sees its GPU", remedy="look", each_gpu=True)
 DOOR = Check("annotation", Level.ISOLATION, "an annotation brings no GPU", remedy="look")
+DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
+HEAT = Check("throttle", Level.QUICK, "it is cool", remedy="fan", each_gpu=True, condemns=False)
 RATE = Check("rate", Level.COMPUTE, "it is fast", remedy="clean the fan", each_gpu=True)
 
 passed, failed, prevented, skipped = (
@@ -174,6 +176,59 @@ def test_all_gpus_are_tested_since_the_start_by_nothing_less(gpu, device, tested
     assert proof.is_tested() is tested
 
 
+# ---- what a job can bring about by itself ----
+
+
+@pytest.mark.parametrize("failure", [failed(DISK), failed(HEAT, FIRST)])
+def test_what_a_job_can_bring_about_is_told_and_takes_no_gpu_out(kept, failure):
+    report = conclude(failure, passed(HEALTH, FIRST), passed(HEALTH, SECOND))
+    assert report.outcome == kept[0].outcome == "failed"
+    assert out() == {}
+
+
+@pytest.mark.parametrize("failure", [failed(DISK), failed(HEAT, FIRST)])
+def test_it_keeps_no_gpu_out_either(failure):
+    conclude(failed(HEALTH, FIRST), failure)
+    assert out() == {FIRST: "xid"}
+    conclude(passed(HEALTH, FIRST), failure, level=Level.QUICK)
+    assert out() == {}
+
+
+def test_a_quarantine_of_before_that_was_for_a_full_disk_ends_though_it_is_full_still():
+    quarantine.put(FIRST, "disk full: 0.1 GB free", "disk", "quick", "make room")
+    conclude(failed(DISK), passed(HEALTH, FIRST), level=Level.QUICK)
+    assert out() == {}
+
+
+def test_without_room_nothing_more_is_made_and_isolation_is_not_proven():
+    asked, told = later(failed(DISK))
+    assert asked == []
+    assert told == [("lease", "", "disk failed"), ("annotation", "", "disk failed")]
+    conclude(failed(DISK), prevented(LEASE), prevented(DOOR))
+    assert proof.kept() == ""
+
+
+def test_heat_spares_a_gpu_no_test_that_may_tell_more():
+    assert later(failed(HEAT, FIRST), passed(HEALTH, SECOND)) == ([[FIRST, SECOND]], [])
+    conclude(failed(HEAT, FIRST), passed(LEASE, FIRST), passed(LEASE, SECOND))
+    assert proof.kept() == "abc"
+
+
+@pytest.mark.parametrize(
+    ("held", "busy"),
+    [
+        ({}, set()),
+        ({"c": Lease((FIRST,))}, {FIRST}),
+        ({"c": Lease((FIRST,), occupied=False)}, set()),
+        ({"c": Lease((FIRST, SECOND))}, {FIRST, SECOND}),
+        (None, {FIRST, SECOND}),
+    ],
+)
+def test_whose_heat_is_a_jobs_is_told_by_the_leases(monkeypatch, held, busy):
+    monkeypatch.setattr(run.leases, "holders", lambda: held)
+    assert run._busy(GPUS) == busy
+
+
 def later(*earlier, checks=(LEASE, DOOR), gpus=GPUS):
     asked = []
 
@@ -239,6 +294,18 @@ def test_what_the_policy_says_besides_is_nothing_that_isolation_proves():
     again = proof.subject(dataclasses.replace(SETTINGS, files=changed), INVENTORY, MACHINE)
     assert again == proof.subject(SETTINGS, INVENTORY, MACHINE)
     assert str(wrapper.POLICY) in SETTINGS.files
+
+
+@pytest.mark.parametrize("unknown", ["", "no time for nvidia-container-runtime --version"])
+def test_what_could_not_be_told_proves_nothing_and_is_tested_at_the_next_event(
+    monkeypatch, unknown
+):
+    look = run.host_checks.Look(INVENTORY, MACHINE, unknown=unknown)
+    monkeypatch.setattr(run.host_checks, "look", lambda _: look)
+    monkeypatch.setattr(run.host_checks, "run", lambda *_: [])
+    monkeypatch.setattr(run, "_health", lambda *_: [])
+    report = run.run(SETTINGS, run.Request("r"), lambda _: None, lambda _: None)
+    assert bool(report.subject) == (not unknown)
 
 
 def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):

@@ -86,6 +86,7 @@ class Load:
         mismatches: how many values differed from the first product's.
         tflops: how fast it was, in 10^12 operations a second.
         problem: why it ended before its time; or empty.
+        starved: the same, where the machine had no memory or time for it; or empty.
         unsupported: why it can't be made on this GPU; or empty.
     """
 
@@ -93,6 +94,7 @@ class Load:
     mismatches: int = 0
     tflops: float = 0.0
     problem: str = ""
+    starved: str = ""
     unsupported: str = ""
 
 
@@ -150,6 +152,9 @@ def _results(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
     if problem:
         text = f"the load ended early: {problem}"
         return Said(Outcome.FAILED, text, wrong, course.case.reset)
+    starved = next((load.starved for load in course.loads if load.starved), "")
+    if starved:
+        return Said(Outcome.PREVENTED, f"the load ended early: {starved}", wrong)
     speed = sum(load.tflops for load in course.loads)
     text = f"{products} matrices alike at {speed:.3g} TFLOPS; picture: {course.picture}"
     return Said(Outcome.PASSED, text, wrong)

@@ -6,6 +6,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import json
+import signal
 import time
 import typing
 
@@ -13,7 +14,7 @@ from gpu import health, nvml, xid
 from gpu.health import Sample
 from gpu.inventory import Gpu, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
-from machine import files, process
+from machine import files, process, scarcity
 from selftest import reserve, results
 from selftest.burnin import checks as burnin_checks
 from selftest.burnin import picture
@@ -22,6 +23,7 @@ from selftest.burnin.picture import Moment
 from selftest.check import Outcome, Progress, Result
 from selftest.compute import environment, work
 from selftest.compute.environment import Environment
+from selftest.pulse import Pulse
 from selftest.settings import Settings
 
 CHECKS: typing.Final = burnin_checks.CHECKS
@@ -38,9 +40,9 @@ _STOP_SECONDS: typing.Final = 10.0
 class _Working:
     """The work that one GPU, or one of its MIG devices, is given."""
 
-    def __init__(self, child: process.Child) -> None:
-        self._child = child
-        self._line, self._heard = "", time.monotonic()
+    def __init__(self, child: process.Child, clock: Pulse) -> None:
+        self._child, self._clock = child, clock
+        self._line, self._heard = "", clock.seconds()
         self._problem = ""
 
     @property
@@ -54,8 +56,8 @@ class _Working:
         return bool(self._problem) or self._child.completed() is not None
 
     def look(self) -> None:
-        """Look for a sign of life; what gives none for long is ended."""
-        line, now = self._child.last_line(), time.monotonic()
+        """Look for a sign of life; what gives none for long, while others are served, is ended."""
+        line, now = self._child.last_line(), self._clock.seconds()
         if line != self._line:
             self._line, self._heard = line, now
         if not self.ended and now - self._heard > _SILENCE_SECONDS:
@@ -71,14 +73,17 @@ class _Working:
         done = self._child.stop(_STOP_SECONDS)
         said = [line for line in done.stdout.splitlines() if line.startswith("{")]
         state: dict[str, typing.Any] = json.loads(said[-1]) if said else {}
-        problem = self._problem
+        problem, starved = self._problem, ""
         if not problem and "ended" not in state and "unsupported" not in state:
             problem = work.broke_off(done.returncode, done.stderr, _SILENCE_SECONDS)
+            if done.returncode == -signal.SIGKILL or scarcity.is_told_by(done.stderr):
+                problem, starved = "", problem
         return Load(
             products=state.get("products", 0),
             mismatches=state.get("mismatches", 0),
             tflops=state.get("tflops", 0.0),
             problem=problem,
+            starved=starved,
             unsupported=state.get("unsupported", ""),
         )
 
@@ -192,9 +197,12 @@ def _courses(settings: Settings, gpus: list[Gpu], task: _Task, progress: Progres
     before, earlier = health.read(uuids), xid.read()
     names = ", ".join(str(gpu.index) for gpu in gpus)
     progress(f"Burn-in of {task.minutes} min on GPU {names}")
+    clock = Pulse()
     with contextlib.ExitStack() as stack:
         sample = stack.enter_context(health.watch(uuids))
-        runs = [_Run(gpu, _begin(stack, gpu, task)) for gpu in gpus]
+        clock.start(_SILENCE_SECONDS)
+        stack.callback(clock.stop)
+        runs = [_Run(gpu, _begin(stack, gpu, task, clock)) for gpu in gpus]
         stopped = _watch(runs, sample, task.minutes, progress)
         for one in [one for each in runs for one in each.working]:
             one.stop()
@@ -215,12 +223,13 @@ def _courses(settings: Settings, gpus: list[Gpu], task: _Task, progress: Progres
     ]
 
 
-def _begin(stack: contextlib.ExitStack, gpu: Gpu, task: _Task) -> list[_Working]:
+def _begin(stack: contextlib.ExitStack, gpu: Gpu, task: _Task, clock: Pulse) -> list[_Working]:
     """Have a GPU, or each of its MIG devices, work until the stack is unwound."""
     command = task.command()
     environments = [work.variables(task.device, [device]) for device in gpu.devices]
     return [
-        _Working(stack.enter_context(process.beside(command, env=env))) for env in environments
+        _Working(stack.enter_context(process.beside(command, env=env)), clock)
+        for env in environments
     ]
 
 

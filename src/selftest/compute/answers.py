@@ -38,9 +38,24 @@ _ROUNDING: typing.Final = (
 )
 
 
-def _check(name: str, proves: str, remedy: str = "", unit: str = "", source: str = "") -> Check:
+def _check(
+    name: str,
+    proves: str,
+    remedy: str = "",
+    unit: str = "",
+    source: str = "",
+    *,
+    condemns: bool = True,
+) -> Check:
     return Check(
-        name, Level.COMPUTE, proves, remedy=remedy, source=source, unit=unit, each_gpu=True
+        name,
+        Level.COMPUTE,
+        proves,
+        remedy=remedy,
+        source=source,
+        unit=unit,
+        each_gpu=True,
+        condemns=condemns,
     )
 
 
@@ -73,6 +88,8 @@ HOST: typing.Final = _check(
     _LINK,
     "GB/s",
     f"{floors.AZURE}; {_COMPARED}",
+    # Jobs that copy much keep the host's memory from it.
+    condemns=False,
 )
 MEMORY: typing.Final = _check(
     "memory-pattern", "the GPU's memory keeps what is written to it", _REPLACE, "GiB"

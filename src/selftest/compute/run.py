@@ -24,6 +24,7 @@ from selftest.compute.environment import Environment
 from selftest.compute.measured import Findings, Rate, Target
 from selftest.compute.work import UnsupportedError, WorkFailedError
 from selftest.containers import ContainerError, Containers, Step
+from selftest.pulse import StarvedError
 from selftest.rootfs import Mount
 from selftest.settings import Settings
 
@@ -155,6 +156,9 @@ def _work(site: _Site, target: Target, found: Findings) -> None:
     except UnsupportedError as error:
         found.prevent([answers.RESULTS, *others], target, f"{error}: {_other_wheels(site)}")
         return
+    except StarvedError as error:
+        found.prevent([answers.RESULTS, *others], target, str(error))
+        return
     found.add(answers.RESULTS, target, answers.results(answer))
     steps = (
         ("rates", "measuring matrix products", tuple(answers.RATES.values()), _rates),
@@ -169,6 +173,8 @@ def _work(site: _Site, target: Target, found: Findings) -> None:
         except WorkFailedError as error:
             found.add(checks[0], target, answers.broken(checks[0], error))
             found.prevent(checks[1:], target, f"{checks[0].id} failed")
+        except StarvedError as error:
+            found.prevent(checks, target, str(error))
 
 
 def _ask(site: _Site, mode: str, targets: list[Target]) -> dict[str, typing.Any]:
@@ -249,7 +255,7 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
         said = answers.results(work.answer(done.stdout))
     except UnsupportedError as error:
         said = Said(Outcome.PREVENTED, f"{error}: {_other_wheels(site)}")
-    except process.CommandError as error:
+    except (process.CommandError, StarvedError) as error:
         said = Said(Outcome.PREVENTED, str(error))
     except WorkFailedError as error:
         said = answers.broken(answers.CONTAINER, error)
@@ -277,7 +283,7 @@ def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findin
         site.progress("Copying between the GPUs")
         try:
             pairs = _ask(site, "peer", whole)["pairs"]
-        except (WorkFailedError, UnsupportedError) as error:
+        except (WorkFailedError, UnsupportedError, StarvedError) as error:
             for target in whole:
                 found.prevent([answers.PEER], target, str(error))
             return

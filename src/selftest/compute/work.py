@@ -9,6 +9,7 @@ import typing
 
 from machine import process
 from selftest.compute.environment import Environment
+from selftest.pulse import Pulse, StarvedError
 
 PROGRAM: typing.Final = pathlib.Path(__file__).with_name("workload")
 
@@ -58,8 +59,11 @@ def ask(
     Raises:
         WorkFailedError: if it crashed, took too long, or answered nothing.
         UnsupportedError: if PyTorch has nothing that runs there.
+        StarvedError: if the machine had no time, memory or room for it.
     """
     options = ["--scratch", scratch] if scratch else []
+    clock = Pulse()
+    clock.start(timeout)
     try:
         done = process.run(
             argv(environment, mode, device, *options),
@@ -67,7 +71,11 @@ def ask(
             env=variables(device, gpus),
         )
     except process.CommandError as error:
-        raise WorkFailedError(broke_off(error.returncode, error.stderr, timeout)) from error
+        words = broke_off(error.returncode, error.stderr, timeout)
+        hangs = error.returncode is None and clock.is_sure(timeout)
+        raise (StarvedError if error.starved and not hangs else WorkFailedError)(words) from error
+    finally:
+        clock.stop()
     return answer(done.stdout)
 
 

@@ -61,6 +61,7 @@ class Lookout:
 
         Raises:
             ContainerError: it could not be looked into.
+            StarvedError: the machine has no time or room for it.
         """
         done = container.exec(_PROBE, timeout=_LOOK, exec_id=exec_id)
         try:
@@ -78,6 +79,7 @@ class Lookout:
 
         Raises:
             ContainerError: it could not be made or looked into.
+            StarvedError: the machine has no time or room for it.
         """
         with self.create(name, step) as container:
             return self.look(container)

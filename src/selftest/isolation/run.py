@@ -8,12 +8,12 @@ are taken by leases, so that no task is disturbed: what a job has is not tested.
 
 import collections.abc
 import contextlib
+import functools
 import os
 import typing
 import uuid
 
 from gpu.inventory import Gpu, Vendor
-from gpuci import policy
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
 from oci import wrapper
@@ -24,6 +24,7 @@ from selftest.isolation import doors, views
 from selftest.isolation.allocation import Allocation
 from selftest.isolation.lookout import Lookout
 from selftest.isolation.views import View
+from selftest.pulse import StarvedError
 from selftest.settings import Settings
 
 CHECKS: typing.Final = doors.CHECKS
@@ -34,7 +35,7 @@ def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[R
     absent = containers.missing()
     why = f"{absent} is missing" if absent else ""
     try:
-        allowed = policy.read(str(wrapper.POLICY))
+        allowed = wrapper.allowed()
         listed = {device.id for device in allowed.devices} if allowed else set[str]()
         if unknown := listed - {device for gpu in settings.gpus for device in gpu.devices}:
             why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is not here"
@@ -42,7 +43,7 @@ def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[R
             with _awake(gpus), Containers() as made:
                 lookout = Lookout(settings, made)
                 return _Isolation(gpus, lookout, allowed, progress).results()
-    except (ContainerError, Refused) as error:
+    except (ContainerError, StarvedError, Refused) as error:
         why = why or str(error)
     why = why or f"{wrapper.POLICY} allows no GPU"
     return [
@@ -84,17 +85,22 @@ class _Isolation:
         # Why others are not among them.
         self._broken = ""
         self._taken = ""
+        # What the machine had no time or room for; then nothing more is tried.
+        self._starved = ""
 
     def results(self) -> list[Result]:
         """Make all checks; those that need an earlier one's success come after it."""
         found: list[Result] = []
         for gpu in self._gpus:
             self._progress(f"Isolation: a task with GPU {gpu.index}")
-            found.append(self._lease(gpu))
+            lease = functools.partial(self._lease, gpu)
+            found.append(self._unless_starved(doors.LEASE, lease, gpu.uuid))
         self._progress("Isolation: containers that have no lease, or ask for more than theirs")
-        found.append(self._no_lease())
-        found += [self._door(check) for check in dict.fromkeys(one.check for one in doors.DOORS)]
-        found.append(self._exec_environment())
+        found.append(self._unless_starved(doors.NO_LEASE, self._no_lease))
+        for check in dict.fromkeys(one.check for one in doors.DOORS):
+            door = functools.partial(self._door, check)
+            found.append(self._unless_starved(check, door))
+        found.append(self._unless_starved(doors.EXEC_ENVIRONMENT, self._exec_environment))
         self._progress("Isolation: two tasks at once, and one that is killed")
         proven = [device for gpu in self._proven for device in gpu.devices]
         allocation = Allocation(self._lookout, self._allowed, proven)
@@ -103,8 +109,22 @@ class _Isolation:
             (doors.RECLAIM, allocation.reclaim),
         ):
             prevented = check.result(Outcome.PREVENTED, self._broken)
-            found.append(prevented if self._broken else make())
+            found.append(prevented if self._broken else self._unless_starved(check, make))
         return [*found, self._device_cgroup()]
+
+    def _unless_starved(
+        self, check: Check, make: collections.abc.Callable[[], Result], gpu: str = ""
+    ) -> Result:
+        """A check's result; where the machine has no time or room for it, that it can't be made.
+
+        A job can starve the machine, and what comes late is not wrong.
+        """
+        try:
+            if not self._starved:
+                return make()
+        except StarvedError as error:
+            self._starved = f"this machine has no time or room for it: {error}"
+        return check.result(Outcome.PREVENTED, self._starved, gpu=gpu)
 
     def _lease(self, gpu: Gpu) -> Result:
         check = doors.LEASE

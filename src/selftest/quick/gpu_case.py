@@ -21,12 +21,14 @@ class Case:
         gpu: which one.
         health: what NVML says of it.
         log: what the kernel's log says of all.
+        busy: whether a job has it, so that its heat and its clock are that job's.
     """
 
     settings: Settings
     gpu: Gpu
     health: Health
     log: Log
+    busy: bool = False
 
     @property
     def again(self) -> str:

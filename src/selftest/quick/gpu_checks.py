@@ -19,6 +19,8 @@ from selftest.settings import Settings
 # How close to its limit a GPU may be before somebody should look at the cooling.
 _NARROW_MARGIN: typing.Final = 5
 
+_UNDER_LOAD: typing.Final = "; a job has it, so it is not judged"
+
 _AZURE: typing.Final = "Azure/azurehpc-health-checks, ECC check"
 
 _REASONS: typing.Final = {
@@ -28,8 +30,10 @@ _REASONS: typing.Final = {
 }
 
 
-def _check(name: str, proves: str, source: str, unit: str = "") -> Check:
-    return Check(name, Level.QUICK, proves, source=source, unit=unit, each_gpu=True)
+def _check(name: str, proves: str, source: str, unit: str = "", *, condemns: bool = True) -> Check:
+    return Check(
+        name, Level.QUICK, proves, source=source, unit=unit, each_gpu=True, condemns=condemns
+    )
 
 
 NVML: typing.Final = _check(
@@ -56,6 +60,8 @@ THROTTLE: typing.Final = _check(
     "throttle",
     "nothing but idleness, the power limit or a setting lowers the clock",
     "Azure/azurehpc-health-checks, clock throttling; nvml.h of CUDA 13, nvmlClocksEventReasons",
+    # A job's load has it too, and the heat after it: burn-in tells whether it is the card's fault.
+    condemns=False,
 )
 PCIE_WIDTH: typing.Final = _check(
     "pcie-width",
@@ -64,7 +70,11 @@ PCIE_WIDTH: typing.Final = _check(
     "lanes",
 )
 TEMPERATURE: typing.Final = _check(
-    "temperature", "the GPU is cooler than where it slows down", "the GPU's own limit", "°C"
+    "temperature",
+    "the GPU is cooler than where it slows down",
+    "the GPU's own limit",
+    "°C",
+    condemns=False,  # as above
 )
 PERSISTENCE: typing.Final = _check(
     "persistence", "the driver stays loaded between jobs", "DCGM diag, level 1"
@@ -105,10 +115,10 @@ def _throttle(case: Case) -> Said:
         named = "hardware slowdown" if reasons & health.HARDWARE_SLOWDOWN else ""
     if not named:
         return Said(Outcome.PASSED, "idle" if reasons & health.IDLE else "not throttled", bits)
-    if reasons & health.THROTTLED == health.SOFTWARE_THERMAL and case.health.computing:
-        return Said(Outcome.WARNING, f"throttled: {named} under a job's load", bits, case.cool)
     clock, power_brake = case.health.sm_clock_mhz, reasons & health.POWER_BRAKE
     text = f"throttled: {named}" + ("" if clock is None else f", at {clock} MHz")
+    if case.busy:
+        return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", bits)
     return Said(Outcome.FAILED, text, bits, _power(case) if power_brake else case.cool)
 
 
@@ -142,13 +152,15 @@ def _temperature(case: Case) -> Said:
         return Said(Outcome.SKIPPED, f"{degrees} °C; the GPU does not tell its limit", degrees)
     limit = degrees + margin
     threshold = f"below {limit}, better {limit - _NARROW_MARGIN}"
+    text = f"{degrees} °C, {margin} °C below its limit"
+    if margin > _NARROW_MARGIN:
+        return Said(Outcome.PASSED, text, degrees, threshold=threshold)
     if margin <= 0:
         text = f"too hot: {degrees} °C, {-margin} °C above its limit"
-        return Said(Outcome.FAILED, text, degrees, case.cool, threshold)
-    text = f"{degrees} °C, {margin} °C below its limit"
-    if margin <= _NARROW_MARGIN:
-        return Said(Outcome.WARNING, text, degrees, case.cool, threshold)
-    return Said(Outcome.PASSED, text, degrees, threshold=threshold)
+    if case.busy:
+        return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", degrees)
+    outcome = Outcome.FAILED if margin <= 0 else Outcome.WARNING
+    return Said(outcome, text, degrees, case.cool, threshold)
 
 
 def _persistence(case: Case) -> Said:
@@ -247,6 +259,7 @@ def run(
     healths: collections.abc.Mapping[str, Health],
     xids: Log,
     gpus: tuple[Gpu, ...],
+    busy: collections.abc.Collection[str] = (),
 ) -> list[Result]:
     """Make all quick checks of these GPUs; of other makers' the memory's size alone.
 
@@ -255,11 +268,13 @@ def run(
         healths: of each NVIDIA GPU among them, by its id.
         xids: what the kernel's log has.
         gpus: which.
+        busy: ids of those that a job has.
     """
     results: list[Result] = []
     for gpu in gpus:
         if gpu.vendor is Vendor.NVIDIA:
-            case = Case(settings, gpu, healths[gpu.uuid], xids)
+            told = healths[gpu.uuid]
+            case = Case(settings, gpu, told, xids, gpu.uuid in busy or bool(told.computing))
             results += [_result(row, case) for row in _ROWS]
         else:
             why = f"{gpu.vendor.display}: health is read of NVIDIA's GPUs only"

@@ -51,6 +51,7 @@ DISK: typing.Final = Check(
     # of the project's first users asks for.
     source="1 GB: an image with CUDA's runtime alone is larger; 50 GB: models and environments",
     unit="GB",
+    condemns=False,
 )
 CHECKS: typing.Final = (
     INVENTORY,
@@ -78,6 +79,7 @@ class Look:
         machine: the software beside them.
         known: the GPUs that it has had.
         damage: why those can't be told; empty where they can.
+        unknown: why the software can't be told; empty where it can.
         root: where the machine's files lie.
     """
 
@@ -85,6 +87,7 @@ class Look:
     machine: Machine
     known: tuple[Known, ...] = ()
     damage: str = ""
+    unknown: str = ""
     root: pathlib.Path = pathlib.Path("/")
 
     @property
@@ -116,11 +119,15 @@ class Look:
 
 def look(settings: Settings) -> Look:
     """See how the machine is. NVML may take its time, or hang with its driver."""
-    inventory, machine = detect.detect(settings.vendor), facts.machine()
+    seen = Look(detect.detect(settings.vendor), Machine(facts.architecture()))
     try:
-        return Look(inventory, machine, known.read())
+        seen = dataclasses.replace(seen, machine=facts.machine())
+    except facts.UnknownError as error:
+        seen = dataclasses.replace(seen, unknown=str(error))
+    try:
+        return dataclasses.replace(seen, known=known.read())
     except known.KnownError as error:
-        return Look(inventory, machine, damage=str(error))
+        return dataclasses.replace(seen, damage=str(error))
 
 
 def run(settings: Settings, look: Look) -> list[Result]:
@@ -287,6 +294,8 @@ def _toolkit(settings: Settings, look: Look) -> Result:
     vendors = {gpu.vendor for gpu in settings.gpus} or {look.inventory.vendor}
     if Vendor.NVIDIA not in vendors:
         return TOOLKIT.result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
+    if look.unknown:
+        return TOOLKIT.result(Outcome.PREVENTED, look.unknown)
     threshold = f"at least {obstacles.SAFE_TOOLKIT}"
     obstacle = obstacles.of_toolkit(toolkit)
     if obstacle is None:
@@ -317,11 +326,11 @@ def _files(settings: Settings, look: Look, prevented: str) -> list[Result]:
         configuration = wrapper_checks.check_configuration(settings, look.root)
     else:
         configuration = checks[2].result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
-    return [
-        wrapper_checks.check_wrapper(settings, look.root),
-        wrapper_checks.check_launcher(settings, look.machine, look.root),
-        configuration,
-    ]
+    if look.unknown:
+        launcher = wrapper_checks.LAUNCHER.result(Outcome.PREVENTED, look.unknown)
+    else:
+        launcher = wrapper_checks.check_launcher(settings, look.machine, look.root)
+    return [wrapper_checks.check_wrapper(settings, look.root), launcher, configuration]
 
 
 def _disk(root: pathlib.Path) -> Result:
@@ -333,7 +342,7 @@ def _disk(root: pathlib.Path) -> Result:
     text = f"{room:.1f} GB free for {path}"
     remedy = (
         f"sudo du -xh --max-depth=2 {path} | sort -h | tail; make room, or give {path} a larger "
-        "disk"
+        "disk; the charm looks again by itself within 10 minutes"
     )
     if room < _FULL:
         outcome, text = Outcome.FAILED, f"disk full: {text}"

@@ -13,6 +13,7 @@ import typing
 
 from ci import concourse_release, concourse_worker, unit
 from found import Machine
+from machine import leftovers
 from oci import manifest, nvidia, wrapper
 from selftest.check import Check, Level, Outcome, Result
 from selftest.settings import Settings
@@ -78,7 +79,8 @@ def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> 
         return LAUNCHER.result(Outcome.FAILED, f"launcher changed: {changed[0]}")
     # A tag that the charm alone gives.
     promised = '"--tag=gpu-type=' in _text(root, _SERVICE)
-    pids = list(_containerds(root / "proc"))
+    names = (pathlib.Path(wrapper.CONTAINERD).name,)
+    pids = leftovers.processes_running(concourse_release.ROOT, names, root / "proc")
     without = [str(pid) for pid in pids if not _has_wrapper_first(root / f"proc/{pid}/environ")]
     named = f'CONCOURSE_CONTAINERD_BIN="{path}"' in _text(root, _ENVIRONMENT)
     rival, foreign = machine.rival, machine.foreign_runc
@@ -146,21 +148,6 @@ def _text(root: pathlib.Path, path: pathlib.Path) -> str:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (root / str(path).lstrip("/")).read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-def _containerds(proc: pathlib.Path) -> collections.abc.Iterator[int]:
-    """Ids of the processes of Concourse's containerd."""
-    for folder in proc.iterdir():
-        if not folder.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):  # it ended, or belongs to the kernel
-            program = (folder / "exe").readlink()
-            # The kernel adds a word to the name of a program that has been replaced.
-            is_it = (
-                program.name.removesuffix(" (deleted)") == pathlib.Path(wrapper.CONTAINERD).name
-            )
-            if is_it and program.is_relative_to(concourse_release.ROOT):
-                yield int(folder.name)
 
 
 def _has_wrapper_first(environ: pathlib.Path) -> bool:

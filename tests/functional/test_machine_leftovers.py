@@ -1,0 +1,164 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What programs leave behind, as real processes and mounts whose names were chosen to harm."""
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from machine import leftovers, process
+
+CONCOURSE = pathlib.Path("/opt/concourse")
+FORGED = CONCOURSE / "x/containerd"
+# A tmpfs of its own over /opt, in which a program has the path of Concourse's.
+RUN = f"""
+mount -t tmpfs tmpfs /opt
+mkdir -p {FORGED.parent}
+cp "$(command -v sleep)" {FORGED}
+{FORGED} 60 &
+{{after}}
+wait
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces and mounts")
+
+
+@contextlib.contextmanager
+def running(*namespaces, after=":"):
+    """The id of a process that runs such a program, as this machine has it."""
+    argv = ["unshare", *namespaces, "sh", "-ec", RUN.format(after=after)]
+    with subprocess.Popen(argv, start_new_session=True) as child:
+        try:
+            yield wait_for(str(FORGED) if after == ":" else f"{FORGED} (deleted)")
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def wait_for(program):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            # Ended, or none of this test's.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if str((folder / "exe").readlink()) == program:
+                    return int(folder.name)
+        time.sleep(0.05)
+    raise AssertionError(f"nothing runs {program}")
+
+
+def test_a_containers_program_is_not_this_machines_whatever_its_path():
+    with running("--mount", "--pid", "--fork") as pid:
+        assert pathlib.Path(f"/proc/{pid}/exe").readlink() == FORGED
+        assert pid not in leftovers.processes_running(CONCOURSE, ["containerd"])
+
+
+@pytest.mark.parametrize("after", [":", f"sleep 0.5; rm {FORGED}"])
+def test_this_machines_program_is_found_though_its_file_is_gone(after):
+    with running("--mount", after=after) as pid:
+        assert pid in leftovers.processes_running(CONCOURSE, ["containerd"])
+        assert pid not in leftovers.processes_running(CONCOURSE, ["runc"])
+        assert pid not in leftovers.processes_running(CONCOURSE / "y", ["containerd"])
+
+
+@pytest.mark.parametrize(
+    ("number", "comm", "raises"),
+    [
+        (errno.ENOENT, "containerd", False),
+        (errno.ESRCH, "containerd", False),
+        (errno.EACCES, "init", False),
+        (errno.EACCES, "containerd-shim", True),
+        (errno.ENFILE, "init", True),
+    ],
+)
+def test_a_process_that_cannot_be_looked_at_is_not_none(
+    monkeypatch, tmp_path, number, comm, raises
+):
+    for pid in ("self", "7"):
+        (tmp_path / pid / "ns").mkdir(parents=True)
+        (tmp_path / pid / "ns/pid").symlink_to("pid:[4026531836]")
+    (tmp_path / "7/comm").write_text(f"{comm}\n")
+    real = pathlib.Path.readlink
+
+    def readlink(path):
+        if path.name == "exe":
+            raise OSError(number, os.strerror(number))
+        return real(path)
+
+    monkeypatch.setattr(pathlib.Path, "readlink", readlink)
+    look = functools.partial(
+        leftovers.processes_running, CONCOURSE, ["containerd-shim-runc-v2"], tmp_path
+    )
+    if raises:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            look()
+    else:
+        assert look() == []
+
+
+def test_a_process_is_ended_whatever_bytes_its_name_has():
+    code = (
+        "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff) R (\\x85'); print(flush=True)"
+    )
+    argv = [sys.executable, "-c", f"{code}; time.sleep(60)"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert b"\xff) R (" in pathlib.Path(f"/proc/{child.pid}/stat").read_bytes()
+        assert leftovers.end_processes([child.pid])
+        assert child.wait(timeout=0) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", [b"a\xc2\x85b", b"\xff", b"a\rb c\\d\ne", b"a\x0cb"])
+def test_mounts_are_taken_off_whatever_bytes_their_paths_have(tmp_path, name):
+    inner = pathlib.Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
+    inner.mkdir()
+    process.run(["/usr/bin/mount", "-t", "tmpfs", "tmpfs", "--", str(inner)], timeout=10)
+    try:
+        assert os.path.ismount(inner)
+        assert leftovers.unmount_below(tmp_path)
+        assert not os.path.ismount(inner)
+    finally:
+        ctypes.CDLL(None).umount2(os.fsencode(inner), 2)
+    assert not leftovers.unmount_below(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EACCES, errno.EIO])
+def test_a_group_that_cannot_be_read_is_not_an_empty_one(monkeypatch, tmp_path, number):
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "garden/one").mkdir(parents=True)
+    (tmp_path / "garden/one/cgroup.procs").write_text("")
+    monkeypatch.setattr(leftovers, "_CGROUPS", tmp_path)
+    wrong = OSError(number, os.strerror(number))
+
+    def fail(*_args, **_kwargs):
+        raise wrong
+
+    for target, name in ((os, "scandir"), (pathlib.Path, "read_text")):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, fail)
+            with pytest.raises(OSError, match=wrong.strerror):
+                leftovers.remove_control_groups("^/garden(/|$)")
+
+
+def test_a_group_that_goes_meanwhile_or_has_threads_only_is_no_error(monkeypatch, tmp_path):
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "garden/one").mkdir(parents=True)
+    monkeypatch.setattr(leftovers, "_CGROUPS", tmp_path)
+    assert leftovers.control_groups("^/garden(/|$)")
+    for number in (errno.ENODEV, errno.EOPNOTSUPP):
+
+        def fail(*_args, number=number, **_kwargs):
+            raise OSError(number, "")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "read_text", fail)
+            (tmp_path / "garden/one").mkdir(parents=True, exist_ok=True)
+            assert leftovers.remove_control_groups("^/garden(/|$)")

@@ -1,0 +1,156 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A self-test that hangs, crashes or is stopped: how it ends, and whose fault it says that is."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from selftest import pulse, results, run, settings, unit, watchdog
+from selftest.check import Level
+from selftest.pulse import Pulse
+from tests.unit.hanging import ELSEWHERE, hanging, the_result
+from tests.unit.situations import GPUS, sliced
+
+KEPT = settings.Settings("worker/0", gpus=GPUS[:2])
+
+
+def test_a_driver_that_hangs_ends_in_a_failed_report_and_not_later_than_allowed(tmp_path):
+    with hanging(tmp_path, 2, deaf=True) as process:
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert err == "Asking NVML\n"
+    result = the_result(out)
+    assert result["text"].startswith("the GPU's driver hangs: no answer within 2 s; ")
+    assert "dmesg" in result["remedy"]
+    assert out.splitlines()[1].startswith("failed: quick, 1 check (1 failed), 2 s")
+
+
+def test_what_hangs_elsewhere_takes_no_gpu_out(tmp_path):
+    with hanging(tmp_path, 2, deaf=True, wait=ELSEWHERE) as process:
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    result = the_result(out)
+    text = "the self-test has not ended within 2 s, and waits for no driver; "
+    assert (result["outcome"], result["text"][: len(text)]) == ("prevented", text)
+
+
+def test_a_driver_that_answers_slowly_takes_no_gpu_out(tmp_path):
+    with hanging(tmp_path, 2, deaf=True) as process:
+        while process.poll() is None:
+            with contextlib.suppress(OSError):  # it asks nothing just now
+                os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))
+            time.sleep(0.3)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3
+    result = the_result(out)
+    text = "the GPU's driver has not answered all within 2 s, but some, or this machine "
+    assert (result["outcome"], result["text"][: len(text)]) == ("prevented", text)
+
+
+@pytest.mark.parametrize("level", ["compute", "burn-in"])
+def test_the_first_levels_of_a_long_test_hang_no_longer_than_alone(tmp_path, level):
+    with hanging(tmp_path, 2, deaf=True, level=level, levels=("isolation",)) as process:
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert json.loads(out.splitlines()[0])["level"] == level
+
+
+def test_what_comes_after_isolation_may_take_its_time(tmp_path):
+    with hanging(tmp_path, 0.5, level="compute", levels=("isolation", "compute")) as process:
+        assert process.stderr.readline() == "Asking NVML\n"
+        time.sleep(1)
+        assert process.poll() is None
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_isolation_has_time_for_each_device_that_is_handed_out():
+    """Eight GPUs in seven MIG devices each, a container for each of which may take 3 s."""
+    cut = tuple(sliced(index, *["1g.10gb"] * 7) for index in range(8))
+    request, few = run.Request("20261121T170000Z-1a2b", Level.ISOLATION), KEPT
+    assert watchdog.Watchdog(few, request).limit == 90
+    many = dataclasses.replace(KEPT, gpus=cut)
+    assert watchdog.Watchdog(many, request).limit >= 56 * 3
+    assert watchdog.Watchdog(many, request).limit < unit._LIMITS[Level.ISOLATION]
+    quick = dataclasses.replace(request, level=Level.QUICK)
+    assert watchdog.Watchdog(many, quick).limit < 27
+
+
+def test_a_crash_is_no_verdict(tmp_path):
+    with hanging(tmp_path, 30, crash=True) as process:
+        out, err = process.communicate(timeout=30)
+    # Not 1, which says that the GPUs were tested and failed, and is no failure of the service.
+    assert (process.returncode, out) == (4, "")
+    assert err.endswith("OSError: No space left on device\n")
+
+
+def test_a_verdict_on_a_hanging_driver_that_can_not_be_kept_ends_it_too(tmp_path):
+    with hanging(tmp_path, 1, deaf=True, full=True) as process:
+        process.communicate(timeout=30)
+    assert process.returncode == 4
+
+
+def test_stopped_one_keeps_nothing_and_says_so(tmp_path):
+    with hanging(tmp_path, 30) as process:
+        assert process.stderr.readline() == "Asking NVML\n"
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 3
+    assert out == ""
+    assert err == "gpu-selftest: stopped without a verdict; the last one stands\n"
+
+
+# ---- the clock that stands still ----
+
+
+@pytest.fixture
+def beats(monkeypatch, tmp_path):
+    """A clock that beats each 0.05 s, and waits for what the test says."""
+    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
+    awaited = [None]
+    clock = Pulse(lambda: awaited[0])
+    clock.start(1)
+    yield clock, awaited
+    clock.stop()
+
+
+def test_the_clock_goes_while_the_machine_serves_others(beats):
+    clock, _ = beats
+    time.sleep(2)
+    assert 1 < clock.seconds() <= 2
+    assert clock.is_sure(1)
+    assert not clock.is_sure(4)
+
+
+def test_the_clock_begins_anew_for_another_question(beats):
+    clock, awaited = beats
+    time.sleep(1)
+    awaited[0] = question = object()
+    time.sleep(0.5)
+    assert clock.seconds() == 0
+    assert clock.seconds(question) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("service", "goes"),
+    [
+        ("import time; time.sleep(0.7)", False),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", False),
+        ("raise OSError('No space left on device')", True),
+    ],
+    ids=["slow", "no memory", "full disk"],
+)
+def test_the_clock_stands_still_while_the_machine_serves_nobody(beats, monkeypatch, service, goes):
+    monkeypatch.setattr(pulse, "_SERVICE", service)
+    clock, awaited = beats
+    awaited[0] = question = object()
+    time.sleep(2)
+    assert bool(clock.seconds(question)) == goes
