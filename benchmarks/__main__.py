@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks import concourse, containerd, handover, leases, page, runtime
+from benchmarks import concourse, containerd, fairness, handover, leases, page, runtime
 from benchmarks.measure import Options, Report
 from benchmarks.place import started
 from tests.functional.containerd_worker import Worker
@@ -18,6 +18,7 @@ IN_A_WORKER: dict[str, Callable[[Worker, Options], list[Report]]] = {
     "containerd": containerd.run,
     "leases": leases.run,
     "handover": handover.run,
+    "fairness": fairness.run,
 }
 NAMES = [*IN_A_WORKER, "concourse"]
 

@@ -4,12 +4,21 @@
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.containers import ENVIRONMENT
 from benchmarks.measure import Ceiling, Options, Report, Times, interleaved, spawned
-from benchmarks.place import RUNC, SCRATCH, Wrapper, classical_wrapper, concourse_spec, entered
+from benchmarks.place import (
+    RUNC,
+    SCRATCH,
+    Wrapper,
+    classical_wrapper,
+    concourse_spec,
+    entered,
+    make_root,
+)
 from benchmarks.place import gpus as gpus_of_policy
 from tests.functional.containerd_worker import Worker
 
@@ -51,6 +60,7 @@ def _step(socket: Path, runtime: Path, spec: dict) -> Callable[[], Times]:
 
     def one() -> Times:
         handle = f"step-{id(numbers):x}-{next(numbers)}"
+        volume = make_root(spec, handle)
         path = SCRATCH / "step.json"
         path.write_text(json.dumps(spec).replace("HANDLE", handle))
         config = ["--runc-binary", runtime, "--config", path]
@@ -61,6 +71,8 @@ def _step(socket: Path, runtime: Path, spec: dict) -> Callable[[], Times]:
             [*ctr, "task", "delete", "-f", handle],
             [*ctr, "container", "delete", handle],
         ]
-        return {STEP: sum(spawned(call, ENVIRONMENT) for call in calls)}
+        took = sum(spawned(call, ENVIRONMENT) for call in calls)
+        shutil.rmtree(volume)
+        return {STEP: took}
 
     return one

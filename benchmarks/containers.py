@@ -6,24 +6,38 @@ import os
 import shutil
 from pathlib import Path
 
-from benchmarks.measure import Times, begun, spawned
-from benchmarks.place import BUNDLES, ROOT_OF_RUNC, compact
+from benchmarks.measure import Failed, Times, begun, spawned
+from benchmarks.place import BUNDLES, ROOT_OF_RUNC, compact, make_root
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "GOMAXPROCS": "4",
 }
+# How runc says that what it is to kill has ended (containerd 2.3.1
+# cmd/containerd-shim-runc-v2/process/utils.go, checkKillError).
+OVER = ("os: process already finished", "container not running", "no such process")
 
 
 class Container:
     """One container: its bundle, and the runtime that makes it."""
 
-    def __init__(self, runtime: Path, handle: str, spec: dict, **variables: str) -> None:
-        """Write its bundle; `variables` are the runtime's own beside what the shim gives it."""
+    def __init__(
+        self,
+        runtime: Path,
+        handle: str,
+        spec: dict,
+        bundles: Path = BUNDLES,
+        **variables: str,
+    ) -> None:
+        """Make its volume and its bundle, beside the others in `bundles`.
+
+        `variables` are the runtime's own beside what the shim gives it.
+        """
         self.runtime = runtime
         self.handle = handle
         self.environment = ENVIRONMENT | variables
-        self.bundle = BUNDLES / handle
+        self.volume = make_root(spec, handle)
+        self.bundle = bundles / handle
         self.bundle.mkdir(parents=True)
         self.log = self.bundle / "log.json"
         self.spec = spec
@@ -72,21 +86,30 @@ class Container:
 
     def kill(self) -> float:
         took = self.call("kill", self.handle, "9")
+        self._wait_for_all()
+        return took
+
+    def _wait_for_all(self) -> None:
         if (self.bundle / "task.pid").exists():
             self.wait("task")  # init can't end before that
         self.wait("init")
-        return took
 
     def delete(self, *flags: str) -> float:
         return self.call("delete", *flags, self.handle)
 
     def forget(self) -> None:
-        """Remove the bundle, as the shim does last."""
+        """Remove the bundle, as the shim does last, and the volume."""
         shutil.rmtree(self.bundle)
+        shutil.rmtree(self.volume)
 
     def end(self) -> None:
-        """Kill it and leave nothing of it."""
-        self.kill()
+        """Kill it, unless it has ended with its lease, and leave nothing of it."""
+        try:
+            self.call("kill", self.handle, "9")
+        except Failed as error:
+            if not any(words in str(error) for words in OVER):
+                raise
+        self._wait_for_all()
         self.delete()
         self.forget()
 

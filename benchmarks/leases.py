@@ -34,6 +34,7 @@ TASKS = 64
 GPUS = 8
 DEAD = 200
 NOTHING = Path("/bin/true")
+GONE = str((1 << 22) + 1)  # no process has that id (linux/threads.h, PID_MAX_LIMIT)
 FEW, MANY = "8 GPUs", "128 MIG devices"
 
 
@@ -108,7 +109,7 @@ def _many(worker: Worker, spec: dict, options: Options, report: Report) -> None:
         for place, count in enumerate(counts):
             line = f"/scratch/hold sleep 0.{options.chance.randrange(10, 50)}"
             handle = f"many-{number}-{place}"
-            lives.append(functools.partial(_step, wrapper, handle, _asking(spec, count), line))
+            lives.append(functools.partial(_step, wrapper, handle, asking(spec, count), line))
         together(lives)
     took = time.monotonic() - began
     ran = sorted(lines(folder / "ran"))
@@ -142,7 +143,8 @@ def _step(wrapper: Wrapper, handle: str, spec: dict, line: str) -> None:
     container.end()
 
 
-def _asking(spec: dict, count: int) -> dict:
+def asking(spec: dict, count: int) -> dict:
+    """The spec of a task that asks for so many GPUs."""
     env = [*spec["process"]["env"], f"GPU_COUNT={count}"]
     return {**spec, "process": {**spec["process"], "env": env}}
 
@@ -180,16 +182,24 @@ def _decisions(spec: dict, options: Options, report: Report) -> None:
 def _used(wrapper: Wrapper, spec: dict, count: int) -> Wrapper:
     """It, after so many creates; their processes are gone and their bundles are still there."""
     for number in range(count):
-        Container(wrapper.front, f"{wrapper.folder.name}-was-{number}", spec).create()
+        container = _beside(wrapper, f"was-{number}", spec)
+        container.create()
+        (container.bundle / "init.pid").write_text(GONE)
     wrapper.decisions()
     return wrapper
+
+
+def _beside(wrapper: Wrapper, name: str, spec: dict) -> Container:
+    """A container among those of its store alone."""
+    bundles = wrapper.folder / "bundles"
+    return Container(wrapper.front, f"{wrapper.folder.name}-{name}", spec, bundles)
 
 
 def _create(wrapper: Wrapper, spec: dict) -> Callable[[], Times]:
     numbers = itertools.count()
 
     def one() -> Times:
-        container = Container(wrapper.front, f"{wrapper.folder.name}-now-{next(numbers)}", spec)
+        container = _beside(wrapper, f"now-{next(numbers)}", spec)
         took = container.create()
         container.forget()
         (decision,) = wrapper.decisions()

@@ -29,6 +29,8 @@ How to read it:
   runc's own create takes less than 30 ms, that is more than the 6 % that are its ceiling.
 - A decision reads and writes the table of all holders, so it takes longer the more devices are
   held. What a job waits for is the create, which hardly notices.
+- Containers have volumes of their own, as Concourse gives them; a create looks at what the others
+  have.
 - GPUs are simulated. What the driver and the NVIDIA runtime need for a real card comes on top.
 
 Measured on:

@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import oci.wrapper
 from gpu.inventory import Gpu, MigDevice, Vendor
@@ -24,6 +26,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 SCRATCH = Path("/run/bench")  # on a tmpfs, as containerd's bundles and the store of leases are
 BUNDLES = SCRATCH / "bundles"
 ROOT_OF_RUNC = SCRATCH / "runc"
+IMAGE = "image/volume"  # beside the volumes that are copies of it
 SPEC_BYTES = 27_000  # of a task's config.json under the real Concourse 8.3
 RUNC = Path(oci.wrapper.RUNC)
 
@@ -77,9 +80,23 @@ class Wrapper:
     """The front and the back end in a folder of their own, with a policy and a store."""
 
     def __init__(
-        self, name: str, gpus: tuple[Gpu, ...], *, runc: Path = RUNC, **policy: object
+        self,
+        name: str,
+        gpus: tuple[Gpu, ...],
+        *,
+        runc: Path = RUNC,
+        rule: Mapping[str, float] = MappingProxyType({}),
+        **policy: object,
     ) -> None:
-        """Install them below SCRATCH, with `runc` for the next runtime, whatever the policy."""
+        """Install them below SCRATCH.
+
+        Args:
+            name: of the folder.
+            gpus: for tasks.
+            runc: the next runtime, whatever the policy.
+            rule: values of constants of gpuci.leases that are to differ from the real ones.
+            policy: what is to differ from the charm's.
+        """
         self.folder = SCRATCH / name
         self.bin = self.folder / "bin"
         self.store = self.folder / "run" / "gpu-ci" / "leases"
@@ -89,6 +106,7 @@ class Wrapper:
         self.bin.mkdir(parents=True)
         (self.folder / "run").mkdir()
         shutil.copytree(ROOT / "lib" / "gpuci", lib, ignore=shutil.ignore_patterns("__pycache__"))
+        _set(lib / "leases.py", rule)
         command = [PYTHON, "-I", "-m", "compileall", "-q", "--invalidation-mode"]
         subprocess.run([*command, "unchecked-hash", lib], check=True, timeout=60)
         policy_path = self.folder / "policy.json"
@@ -113,6 +131,15 @@ class Wrapper:
         lines = self.log.read_text().splitlines()
         self.log.unlink()
         return [json.loads(line) for line in lines]
+
+
+def _set(module: Path, constants: Mapping[str, float]) -> None:
+    text = module.read_text()
+    for name, value in constants.items():
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        if count != 1:
+            raise LookupError(f"{module} sets {name} {count} times")
+    module.write_text(text)
 
 
 def classical_wrapper() -> Path:
@@ -151,20 +178,43 @@ def gpus(count: int, mig: int = 0) -> tuple[Gpu, ...]:
 def concourse_spec(worker: Worker, name: str, *params: str) -> dict:
     """The spec of a step as Concourse writes it: `name` is that of a golden one.
 
-    It gets a seccomp profile and as many variables as bring it to SPEC_BYTES.
+    It gets a seccomp profile and as many variables as bring it to SPEC_BYTES. Its root is to be a
+    volume of its own (see make_root), beside the one of its work folder.
     """
     spec = worker.spec(name, "HANDLE")
+    volumes = worker.folder / "volumes" / "live"
+    image = volumes / IMAGE
+    if not image.exists():
+        _copy(worker.rootfs, image)
+    spec["root"]["path"] = str(volumes / "HANDLE" / "volume")
+    for mount in spec["mounts"]:
+        if mount["source"] == str(worker.folder / "work"):
+            mount["source"] = str(volumes / "work" / "volume")
+            Path(mount["source"]).mkdir(parents=True, exist_ok=True)
     spec["linux"]["seccomp"] = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "syscalls": [{"names": _system_calls(), "action": "SCMP_ACT_ALLOW"}],
     }
     spec["process"]["env"] += params
-    image = 0
+    number = 0
     while len(compact(spec)) < SPEC_BYTES:
-        value = f"/opt/image/{image:03}/share/with/some/path"
-        spec["process"]["env"].insert(1, f"IMAGE_VARIABLE_{image:03}={value}")
-        image += 1
+        value = f"/opt/image/{number:03}/share/with/some/path"
+        spec["process"]["env"].insert(1, f"IMAGE_VARIABLE_{number:03}={value}")
+        number += 1
     return spec
+
+
+def make_root(spec: dict, handle: str) -> Path:
+    """Make the root of a container with a spec of `concourse_spec`; the folder of its volume."""
+    root = Path(spec["root"]["path"].replace("HANDLE", handle))
+    _copy(root.parent.parent / IMAGE, root)
+    return root.parent
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A root file system with the same files and owners; only its folders are its own."""
+    target.parent.mkdir(parents=True)
+    subprocess.run(["/bin/cp", "-al", source, target], check=True, timeout=60)
 
 
 def compact(value: object) -> str:

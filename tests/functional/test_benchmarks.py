@@ -4,6 +4,7 @@
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sys
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import concourse, page
+from benchmarks import concourse, fairness, page
 from benchmarks.measure import Ceiling, Options, Report, Samples, interleaved, percentile
 from tests.functional.containerd_worker import NEEDS, ROOT
 
@@ -42,17 +43,21 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @rooted
 def test_each_runs():
-    done = benchmarks("runtime", "containerd", "leases", "handover", "--n", "1", "--seed", "7")
+    names = ("runtime", "containerd", "leases", "handover", "fairness")
+    done = benchmarks(*names, "--n", "1", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     for title in (
         "Calls of the runtime",
         "A step through containerd",
         "Leases",
         "From one holder to the next",
+        "A large task among small ones",
     ):
         assert f"\n## {title}\n" in done.stdout
     assert "| GPUs held twice | 0.00 | 0 |" in done.stdout
     assert "| GPUs handed over while in use | 0.00 | 0 |" in done.stdout
+    # It starves without the rule: its create ends when nobody waits for longer, and not before.
+    assert re.search(r"^\| 2 s, without the rule \| 1 \| 6\..*, 1 in vain \|", done.stdout, re.M)
 
 
 def test_without_the_real_concourse_it_says_so(monkeypatch):
@@ -95,6 +100,46 @@ def test_a_gpu_with_two_holders_is_noticed():
         [sys.executable, "-c", TWO_HOLDERS], env=path, capture_output=True, text=True, timeout=120
     )
     assert done.stdout == "['GPU-x'] ['1 1', '1 1']\n", done.stderr
+
+
+def a_round(*stays: fairness.Stay, over: float = 100) -> fairness.Round:
+    return fairness.Round(2, stays, over)
+
+
+def stay(task: str, gpus: str, called: float, leased: float, ended: float) -> fairness.Stay:
+    return fairness.Stay(task, tuple(gpus), called, leased, leased, ended)
+
+
+def test_a_gpu_is_kept_from_the_eighth_overtaking_on_and_idle_before():
+    first = [stay(f"first-{gpu}", gpu, 0, 0, 10) for gpu in "abcdefgh"]
+    small = [
+        stay(f"small-{number}", gpu, 2, 10 + number / 4, 20 + number)
+        for number, gpu in enumerate("abcdefgh")
+    ]
+    large = stay(fairness.LARGE, "abcd", 1, 23.5, 30)
+    after = [stay(f"after-{gpu}", gpu, 3, 31, 40) for gpu in "abcd"]
+    beyond = [stay(f"beyond-{gpu}", gpu, 4, 24 + number, 90) for number, gpu in enumerate("efgh")]
+    found = a_round(*first, *small, large, *after, *beyond, over=35)
+    assert found.ratio == 11.25
+    assert len(found.overtakings) == 8
+    passed_over = [(0, number / 4) for number in range(8)]
+    assert sorted(found.idle()) == sorted(
+        [*passed_over, *[(3.5 - number, 0) for number in range(4)], *[(0, 1)] * 4, *[(0, 0)] * 4]
+    )
+
+
+def test_a_gpu_that_nobody_has_again_is_idle_to_the_end():
+    found = a_round(stay("first", "ab", 0, 0, 10), stay(fairness.LARGE, "b", 1, 10.5, 12), over=15)
+    assert found.idle() == [(0, 0.5), (0, 5), (0, 3)]
+
+
+def test_what_starves_and_what_is_idle_is_too_high():
+    first = stay("first", "a", 0, 0, 10)
+    starved = a_round(first, stay("next", "a", 2, 12, 20), stay(fairness.LARGE, "", 1, 13, 13))
+    found = fairness.report({"2 s": [starved], "without the rule": [starved]})
+    assert [(one.value, one.holds) for one in found.ceilings] == [(6, False), (2, False)]
+    row = "| without the rule | 1 | 6.00 | 6.00, 1 in vain | 1 | 0.0 | 80.0 |"
+    assert found.blocks[1].splitlines()[-1] == row
 
 
 def test_arms_take_turns_and_the_first_round_does_not_count():
