@@ -178,12 +178,17 @@ class Fly:
         self, argv: list[str], params: dict[str, str] | None = None, user: str = ""
     ) -> pathlib.Path:
         """A task's file, with the root file system that every worker of the lab has."""
-        task = {
-            "platform": "linux",
-            "rootfs_uri": f"raw://{outfit.ROOTFS}",
-            "params": params or {},
-            "run": {"path": argv[0], "args": argv[1:], "user": user},
-        }
+        return self.config_file(
+            {
+                "platform": "linux",
+                "rootfs_uri": f"raw://{outfit.ROOTFS}",
+                "params": params or {},
+                "run": {"path": argv[0], "args": argv[1:], "user": user},
+            }
+        )
+
+    def config_file(self, task: dict[str, Any]) -> pathlib.Path:
+        """A file of this task config."""
         text = json.dumps(task)
         # fly reads it a moment later, when another task's may have been written.
         path = self._home / f"task-{hashlib.sha256(text.encode()).hexdigest()[:16]}.yml"

@@ -17,6 +17,8 @@ from tests.lab.machines import Machine
 ROOTFS = "/srv/lab/rootfs"
 # Concourse's worker maps root of a container to this user (max uint32 - 1).
 CONTAINER_ROOT = 4294967294
+# A folder of the host bears this, a file of root's, where tasks may have it as their root.
+MARKER = ".gpu-ci-task-root"
 RUNTIME_FILES = ("nvidia-container-runtime", "nvidia-cdi-hook", "nvidia-ctk")
 MAKE_ROOTFS = f"""
 set -eu
@@ -31,6 +33,7 @@ printf 'root:x:0:0:root:/:/bin/sh\\nci:x:1000:1000:ci:/home/ci:/bin/sh\\n' >etc/
 printf 'root:x:0:\\nci:x:1000:\\n' >etc/group
 chmod 1777 tmp
 chown -R {CONTAINER_ROOT}:{CONTAINER_ROOT} .
+install -o 0 -g 0 -m 644 /dev/null {MARKER}
 chmod 755 . .. ../..
 rm -rf {ROOTFS}
 mv {ROOTFS}.new {ROOTFS}

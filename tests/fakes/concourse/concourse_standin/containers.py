@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from . import oci
 from .common import StandinError, background, log
@@ -123,15 +124,24 @@ class Containers:
         await self.ctr("tasks", "delete", "--force", handle)
         await self.ctr("containers", "delete", handle)
         shutil.rmtree(self._folder(handle), ignore_errors=True)
+        self._forget_volumes(handle)
 
     async def destroy_build(self, build: int, handles: list[str]) -> None:
         """Take a build's containers and volumes away."""
         for handle in handles:
             await self.destroy(handle)
-        shutil.rmtree(self._work / "volumes" / str(build), ignore_errors=True)
+        self._forget_volumes(str(build))
 
     def _folder(self, handle: str) -> Path:
         return self._work / "steps" / handle
+
+    def _volume(self, owner: str | int, name: str) -> Path:
+        """Where a volume of a container or a build lies, in the shape that baggageclaim has."""
+        return self._work / "volumes/live" / f"{owner}.{quote(name, safe='')}" / "volume"
+
+    def _forget_volumes(self, owner: str) -> None:
+        for folder in (self._work / "volumes/live").glob(f"{owner}.*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def _run(self, step: Step, build: int) -> None:
         folder, state = self._folder(step["handle"]), None
@@ -184,19 +194,19 @@ class Containers:
             if scheme != "raw" or not path.startswith("/"):
                 raise StandinError(f"unsupported rootfs_uri {image['rootfs_uri']}: not raw:///...")
             return Path(path), [], ""
-        rootfs = folder / "rootfs"
+        rootfs = self._volume(step["handle"], "image")
         if "artifact" in image:
-            volume = self._work / "volumes" / str(build) / image["artifact"]
+            volume = self._volume(build, image["artifact"])
             if not (volume / "rootfs").is_dir():
                 raise StandinError(f"missing image: {image['artifact']} holds no rootfs/")
             metadata = json.loads((volume / "metadata.json").read_text())
-            shutil.copytree(volume / "rootfs", rootfs, symlinks=True, copy_function=_copy)
+            _copy(volume / "rootfs", rootfs)
             _give(rootfs, {0, oci.highest_id()}, owner)
             return rootfs, metadata.get("env") or [], metadata.get("user") or ""
         archive = self._types / image["type"] / "rootfs.tgz"
         if not archive.exists():
             raise StandinError(f"unknown resource type {image['type']}")
-        rootfs.mkdir()
+        rootfs.mkdir(parents=True)
         subprocess.run(
             ["/bin/tar", "-xzpf", str(archive), "-C", str(rootfs)], check=True, timeout=TAR_SECONDS
         )
@@ -205,22 +215,27 @@ class Containers:
 
     def _binds(self, step: Step, build: int, folder: Path, owner: int) -> list[tuple[str, Path]]:
         """Concourse's bind mounts in its order: init, scratch, the work dir, volumes, network."""
-        binds = [(oci.INIT, self._bin / "init"), ("/scratch", folder / "scratch")]
+        handle = step["handle"]
+        binds = [(oci.INIT, self._bin / "init"), ("/scratch", self._volume(handle, "scratch"))]
         if step["workdir"]:
-            binds.append((step["workdir"], folder / "workdir"))
-        for volume in step["volumes"]:
-            path = self._work / "volumes" / str(build) / volume["artifact"]
-            if not volume["output"] and not path.exists():
-                raise StandinError(
-                    f"missing inputs: {volume['artifact']} (the stand-in does not move volumes "
-                    "between workers)"
-                )
+            binds.append((step["workdir"], self._volume(handle, "workdir")))
+        for number, volume in enumerate(step["volumes"]):
+            path = self._volume(build, volume["artifact"])
+            if not volume["output"]:
+                if not path.exists():
+                    raise StandinError(
+                        f"missing inputs: {volume['artifact']} (the stand-in does not move "
+                        "volumes between workers)"
+                    )
+                path = _copy(path, self._volume(handle, f"input-{number}"))
+            # A volume takes the place of another at the very same path, as in Concourse.
+            binds = [bind for bind in binds if bind[0] != volume["path"]]
             binds.append((volume["path"], path))
         for _, path in binds[1:]:
             if not path.exists():
                 path.mkdir(parents=True)
                 os.chown(path, owner, owner)
-        handle, network = step["handle"], folder / "network"
+        network = folder / "network"
         network.mkdir()
         files = {
             "hosts": f"127.0.0.1 localhost {handle}\n",
@@ -292,12 +307,11 @@ def _lives(pid_file: Path) -> bool:
     return True
 
 
-def _copy(source: str, target: str) -> str:
-    shutil.copy2(source, target, follow_symlinks=False)
-    owner = os.lstat(source)
-    os.chown(target, owner.st_uid, owner.st_gid, follow_symlinks=False)
-    if not Path(source).is_symlink():
-        Path(target).chmod(owner.st_mode & 0o7777)
+def _copy(source: Path, target: Path) -> Path:
+    """A copy of a folder with whatever is in it, pipes and sockets too; an input is one."""
+    target.parent.mkdir(parents=True)
+    command = ["/bin/cp", "-a", str(source), str(target)]
+    subprocess.run(command, check=True, timeout=TAR_SECONDS, capture_output=True)
     return target
 
 

@@ -3,11 +3,12 @@
 """The OCI spec of a step's container, in Concourse's exact shape.
 
 Source of every list and order here: Concourse 8.2.5, worker/runtime/spec/*.go and
-worker/runtime/user_namespace.go. Left out: the seccomp profile. One
+worker/runtime/user_namespace.go; seccomp.json is what 8.3.0 writes into an unprivileged one's. One
 thing differs: ``USER`` and a default ``PATH``, which Concourse appends at exec, stand at the end
 of the environment from the start, since ``ctr task exec`` cannot add any.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def _linux(handle: str, privileged: bool) -> dict[str, Any]:
         linux["namespaces"] += [{"type": "user"}, {"type": "cgroup"}]
         linux["uidMappings"] = linux["gidMappings"] = mappings
         linux["cgroupsPath"] = f"garden/{handle}"
+        linux["seccomp"] = json.loads(Path(__file__).with_name("seccomp.json").read_text())
     return linux
 
 

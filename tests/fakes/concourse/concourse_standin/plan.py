@@ -61,7 +61,11 @@ def job_plan(pipeline: dict[str, Any], job_name: str) -> list[Step]:
             put = _resource_step("put", step["put"], resource, tags, step.get("params"))
             put["workdir"] = "/tmp/build/put"
             put["volumes"] = [
-                {"artifact": artifact, "path": f"/tmp/build/put/{artifact}", "output": False}
+                {
+                    "artifact": artifact,
+                    "path": posixpath.normpath(f"/tmp/build/put/{artifact}"),
+                    "output": False,
+                }
                 for artifact in dict.fromkeys(artifacts)
             ]
             steps.append(put)
@@ -102,12 +106,12 @@ def _task(step: Step, tags: list[str]) -> Step:
     run = config["run"]
     volumes = [
         {
-            "artifact": volume["name"],
-            "path": posixpath.join(workdir, volume.get("path", volume["name"])),
-            "output": kind == "outputs",
+            "artifact": (step.get(f"{kind}_mapping") or {}).get(volume["name"], volume["name"]),
+            "path": _inside(workdir, volume.get("path") or volume["name"]),
+            "output": kind == "output",
         }
-        for kind in ("inputs", "outputs")
-        for volume in config.get(kind) or ()
+        for kind in ("input", "output")
+        for volume in config.get(f"{kind}s") or ()
     ]
     return {
         **_step("task", name, tags),
@@ -122,6 +126,13 @@ def _task(step: Step, tags: list[str]) -> Step:
         "workdir": workdir,
         "volumes": volumes,
     }
+
+
+def _inside(workdir: str, path: str) -> str:
+    """Where a volume is mounted; atc/exec/task_step.go, resolvePath: an absolute path as it is."""
+    if path.startswith("/"):
+        return path
+    return workdir + posixpath.normpath(f"/{path}").rstrip("/")
 
 
 def _resource_step(

@@ -1,0 +1,99 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""One lab that is up, for all suites of a run that want one, and an attacker for it."""
+
+import os
+import shutil
+
+import pytest
+
+from tests.attacks import attacker as attacks
+from tests.lab import concourse, outfit, walk
+from tests.lab.session import Lab, Progress
+from tests.lab.site import Site
+
+# Of gpu-wait-timeout while attacks go on.
+ATTACK_WAIT_SECONDS = 120
+# So that an attack which came through makes no other one seem to.
+CLEAN_UP = """
+pkill -9 -x mischief
+for open in $(find /proc/[0-9]*/fd -lname '/dev/nvidia[0-9]' 2>&-); do
+  kill -9 $(echo $open | cut -d/ -f3)
+done
+true
+"""
+
+
+def reason_to_skip() -> str:
+    """Why no machine can run here, or nothing."""
+    if os.geteuid() != 0:
+        return "machines need root"
+    for program in ("systemd-nspawn", "nsenter", "unshare", "ip", "unzip"):
+        if not shutil.which(program):
+            return f"{program} is not installed: scripts/setup lab"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def machines_work() -> None:
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def walked(machines_work, tmp_path_factory: pytest.TempPathFactory):
+    """A lab after `lab up`: web, worker with two GPUs, postgresql. Each test leaves it so."""
+    say = Progress()
+    lab = Lab(tmp_path_factory.mktemp("walk"), say)
+    try:
+        walk.up(lab, say)
+        yield lab
+    finally:
+        lab.controller.destroy()
+
+
+@pytest.fixture(scope="session")
+def site(walked: Lab) -> Site:
+    """The same lab in the words of its tests."""
+    return Site(walked)
+
+
+@pytest.fixture(scope="session")
+def under_attack(site, tmp_path_factory):
+    """The lab, with the attackers' program in the root that tasks have; as before afterwards.
+
+    Web would let no third task in while two run; where tasks get no GPU unasked, it does.
+    """
+    program = attacks.compile_program(tmp_path_factory.mktemp("mischief"))
+    site.machine().write(f"{outfit.ROOTFS}/bin/mischief", program, 0o755)
+    evidence = outfit.ROOTFS + attacks.EVIDENCE
+    site.sh(f"mkdir -p {evidence}; chmod 1777 {evidence}")
+    site.configure(gpus_per_task="0", gpu_wait_timeout=str(ATTACK_WAIT_SECONDS))
+    site.tags()
+    yield site
+    site.configure(reset=("gpus-per-task", "gpu-wait-timeout"))
+    site.tags()
+
+
+@pytest.fixture
+def attacker(under_attack):
+    """An attacker, whose builds end with the test; then the worker serves as before."""
+    under_attack.sh(f"rm -rf {outfit.ROOTFS}{attacks.EVIDENCE}/*")
+    attacker = attacks.Attacker(under_attack)
+    yield attacker
+    attacker.honest.end()
+    attacker.abort()
+    try:
+        attacks.assert_unharmed(attacker)
+    finally:
+        under_attack.sh(CLEAN_UP)
+
+
+def pytest_report_header() -> list[str]:
+    """Which Concourse and NVIDIA runtime the lab's tests run with."""
+    kinds = {True: "the real one", False: "a stand-in"}
+    runtime = bool(os.environ.get("GPUCI_NVIDIA_RUNTIME"))
+    return [
+        f"Concourse in the lab: {kinds[concourse.is_real()]}",
+        f"nvidia-container-runtime in the lab: {kinds[runtime]}",
+    ]
