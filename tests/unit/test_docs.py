@@ -45,6 +45,21 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_each_promise_names_tests_that_exist():
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = [line for line in text.splitlines() if re.match(r"\| [A-Z]", line)]
+    assert len(promises) > 12
+    for promise in promises:
+        proofs = re.findall(r"`((?:tests/[\w/]+\.py)?(?:::\w+)?)`", promise.rsplit(" | ", 1)[1])
+        assert proofs, promise
+        page = ROOT
+        for proof in proofs:
+            path, _, name = proof.partition("::")
+            page = ROOT / path if path else page
+            assert page.is_file(), proof
+            assert not name or f"\ndef {name}(" in page.read_text(), proof
+
+
 def test_the_map_names_every_room():
     readme = (ROOT / "README.md").read_text()
     house = readme[readme.index("## The map of the house") :]
