@@ -7,8 +7,13 @@ Over all interleavings: tests/unit/lease_model.py.
 
 import pytest
 
-from gpuci import leases
+from gpuci import broker, leases
+from gpuci.journal import Decision
+from gpuci.policy import Policy
+from gpuci.store import Store
 from gpuci.table import Holder, Table, Waiter
+from tests.unit.grants import content
+from tests.unit.wrapper_rig import GPUS
 
 NOW = 1000.0
 OWED = leases.MOST_OVERTAKINGS
@@ -65,6 +70,9 @@ class Machine:
 
     def alive(self, call):
         return True
+
+    def me(self):
+        return 1, 1
 
     def in_use(self, container, holder):
         self.asked.append(container)
@@ -131,3 +139,30 @@ def test_who_shares_ends_nobody_who_shares():
     table.holders["old"].exclusive = True
     assert len(allot(table, wish, machine, exclusive=False)) == 4
     assert machine.ended == ["old"]
+
+
+class Enough(Exception):
+    """The test has seen what it wanted."""
+
+
+def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path, monkeypatch):
+    shelf, machine = Store(str(tmp_path / "leases")), Machine("job")
+    many = Policy({**content(gpus=GPUS), "wait_timeout": 60})
+    fewer = Policy({**content(gpus=GPUS[:1]), "wait_timeout": 60})
+    ids = [device.id for device in many.devices]
+    with shelf as table:
+        table.holders["job"] = Holder("/b", ids, [], exclusive=True, since=0)
+    seen = []
+
+    def look(_):
+        seen.append([waiter.count for waiter in shelf.read().waiters])
+        if len(seen) == 2:
+            raise Enough
+
+    monkeypatch.setattr(broker.time, "sleep", look)
+    decision = Decision("large")
+    decision.asked = None
+    request = broker.Request("large", "/b", "garden/large")
+    with pytest.raises(Enough):
+        broker.acquire(shelf, machine, iter([many, fewer]), request, decision)
+    assert seen == [[len(ids)], [1]]
