@@ -12,8 +12,6 @@ from tests.lab import concourse, outfit, walk
 from tests.lab.session import Lab, Progress
 from tests.lab.site import Site
 
-# Of gpu-wait-timeout while attacks go on.
-ATTACK_WAIT_SECONDS = 120
 # So that an attack which came through makes no other one seem to.
 CLEAN_UP = """
 pkill -9 -x mischief
@@ -68,10 +66,10 @@ def under_attack(site, tmp_path_factory):
     site.machine().write(f"{outfit.ROOTFS}/bin/mischief", program, 0o755)
     evidence = outfit.ROOTFS + attacks.EVIDENCE
     site.sh(f"mkdir -p {evidence}; chmod 1777 {evidence}")
-    site.configure(gpus_per_task="0", gpu_wait_timeout=str(ATTACK_WAIT_SECONDS))
+    site.configure(gpus_per_task="0")
     site.tags()
     yield site
-    site.configure(reset=("gpus-per-task", "gpu-wait-timeout"))
+    site.configure(reset=("gpus-per-task",))
     site.tags()
 
 

@@ -45,7 +45,7 @@ for gpu in $(echo $NVIDIA_VISIBLE_DEVICES | tr , ' '); do rmdir {EVIDENCE}/lock-
 """
 HONEST_LOOPS, ATTACK_LOOPS = 2, 3
 # For one build; an honest task may have to wait for a GPU that an attacker's step uses.
-BUILD_SECONDS = 150
+BUILD_SECONDS = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Storm:
         gpus, script = chance.choice(ATTACKS)
         build = self._attacker.start(step("one-off", f"N={number}\n{script}", gpus))
         self.attacks += 1
-        if chance.random() < 0.1:
+        if chance.random() < 0.05:
             time.sleep(chance.uniform(0, 1.5))
             self._attacker.site.fly.run("abort-build", "-b", build.number)
         build.wait(BUILD_SECONDS)
