@@ -129,10 +129,10 @@ def build_disk(folder: pathlib.Path) -> Disk:
     shutil.copy(build_nvml(folder / "nvml") / "libnvidia-ml.so.1", libraries)
     write_state(disk.root / "var/lib/fake-gpu", [Card(0), Card(1)])
     shutil.copy(STANDIN_RUNTIME, disk.root / NVIDIA_RUNTIME[1:])
-    concourse, guest = ROOT / "tests" / "fakes" / "concourse", ROOT / "tests" / "soak" / "guest"
-    for source, name in ((concourse / "init.c", "gdn-init"), (guest / "chain.c", "chain")):
-        command = ["gcc", "-static", "-Os", "-s", "-o", disk.root / "soak" / name, source]
-        subprocess.run(command, check=True, timeout=60)
+    init, guest = ROOT / "tests/fakes/concourse/init.c", ROOT / "tests" / "soak" / "guest"
+    for source, name in ((init, "gdn-init"), *((path, path.stem) for path in guest.glob("*.c"))):
+        command = ["gcc", "-static", "-pthread", "-Os", "-s", "-o", disk.root / "soak" / name]
+        subprocess.run([*command, source], check=True, timeout=60)
     install_wrapper(disk)
     golden = ROOT / "tests" / "unit" / "golden"
     for source in (*golden.glob("*.json"), *guest.glob("*.py"), guest / "boot"):

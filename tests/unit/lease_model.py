@@ -141,12 +141,13 @@ def settle(world, container, number, kind, outcome, ids, *, had):
     if outcome == "granted":
         container.ids = ids
         if ids:
+            if container.name not in had:
+                container.denied = 0
             container.alone = world.table["holders"][container.name]["exclusive"]
             container.granted = int(world.table["holders"][container.name]["since"])
     if number is None:
-        if outcome == "granted" and container.alone and ids and container.name not in had:
-            for name in world.queue[: (*world.queue, container.name).index(container.name)]:
-                world.named(name).overtaken += 1
+        if outcome == "granted" and ids and container.name not in had:
+            overtake(world, container)
         if outcome == "waits":
             check_sessions(world, container)
         else:
@@ -161,6 +162,12 @@ def settle(world, container, number, kind, outcome, ids, *, had):
         container.execs[number].phase = ends[outcome]
 
 
+def overtake(world, container):
+    """Who was granted devices alone overtakes those who waited for longer."""
+    for name in world.queue[: (*world.queue, container.name).index(container.name)]:
+        world.named(name).overtaken += container.alone
+
+
 def check_sessions(world, waiting):
     """Nobody waits because of sessions for longer than those may keep devices."""
     for other in world.containers:
@@ -168,7 +175,7 @@ def check_sessions(world, waiting):
         if other is waiting or starting or not other.has_sessions_alone:
             continue
         other.denied = other.denied or world.clock
-        if other.in_use(world.clock) and world.clock - other.denied >= SESSION_LIMIT:
+        if uses(world, other.name) and world.clock - other.denied >= SESSION_LIMIT:
             raise Broken(f"session: {waiting.name} waits for those in {other.name}")
 
 

@@ -5,29 +5,17 @@
 `boot` runs it in the virtual machine, and tests/soak/test_cgroups.py reads the lines.
 """
 
-import json
 import os
 import pathlib
 import signal
-import stat
 import time
 import traceback
 
+import looks
 import record
 import worker as workers
+from looks import ABSENT, DENIED, GIVEN, opened, tell
 from worker import BUNDLES, V1, finish, state_of, until
-
-GIVEN, DENIED, ABSENT = (
-    "No such device or address",
-    "Operation not permitted",
-    "No such file or directory",
-)
-# From the end of a holder to the next one, in seconds: 2 is promised, of real processors.
-SOON = 4
-
-
-def opened(said):
-    return said.strip().rpartition(": ")[2]
 
 
 def the_machine_has_the_control_groups_that_were_asked_for(worker):
@@ -68,10 +56,9 @@ def a_privileged_task_cannot_make_itself_a_gpu(worker):
 
 def an_amd_gpu_is_two_nodes_and_their_group(worker):
     nodes = ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
-    os.mkdir("/dev/dri")
+    os.makedirs("/dev/dri", exist_ok=True)
     for minor, node in enumerate(nodes, 10):
-        os.mknod(node, stat.S_IFCHR | 0o660, os.makedev(195, minor))
-        os.chown(node, 0, 105)
+        os.chown(looks.make_node(node, 195, minor), 0, 105)
     gpus = [
         {"index": index, "uuid": f"GPU-000000000000000{index}", "model": "AMD Instinct MI210"}
         | {"devices": [f"GPU-000000000000000{index}"], "nodes": ["/dev/kfd", nodes[1 + index]]}
@@ -93,9 +80,20 @@ def the_next_task_waits_until_the_step_has_ended(worker):
     time.sleep(3)
     assert waiting.poll() is None, finish(waiting)
     assert worker.holders() == {"a": [workers.UUIDS[0]]}, worker.holders()
+    folder, init = worker.cgroup("a"), worker.init("a")
     worker.end("a")
-    gets_it(worker, waiting, "b", after="a")
-    assert state_of(worker.init("a")), "the container of the step that ended is kept"
+    looks.gets_it(worker, waiting, "b", after="a")
+    looks.assert_over(folder, init)
+
+
+def a_finished_step_keeps_its_container_until_its_gpu_is_needed(worker):
+    worker.policy(0, 1)
+    worker.create("a")
+    worker.exec("a", "true")
+    init = worker.init("a")
+    worker.create("b")
+    assert sorted(worker.holders()) == ["a", "b"], worker.holders()
+    assert state_of(init), "another GPU was free"
 
 
 def a_killed_step_gives_its_gpu_to_the_next(worker):
@@ -105,7 +103,7 @@ def a_killed_step_gives_its_gpu_to_the_next(worker):
     waiting = worker.creating("b")
     until(30, "b waits", lambda: worker.waiters() == ["b"])
     os.kill(step, signal.SIGKILL)
-    gets_it(worker, waiting, "b", after="a")
+    looks.gets_it(worker, waiting, "b", after="a")
 
 
 def a_killed_container_gives_its_gpu_to_the_next(worker):
@@ -115,7 +113,7 @@ def a_killed_container_gives_its_gpu_to_the_next(worker):
     waiting = worker.creating("b")
     until(30, "b waits", lambda: worker.waiters() == ["b"])
     os.kill(worker.init("a"), signal.SIGKILL)
-    gets_it(worker, waiting, "b", after="a")
+    looks.gets_it(worker, waiting, "b", after="a")
 
 
 def a_killed_shim_takes_its_step_along(worker):
@@ -123,7 +121,7 @@ def a_killed_shim_takes_its_step_along(worker):
     worker.policy(0)
     worker.create("a")
     step = worker.step("a")
-    os.kill(parent(worker.init("a")), signal.SIGKILL)
+    os.kill(looks.parent(worker.init("a")), signal.SIGKILL)
     worker.create("b")
     assert list(worker.holders()) == ["b"], worker.holders()
     assert not state_of(step), f"{step} lives"
@@ -142,7 +140,7 @@ def a_killed_containerd_leaves_the_gpu_to_its_step(worker):
     assert waiting.poll() is None, finish(waiting)
     assert state_of(step)
     os.kill(step, signal.SIGKILL)
-    gets_it(worker, waiting, "b", after="a")
+    looks.gets_it(worker, waiting, "b", after="a")
 
 
 def a_worker_killed_whole_leaves_no_gpu_behind(worker):
@@ -150,7 +148,7 @@ def a_worker_killed_whole_leaves_no_gpu_behind(worker):
     worker.policy(0)
     worker.create("a")
     step = worker.step("a")
-    shim = parent(worker.init("a"))
+    shim = looks.parent(worker.init("a"))
     worker.containerd.kill()
     worker.containerd.wait(10)
     os.kill(shim, signal.SIGKILL)
@@ -165,24 +163,38 @@ def a_worker_killed_whole_leaves_no_gpu_behind(worker):
 def what_a_step_left_behind_dies_before_the_gpu_goes_on(worker):
     worker.policy(0)
     worker.create("a")
-    left = leave_behind(worker, "a")
+    left = looks.leave_behind(worker, "a")
+    folder = worker.cgroup("a")
     worker.create("b")
     assert list(worker.holders()) == ["b"], worker.holders()
-    assert not state_of(left), f"{left} lives"
-    assert worker.inside("a") == [worker.init("a")], worker.inside("a")
+    looks.assert_over(folder, left, worker.init("a"))
 
 
 def what_hides_in_a_control_group_below_dies_too(worker):
     worker.policy(0)
     worker.create("a")
-    left = leave_behind(worker, "a")
-    below = worker.cgroup("a") / "below" / "deeper"
+    left = looks.leave_behind(worker, "a")
+    folder = worker.cgroup("a")
+    below = folder / "below" / "deeper"
     below.mkdir(parents=True)
     (below / "cgroup.procs").write_text(str(left))
-    assert str(left) not in (worker.cgroup("a") / "cgroup.procs").read_text().split()
+    assert str(left) not in (folder / "cgroup.procs").read_text().split()
     worker.create("b")
-    assert not state_of(left), f"{left} lives"
-    assert worker.inside("a") == [worker.init("a")], worker.inside("a")
+    looks.assert_over(folder, left, worker.init("a"))
+
+
+def what_became_the_first_process_dies_too(worker):
+    """A pipeline can own it, by what it mounts over /tmp/gdn-init."""
+    worker.policy(0)
+    spec = worker.spec("task", "a")
+    spec["process"]["args"] = ["/bin/sh", "-c", "trap '' TERM INT HUP; while :; do sleep 9; done"]
+    worker.create("a", spec=spec)
+    worker.exec("a", "true")
+    folder, init = worker.cgroup("a"), worker.init("a")
+    assert state_of(init)
+    worker.create("b")
+    assert list(worker.holders()) == ["b"], worker.holders()
+    looks.assert_over(folder, init)
 
 
 def what_cannot_be_caught_goes_with_its_container(worker):
@@ -190,15 +202,93 @@ def what_cannot_be_caught_goes_with_its_container(worker):
     worker.create("a")
     worker.exec("a", "chain &")
     folder, init = worker.cgroup("a"), worker.init("a")
-    others = processes(folder) - {init}
-    assert others, "the chain runs"
+    assert looks.processes(folder) - {init}, "the chain runs"
     worker.create("b")
     assert list(worker.holders()) == ["b"], worker.holders()
-    others = processes(folder) - {init}
-    assert not others, f"the chain has come to {others}"
+    looks.assert_over(folder, init)
 
 
-def a_hijack_gets_the_gpu_if_it_is_free_and_a_sentence_if_not(worker):
+def a_step_goes_on_without_its_first_thread(worker):
+    """Its state is that of a dead process, and v1 shows it in the root group."""
+    worker.policy(0)
+    worker.create("a")
+    folder = worker.cgroup("a")
+    step = worker.launch("a", "headless")
+    until(10, "its first thread has ended", lambda: not state_of(step))
+    waiting = worker.creating("b")
+    until(30, "b waits", lambda: worker.waiters() == ["b"])
+    time.sleep(3)
+    assert waiting.poll() is None, finish(waiting)
+    assert looks.processes(folder) >= {step}, f"{step} lives"
+    os.kill(step, signal.SIGKILL)
+    looks.gets_it(worker, waiting, "b", after="a")
+    looks.assert_over(folder)
+
+
+def an_orphaned_start_ends_for_who_comes_next(worker):
+    """The runtime's call is killed before any init.pid, so that the spec alone tells the group."""
+    worker.policy(0)
+    spec = worker.spec("task", "a")
+    hang = {"path": "/bin/busybox", "args": ["sleep", "1000"]}
+    spec["hooks"] = {"createContainer": [hang]}
+    call = worker.creating("a", spec=spec)
+    folder = looks.planned("a")
+    until(30, "the hook runs", lambda: len(looks.processes(folder)) > 1)
+    orphans = looks.processes(folder)
+    (runc,) = [pid for pid, _ in worker.leases("holders", {})["a"]["calls"]]
+    assert not (BUNDLES / "a" / "init.pid").exists()
+    os.kill(runc, signal.SIGKILL)
+    said, code = finish(call)
+    assert code != 0, said
+    assert looks.processes(folder) == orphans, (
+        f"{orphans} were left, {looks.processes(folder)} are"
+    )
+    worker.create("b")
+    assert list(worker.holders()) == ["b"], worker.holders()
+    looks.assert_over(folder, *orphans)
+
+
+def a_descriptor_in_another_container_ends_with_the_lease(worker):
+    """What is open there, and what is only mapped, such as one that came through a socket.
+
+    Nothing opens the simulated cards, so these have the numbers of /dev/zero and /dev/full.
+    """
+    os.makedirs("/dev/dri", exist_ok=True)
+    nodes = [looks.make_node(f"/dev/dri/renderD{200 + minor}", 1, minor) for minor in (5, 7)]
+    worker.policy(vendor="intel", nvidia_runtime="", gpus=[*map(looks.gpu_of, range(2), nodes)])
+    worker.create("a")
+    worker.exec("a", "true")
+    worker.create("b")
+    worker.step("b")
+    spec = worker.spec("task", "maps", ["GPU_COUNT=0"])
+    bind = {"destination": "/bound", "type": "bind", "options": ["bind"], "source": nodes[0]}
+    spec["mounts"].append(bind)
+    worker.create("maps", spec=spec)
+    worker.launch("maps", "mapper", "/bound")
+    for handle, node in (("opens", "/dev/zero"), ("innocent", "/dev/full")):
+        worker.create(handle, ["GPU_COUNT=0"])
+        worker.launch(handle, "sh", "-c", f"exec sleep 1000 <>{node}")
+    handles = ("maps", "opens", "innocent", "b")
+    before = {handle: (worker.cgroup(handle), worker.inside(handle)) for handle in handles}
+    worker.create("c")
+    assert sorted(worker.holders()) == ["b", "c"], worker.holders()
+    assert sorted(worker.intruders()) == ["maps", "opens"], worker.intruders()
+    for handle in ("maps", "opens"):
+        looks.assert_over(before[handle][0], *before[handle][1])
+    for handle in ("innocent", "b"):
+        assert worker.inside(handle) == before[handle][1], f"{handle} was harmed"
+
+
+def a_hijack_gets_the_gpu_if_it_is_free(worker):
+    worker.policy(0)
+    worker.create("a")
+    worker.exec("a", "true")
+    worker.step("a", name="hijack")
+    assert list(worker.holders()) == ["a"], worker.holders()
+    assert opened(worker.exec("a", "cat /dev/nvidia0", name="look")[0]) == GIVEN
+
+
+def a_hijack_of_a_container_that_ended_fails_in_the_words_of_containerd(worker):
     worker.policy(0)
     worker.create("a")
     worker.exec("a", "true")
@@ -206,15 +296,23 @@ def a_hijack_gets_the_gpu_if_it_is_free_and_a_sentence_if_not(worker):
     worker.step("b")
     said, code = worker.exec("a", "echo in", name="hijack")
     assert code != 0, said
+    assert "stopped" in said, said
+    assert list(worker.holders()) == ["b"], worker.holders()
+
+
+def a_hijack_is_refused_in_words_while_another_uses_the_gpu(worker):
+    """Where tasks shared it, nobody was ended for it."""
+    worker.policy(0, allocation="shared")
+    for handle in ("a", "b"):
+        worker.create(handle)
+    worker.exec("a", "true")
+    worker.step("b")
+    worker.policy(0)
+    said, code = worker.exec("a", "echo in", name="hijack")
+    assert code != 0, said
     assert "gpu-ci-worker: this container gave its GPU back" in said, said
     assert "container b" in said, said
-    worker.end("b")
-    until(30, "b's step is over", lambda: not (BUNDLES / "b" / "task.pid").exists())
-    worker.step("a", name="hijack")
-    assert list(worker.holders()) == ["a"], worker.holders()
-    assert opened(worker.exec("a", "cat /dev/nvidia0", name="look")[0]) == GIVEN
-    said, code = worker.exec("b", "echo in", name="hijack")
-    assert code != 0, said
+    assert state_of(worker.init("a"))
 
 
 def two_tasks_on_two_gpus_have_one_each(worker):
@@ -238,45 +336,13 @@ def a_recording_of_containers_in_every_state(worker):
         worker.create(handle)
     worker.step("running")
     worker.exec("finished", "true")
-    leave_behind(worker, "left-behind")
+    looks.leave_behind(worker, "left-behind")
     below = worker.cgroup("below") / "below" / "deeper"
     below.mkdir(parents=True)
-    (below / "cgroup.procs").write_text(str(leave_behind(worker, "below")))
+    (below / "cgroup.procs").write_text(str(looks.leave_behind(worker, "below")))
     worker.exec("hijacked", "true")
     worker.step("hijacked", name="7d3f1c5e-0000-4000-8000-000000000001")
     record.record(pathlib.Path("/out"), sorted(BUNDLES.iterdir()))
-
-
-def processes(folder):
-    try:
-        return set(map(int, (folder / "cgroup.procs").read_text().split()))
-    except OSError:  # the control group is gone, or goes
-        return set()
-
-
-def parent(pid):
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def leave_behind(worker, handle):
-    """Run a step that leaves a process behind in its container; the pid of that."""
-    before = set(worker.inside(handle))
-    worker.exec(handle, "setsid sleep 4321 &")
-    (left,) = set(worker.inside(handle)) - before
-    assert not (BUNDLES / handle / "task.pid").exists()
-    return left
-
-
-def gets_it(worker, waiting, handle, after):
-    """`after` has just ended, and `handle` is to have its GPU."""
-    began = time.monotonic()
-    until(60, f"{handle} holds it", lambda: list(worker.holders()) == [handle])
-    took = time.monotonic() - began
-    said, code = finish(waiting)
-    assert code == 0, said
-    assert took < SOON, f"{took:.1f} s passed from the end of {after} to {handle}"
-    assert opened(worker.exec(handle, "cat /dev/nvidia0")[0]) == GIVEN
-    tell(note=f"{handle} had it {took:.2f} s after {after}'s end")
 
 
 CASES = [
@@ -285,6 +351,7 @@ CASES = [
     a_privileged_task_cannot_make_itself_a_gpu,
     an_amd_gpu_is_two_nodes_and_their_group,
     the_next_task_waits_until_the_step_has_ended,
+    a_finished_step_keeps_its_container_until_its_gpu_is_needed,
     a_killed_step_gives_its_gpu_to_the_next,
     a_killed_container_gives_its_gpu_to_the_next,
     a_killed_shim_takes_its_step_along,
@@ -292,15 +359,17 @@ CASES = [
     a_worker_killed_whole_leaves_no_gpu_behind,
     what_a_step_left_behind_dies_before_the_gpu_goes_on,
     what_hides_in_a_control_group_below_dies_too,
+    what_became_the_first_process_dies_too,
     what_cannot_be_caught_goes_with_its_container,
-    a_hijack_gets_the_gpu_if_it_is_free_and_a_sentence_if_not,
+    a_step_goes_on_without_its_first_thread,
+    an_orphaned_start_ends_for_who_comes_next,
+    a_descriptor_in_another_container_ends_with_the_lease,
+    a_hijack_gets_the_gpu_if_it_is_free,
+    a_hijack_of_a_container_that_ended_fails_in_the_words_of_containerd,
+    a_hijack_is_refused_in_words_while_another_uses_the_gpu,
     two_tasks_on_two_gpus_have_one_each,
     a_recording_of_containers_in_every_state,
 ]
-
-
-def tell(**line):
-    print("soak:" + json.dumps(line))
 
 
 def main():

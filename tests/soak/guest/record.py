@@ -17,7 +17,9 @@ def record(target, bundles):
         for file in bundle.glob("*.pid"):
             pids.add(copy(target, file).strip())
         init = (bundle / "init.pid").read_text()
-        for folder in control_groups(init):
+        for mount, folder in control_groups(init):
+            # That one is there tells that the mount is; what is in it is none of the containers'.
+            write(target, mount / "cgroup.procs", "")
             for file in folder.rglob("cgroup.procs"):
                 pids.update(copy(target, file).split())
     for pid in pids:
@@ -29,14 +31,18 @@ def record(target, bundles):
 
 def copy(target, file):
     text = file.read_text()
-    there = target / str(file)[1:]
-    there.parent.mkdir(parents=True, exist_ok=True)
-    there.write_text(text)
+    write(target, file, text)
     return text
 
 
+def write(target, file, text):
+    there = target / str(file)[1:]
+    there.parent.mkdir(parents=True, exist_ok=True)
+    there.write_text(text)
+
+
 def control_groups(pid):
-    """The folders of a process's control groups: v1's for devices, and v2's."""
+    """A process's control groups, v1's for devices and v2's: (where it is mounted, folder)."""
     paths = {}
     for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -44,6 +50,6 @@ def control_groups(pid):
     for line in MOUNTINFO.read_text().splitlines():
         point, source = line.split()[4], line.partition(" - ")[2].split()
         if source[0] == "cgroup2":
-            yield pathlib.Path(point + paths[""])
+            yield pathlib.Path(point), pathlib.Path(point + paths[""])
         elif source[0] == "cgroup" and "devices" in source[2].split(","):
-            yield pathlib.Path(point + paths["devices"])
+            yield pathlib.Path(point), pathlib.Path(point + paths["devices"])

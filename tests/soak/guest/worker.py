@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Containerd as a CI worker has it, and containers of Concourse's shape."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ HIERARCHIES = [CGROUPS / name for name in ("systemd", "devices", "pids")] if V1 
 SERVICE = "system.slice/concourse-worker.service"
 HOME = pathlib.Path("/var/lib/worker")
 STORE = pathlib.Path("/run/gpu-ci/leases")
+LOG = pathlib.Path("/var/log/gpu-ci/oci.log")
 POLICY = pathlib.Path("/etc/gpu-ci/policy.json")
 LAUNCHER = "/opt/gpu-ci/bin/containerd-launcher"
 NVIDIA_RUNTIME = "/usr/bin/nvidia-container-runtime"
@@ -85,7 +87,7 @@ class Worker:
         self.rootfs = HOME / "rootfs"
         for name in ("bin", "dev", "proc", "sys", "tmp", "etc", "scratch", "usr/lib"):
             (self.rootfs / name).mkdir(parents=True)
-        for path in ("/bin/busybox", "/soak/chain"):
+        for path in ("/bin/busybox", "/soak/chain", "/soak/headless", "/soak/mapper"):
             shutil.copy(path, self.rootfs / "bin")
         for name in ("sh", "cat", "sleep", "env", "id", "setsid", "mknod"):
             (self.rootfs / "bin" / name).symlink_to("busybox")
@@ -94,6 +96,8 @@ class Worker:
             (self.rootfs / "etc" / name).touch()
         for path in (self.rootfs, *self.rootfs.rglob("*")):
             os.lchown(path, ROOT_INSIDE, ROOT_INSIDE)
+        # Tasks may have this folder of the host.
+        (self.rootfs / ".gpu-ci-task-root").touch(0o644)
 
     def policy(self, *indexes, **changes):
         """Allow the GPUs with these indexes, one a task, with 60 s to wait."""
@@ -102,7 +106,8 @@ class Worker:
             | {"devices": [UUIDS[index]], "nodes": []}
             for index in indexes
         ]
-        content = {"version": 2, "allocation": "exclusive", "gpus_per_task": 1, "wait_timeout": 60}
+        content = {"version": 3, "allocation": "exclusive", "gpus_per_task": 1, "wait_timeout": 60}
+        content["hijack_limit"] = 1800
         content |= {"privileged_tasks": "no-gpu", "vendor": "nvidia", "cordons": []}
         content |= {"nvidia_runtime": NVIDIA_RUNTIME, "config_home": "/etc/gpu-ci"}
         content |= {"driver_capabilities": "compute,utility", "gpus": gpus, **changes}
@@ -153,8 +158,11 @@ class Worker:
         fifo = self.rootfs / "tmp" / f"end-{handle}-{name}"
         os.mkfifo(fifo)
         fifo.chmod(0o666)
-        line = f"read -r line </tmp/{fifo.name}"
-        started = begin("task", "exec", "--exec-id", name, handle, "sh", "-c", line)
+        return self.launch(handle, "sh", "-c", f"read -r line </tmp/{fifo.name}", name=name)
+
+    def launch(self, handle, *words, name="task"):
+        """Start a process in a container; its pid."""
+        started = begin("task", "exec", "--exec-id", name, handle, *words)
         self.steps.append(started)
         path = BUNDLES / handle / f"{name}.pid"
 
@@ -201,13 +209,22 @@ class Worker:
         except FileNotFoundError:
             return default
 
+    @staticmethod
+    def intruders():
+        """The containers that were ended for what they had open, as the log says."""
+        lines = map(json.loads, LOG.read_text().splitlines())
+        return [line["container"] for line in lines if line["kind"] == "intruder ended"]
+
     def evidence(self):
         """What helps to see why a case failed."""
-        files = [HOME / "log", *STORE.rglob("*.json"), *pathlib.Path("/var/log/gpu-ci").iterdir()]
+        files = [HOME / "log", *STORE.rglob("*.json"), *LOG.parent.iterdir()]
         return "\n".join(f"{path}: {path.read_text()[-2000:]}" for path in files)
 
     def clear(self):
-        """Remove every container, and wait for the processes that talked to them."""
+        """Remove every container and its lease, and end the processes that talked to them."""
+        for waiter in self.leases("waiters", []):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(waiter["call"][0], signal.SIGKILL)
         handles = self.ctr("container", "list", "-q").stdout.split()
         if handles:
             self.ctr("task", "delete", "-f", *handles)
@@ -217,7 +234,7 @@ class Worker:
             started.kill()
             started.wait(10)
         self.steps.clear()
-        (STORE / "leases.json").unlink(missing_ok=True)
+        shutil.rmtree(STORE, ignore_errors=True)
         for path in (self.rootfs / "tmp").glob("end-*"):
             path.unlink()
 
