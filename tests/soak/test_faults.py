@@ -215,13 +215,12 @@ WORLDS = {
             *(Container("c1"), Container("c2", 2, execs=0), Container("c3", execs=0)),
             *(Container("c4", None, execs=0), Container("c5", execs=0)),
         ],
-        kills=1,
         expiries=1,
     ),
     "large wishes among small ones": lambda: of_three(
         [
             *(Container("c1"), Container("c2", execs=0), Container("c3", 3, execs=0)),
-            *(Container("c4", 2, execs=0), Container("c5", execs=0)),
+            Container("c4", execs=0),
         ],
         minutes=1,
     ),
@@ -235,7 +234,6 @@ WORLDS = {
     ),
     "sessions": lambda: World(
         [Container("c1", execs=3, sessions=1), Container("c2", 2, execs=0)],
-        kills=1,
         minutes=2,
         children=1,
     ),
@@ -245,9 +243,8 @@ WORLDS = {
         minutes=2,
     ),
     "starts hang": lambda: World(
-        [Container("c1", execs=2), Container("c2", execs=0), Container("c3", 2, execs=0)],
+        [Container("c1", execs=2), Container("c2"), Container("c3", 2, execs=0)],
         minutes=2,
-        kills=1,
     ),
     "shared and not": lambda: World(
         [Container("c1"), Container("c2"), Container("c3", execs=0)],
@@ -271,7 +268,6 @@ WORLDS = {
             *(Container("c3"), Container("c4", 2, execs=0)),
         ],
         kills=1,
-        minutes=1,
     ),
     "self-test, shared and not, in and out of quarantine": lambda: World(
         [Container("c1", 2, reserves=DEVICES[:1]), Container("c2"), Container("c3", execs=0)],

@@ -15,7 +15,7 @@ from tests.unit import fronts, mutations
 from tests.unit.fronts import BACK_END, HANDED_ON, Fronts
 from tests.unit.fuzzing import TEXT_OF_A_TASK, Fuzzer, parsed
 
-SCALE = 40 if "GPUCI_SOAK" in os.environ else 1
+SCALE = 20 if "GPUCI_SOAK" in os.environ else 1
 BATCH = 2000
 
 
@@ -83,6 +83,8 @@ def test_the_front_hands_on_nothing_that_concerns_a_task(front, bundles):
             concerned = (call.options.get("bundle") or bundles[place == "get"]) != bundles[1]
             if call.command == "exec":
                 concerned = call.container == "known"
+            elif len(call.words) > 1:
+                concerned = False  # runc refuses it: a start takes an id and nothing more
             if call.container and call.command and concerned:
                 assert answer == BACK_END, f"case {number}: {words}, in {place}"
             found[answer] += 1
