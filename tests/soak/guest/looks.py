@@ -30,6 +30,14 @@ def parent(pid):
     return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def program(pid):
+    """The first word of a process's command line; empty if it is gone."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def make_node(path, major, minor):
     os.mknod(path, stat.S_IFCHR, os.makedev(major, minor))
     os.chmod(path, 0o666)
