@@ -32,7 +32,7 @@ soak:  ## Run the long tests: leases in a virtual machine with cgroup v2, long f
 integration:  ## Run the integration tests on the Juju model of the current controller.
 	@scripts/setup integration
 	@scripts/pack
-	@.venv-integration/bin/python -m pytest -rs --asyncio-mode=auto -W default \
+	@.venv-integration/bin/python -m pytest -rs -W default \
 		tests/integration $(PYTEST_ARGS)
 
 lab:  ## Bring the lab up: the packed charm on disposable machines with simulated GPUs.

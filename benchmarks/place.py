@@ -17,7 +17,7 @@ import oci.wrapper
 from gpu.inventory import Gpu, MigDevice, Vendor
 from machine import templates
 from oci.wrapper import PYTHON
-from plan import GpuPlan
+from plan.parts import GpuPlan
 from tests.functional.containerd_worker import ROOT, Worker, worker_in_a_namespace
 
 CLONE_NEWNS = 0x00020000  # sched.h

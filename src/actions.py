@@ -1,17 +1,25 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The operator's actions, each a function of what was found, the plan and its parameters."""
+"""The operator's actions.
+
+Each reads what it needs and nothing else, so that nothing else that is wrong here stands in its
+way, and changes nothing but what it is asked to.
+"""
 
 import collections.abc
 import dataclasses
+import json
 import typing
 
-import plan
-from ci import concourse_web
-from found import Found
+from ci.concourse import local_postgresql, web
 from gpu import detect, report
+from gpu.inventory import Gpu, Inventory
 from oci import leases
-from selftest import pool, results, settings, unit
+from plan import status
+from plan.option_values import OptionError
+from plan.options import gpu_vendor
+from relations.peers import WebKeys
+from selftest import cordon, results, service, settings
 from selftest import report as selftest_report
 from selftest.check import Level
 
@@ -23,19 +31,31 @@ Results = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of an action.
+    """One call of an action, with what it may ask Juju for.
 
     Attributes:
-        found: what this unit is decided on.
-        wanted: what it is to be.
+        unit: Juju's name of this unit, such as `worker/0`.
         params: as actions.yaml declares them.
         log: tells the operator how it goes on, a line each.
+        options: as Juju has them, none of them checked.
+        web_keys: the web's, for all units of the application.
     """
 
-    found: Found
-    wanted: plan.Plan
+    unit: str
     params: collections.abc.Mapping[str, typing.Any]
     log: collections.abc.Callable[[str], None]
+    options: collections.abc.Mapping[str, object]
+    web_keys: WebKeys
+
+    @property
+    def for_program(self) -> bool:
+        """Whether a program is to read the results."""
+        return self.params.get("format") == "json"
+
+    @property
+    def application(self) -> str:
+        """This unit's application, as the operator's next command names it."""
+        return self.unit.partition("/")[0]
 
 
 class ActionError(Exception):
@@ -51,24 +71,36 @@ class ActionError(Exception):
 
 
 def gpu_inventory(call: Call) -> Results:
-    """All GPUs of this machine, looked for now, even where tasks get none."""
-    found, wanted = call.found, call.wanted
-    inventory = found.inventory or detect.detect(found.options.gpu_vendor)
-    allowed = wanted.gpu.gpus if isinstance(wanted.gpu, plan.GpuPlan) else ()
-    out = dict(found.cordoned)
-    out |= {entry.uuid: pool.words(entry) for entry in found.quarantined}
-    free = tuple(gpu.uuid for gpu in allowed if gpu.uuid not in out)
-    return report.as_results(inventory, free, tuple(out.items()))
+    """All GPUs of this machine, looked for now, even where tasks get none.
+
+    Raises:
+        ActionError: if gpu-vendor can't be used, or it can't be told which of them tasks may get.
+    """
+    inventory = _gpus(call)
+    try:
+        allowed, out = leases.for_tasks()
+    except leases.LeaseError as error:
+        raise ActionError(str(error)) from error
+    if call.for_program:
+        return {"json": report.as_json(inventory, allowed, out)}
+    return report.as_results(inventory, allowed, out)
 
 
-def gpu_leases(_call: Call) -> Results:
+def _gpus(call: Call) -> Inventory:
+    try:
+        return detect.detect(gpu_vendor(call.options))
+    except OptionError as error:
+        raise ActionError(str(error)) from error
+
+
+def gpu_leases(call: Call) -> Results:
     """Who has which GPU now, and who waits.
 
     Raises:
         ActionError: if that can't be read.
     """
     try:
-        return leases.report()
+        return {"json": leases.as_json()} if call.for_program else leases.report()
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
@@ -93,7 +125,7 @@ def gpu_cordon(call: Call) -> Results:
         ActionError: if it is no GPU that tasks get here.
     """
     try:
-        return pool.cordon(call.params["gpu"], call.params["reason"])
+        return cordon.cordon(call.params["gpu"], call.params["reason"])
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
@@ -102,12 +134,11 @@ def gpu_uncordon(call: Call) -> Results:
     """Bring a GPU back that the operator or a self-test took out of use, or forget a lost one.
 
     Raises:
-        ActionError: if it is not out of use.
+        ActionError: if it is not out of use, or gpu-vendor can't be used.
     """
-    found = call.found
-    inventory = found.inventory or detect.detect(found.options.gpu_vendor)
+    inventory = _gpus(call)
     try:
-        return pool.uncordon(call.params["gpu"], call.params["reason"], inventory)
+        return cordon.uncordon(call.params["gpu"], call.params["reason"], inventory)
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
@@ -120,46 +151,89 @@ def gpu_selftest(call: Call) -> Results:
     """
     kept = settings.read()
     if kept is None:
-        application = call.found.application
         raise ActionError(
-            f"Tasks get no GPU on this unit: juju config {application} enable-gpu=true"
+            f"Tasks get no GPU on this unit: juju config {call.application} enable-gpu=true"
         )
     level = Level(call.params["level"])
     wish, minutes = str(call.params.get("gpu", "")), call.params.get("duration", 0)
     if minutes and level is not Level.BURN_IN:
         raise ActionError(f"duration '{minutes}' is for level=burn-in only, not for {level.value}")
     try:
-        run = unit.start(level, gpu=wish, minutes=minutes)
-        found = unit.follow(run, _FOLLOWED, call.log)
-    except unit.SelftestError as error:
+        run = service.start(level, gpu=wish, minutes=minutes)
+        found = service.follow(run, _FOLLOWED, call.log)
+    except service.SelftestError as error:
         raise ActionError(str(error)) from error
-    if found is None:
-        return {
-            "verdict": "running",
-            "level": level.value,
-            "log": str(unit.LOG),
-            "result": f"{results.path(run)} once it is done; juju status shows the verdict then",
-        }
-    shown = selftest_report.as_results(found, kept.gpus)
-    if found.outcome == "failed":
+    shown = _of_selftest(call, run, found, kept.gpus)
+    if found and found.outcome == "failed":
         raise ActionError(f"Self-test {selftest_report.headline(found)}", shown)
     return shown
 
 
+def _of_selftest(
+    call: Call, run: str, found: results.Report | None, gpus: collections.abc.Sequence[Gpu]
+) -> Results:
+    if found is None:
+        going_on = {
+            "verdict": "running",
+            "level": call.params["level"],
+            "log": str(service.LOG),
+            "result": f"{results.path(run)} once it is done; juju status shows the verdict then",
+        }
+        return {"json": json.dumps(going_on)} if call.for_program else going_on
+    if call.for_program:
+        return selftest_report.as_json(found)
+    return selftest_report.as_results(found, gpus)
+
+
 def get_admin_password(call: Call) -> Results:
-    """How to log in to the web UI.
+    """How to log in to the web UI that runs here, whatever keeps it from being changed now.
 
     Raises:
-        ActionError: if this unit runs no web.
+        ActionError: if this unit runs no web, or the password is lost.
     """
-    wanted = call.wanted
-    if not isinstance(wanted.web, plan.WebPlan):
+    url, (secrets, lost) = web.url(), call.web_keys.read()
+    if lost:
+        raise ActionError(status.WEB_KEYS_LOST.format(application=call.application))
+    if url is None or secrets is None:
         raise ActionError("This unit runs no web: ask a unit of the web application that is ready")
-    return {
-        "username": concourse_web.ADMIN,
-        "password": wanted.web.secrets.admin_password,
-        "url": wanted.web.external_url,
-    }
+    return {"username": web.ADMIN, "password": secrets.admin_password, "url": url}
+
+
+def replace_web_keys(call: Call) -> Results:
+    """New keys and a new password for the web where Juju doesn't give those that it had.
+
+    Raises:
+        ActionError: if there are none yet or they are not lost, or another unit is the leader.
+    """
+    if not call.web_keys.read()[1]:
+        raise ActionError("Web's keys and password are not lost: there is nothing to replace")
+    if not call.web_keys.make(anew=True):
+        command = f"juju run {call.application}/leader replace-web-keys"
+        raise ActionError(f"The leader alone can do that: {command}")
+    return {"next": f"juju run {call.application}/leader get-admin-password"}
+
+
+def remove_local_database(call: Call) -> Results:
+    """Drop the database on this machine that no web uses any more.
+
+    Raises:
+        ActionError: if it is not named, is not there, or is in use.
+    """
+    kept, name = local_postgresql.kept(), call.params["name"]
+    if not kept:
+        raise ActionError("This machine has no database of a web: nothing was removed")
+    if name != local_postgresql.DATABASE:
+        raise ActionError(
+            f"name '{name}' is not the database on this machine, {kept}: nothing was removed. "
+            f"With name={local_postgresql.DATABASE} it is dropped, with all pipelines and builds"
+        )
+    if web.uses_local_database():
+        raise ActionError(
+            f"The database {kept} is in use by this unit's web: nothing was removed. Set "
+            "deployment-mode=worker, or integrate with another database, before"
+        )
+    local_postgresql.remove()
+    return {"removed": f"database {kept}"}
 
 
 ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], Results]]] = {
@@ -170,7 +244,11 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
     "gpu-uncordon": gpu_uncordon,
     "gpu-selftest": gpu_selftest,
     "get-admin-password": get_admin_password,
+    "remove-local-database": remove_local_database,
+    "replace-web-keys": replace_web_keys,
 }
 
-CHANGING: typing.Final = frozenset({"gpu-cordon", "gpu-uncordon", "gpu-selftest"})
+CHANGING: typing.Final = frozenset(
+    {"gpu-cordon", "gpu-uncordon", "gpu-selftest", "remove-local-database", "replace-web-keys"}
+)
 """Those after which tags and status may have to be others."""

@@ -1,35 +1,35 @@
 #!/usr/bin/env python3
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Juju's front door: events -> reconcile -> status. No work is done here."""
+"""Juju's front door. No work is done here, but the whole way of a hook is: `_reconcile`."""
 
+import dataclasses
 import typing
 
 import ops
 
 import actions
-import config
-import plan
-import status
-from ci import concourse_release, concourse_web, concourse_worker, local_postgresql
-from found import Found, Machine, RememberedIds, Web
-from gpu import detect, foreign
-from host import facts, memory, network
-from machine import download, files, packages
-from oci import cordons, leases, nvidia, quarantine, wrapper
+import look
+import ownership
+from ci.concourse import local_postgresql, release, web, worker
+from ci.concourse.upstream import TSA_PORT
+from host import facts, memory, network, owner
+from machine import app, download
+from oci import cordons, nvidia, wrapper
+from plan import plan, status
+from plan.options import Part
+from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
+from plan.state import Failure, UnitState
 from relations import juju, peers, postgresql, tsa
-from selftest import automatic, unit
+from selftest import automatic, service
 
-# How long a worker that is being removed may take to finish its builds.
-RETIRE_SECONDS: typing.Final = 300
-# The same where its web is gone already, which then takes no builds' results any more.
-FAREWELL_SECONDS: typing.Final = 30
 OTHER_ENDPOINTS: typing.Final = (postgresql.ENDPOINT, peers.ENDPOINT)
 # What the operator must mend; each text says how.
 BLOCKING: typing.Final = (
-    config.OptionError, concourse_release.ReleaseError, download.DownloadError,
-    local_postgresql.DatabaseError, nvidia.ConfigError, unit.SelftestError,
+    release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
+    nvidia.ConfigError, service.SelftestError, app.AppError,
 )  # fmt: skip
+T = typing.TypeVar("T")
 
 
 class GpuCiWorkerCharm(ops.CharmBase):
@@ -38,6 +38,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         self._lines: list[status.Line] = []
+        self._id = juju.unit_id(self)
+        self._web_keys = peers.WebKeys(self.model, web.new_secrets)
         observe, on = framework.observe, self.on
         observe(on.collect_unit_status, self._on_collect_unit_status)
         for event in (
@@ -60,8 +62,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(line.kind.value, line.text))
 
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
-        # Web accepts this worker's key until the -broken that follows has been committed, so this
-        # is the last moment at which the worker can say goodbye.
+        # Until the -broken that follows web accepts this worker's key: its last chance to retire.
         if event.departing_unit == self.unit and event.relation.name in tsa.WORKER_ENDPOINTS:
             self._leave()
         self._reconcile(event)
@@ -70,129 +71,117 @@ class GpuCiWorkerCharm(ops.CharmBase):
         self._leave()
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
-        rooms = concourse_worker, concourse_web, automatic, wrapper, concourse_release, network
-        for room in rooms:
-            room.remove()
-        packages.remove_installed()
-        files.ensure_absent(memory.STATE)
+        ownership.give_up(self._id)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         name = event.handle.kind.removesuffix("_action").replace("_", "-")
+        call = actions.Call(self.unit.name, event.params, event.log, self.config, self._web_keys)
         try:
-            found = self._look()
-            call = actions.Call(found, plan.make(found), event.params, event.log)
+            owner.check(self._id)
             event.set_results(actions.ALL[name](call))
         except actions.ActionError as error:
             event.fail(str(error))
             if error.results:
                 event.set_results(error.results)
-        except (config.OptionError, facts.UnknownError) as error:
+        except owner.TakenError as error:
             event.fail(str(error))
             return
         if name in actions.CHANGING:
             self._reconcile(event)
 
     def _leave(self) -> None:
-        memory.set_leaving()
-        concourse_worker.retire(RETIRE_SECONDS, self._say)
+        ownership.leave(self._id, self._say)
 
     def _say(self, text: str) -> None:
         self.unit.status = ops.MaintenanceStatus(text)
 
-    def _reconcile(self, _event: ops.EventBase) -> None:
+    def _reconcile(self, event: ops.EventBase) -> None:
+        """The whole way of a hook."""
+        new, mode = isinstance(event, ops.InstallEvent), str(self.config["deployment-mode"])
         try:
-            found = self._look()
-            wanted = plan.make(found)
-            wanted = self._apply(found, wanted)
-        except (download.UnreachableError, facts.UnknownError) as error:
-            self._lines = [status.Line(status.Kind.WAITING, str(error))]
-        except BLOCKING as error:
-            self._lines = [status.Line(status.Kind.BLOCKED, str(error))]
-        else:
-            running = status.Running(concourse_web.healthy(), concourse_worker.healthy())
-            self._lines = status.lines(wanted, running, found.web.refused + found.tsa.refused)
+            ownership.take(self._id, mode, new=new, progress=self._say)
+            self._authorize_workers()
+            state = look.at_unit(self.model, self._web_keys)
+        except (facts.UnknownError, owner.TakenError) as error:
+            passes = isinstance(error, facts.UnknownError)
+            kind = status.Kind.WAITING if passes else status.Kind.BLOCKED
+            self._lines = [status.Line(kind, str(error))]
+            return
+        state = self._prepare(state, plan.make(state))
+        state = self._test(state, plan.make(state))
+        wanted = plan.make(state)
+        state = self._finish(state, wanted)
+        running = status.Running(web.healthy(), worker.healthy(), worker.is_connected())
+        self._lines = status.lines(state, wanted, running)
 
-    def _look(self) -> Found:
-        """Everything that a decision about this unit rests on."""
-        options = juju.read_options(self.model)
-        asked = options.enable_gpu and options.has_worker
-        inventory = detect.detect(options.gpu_vendor) if asked else None
-        return Found(
-            options=options,
-            name=self.unit.name.replace("/", "-"),
-            address=juju.address(self.model),
-            machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
-            inventory=inventory,
-            cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
-            remembered=memory.remembered_ids() if asked else RememberedIds(),
-            quarantined=quarantine.read() if asked else (),
-            verdict=automatic.verdict() if asked else None,
-            tarball=juju.resource(self.model, juju.TARBALL),
-            wheels=juju.resource(self.model, juju.WHEELS) if asked else "",
-            installed=release.version if (release := concourse_release.installed()) else "",
-            tsa=tsa.read_webs(self.model),
-            web=self._look_at_web(options) if options.has_web else Web(),
-            leaving=memory.is_leaving(),
-        )
+    def _authorize_workers(self) -> None:
+        """Revoke the keys of workers that are gone: this waits for nothing else."""
+        keys, _ = tsa.read_worker_keys(self.model)
+        web.authorize(filter(None, (*keys, worker.public_key())))
 
-    def _look_at_web(self, options: config.Options) -> Web:
-        related, database = postgresql.read(self.model)
-        shared = peers.web_secrets(self.model, concourse_web.new_secrets)
-        worker_keys, refused = tsa.read_worker_keys(self.model)
-        if options.has_worker:
-            worker_keys += (concourse_worker.ensure_key(options.worker_private_key),)
-        return Web(
-            database_related=related,
-            database=database,
-            secrets=shared,
-            tsa_public_key=concourse_web.public_key(shared) if shared else "",
-            worker_keys=worker_keys,
-            refused=refused,
-        )
+    def _prepare(self, state: UnitState, wanted: Plan) -> UnitState:
+        """Have what the self-test and the services rest on: keys, the release, the wrapper."""
+        options, stays = state.options, state.leaving or Part.WORKER in state.frozen
+        if options.has_worker and not stays:
+            network.ensure()
+            tsa.publish_worker(self.model, worker.ensure_key(options.worker_private_key))
+        elif Part.UNIT not in state.frozen and not options.has_worker:
+            tsa.withdraw_worker(self.model)
+        if options.has_web and not state.leaving:
+            postgresql.request(self.model)
+            self._web_keys.make()
+            state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
+        if wanted.release:
+            had, state = self._try(state, Part.RELEASE, release.ensure, wanted.release, self._say)
+            state = dataclasses.replace(state, installed=had.version if had else state.installed)
+            self.unit.set_workload_version(state.installed)
+        repaired = None
+        if isinstance(wanted.gpu, GpuPlan):
+            repaired, state = self._try(state, Part.GPU, wrapper.apply, wanted.gpu)
+        if state.inventory and state.inventory.gpus:
+            cordons.ensure(state.cordoned)
+        return dataclasses.replace(state, repaired=bool(repaired))
 
-    def _apply(self, found: Found, wanted: plan.Plan) -> plan.Plan:
-        """Make the machine what the plan says, room by room, and tell the others.
+    def _test(self, state: UnitState, wanted: Plan) -> UnitState:
+        """Have the self-test's verdict, so that no task meets a GPU that failed it."""
+        if Part.UNIT in state.frozen:
+            return state
+        # Without a verdict the worker stays as it is.
+        tested, state = self._try(state, Part.WORKER, automatic.ensure, state, wanted, self._say)
+        return tested or state
 
-        Returns:
-            The plan as it is after the self-test.
-        """
-        release = wanted.release and concourse_release.ensure(wanted.release, self._say)
-        if release:
-            self.unit.set_workload_version(release.version)
-            self._apply_web(found, wanted, release.version)
+    def _finish(self, state: UnitState, wanted: Plan) -> UnitState:
+        """Have web and worker as planned, and tell the others."""
+        if isinstance(wanted.web, WebPlan):
+            done, state = self._try(state, Part.WEB, web.apply, wanted.web, self._say)
+            if done is not None:
+                self.unit.set_ports(wanted.web.port, TSA_PORT)
+                key = state.web.tsa_public_key
+                tsa.publish_web(self.model, wanted.web.tsa_addresses, key, state.installed)
         elif wanted.web is None:
-            concourse_web.remove()
-        repaired = isinstance(wanted.gpu, plan.GpuPlan) and wrapper.apply(wanted.gpu)
-        if found.inventory and found.inventory.gpus:
-            cordons.ensure(found.cordoned)
-        found = automatic.ensure(found, wanted, repaired=repaired, progress=self._say)
-        wanted = plan.make(found)
-        self._apply_worker(found, wanted)
+            web.remove()
+            self.unit.set_ports()
+            tsa.withdraw_web(self.model)
+        if isinstance(wanted.worker, WorkerPlan):
+            worker.apply(wanted.worker, self._say)
+        elif wanted.worker is None:
+            worker.retire(ownership.FAREWELL_SECONDS, self._say)
+            worker.remove()
         if wanted.gpu is None:
             wrapper.remove()
-        memory.remember_ids(wanted.remember)
-        return wanted
+        if not isinstance(wanted.gpu, Keep):
+            memory.remember_ids(wanted.choice.remember)
+        return state
 
-    def _apply_web(self, found: Found, wanted: plan.Plan, version: str) -> None:
-        postgresql.request(self.model)
-        if isinstance(wanted.web, plan.WebPlan):
-            concourse_web.apply(wanted.web, self._say)
-            self.unit.set_ports(wanted.web.port, config.TSA_PORT)
-            tsa.publish_web(self.model, found.address, found.web.tsa_public_key, version)
-        elif wanted.web is None:
-            concourse_web.remove()
-            self.unit.set_ports()
-
-    def _apply_worker(self, found: Found, wanted: plan.Plan) -> None:
-        if found.options.has_worker and not found.leaving:
-            network.ensure()
-            key = concourse_worker.ensure_key(found.options.worker_private_key)
-            tsa.publish_worker(self.model, key)
-        if isinstance(wanted.worker, plan.WorkerPlan):
-            concourse_worker.apply(wanted.worker, self._say)
-        elif wanted.worker is None:
-            concourse_worker.retire(FAREWELL_SECONDS, self._say)
-            concourse_worker.remove()
+    def _try(
+        self, state: UnitState, part: Part, work: typing.Callable[..., T], *arguments: object
+    ) -> tuple[T | None, UnitState]:
+        """Do something to one part, whose failure is no other's."""
+        try:
+            return work(*arguments), state
+        except BLOCKING as error:
+            failure = Failure(part, str(error), isinstance(error, download.UnreachableError))
+        return None, dataclasses.replace(state, failures=(*state.failures, failure))
 
 
 if __name__ == "__main__":

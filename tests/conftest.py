@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.attacks import attacker as attacks
-from tests.lab import concourse, outfit, walk
+from tests.lab import cgroups, concourse, outfit, walk
 from tests.lab.session import Lab, Progress
 from tests.lab.site import Site
 
@@ -21,6 +21,9 @@ done
 true
 """
 
+# A parameter that is longer is not shown in its test's name.
+LONGEST_NAME = 60
+
 
 def reason_to_skip() -> str:
     """Why no machine can run here, or nothing."""
@@ -30,6 +33,16 @@ def reason_to_skip() -> str:
         if not shutil.which(program):
             return f"{program} is not installed: scripts/setup lab"
     return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cgroups():
+    """Side by side, containers of the same name are below other cgroups."""
+    if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0 and cgroups.writable():
+        with cgroups.entered(f"gpuci-tests-{os.getpid()}"):
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +98,27 @@ def attacker(under_attack):
         attacks.assert_unharmed(attacker)
     finally:
         under_attack.sh(CLEAN_UP)
+
+
+def pytest_make_parametrize_id(val, argname):
+    """A long text, such as a key made for this run, is no name: processes would differ in it."""
+    return argname if isinstance(val, str) and len(val) > LONGEST_NAME else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n`: what shares a lab stays in one process."""
+    from tests.side_by_side import Scheduling
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `-n`: what takes longest begins first."""
+    if hasattr(config, "workerinput"):
+        from tests.side_by_side import turn
+
+        items.sort(key=lambda item: turn(item.nodeid))
 
 
 def pytest_report_header() -> list[str]:

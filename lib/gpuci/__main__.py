@@ -12,8 +12,8 @@ HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 def say_damaged(kind: type[BaseException], *_: object) -> None:
     """Say in runc's log, and not on the step's stderr, that a module can't be imported."""
     log = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--log", os.devnull)
-    text = f"gpu-ci-worker: {HOME} is damaged ({kind.__name__}); the charm installs it again"
-    line = f'{{"level":"error","msg":"{text} at its next event","time":"1970-01-01T00:00:00Z"}}\n'
+    text = f"gpu-ci-worker: {HOME} is damaged ({kind.__name__}), and is mended within minutes"
+    line = f'{{"level":"error","msg":"{text}: run it again","time":"1970-01-01T00:00:00Z"}}\n'
     try:
         with open(log, "a") as file:
             file.write(line)

@@ -156,11 +156,11 @@ def _usable(policy: Policy, decision: Decision) -> tuple[list[Device], int]:
                 for device in policy.devices
                 if device.id in cordoned
             )
-            has += f" to give away ({out})"
-        fewer = f"ask for fewer with GPU_COUNT, or choose a worker by the tag gpu-count>={count}"
+            has += f" for tasks now ({out})"
+        fewer = f"set the param GPU_COUNT lower, or give the step the tag gpu-count>={count}"
+        another = "run it again, which may find another worker, or tell this one's operator"
         raise Refused(
-            f"this task needs {_gpus(count)}, and {has}: "
-            + (fewer if usable else "run it again, on another worker")
+            f"this task needs {_gpus(count)}, and {has}: " + (fewer if usable else another)
         )
     return usable, len(usable) if asked is None else asked
 
@@ -186,7 +186,10 @@ def _keep(
         return None
     devices = [device for device in policy.devices if device.id in holder.gpus]
     if len(devices) < len(holder.gpus):
-        raise Refused("this container runs with a GPU that this worker has no more: start it anew")
+        raise Refused(
+            "this container runs with a GPU that tasks on this worker get no longer: "
+            "run the task again"
+        )
     grant = Grant(policy, devices)
     # Who reserved devices for it did not know these.
     holder.bundle = request.bundle
@@ -231,23 +234,30 @@ def _acquire_again(
     cordoned = policy.cordoned(container)
     for name in record.gpus:
         if name not in allowed:
-            raise Refused(f"this container's GPU {name} is no longer for tasks; run the task anew")
+            raise Refused(
+                f"this container had GPU {name}, which tasks on this worker get no longer: "
+                "run the task again, and hijack that"
+            )
         if name in cordoned:
-            raise Refused(f"this container's GPU {name} is {cordoned[name]}; run the task anew")
+            raise Refused(
+                f"this container had GPU {name}, which is {cordoned[name]}: "
+                "run the task again, and hijack that"
+            )
     exclusive = policy.exclusive
     usable = [name for name in allowed if name not in cordoned]
     other = leases.blocker(table, container, record.gpus, host, exclusive=exclusive)
     # Who is in its way ends only where it is to have its devices.
     if not other and exclusive and leases.are_due(table, container, record.gpus, usable, host):
         raise Refused(
-            "this container gave its GPU back when its step ended, and a task waits for it; "
-            "try again later, or run the task anew"
+            "this container gave its GPU back when its step ended, and a task waits for it: "
+            "try again later, or run the task again, and hijack that"
         )
     other = other or leases.evict(table, container, record.gpus, host, exclusive=exclusive)
     if other:
         raise Refused(
             f"this container gave its GPU back when its step ended, and container {other} has it "
-            "now; try again when that one is done, or run the task anew"
+            "now (fly containers shows whose it is): try again when that one is done, or run the "
+            "task again, and hijack that"
         )
     holder = _holder(policy, host, record.bundle, record.gpus)
     table.holders[container] = holder
@@ -258,7 +268,7 @@ def _expired(
     policy: Policy, table: Table, usable: list[Device], wish: Waiter, now: float
 ) -> Refused:
     held = [
-        f"GPU {device.index} by container {name}"
+        f"GPU {device.index} is in use by container {name}"
         # A table that was made anew does not know since when.
         + (f" for {duration(now - holder.since)}" if holder.since else "")
         for device in usable
@@ -266,10 +276,13 @@ def _expired(
         if device.id in holder.gpus
     ]
     ahead = sum(waiter.since < wish.since for waiter in table.waiters)
+    others = f"; {ahead} other{' has' if ahead == 1 else 's have'} waited longer" if ahead else ""
+    whose = f"{', '.join(held)} (fly containers shows whose)" if held else "none is in use"
     return Refused(
-        f"no {_gpus(wish.count)} came free within {policy.wait_timeout} s; held: "
-        f"{', '.join(held) or 'none'}; {ahead} task(s) waited longer. Run it again (attempts: "
-        "does so by itself), or have the operator raise gpu-wait-timeout or add workers"
+        f"this task waited {policy.wait_timeout} s for {_gpus(wish.count)} of this worker's "
+        f"{len(usable)}: {whose}{others}. "
+        "Run it again, or give the step attempts: 3, which does so by itself; if it happens "
+        "often, ask the worker's operator for more workers or a longer gpu-wait-timeout"
     )
 
 

@@ -99,8 +99,8 @@ class Variables:
             for item in (part.strip() for part in value.split(",")):
                 if not _is_within(item, count, ids):
                     raise Refused(
-                        f"{name} '{value[:64]}' names '{item[:64]}', which is not among the "
-                        f"{count} GPU of this task: count from 0, or ask for more with {COUNT}"
+                        f"{name} '{value[:64]}' names '{item[:64]}', which this task does not "
+                        f"have: it has {count}, counted from 0; the param {COUNT} asks for more"
                     )
 
     def with_(self, ours: dict[str, str], unwanted: tuple[str, ...] = ()) -> list[str]:

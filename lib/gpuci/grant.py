@@ -29,14 +29,15 @@ def asked_for(policy: Policy, variables: Variables, *, privileged: bool) -> int 
         # Longer ones would be no less wrong, but int() refuses numbers of thousands of digits.
         if not (text.isdecimal() and text.isascii() and len(text) < 10):
             raise Refused(
-                f"{COUNT} '{text[:64]}' is no number of GPUs: set it to 0 for none, "
-                "to how many this task needs, or to all"
+                f"{COUNT} '{text[:64]}' is no number of GPUs: set this param to 0 for none, "
+                "to how many the task needs, or to all"
             )
         count = int(text)
     if privileged and not policy.privileged and count != 0:
         raise Refused(
-            f"{COUNT} '{text}' asks for a GPU, and this task is privileged: on this worker those "
-            "get none (privileged-tasks=no-gpu); drop privileged or set GPU_COUNT to 0"
+            f"{COUNT} '{text}' asks for a GPU, and this task is privileged: such tasks get none "
+            "on this worker (its operator's option privileged-tasks). Take privileged from the "
+            f"step, or set the param {COUNT} to 0"
         )
     return count
 
@@ -104,8 +105,8 @@ class Grant:
             self.nodes = [Node(path) for path in paths]
         except (OSError, ValueError) as error:
             raise Refused(
-                f"a device node of this task's GPU cannot be used: {error}; "
-                "the charm looks for its GPUs again at its next event, within minutes"
+                f"this worker failed to give this task its GPU: {error}; it looks for its GPUs "
+                "again within minutes: run it again then"
             ) from error
 
     @property

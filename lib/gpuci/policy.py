@@ -119,8 +119,8 @@ def read(path: str) -> Policy | None:
         return Policy(found) if found.get("gpus") != [] else None
     except (OSError, ValueError) as error:
         raise Refused(
-            f"this worker's GPU policy {path} cannot be used ({error}), so this task cannot be "
-            "given its GPU; the charm writes that file again at its next event, within minutes"
+            f"this worker can't tell which GPUs tasks may get: {path} cannot be used ({error}); "
+            "it is written anew within minutes: run it again then"
         ) from error
 
 

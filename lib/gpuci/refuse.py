@@ -32,6 +32,10 @@ _REMEDIES = {
 }
 
 
+# Begins what is no fault of the pipeline's.
+FAILED = "this worker failed to give this task its GPU"
+
+
 class Refused(Exception):
     """A task that was promised a GPU can't have it; the text says why and what to do."""
 
@@ -50,7 +54,7 @@ def duration(seconds: float) -> str:
 def fault(error: OSError | ValueError) -> str:
     """What failed, where, and what helps, for the end of a refusal."""
     if not isinstance(error, OSError):
-        return f"{error}; that is damaged: run it again, and tell the operator if it stays so"
+        return f"{error}; that is damaged: run it again, and tell its operator if it stays so"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}; {_REMEDIES.get(error.errno or 0, 'run it again')}"
 

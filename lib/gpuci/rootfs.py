@@ -62,16 +62,17 @@ def check_origin(config: dict[str, object], bundle: str) -> None:
     if live and root.startswith(f"{live}/") and f"{rest}/".startswith("volume/"):
         if other := _other_user(name, bundle):
             raise Refused(
-                "the root file system of this task (rootfs_uri) is a volume that container "
-                f"{other} has, and through it GPUs could be passed on: take an image instead"
+                f"this task's rootfs_uri names files that container {other} has, and through them "
+                "GPUs could be passed on: use an image instead"
             )
     elif (live and root.startswith(f"{os.path.dirname(os.path.dirname(live))}/")) or not (
         _is_marked(root)
     ):
         raise Refused(
-            f"the root file system of this task, {root[:200]} (rootfs_uri), is no volume of an "
-            f"image: take an image, or have the operator put an empty file {MARKER} of root's, "
-            "mode 644, into that folder, which all tasks that name it then share"
+            f"this task's rootfs_uri names {root[:200]}, a folder of the worker's own, and "
+            "through that GPUs could be passed on: use an image instead. Or the worker's operator "
+            f"allows that folder by an empty file {MARKER} in it, root's and of mode 644; tasks "
+            "that name it then share it"
         )
 
 
@@ -96,8 +97,8 @@ def check_files(config: dict[str, object], bundle: str) -> None:
         found = view.find(path)
         if found and not stat.S_ISREG(os.lstat(found).st_mode):
             raise Refused(
-                f"{path[:200]} in this task's image is no file, and what brings the GPU in would "
-                "wait for it for ever: take it out of the image"
+                f"{path[:200]} in this task's image is no plain file, and what brings the GPU in "
+                "would wait for it for ever: take it out of the image"
             )
 
 

@@ -61,8 +61,8 @@ def check_folders(config: dict[str, object]) -> None:
     for place in _destinations(config):
         if f"{place}/".startswith(_OTHER_FOLDERS):
             raise Refused(
-                f"this step has a mount at {place[:64]} besides a task's work folder, so it can't "
-                "be told what it is: rename the input or output, or give it another path"
+                f"this step has an input, output or cache at {place[:64]}, where another kind of "
+                "step has its files: give it another name or path"
             )
 
 

@@ -126,8 +126,9 @@ class Store:
             return self._from_records()
         except ValueError as error:
             raise Refused(
-                f"this worker's leases {self._table_path} are damaged ({error}); "
-                "remove that file: it is made anew from the containers that run"
+                f"this worker can't tell who has which GPU: {self._table_path} is damaged "
+                f"({error}). Its operator can remove that file: it is made anew from the "
+                "containers that run"
             ) from error
 
     def put(self, container: str, bundle: str, grant: Grant, holder: Holder | None = None) -> None:
@@ -192,9 +193,9 @@ class Store:
                 continue  # swept just now
             except ValueError as error:
                 raise Refused(
-                    f"this worker's leases {self._table_path} are gone, and the record "
-                    f"{self._record_path(name)} from which they are made anew is damaged "
-                    f"({error}); end that container, then remove its record"
+                    f"this worker can't tell who has which GPU: {self._table_path} is gone, and "
+                    f"{self._record_path(name)}, from which it is made anew, is damaged "
+                    f"({error}). Its operator can end that container, then remove that record"
                 ) from error
             if record.holder:
                 leases.holders[name] = record.holder

@@ -97,7 +97,7 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
             journal.intruders(paths.log, host.intruders, granted.ids)
         replace(path, spec.at_create(config, granted), like=path)
     except (OSError, ValueError) as error:
-        raise Refused(f"this task cannot be given its GPU: {refuse.fault(error)}") from error
+        raise Refused(f"{refuse.FAILED}: {refuse.fault(error)}") from error
     return allowed if granted.ids and allowed.vendor.by_runtime else None
 
 
@@ -117,8 +117,8 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
         decision.kind = ""  # swept meanwhile, or runc says it best
     except (OSError, ValueError) as error:
         raise Refused(
-            f"this process cannot be told its GPUs: {path} and the record of its container in "
-            f"{paths.store}: {refuse.fault(error)}"
+            f"this worker failed to tell this process its GPUs: {path} and the record of its "
+            f"container in {paths.store}: {refuse.fault(error)}"
         ) from error
 
 
@@ -131,7 +131,8 @@ def _other_start(paths: Paths, call: arguments.Call, decision: Decision) -> None
     if _task(paths, f"{bundle}/config.json", decision) and decision.asked != 0:
         raise Refused(
             f"this task needs a GPU and was started by `runc {call.command}`, which brings none "
-            "in: start it by create, as containerd does (CONCOURSE_RUNTIME=containerd)"
+            "in: the worker's operator must have it started by containerd "
+            "(CONCOURSE_RUNTIME=containerd)"
         )
 
 
@@ -177,15 +178,15 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
 
 def _unreadable(path: str, error: OSError | ValueError) -> Refused:
     said = refuse.fault(error)
-    return Refused(f"this task cannot be given its GPU: {path} cannot be read: {said}")
+    return Refused(f"{refuse.FAILED}: {path} cannot be read: {said}")
 
 
 def _policy(paths: Paths) -> Policy:
     allowed = policies.read(paths.policy)
     if allowed is None:
         raise Refused(
-            "this worker's GPUs are no longer for tasks (enable-gpu=false); "
-            "run it again, on another worker"
+            "tasks on this worker get no GPU any longer (its operator set enable-gpu=false): "
+            "run it again, which finds another worker"
         )
     return allowed
 
@@ -207,8 +208,8 @@ def _become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> 
 
 def _no_runtime(runtime: str) -> Refused:
     return Refused(
-        f"{runtime} cannot be run, so this task cannot be started; "
-        "`juju status` of this worker says what to install"
+        f"{runtime} cannot be run, so this task cannot be started: "
+        "`juju status` tells this worker's operator what to install"
     )
 
 

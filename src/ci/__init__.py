@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The CI systems that run jobs: Concourse's release, web and worker."""
+"""The CI systems that run jobs, a room each."""

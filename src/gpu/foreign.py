@@ -11,10 +11,10 @@ import re
 import time
 import typing
 
-from found import Lease
 from gpu import nvml
 from gpu.inventory import Gpu, Inventory, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
+from plan.state import Lease
 
 Leases = collections.abc.Mapping[str, Lease]
 """Containers with a lease."""

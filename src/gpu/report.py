@@ -1,7 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The inventory as the gpu-inventory action shows it: flat keys for people, json for programs."""
+"""The inventory as the gpu-inventory action shows it, to people and to programs."""
 
+import collections.abc
 import dataclasses
 import enum
 import json
@@ -10,9 +11,11 @@ from gpu.inventory import Inventory
 
 
 def as_results(
-    inventory: Inventory, allowed: tuple[str, ...], out: tuple[tuple[str, str], ...] = ()
+    inventory: Inventory,
+    allowed: collections.abc.Collection[str],
+    out: collections.abc.Mapping[str, str],
 ) -> dict[str, str]:
-    """Action results.
+    """The flat results of an action.
 
     Args:
         inventory: what was found.
@@ -34,12 +37,20 @@ def as_results(
         words = [gpu.model, memory, gpu.uuid, gpu.pci_address, *gpu.nodes]
         words += [f"MIG {device.profile} {device.uuid}" for device in gpu.mig]
         words.append("for tasks" if gpu.uuid in allowed else "not for tasks")
-        if reason := dict(out).get(gpu.uuid):
+        if reason := out.get(gpu.uuid):
             words[-1] += f" ({reason})"
         results[f"gpu-{gpu.index}"] = ", ".join(words)
-    whole = {**dataclasses.asdict(inventory), "allowed": allowed}
-    results["json"] = json.dumps(whole, default=_plain)
     return results
+
+
+def as_json(
+    inventory: Inventory,
+    allowed: collections.abc.Collection[str],
+    out: collections.abc.Mapping[str, str],
+) -> str:
+    """The same for programs: the inventory, with `allowed` and `out`."""
+    whole = {**dataclasses.asdict(inventory), "allowed": [*allowed], "out": {**out}}
+    return json.dumps(whole, default=_plain)
 
 
 def _plain(value: object) -> object:

@@ -8,8 +8,8 @@ import platform
 import re
 import typing
 
-import machine.process as process
-from found import Machine, Toolkit
+from machine import process
+from plan.state import Machine, Toolkit
 
 # Not /usr/local/nvidia/toolkit, where NVIDIA's GPU operator puts a script of this name: it sets
 # XDG_CONFIG_HOME anew, which would take our private configuration away from the runtime.

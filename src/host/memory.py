@@ -7,8 +7,8 @@ import json
 import pathlib
 import typing
 
-from found import RememberedIds
 from machine import files
+from plan.state import RememberedIds
 
 STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci")
 
@@ -40,6 +40,12 @@ def remember_ids(ids: RememberedIds) -> bool:
 def is_leaving() -> bool:
     """Whether this unit's removal has begun, after which nothing is started any more."""
     return _LEAVING.exists()
+
+
+def forget() -> None:
+    """Forget what a unit before this one remembered; it may have had the same name."""
+    for path in (_IDS, _LEAVING):
+        files.ensure_absent(path)
 
 
 def set_leaving() -> None:

@@ -16,7 +16,7 @@ import urllib.request
 
 import tenacity
 
-import machine.process as process
+from machine import process
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two messages

@@ -9,10 +9,9 @@ import os
 import pathlib
 import re
 import signal
-import time
 import typing
 
-import machine.process as process
+from machine import process, waiting
 
 _CGROUPS: typing.Final = pathlib.Path("/sys/fs/cgroup")
 _PROC: typing.Final = pathlib.Path("/proc")
@@ -65,9 +64,7 @@ def end_processes(pids: collections.abc.Collection[int], grace: float = 5.0) -> 
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        deadline = time.monotonic() + wait
-        while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        waiting.until(lambda: not any(map(_lives, pids)), wait, every=0.05)
     return bool(pids)
 
 

@@ -37,11 +37,25 @@ def hold(path: pathlib.Path, said: str) -> collections.abc.Generator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def alone_in(folder: pathlib.Path) -> collections.abc.Generator[None]:
+    """Be the only one in here for as long as this context lasts; others wait until then.
+
+    The folder itself is locked, which leaves nothing behind.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def holder(path: pathlib.Path) -> str:
-    """What the process that has the lock said of itself; empty if none has it."""
+    """What the process that has the lock said of itself; empty if none has all or a share."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     try:
         _take(descriptor)

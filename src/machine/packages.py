@@ -8,8 +8,7 @@ import pathlib
 import re
 import typing
 
-import machine.files as files
-import machine.process as process
+from machine import files, process
 
 _RECORD: typing.Final = pathlib.Path("/var/lib/gpu-ci/packages.json")
 _ENVIRONMENT: typing.Final = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}

@@ -2,19 +2,30 @@
 # See LICENSE file for licensing details.
 """systemd services."""
 
+import collections.abc
+import contextlib
 import os
 import pathlib
 import signal as signals
 import typing
 
-import machine.files as files
-import machine.process as process
+from machine import files, process, waiting
 
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _UNITS: typing.Final = pathlib.Path("/etc/systemd/system")
+_Answer = typing.TypeVar("_Answer")
 
 # Longer than any unit's own TimeoutStopSec.
 _TIMEOUT: typing.Final = 180.0
+# In seconds. While systemd executes itself anew, as its upgrade has it do, it answers nobody for
+# one or so, and its clients end with these words, whether their call came through or not.
+_PATIENCE: typing.Final = 20.0
+_AWAY: typing.Final = (
+    "Connection refused",
+    "Connection reset by peer",
+    "Message recipient disconnected from message bus without replying",
+    "Transport endpoint is not connected",
+)
 
 
 def ensure_unit(name: str, content: str) -> bool:
@@ -66,7 +77,9 @@ def ensure_disabled(name: str) -> bool:
 
 def forget_failure(name: str) -> None:
     """Have systemd no longer know that a service failed; a transient one is gone by that."""
-    _systemctl("reset-failed", name, check=False)
+    # It fails for a unit that systemd does not know.
+    with contextlib.suppress(process.CommandError):
+        _systemctl("reset-failed", name)
 
 
 def remove_unit(name: str) -> bool:
@@ -81,10 +94,8 @@ def remove_unit(name: str) -> bool:
 
 def show(name: str, *properties: str) -> dict[str, str]:
     """What systemd says of a unit, by property; empty for what it does not know."""
-    shown = process.run(
-        [_SYSTEMCTL, "show", "--property", ",".join(properties), "--", name], timeout=_TIMEOUT
-    )
-    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    shown = _systemctl("show", "--property", ",".join(properties), "--", name)
+    found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     return {key: found.get(key, "") for key in properties}
 
 
@@ -105,9 +116,25 @@ def signal(name: str, sig: str) -> bool:
     return True
 
 
+def patiently(call: collections.abc.Callable[[], _Answer]) -> _Answer:
+    """Call what asks systemd for something; again, where systemd was away for a moment.
+
+    Raises:
+        machine.process.CommandError: it failed, or systemd stayed away.
+    """
+    return waiting.retry(call, _is_away, _PATIENCE)
+
+
+def _is_away(error: BaseException) -> bool:
+    return isinstance(error, process.CommandError) and any(
+        words in error.stderr for words in _AWAY
+    )
+
+
 def _state(name: str) -> str:
     return show(name, "ActiveState")["ActiveState"]
 
 
-def _systemctl(*arguments: str, check: bool = True) -> None:
-    process.run([_SYSTEMCTL, *arguments], timeout=_TIMEOUT, check=check)
+def _systemctl(*arguments: str) -> str:
+    argv = [_SYSTEMCTL, *arguments]
+    return patiently(lambda: process.run(argv, timeout=_TIMEOUT).stdout)

@@ -5,8 +5,7 @@
 import collections.abc
 import typing
 
-import machine.process as process
-import machine.services as services
+from machine import process, services
 
 _SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
 
@@ -28,21 +27,25 @@ def start(
     Args:
         name: of the unit, with `.service`.
         argv: the program's absolute path and its arguments.
-        description: one line that systemd shows of it.
+        description: one line that systemd shows of it, and of no other start.
         properties: of systemd.service(5) and systemd.exec(5), such as `RuntimeMaxSec`. Every user
             of the machine can read them: a secret goes through an `EnvironmentFile`.
 
     Raises:
         machine.process.CommandError: if it can't be started, as where one of this name runs.
     """
+    command = [
+        *(_SYSTEMD_RUN, "--quiet", f"--unit={name}", f"--description={description}"),
+        # Else a program that is not there would be found out only later.
+        "--property=Type=exec",
+        *(f"--property={key}={value}" for key, value in properties.items()),
+        *("--", *argv),
+    ]
+
+    def begin() -> None:
+        # What was asked for once may have come through, and only the answer not.
+        if services.show(name, "Description")["Description"] != description:
+            process.run(command, timeout=_TIMEOUT)
+
     services.forget_failure(name)
-    process.run(
-        [
-            *(_SYSTEMD_RUN, "--quiet", f"--unit={name}", f"--description={description}"),
-            # Else a program that is not there would be found out only later.
-            "--property=Type=exec",
-            *(f"--property={key}={value}" for key, value in properties.items()),
-            *("--", *argv),
-        ],
-        timeout=_TIMEOUT,
-    )
+    services.patiently(begin)

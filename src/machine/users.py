@@ -6,7 +6,7 @@ import pathlib
 import pwd
 import typing
 
-import machine.process as process
+from machine import process
 
 # Stands in /etc/passwd beside a user that was made here, so that no other is ever removed.
 _OURS: typing.Final = "gpu-ci-worker"

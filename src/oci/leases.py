@@ -1,13 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The store of leases: what it says, in words and for programs; and a GPU taken back by hand."""
+"""The store of leases: what it says, to people and to programs; and a GPU taken back by hand."""
 
 import collections.abc
 import dataclasses
 import json
 import re
 
-from found import Lease
 from gpuci import journal, leases, policy
 from gpuci.journal import Decision
 from gpuci.policy import SELF_TEST_CONTAINER
@@ -16,6 +15,7 @@ from gpuci.store import Store
 from gpuci.table import Holder, Table
 from gpuci.usage import Host
 from oci import wrapper
+from plan.state import Lease
 
 # Of the many that may share a GPU, so many are named to people.
 _NAMED = 3
@@ -57,7 +57,10 @@ class _Container:
 
 @dataclasses.dataclass(frozen=True)
 class _Device:
-    """One GPU or MIG device, under the key that people know it by, such as `gpu-0`."""
+    """One GPU or MIG device, under the key that people know it by, such as `gpu-0`.
+
+    One that is held although no task may get it any more has no index.
+    """
 
     key: str
     index: int | None
@@ -90,6 +93,16 @@ class _Waiter:
         return f"{text}, {self.kept} kept for it" if self.kept else text
 
 
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """All leases at one moment."""
+
+    allocation: str
+    devices: list[_Device]
+    containers: dict[str, _Container]
+    waiters: list[_Waiter]
+
+
 def holders() -> dict[str, Lease] | None:
     """The lease of each container that has one; None where that can't be told."""
     host = Host()
@@ -105,40 +118,66 @@ def holders() -> dict[str, Lease] | None:
         return None
 
 
+def for_tasks() -> tuple[frozenset[str], dict[str, str]]:
+    """The UUIDs of the GPUs that tasks may get now, and of those that are out, each with why.
+
+    Raises:
+        LeaseError: that can't be read.
+    """
+    try:
+        allowed = wrapper.allowed()
+        reasons = allowed.cordoned() if allowed else {}
+    except (OSError, Refused) as error:
+        raise LeaseError(str(error)) from error
+    devices = allowed.devices if allowed else []
+    out = {device.gpu: reasons[device.id] for device in devices if device.id in reasons}
+    return frozenset(device.gpu for device in devices) - out.keys(), out
+
+
 def report() -> dict[str, str]:
-    """Who has which GPU and who waits, as results of an action: flat keys, and one of JSON.
+    """Who has which GPU and who waits, for people: the flat results of an action.
 
     Raises:
         LeaseError: the policy or the store can't be read.
     """
+    seen = _look()
+    if seen is None:
+        return {"state": "off: tasks get no GPU on this unit"}
+    free = sum(device.state == "free" for device in seen.devices)
+    count = sum(device.index is not None for device in seen.devices)
+    results = {
+        "allocation": seen.allocation,
+        "free": f"{free} of {count}",
+        "waiting": str(len(seen.waiters)) if seen.waiters else "nobody",
+    }
+    results |= {device.key: _device_words(device, seen.containers) for device in seen.devices}
+    return results | {f"waiter-{place}": one.words for place, one in enumerate(seen.waiters, 1)}
+
+
+def as_json() -> str:
+    """The same for programs: JSON, an empty object where tasks get no GPU.
+
+    Raises:
+        LeaseError: the policy or the store can't be read.
+    """
+    seen = _look()
+    return json.dumps(dataclasses.asdict(seen)) if seen else "{}"
+
+
+def _look() -> _Seen | None:
     try:
         allowed = wrapper.allowed()
         if allowed is None:
-            return {"state": "off: tasks get no GPU on this unit", "json": "{}"}
-        return _report(allowed, Store(str(wrapper.STORE)).read(), Host())
+            return None
+        table, host = Store(str(wrapper.STORE)).read(), Host()
+        holders = table.holders.items()
+        containers = {name: _container(name, holder, host) for name, holder in holders}
+        devices = _devices(allowed, allowed.cordoned(), containers)
     except (OSError, ValueError, Refused) as error:
         raise LeaseError(str(error)) from error
-
-
-def _report(allowed: policy.Policy, table: Table, host: Host) -> dict[str, str]:
-    containers = {name: _container(name, holder, host) for name, holder in table.holders.items()}
-    devices = _devices(allowed, allowed.cordoned(), containers)
     free = sum(device.state == "free" for device in devices)
     waiters = _waiters(table, free, host)
-    results = {
-        "allocation": "exclusive" if allowed.exclusive else "shared",
-        "free": f"{free} of {len(allowed.devices)}",
-        "waiting": str(len(waiters)) if waiters else "nobody",
-    }
-    results |= {device.key: _device_words(device, containers) for device in devices}
-    results |= {f"waiter-{place}": waiter.words for place, waiter in enumerate(waiters, 1)}
-    whole = {
-        "allocation": results["allocation"],
-        "devices": [dataclasses.asdict(device) for device in devices],
-        "containers": {name: dataclasses.asdict(each) for name, each in containers.items()},
-        "waiters": [dataclasses.asdict(waiter) for waiter in waiters],
-    }
-    return {**results, "json": json.dumps(whole)}
+    return _Seen("exclusive" if allowed.exclusive else "shared", devices, containers, waiters)
 
 
 def _waiters(table: Table, free: int, host: Host) -> list[_Waiter]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import tomlkit
 import tomlkit.exceptions
 
-import machine.files as files
+from machine import files
 
 PACKAGED = Path("/etc/nvidia-container-runtime/config.toml")
 

@@ -13,8 +13,8 @@ import pathlib
 import re
 import typing
 
-from found import Quarantine
 from machine import files
+from plan.state import Quarantine
 
 PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/quarantine")
 

@@ -11,16 +11,14 @@ import json
 import os
 from pathlib import Path
 
-import machine.files as files
-import machine.process as process
-import machine.templates as templates
 from gpuci import policy
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
+from machine import files, process, templates
 from oci import manifest, nvidia, quarantine
-from plan import GpuPlan
+from plan.parts import GpuPlan
 
 _CHARM = Path(__file__).resolve().parents[2]
 _SOURCES = _CHARM / "lib" / "gpuci"
@@ -90,8 +88,9 @@ def remove() -> bool:
     installed again, their GPUs would be given to others. A later call takes it.
     """
     changed = False
-    for path in (FRONT, LINK, HOME, CONFIG, CORDONS, LOG.parent):
+    for path in (FRONT, LINK, BIN, LIB, CONFIG, CORDONS, LOG.parent):
         changed |= files.ensure_absent(path)
+    changed |= files.remove_if_empty(HOME)
     if not _has_users():
         changed |= files.ensure_absent(STORE)
     return files.remove_if_empty(RUN) or changed

@@ -1,12 +1,19 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What Juju itself tells this unit: its options with their secrets, its resource, its address."""
+"""What Juju itself tells this unit: options with their secrets, resources, addresses."""
 
+import re
 import typing
 
 import ops
 
-import config
+from plan.option_values import OptionError
+from plan.options import Options, parse
+from plan.state import Offer, UnitId
+from relations import secrets
+
+# For those that only pass it on: this room and charm.py alone import ops.
+Model = ops.Model
 
 TARBALL: typing.Final = "concourse"
 WHEELS: typing.Final = "selftest-wheels"
@@ -14,40 +21,67 @@ WHEELS: typing.Final = "selftest-wheels"
 _KEY_OPTION: typing.Final = "worker-private-key"
 _KEY_FIELD: typing.Final = "private-key"
 
+# What resource-get says of a resource that nobody has attached (juju 4.0
+# apiserver/internal/handlers/resources/resources.go).
+_NOT_ATTACHED = re.compile(r"resource.* not found")
 
-def read_options(model: ops.Model) -> config.Options:
-    """The options, with the private key out of its secret.
 
-    Raises:
-        config.OptionError: if a value can't be used, or the secret can't be read.
-    """
+def unit_id(charm: ops.CharmBase) -> UnitId:
+    """Who this unit is, on a machine that may have others."""
+    model = charm.model
+    return UnitId(charm.unit.name, model.name, model.uuid, str(charm.charm_dir.parent))
+
+
+def read_options(model: ops.Model) -> Options:
+    """The options, with the private key out of its secret; those that can't be used are listed."""
     raw: dict[str, object] = dict(model.config)
-    if uri := raw.get(_KEY_OPTION):
-        try:
-            content = model.get_secret(id=str(uri)).get_content(refresh=True)
-        except (ops.SecretNotFoundError, ops.ModelError) as error:
-            raise config.OptionError(
-                _KEY_OPTION, uri, f"can't be read: juju grant-secret <secret> {model.app.name}"
-            ) from error
-        if _KEY_FIELD not in content:
-            raise config.OptionError(
-                _KEY_OPTION, uri, f"has no field {_KEY_FIELD}: juju update-secret adds one"
-            )
-        raw[_KEY_OPTION] = content[_KEY_FIELD]
-    return config.parse(raw)
+    try:
+        raw[_KEY_OPTION] = _private_key(model, str(raw.get(_KEY_OPTION) or ""))
+    except OptionError as error:
+        return parse({**raw, _KEY_OPTION: ""}, [error])
+    return parse(raw)
 
 
-def resource(model: ops.Model, name: str) -> str:
-    """Path of a file given as a charm resource; empty if none, or an empty one, was attached."""
+def _private_key(model: ops.Model, uri: str) -> str:
+    if not uri:
+        return ""
+    try:
+        content = secrets.content(model, uri, refresh=True)
+    except secrets.WithheldError as error:
+        raise OptionError(
+            _KEY_OPTION, uri, f"can't be read: juju grant-secret <secret> {model.app.name}"
+        ) from error
+    if _KEY_FIELD not in content:
+        raise OptionError(
+            _KEY_OPTION, uri, f"has no field {_KEY_FIELD}: juju update-secret adds one"
+        )
+    return content[_KEY_FIELD]
+
+
+def resource(model: ops.Model, name: str) -> str | None:
+    """Path of a file given as a charm resource; empty if none, or an empty one, was attached.
+
+    Returns:
+        None where Juju does not tell, as while its controller can't be reached.
+    """
     try:
         path = model.resources.fetch(name)
-    except ops.ModelError:
-        return ""
+    except ops.ModelError as error:
+        return "" if _NOT_ATTACHED.search(str(error)) else None
     return str(path) if path.stat().st_size else ""
 
 
-def address(model: ops.Model) -> str:
-    """Where other units reach this one; empty while Juju doesn't know yet."""
-    binding = model.get_binding("web-tsa")
-    found = binding.network.ingress_address if binding else None
-    return str(found or "")
+def offer(model: ops.Model, binding: str | ops.Relation, published: str) -> Offer:
+    """What Juju says of the addresses of an endpoint or relation; empty while it doesn't know.
+
+    Args:
+        model: this unit's.
+        binding: the endpoint or relation.
+        published: the address that others were told before; or empty.
+    """
+    network = model.get_binding(binding).network
+    return Offer(
+        ingress=tuple(str(one) for one in network.ingress_addresses if one),
+        bound=tuple(str(one.address) for one in network.interfaces if one.address),
+        published=published,
+    )

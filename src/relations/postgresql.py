@@ -2,18 +2,22 @@
 # See LICENSE file for licensing details.
 """The web's database: postgresql_client v0, as the postgresql charm carries it."""
 
+import dataclasses
 import json
 import re
 import typing
 
 import ops
 
-from found import Database
+from plan.state import Database
+from relations import secrets
 
 ENDPOINT: typing.Final = "postgresql"
 DATABASE: typing.Final = "concourse"
 
 _REQUESTED_SECRETS: typing.Final = ("username", "password", "tls", "tls-ca", "uris")
+# A secret's name as Juju gives it (juju core/secrets/uri.go); of another it says "not valid".
+_SECRET = re.compile(r"(?:secret:(?://[0-9a-f-]{36}/)?)?[0-9a-z]{20}")
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
@@ -26,24 +30,41 @@ def request(model: ops.Model) -> None:
         )
 
 
-def read(model: ops.Model) -> tuple[bool, Database | None]:
-    """Whether the endpoint is in use, and the database once its data is complete and sound."""
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What the other side has to offer.
+
+    Attributes:
+        related: whether the endpoint is in use.
+        database: once its data is complete and sound.
+        withheld: a secret with a part of that data is named, but not granted yet.
+    """
+
+    related: bool = False
+    database: Database | None = None
+    withheld: bool = False
+
+
+def read(model: ops.Model) -> Offer:
+    """What there is of the database by now."""
     relation = model.get_relation(ENDPOINT)
     if relation is None:
-        return False, None
+        return Offer()
     data = dict(relation.data[relation.app]) if relation.app else {}
     try:
-        data.update(_secret(model, data.get("secret-user")))
-        data.update(_secret(model, data.get("secret-tls")))
-    except ops.SecretNotFoundError:
-        return True, None
+        for uri in filter(None, (data.get("secret-user"), data.get("secret-tls"))):
+            if not _SECRET.fullmatch(uri):
+                return Offer(related=True)
+            data.update(secrets.content(model, uri, refresh=True))
+    except secrets.WithheldError:
+        return Offer(related=True, withheld=True)
     # Several endpoints are one cluster's; the first is the primary's.
     match = _ENDPOINT.fullmatch(data.get("endpoints", "").split(",")[0].strip())
     user, password = data.get("username", ""), data.get("password", "")
     name = data.get("database") or DATABASE
     if not match or not user or not password or not f"{name}{user}{password}".isprintable():
-        return True, None
-    return True, Database(
+        return Offer(related=True)
+    database = Database(
         host=match.group(1).strip("[]"),
         port=int(match.group(2)),
         name=name,
@@ -52,9 +73,4 @@ def read(model: ops.Model) -> tuple[bool, Database | None]:
         tls=data.get("tls", "").lower() == "true",
         ca=data.get("tls-ca", ""),
     )
-
-
-def _secret(model: ops.Model, uri: str | None) -> dict[str, str]:
-    if not uri:
-        return {}
-    return model.get_secret(id=uri).get_content(refresh=True)
+    return Offer(related=True, database=database)

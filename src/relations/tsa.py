@@ -12,12 +12,18 @@ import typing
 
 import ops
 
-import config
-from found import Tsa
+from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
+from plan.ssh import public_key
+from plan.state import Interface, Network, Tsa
+from relations import juju
 
 WEB_ENDPOINTS: typing.Final = ("web-tsa", "tsa")
 WORKER_ENDPOINTS: typing.Final = ("worker-tsa", "flight")
 
+_WEB_KEYS: typing.Final = (
+    "tsa-host", "tsa-public-key", "concourse-version", "request-timeout",
+)  # fmt: skip
+_WORKER_KEYS: typing.Final = ("worker-public-key",)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 # A web's request timeout that can be believed, in seconds: from Concourse's own on.
 _TIMEOUTS: typing.Final = range(300, 7201)
@@ -27,6 +33,7 @@ _VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:[+-][A-Za-z0-9.+-]{1,40}
 def read_webs(model: ops.Model) -> Tsa:
     """What the related web units say; data that can't be trusted is refused and said so."""
     hosts: dict[str, str] = {}
+    owners: dict[str, str] = {}
     versions: dict[str, None] = {}
     timeouts: list[int] = []
     refused: list[str] = []
@@ -44,7 +51,8 @@ def read_webs(model: ops.Model) -> Tsa:
             refused.append(f"concourse-version of {unit}: is no X.Y.Z")
             continue
         try:
-            hosts[host] = config.public_key(key)
+            hosts[host] = public_key(key)
+            owners[hosts[host]] = unit.partition("/")[0]
         except ValueError as error:
             refused.append(f"tsa-public-key of {unit}: {error}")
             continue
@@ -56,6 +64,7 @@ def read_webs(model: ops.Model) -> Tsa:
         hosts=tuple(hosts),
         public_keys=tuple(dict.fromkeys(hosts.values())),
         versions=tuple(versions),
+        webs=tuple(sorted(owners.values())) if len(set(owners.values())) > 1 else (),
         request_timeout=min(timeouts, default=0),
         refused=tuple(refused),
     )
@@ -68,7 +77,7 @@ def read_worker_keys(model: ops.Model) -> tuple[tuple[str, ...], tuple[str, ...]
     for unit, data in _units(_relations(model, WEB_ENDPOINTS)):
         if text := data.get("worker-public-key", ""):
             try:
-                keys[config.public_key(text)] = None
+                keys[public_key(text)] = None
             except ValueError as error:
                 refused.append(f"worker-public-key of {unit}: {error}")
     return tuple(keys), tuple(refused)
@@ -84,24 +93,70 @@ def _request_timeout(unit: str, text: str, refused: list[str]) -> int:
     return seconds if seconds in _TIMEOUTS else 0
 
 
-def publish_web(model: ops.Model, address: str, public_key: str, version: str) -> None:
-    """Tell workers where this web unit is, its key, what it runs and how patient it is."""
-    host = f"[{address}]" if ":" in address else address
+def network(model: ops.Model, interfaces: tuple[Interface, ...], published: str) -> Network:
+    """Where workers and other web units could reach this unit.
+
+    Args:
+        model: this unit's.
+        interfaces: the machine's.
+        published: the address that other web units were told before; or empty.
+    """
+    return Network(
+        interfaces=interfaces,
+        own=juju.offer(model, WEB_ENDPOINTS[0], published),
+        relations=tuple(
+            (relation.id, juju.offer(model, relation, _published(relation.data[model.unit])))
+            for relation in _relations(model, WEB_ENDPOINTS)
+        ),
+    )
+
+
+def publish_web(
+    model: ops.Model, addresses: tuple[tuple[int, str], ...], public_key: str, version: str
+) -> None:
+    """Tell workers where this web unit is, its key, what it runs and how patient it is.
+
+    Args:
+        model: this unit's.
+        addresses: where the workers of each relation reach it, by relation id; the others are
+            told nothing new.
+        public_key: of the TSA.
+        version: of Concourse.
+    """
+    hosts = dict(addresses)
     for relation in _relations(model, WEB_ENDPOINTS):
-        relation.data[model.unit].update(
-            {
-                "tsa-host": f"{host}:{config.TSA_PORT}",
-                "tsa-public-key": public_key,
-                "concourse-version": version,
-                "request-timeout": str(config.WEB_REQUEST_TIMEOUT),
-            }
-        )
+        if address := hosts.get(relation.id):
+            host = f"[{address}]" if ":" in address else address
+            values = f"{host}:{TSA_PORT}", public_key, version, str(WEB_REQUEST_TIMEOUT)
+            relation.data[model.unit].update(dict(zip(_WEB_KEYS, values, strict=True)))
+
+
+def withdraw_web(model: ops.Model) -> None:
+    """Have no worker take this unit for a web any more."""
+    _withdraw(model, WEB_ENDPOINTS, _WEB_KEYS)
 
 
 def publish_worker(model: ops.Model, public_key: str) -> None:
     """Tell webs the key that this worker will show."""
     for relation in _relations(model, WORKER_ENDPOINTS):
         relation.data[model.unit]["worker-public-key"] = public_key
+
+
+def withdraw_worker(model: ops.Model) -> None:
+    """Have no web take this unit's key any more."""
+    _withdraw(model, WORKER_ENDPOINTS, _WORKER_KEYS)
+
+
+def _withdraw(model: ops.Model, endpoints: tuple[str, ...], keys: tuple[str, ...]) -> None:
+    for relation in _relations(model, endpoints):
+        data = relation.data[model.unit]
+        for key in keys:
+            if key in data:
+                del data[key]
+
+
+def _published(data: collections.abc.Mapping[str, str]) -> str:
+    return data.get("tsa-host", "").rpartition(":")[0].strip("[]")
 
 
 def _relations(model: ops.Model, endpoints: tuple[str, ...]) -> list[ops.Relation]:

@@ -17,7 +17,7 @@ import typing
 from gpu.inventory import Gpu
 from machine import files, locks
 from oci import wrapper
-from selftest import report, results, run, settings, unit
+from selftest import report, results, run, service, settings
 from selftest.check import Level
 from selftest.results import STATUS, Report
 from selftest.settings import Settings
@@ -42,10 +42,10 @@ def main(arguments: collections.abc.Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         kept, request = _request(asked)
-        files.ensure_directory(unit.LOCK.parent)
+        files.ensure_directory(service.LOCK.parent)
         since = results.started(request.run)
         said = f"pid {os.getpid()}, level {request.level.value}, since {since:%H:%M:%S} UTC"
-        with locks.hold(unit.LOCK, said):
+        with locks.hold(service.LOCK, said):
             found = _test(kept, request)
     except UsageError as error:
         sys.stderr.write(f"gpu-selftest: {error}\n")
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
-    """The settings of this unit, and what is to be tested.
+    """The settings of this service, and what is to be tested.
 
     Raises:
         UsageError: if that can't be.

@@ -7,11 +7,10 @@ import datetime
 import time
 import typing
 
-import allowed
-from found import Found, Verdict
 from oci import quarantine, wrapper
-from plan import GpuPlan, Plan
-from selftest import proof, results, settings, unit
+from plan.parts import GpuPlan, Plan
+from plan.state import UnitState, Verdict
+from selftest import last_pass, results, service, settings
 from selftest.check import Level, Outcome, Progress, Result
 from selftest.compute import environment
 from selftest.settings import Settings
@@ -26,37 +25,37 @@ _COURTESY: typing.Final = 30
 _TRY_AGAIN: typing.Final = 300
 
 
-def ensure(found: Found, wanted: Plan, *, repaired: bool, progress: Progress) -> Found:
+def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     """Have the self-test on this machine, and run it where something changed that it proves.
 
     Args:
-        found: what this unit was decided on.
+        state: what this unit was decided on.
         wanted: what it is to be.
-        repaired: whether something of the wrapper was not as it should be.
         progress: told what happens.
 
     Returns:
         The same with what the self-test says.
 
     Raises:
-        unit.SelftestError: it ended without a verdict.
+        service.SelftestError: it ended without a verdict.
+        machine.app.AppError: the machine has no room for its programs.
     """
-    if found.inventory is None or found.leaving:
+    if state.inventory is None or state.leaving:
         remove()
-        return found
-    current = _settings(found, wanted)
+        return state
+    current = _settings(state, wanted)
     settings.write(current)
-    on_start = found.options.selftest_on_start
-    unit.install(on_start=on_start)
-    subject = proof.subject(current, found.inventory, found.machine)
+    on_start = state.options.selftest_on_start
+    service.install(on_start=on_start)
+    subject = last_pass.subject(current, state.inventory, state.machine)
     unknown = ""
-    due = _due(subject, repaired=repaired)
+    due = _due(subject, repaired=state.repaired)
     if on_start and isinstance(wanted.gpu, GpuPlan) and due:
         unknown = _test(due, progress)
-    elif ended := unit.broken_off():
-        unknown = f"that of level {ended.level.value} ended without a verdict, see {unit.LOG}"
+    elif ended := service.broken_off():
+        unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
     said = Verdict("incomplete", failure=unknown) if unknown else verdict()
-    return dataclasses.replace(found, quarantined=quarantine.read(), verdict=said)
+    return dataclasses.replace(state, quarantined=quarantine.read(), verdict=said)
 
 
 def _test(level: Level, progress: Progress) -> str:
@@ -66,21 +65,21 @@ def _test(level: Level, progress: Progress) -> str:
         Why there is no verdict yet; empty if there is.
 
     Raises:
-        unit.SelftestError: it ended without one.
+        service.SelftestError: it ended without one.
     """
-    running = unit.running()
+    running = service.running()
     if running and not Level.ISOLATION.includes(running.level):
         return f"it is due, and one of level {running.level.value} still runs"
-    if not running and (other := unit.wait_for_others(_COURTESY)):
+    if not running and (other := service.wait_for_others(_COURTESY)):
         return f"it is due, and another still runs: {other}"
-    name = running.run if running else unit.start(level)
-    report = unit.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
+    name = running.run if running else service.start(level)
+    report = service.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
     return "" if report else "it still runs"
 
 
 def remove() -> bool:
     """Take the self-test from this machine; what it found out stays. True if it was there."""
-    removed = [unit.remove(), environment.remove(), settings.remove()]
+    removed = [service.remove(), environment.remove(), settings.remove()]
     return any(removed)
 
 
@@ -102,36 +101,38 @@ def verdict() -> Verdict | None:
     return Verdict(report.outcome, bool(report.gpu), why, first.remedy)
 
 
-def _settings(found: Found, wanted: Plan) -> Settings:
+def _settings(state: UnitState, wanted: Plan) -> Settings:
     """What the self-test must know; while the GPUs can't be used, those that were here before."""
-    earlier, options = settings.read(), found.options
-    choice = allowed.choose(found)
-    gpus = tuple(
+    earlier, options = settings.read(), state.options
+    chosen = tuple(
         dataclasses.replace(gpu, index=index)
-        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+        for index, gpu in zip(wanted.choice.indexes, wanted.choice.gpus, strict=True)
     )
     ready = isinstance(wanted.gpu, GpuPlan)
+    wheels = state.wheels
+    if wheels is None:  # Juju does not tell
+        wheels = earlier.wheels if earlier else ""
     return Settings(
-        unit=found.unit,
+        unit=state.unit,
         vendor=options.gpu_vendor,
-        gpus=gpus if ready or not earlier else earlier.gpus,
+        gpus=chosen if ready or not earlier else earlier.gpus,
         allocation=options.gpu_allocation,
         min_gpu_memory_gib=options.minimums.gpu_memory_gib,
         min_compute_capability=options.minimums.compute_capability,
         min_driver_version=options.minimums.driver_version,
         files=wrapper.installed() if ready or not earlier else earlier.files,
-        wheels=found.wheels,
+        wheels=wheels,
     )
 
 
 def _due(subject: str, *, repaired: bool) -> Level | None:
     """Which level is to be tested now; None if nothing is due."""
     last = results.read()
-    if last is None or last.subject != subject or not proof.is_tested():
+    if last is None or last.subject != subject or not last_pass.is_tested():
         return Level.ISOLATION
     whole = not last.gpu and last.level.includes(Level.ISOLATION)
     # What failed stays out of use until the operator, or a change, has it tested again.
-    anew = repaired if whole and last.outcome != "passed" else proof.kept() != subject
+    anew = repaired if whole and last.outcome != "passed" else last_pass.kept() != subject
     if anew:
         return Level.ISOLATION
     started = datetime.datetime.fromisoformat(last.started).timestamp()
@@ -141,7 +142,7 @@ def _due(subject: str, *, repaired: bool) -> Level | None:
         return Level.ISOLATION
     if not any(map(_may_be_over, last.results)):
         return None
-    return Level.QUICK if proof.kept() == subject else Level.ISOLATION
+    return Level.QUICK if last_pass.kept() == subject else Level.ISOLATION
 
 
 def _may_be_over(result: Result) -> bool:

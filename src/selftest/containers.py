@@ -14,7 +14,6 @@ import os
 import pathlib
 import re
 import signal
-import time
 import types
 import typing
 
@@ -22,7 +21,7 @@ from gpuci import broker
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
-from machine import files, leftovers, process, scarcity
+from machine import files, leftovers, process, scarcity, waiting
 from machine.process import CommandError, Completed
 from oci import wrapper
 from selftest import bundle, results, rootfs
@@ -206,12 +205,14 @@ class Container:
         """Wait for the end of its first process, which comes when all others are reaped."""
         pid_file = files.read_text(self._bundle / "init.pid")
         init = int(pid_file) if pid_file else 0
-        deadline = time.monotonic() + _CALL
+
+        def is_reaped() -> bool:
+            process.reap_orphans(spared=init)
+            return process.wait(init, 0.02) is not None
+
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            while init and time.monotonic() < deadline:
-                process.reap_orphans(spared=init)
-                if process.wait(init, 0.02) is not None:
-                    break
+            if init:
+                waiting.until(is_reaped, _CALL, every=0)
 
     def _call(
         self,

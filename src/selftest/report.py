@@ -38,7 +38,7 @@ _Names = collections.abc.Mapping[str, int]
 
 
 def as_results(report: Report, gpus: collections.abc.Sequence[Gpu]) -> dict[str, str]:
-    """Action results: flat keys for people, `json` for programs, or its file where it is long."""
+    """The flat results of an action; `report` is the table, of which the file has the rest."""
     shown = {
         "verdict": report.outcome,
         "level": report.level.value,
@@ -47,15 +47,20 @@ def as_results(report: Report, gpus: collections.abc.Sequence[Gpu]) -> dict[str,
     for gpu in gpus:
         if report.gpu in ("", gpu.uuid):
             shown[f"gpu-{gpu.index}"] = _of_one(report, gpu.uuid)
-    kept = results.path(report.run)
-    whole = json.dumps(results.plain(report), ensure_ascii=False)
     text = table(report, gpus)
     if len(text.encode()) > _LONGEST:
         # By characters, each of which takes four bytes at most.
-        text = text[: _LONGEST // 4].rpartition("\n")[0] + f"\nThe rest is in {kept}\n"
-    shown["report"] = text
-    shown["json"] = whole if len(whole.encode()) <= _LONGEST else str(kept)
-    return shown
+        text = text[: _LONGEST // 4].rpartition("\n")[0]
+        text += f"\nThe rest is in {results.path(report.run)}\n"
+    return {**shown, "report": text}
+
+
+def as_json(report: Report) -> dict[str, str]:
+    """The same for programs: `json`, or `file`, where it is, if it is too long for a result."""
+    whole = json.dumps(results.plain(report), ensure_ascii=False)
+    if len(whole.encode()) > _LONGEST:
+        return {"file": str(results.path(report.run))}
+    return {"json": whole}
 
 
 def table(report: Report, gpus: collections.abc.Sequence[Gpu]) -> str:

@@ -11,11 +11,11 @@ import typing
 from gpu import health, xid
 from gpu.inventory import Gpu
 from oci import leases, quarantine
-from selftest import proof, results
-from selftest.burnin import run as burnin
+from selftest import last_pass, results
+from selftest.burnin import level as burnin
 from selftest.check import Check, Level, Outcome, Progress, Result
-from selftest.compute import run as compute
-from selftest.isolation import run as isolation
+from selftest.compute import level as compute
+from selftest.isolation import level as isolation
 from selftest.quick import gpu_checks, host_checks
 from selftest.results import Report
 from selftest.settings import Settings
@@ -75,7 +75,7 @@ def run(
     return Report(
         run=request.run,
         # What can't be told is to be tested again at the next event.
-        subject="" if look.unknown else proof.subject(settings, look.inventory, look.machine),
+        subject="" if look.unknown else last_pass.subject(settings, look.inventory, look.machine),
         level=request.level,
         device=request.device,
         gpu=request.gpu,
@@ -159,11 +159,11 @@ def conclude(settings: Settings, report: Report) -> None:
         _take_out(settings, report.device, report.results)
         _bring_back(settings, report)
         if _proves(report):
-            proof.keep(report.subject)
+            last_pass.keep(report.subject)
     # Whoever waits for the report finds done what it says.
     results.save(report)
     if report.device == "cuda" and not report.gpu:
-        proof.note_verdict()
+        last_pass.note_verdict()
 
 
 def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[Result]) -> None:

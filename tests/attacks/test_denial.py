@@ -8,7 +8,14 @@ import time
 
 import pytest
 
-from tests.attacks.attacker import EVIDENCE, assert_refused, descriptors, image_step, step
+from tests.attacks.attacker import (
+    EVIDENCE,
+    assert_lost_to,
+    assert_refused,
+    descriptors,
+    image_step,
+    step,
+)
 from tests.attacks.test_kept import LEAVE
 from tests.lab import selftest_runs
 from tests.lab.leases import waiting
@@ -16,7 +23,8 @@ from tests.lab.site import PROBE
 
 FAKEGPU = "/usr/local/lib/fake-gpu/fakegpu"
 # An exec or a create that is not done in a minute is over; what is left goes within seconds.
-HUNG_SECONDS = 75
+# A minute, and room for a busy machine.
+HUNG_SECONDS = 150
 PIPES = (
     "mkfifo etc/ld.so.conf",
     "mkfifo etc/ld.so.cache",
@@ -182,6 +190,41 @@ def test_a_start_and_a_process_that_never_come_to_an_end(attacker):
     assert descriptors(attacker.site) == ""
 
 
+@pytest.fixture
+def hijack_limit(under_attack):
+    """`hijack-gpu-limit` in seconds, of which there are too many in the minute that it counts."""
+    limit = 10
+    policy = "/etc/gpu-ci/policy.json"
+    under_attack.sh(
+        f'sed -i \'s/"hijack_limit": [0-9]*/"hijack_limit": {limit}/\' {policy};'
+        f"grep '\"hijack_limit\": {limit}\\b' {policy}"
+    )
+    yield limit
+    under_attack.lab.model.update_status("worker/0")
+    under_attack.lab.settle()
+
+
+def test_a_session_that_stays_on_its_gpus(attacker, hijack_limit):
+    """A step ends, and a hijack of its container stays there for good, on both GPUs.
+
+    It must lose them to who waits once `hijack-gpu-limit` is over, and not sooner.
+    """
+    build = attacker.start(step("one-off", "echo over $(cut -d' ' -f1 /proc/uptime)", "2"))
+    assert build.wait() == 0, build.output
+    over = float(build.line(r"over (\d+\.\d+)")[1])
+    words = ("hijack", "-b", build.number, "-s", "one-off", "--")
+    hold = ("/bin/mischief", "hold", f"{EVIDENCE}/session")
+    session = threading.Thread(
+        target=attacker.site.fly.on_terminal, args=(*words, *hold), kwargs={"timeout": 60}
+    )
+    session.start()
+    attacker.wait_for("session")
+    assert_lost_to(attacker, "session")
+    kept = attacker.noted("session")[-1][0] - over
+    assert hijack_limit - 1 < kept < hijack_limit + 5
+    session.join()
+
+
 def test_processes_that_hold_each_other_at_their_exit(attacker):
     """Two processes that trace each other with PTRACE_O_TRACEEXIT can't be killed by anybody.
 
@@ -216,7 +259,7 @@ def test_small_wishes_without_end_before_a_large_one(attacker):
         asked = time.monotonic()
         honest = attacker.honest.start("large", GPU_COUNT="2")
         honest.begun()
-        assert time.monotonic() - asked < 35
+        assert time.monotonic() - asked < 90
         assert honest.cards() == [0, 1]
         assert honest.end() == 0
     finally:
@@ -239,7 +282,7 @@ def test_a_large_wish_that_is_aborted_before_a_small_one(attacker):
     assert holder.end() == 0
     honest = attacker.honest.start("small", GPU_COUNT="1")
     honest.build.line(r"up \d+", 120)
-    assert time.monotonic() - asked < 75
+    assert time.monotonic() - asked < 150
     assert honest.end() == 0
 
 
@@ -310,4 +353,4 @@ def test_a_count_beyond_all(attacker):
     begun = time.monotonic()
     for count in ("3", "1000000", "9" * 20):
         assert_refused(attacker.one("true", count))
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 90  # To wait in vain would take 240.

@@ -16,9 +16,9 @@ import re
 import sys
 import time
 
-import found
-import plan
 from machine import files, process, services
+from plan.parts import ReleasePlan, WebPlan, WorkerPlan
+from plan.state import Database, WebSecrets
 
 CHANGES = [
     *((files, name) for name in ("ensure_file", "ensure_directory", "ensure_absent")),
@@ -27,11 +27,11 @@ CHANGES = [
     (services, "signal"),
 ]
 TYPES = {
-    "release": plan.ReleasePlan,
-    "worker": plan.WorkerPlan,
-    "web": plan.WebPlan,
-    "database": found.Database,
-    "secrets": found.WebSecrets,
+    "release": ReleasePlan,
+    "worker": WorkerPlan,
+    "web": WebPlan,
+    "database": Database,
+    "secrets": WebSecrets,
 }
 DIED = 137
 

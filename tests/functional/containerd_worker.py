@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
+from tests.lab import cgroups
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "unit" / "golden"
@@ -61,7 +62,7 @@ CHARM = """
 import json, sys
 from gpu.inventory import Gpu, Vendor
 from oci import wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 runtime, options, *indexes = sys.argv[1:]
 gpus = tuple(
     Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
@@ -279,14 +280,19 @@ class Worker:
                 folder.rmdir()
 
 
+def own_cgroups() -> set[pathlib.Path]:
+    """Where runc makes a relative path for this process: below its own cgroup, of v2 beside it."""
+    found = set()
+    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        hierarchy = cgroups.hierarchy(controllers)
+        found |= {hierarchy / path.lstrip("/"), (hierarchy / path.lstrip("/")).parent}
+    return {place for place in found if cgroups.ROOT in place.parents or place == cgroups.ROOT}
+
+
 def parents_of_containers() -> set[pathlib.Path]:
-    """Where runc makes `garden/<handle>` for a process in this one's cgroups."""
-    lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
-    own = [line.split(":", 2)[2].lstrip("/") for line in lines]
-    top = pathlib.Path("/sys/fs/cgroup")
-    roots = [top, *(path for path in top.iterdir() if path.is_dir())]
-    places = {root / path / "garden" for root in roots for path in ("", *own)}
-    return {place for place in places if place.is_dir()}
+    """Where runc has made `garden/<handle>` for a process in this one's cgroups."""
+    return {place / "garden" for place in own_cgroups() if (place / "garden").is_dir()}
 
 
 @contextlib.contextmanager

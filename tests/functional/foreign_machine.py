@@ -20,7 +20,7 @@ HOST, CONTAINER = "pid:[4026531836]", "pid:[4026532448]"
 # happens, and while it waits, `later`.
 ASK = """
 import json, pathlib, sys, time
-from found import Lease
+from plan.state import Lease
 from gpu import foreign, nvml
 from gpu.inventory import Inventory, State
 asked = json.loads(sys.argv[1])

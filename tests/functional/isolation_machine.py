@@ -10,7 +10,7 @@ from pathlib import Path
 
 from selftest.isolation import doors
 from tests.fakes import FAKEGPU
-from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS
+from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS, own_cgroups
 from tests.functional.lease_site import alive
 
 APPLY = """
@@ -18,7 +18,7 @@ import json, sys
 from gpu import detect
 from gpu.inventory import Vendor
 from oci import wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 found = detect.detect()
 runtime = sys.argv[1] if found.vendor is Vendor.NVIDIA else ""
 wrapper.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
@@ -26,7 +26,7 @@ wrapper.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
 RUN = """
 import dataclasses, json, signal, sys
 from gpu import detect
-from selftest.isolation import run as isolation
+from selftest.isolation import level as isolation
 from selftest.settings import Settings
 # A shell starts its background jobs with SIGINT ignored, and so all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -104,8 +104,7 @@ class Machine:
             *self.path("/run/gpu-ci").glob("selftest*"),
             *self.path("/run/gpu-ci/leases/containers").glob("gpu-selftest-*"),
             *self.path("/var/lib/gpu-ci/selftest").glob("roots*"),
-            *Path("/sys/fs/cgroup").glob("*/gpu-ci-selftest*"),
-            *Path("/sys/fs/cgroup").glob("gpu-ci-selftest*"),
+            *(found for place in own_cgroups() for found in place.glob("gpu-ci-selftest*")),
             *(name for name in holders if name.startswith("gpu-selftest-")),
             *processes(),
         ]
@@ -113,10 +112,16 @@ class Machine:
 
 def processes():
     """Those that live in control groups of the self-test's containers on this very machine."""
+    own = {line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    places = [
+        f":{path.rstrip('/')}/gpu-ci-selftest/"
+        for path in own | {os.path.dirname(one) for one in own}
+    ]
     found = []
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         try:
-            if ":/gpu-ci-selftest/" in path.read_text() and alive(path.parent.name):
+            text = path.read_text()
+            if any(place in text for place in places) and alive(path.parent.name):
                 found.append(path.parent.name)
         except OSError:
             continue

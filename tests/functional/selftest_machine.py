@@ -3,10 +3,11 @@
 """A machine with systemd and two simulated GPUs, where the charm's code lies in /srv/charm."""
 
 import contextlib
+import importlib.metadata
 import os
 import pathlib
+import re
 import shutil
-import sys
 import tempfile
 
 import pytest
@@ -44,15 +45,28 @@ class Host:
         return self.machine.run([fakes.FAKEGPU, *arguments]).stdout
 
 
+def carried(folder):
+    """The packages that the packed charm has, out of this environment, which has many more."""
+    locked = (ROOT / "requirements.txt").read_text()
+    for name in re.findall(r"^([A-Za-z0-9._-]+)==", locked, re.M):
+        # What is for another interpreter only is not here.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            for file in importlib.metadata.files(name) or ():
+                if ".." not in file.parts and file.suffix != ".pyc":
+                    target = folder / file
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file.locate(), target)
+    return folder
+
+
 @contextlib.contextmanager
 def started(name):
     """A Host; its NVML lies in /srv/nvml as `answering`."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
         libraries = fakes.build_nvml(pathlib.Path(folder, "nvml"))
         shutil.copy(libraries / "libnvidia-ml.so.1", libraries / "answering")
-        packages = next(path for path in sys.path if path.endswith("site-packages"))
         binds = {f"/srv/charm/{part}": ROOT / part for part in ("src", "lib", "templates")}
-        binds |= {"/srv/charm/venv": pathlib.Path(packages), "/srv/nvml": libraries}
+        binds |= {"/srv/charm/venv": carried(pathlib.Path(folder, "venv")), "/srv/nvml": libraries}
         binds["/srv/fakes"] = ROOT / "tests/fakes"
         park = Park(pathlib.Path(folder, "park"))
         try:

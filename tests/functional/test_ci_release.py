@@ -13,9 +13,9 @@ import threading
 
 import pytest
 
-import plan
-from ci import concourse_release
+from ci.concourse import release as concourse_release
 from machine import download, files, process
+from plan.parts import ReleasePlan
 
 PROGRAMS = {
     "concourse/bin/concourse": '#!/bin/sh\n[ "$1" = --version ] && echo {version}\n',
@@ -51,7 +51,7 @@ def tarball(path, version="8.3.0", without="", **more):
 
 
 def given(path):
-    return plan.ReleasePlan("8.3.0", "amd64", "", str(path))
+    return ReleasePlan("8.3.0", "amd64", "", str(path))
 
 
 def ensure(path, say=lambda _: None):
@@ -258,7 +258,7 @@ def upstream(tmp_path):
 
 def test_download_is_checked_unpacked_and_thrown_away(root, upstream):
     sha256 = hashlib.sha256(upstream.body).hexdigest()
-    wanted = plan.ReleasePlan("8.3.0", "arm64", sha256, "")
+    wanted = ReleasePlan("8.3.0", "arm64", sha256, "")
     for _ in range(2):
         release = concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url)
     assert upstream.asked == ["/v8.3.0/concourse-8.3.0-linux-arm64.tgz"]
@@ -268,7 +268,7 @@ def test_download_is_checked_unpacked_and_thrown_away(root, upstream):
 
 def test_download_with_another_checksum_changes_nothing(root, upstream, tmp_path):
     before = ensure(tarball(tmp_path / "b.tgz", "8.2.5"))
-    wanted = plan.ReleasePlan("8.3.0", "amd64", "0" * 64, "")
+    wanted = ReleasePlan("8.3.0", "amd64", "0" * 64, "")
     with pytest.raises(download.DownloadError, match="do not work around it"):
         concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url)
     assert concourse_release.installed() == before
@@ -276,7 +276,7 @@ def test_download_with_another_checksum_changes_nothing(root, upstream, tmp_path
 
 def test_resource_goes_before_a_download(upstream, tmp_path):
     path = tarball(tmp_path / "concourse.tgz")
-    wanted = plan.ReleasePlan("8.3.0", "amd64", "0" * 64, str(path))
+    wanted = ReleasePlan("8.3.0", "amd64", "0" * 64, str(path))
     assert concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url).version
     assert upstream.asked == []
 

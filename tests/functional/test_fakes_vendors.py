@@ -14,7 +14,7 @@ DETECT = """
 import sys
 sys.path.insert(0, "{source}")
 from gpu import detect, report
-print(report.as_results(detect.detect("{vendor}"), ())["json"])
+print(report.as_json(detect.detect("{vendor}"), (), {{}}))
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and device nodes need root")

@@ -27,7 +27,7 @@ except pynvml.NVMLError_Uninitialized:
     open_still = False
 except pynvml.NVMLError:
     open_still = None
-whole = json.loads(report.as_results(found, ())["json"])
+whole = json.loads(report.as_json(found, (), {}))
 print(json.dumps({**whole, "open_still": open_still}))
 """
 

@@ -85,7 +85,7 @@ def test_a_store_that_fills_up_meanwhile_gives_no_gpu_twice(rig, mounted):
         assert create(rig, second) == 1, "it can't be written down among those who wait"
         (rig.store / "filler").unlink()
         assert create(rig, second) == 1
-        assert "held: GPU 0 by container HOLDER" in rig.refusal
+        assert "GPU 0 is in use by container HOLDER" in rig.refusal
         owner.kill()
     assert create(rig, second) == EXECED
     assert holders(rig) == ["OTHER"]

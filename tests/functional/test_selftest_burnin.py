@@ -25,7 +25,7 @@ print(json.dumps({"tflops": 1.0, "products": 30, "mismatches": 0, "ended": True}
 SETUP = """
 from gpu import detect
 from oci import wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 from selftest import settings
 gpus = detect.detect().gpus
 wrapper.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime"))
@@ -34,7 +34,7 @@ settings.write(settings.Settings("worker/0", gpus=gpus, files=wrapper.installed(
 RUN = """
 import json, pathlib, sys
 from selftest import reserve, settings
-from selftest.burnin import run as burnin
+from selftest.burnin import level as burnin
 from selftest.compute import environment
 from selftest.compute import work
 work.PROGRAM = pathlib.Path("/srv/load.py")

@@ -31,7 +31,7 @@ pytestmark = NEEDS
 INSTALL = f"""
 from gpu import detect
 from oci import wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 from selftest import settings
 gpus = detect.detect().gpus
 wrapper.apply(GpuPlan(gpus, {RUNTIME!r}))

@@ -7,6 +7,7 @@ about. The NVIDIA runtime is the real one where GPUCI_NVIDIA_RUNTIME names it.
 """
 
 import json
+import os
 import signal
 import time
 
@@ -28,6 +29,8 @@ REAL_RUNTIME_ONLY = pytest.mark.skipif(
     not GIVEN_RUNTIME, reason="the stand-in runtime is not like that; give GPUCI_NVIDIA_RUNTIME"
 )
 
+# `make soak` ends a self-test at more moments.
+SOAK = "GPUCI_SOAK" in os.environ
 ALL = {
     *("lease", "no-lease", "image-all", "cuda-version-only", "annotation", "volume-mount"),
     *("environment", "exec-environment", "device-cgroup", "disjoint", "reclaim"),
@@ -203,7 +206,7 @@ exec /usr/sbin/runc "$@"
 @pytest.mark.parametrize(
     ("which", "seconds", "prevented", "words"),
     [
-        ("reclaim-1", 3, {"reclaim"}, "was handed out again, 3"),
+        ("reclaim-1", 3, {"reclaim"}, "was handed out again, "),
         ("reclaim-1", 60, {"reclaim"}, "no end within 10 s"),
         ("disjoint-1", 60, {"disjoint", "reclaim"}, "no end within 10 s"),
     ],
@@ -351,7 +354,7 @@ def test_nvml_in_the_container_has_to_list_the_lease_alone(machine):
     assert f"NVML lists {UUIDS[0]}, {UUIDS[1]} in it" in results["lease", 0]["text"]
 
 
-@pytest.mark.parametrize("moment", range(6))
+@pytest.mark.parametrize("moment", range(6) if SOAK else (1, 4))
 def test_after_a_killed_self_test_the_next_one_cleans_up_and_passes(machine, moment):
     with machine.begin() as running:
         running.stderr.readline()
@@ -362,7 +365,7 @@ def test_after_a_killed_self_test_the_next_one_cleans_up_and_passes(machine, mom
     assert machine.leftovers() == []
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", range(4) if SOAK else (0, 2))
 def test_a_self_test_that_is_stopped_leaves_nothing(machine, moment):
     with machine.begin() as running:
         running.stderr.readline()

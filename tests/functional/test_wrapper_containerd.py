@@ -149,7 +149,7 @@ def test_other_gpus_are_for_the_next_container(worker):
     assert f"NVIDIA_VISIBLE_DEVICES={UUIDS[1]}" in lines
     assert worker.sees("t2") == {**ONLY_1, "nvidia0": GIVEN, "nvidia1": ABSENT}
     done = worker.exec("t1", "true")
-    assert f"this container's GPU {UUIDS[1]} is no longer for tasks" in done.stderr
+    assert f"this container had GPU {UUIDS[1]}, which tasks on this worker get no" in done.stderr
 
 
 def test_shared_gpus_are_for_all(worker):

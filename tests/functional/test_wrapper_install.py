@@ -19,15 +19,17 @@ from tests.functional.containerd_worker import (
 pytestmark = NEEDS
 OURS = "/opt/gpu-ci /etc/gpu-ci /run/gpu-ci /usr/local/bin/runc-gpu-wrapper"
 
-# Installs again and again, each time killed one side effect later, then once more to the end. Says
-# how many places that were; fails where the front is there and what it needs is not.
+# Each place to be killed at in `make soak`, each third in the short form.
+STRIDE = "1" if "GPUCI_SOAK" in os.environ else "3"
+# Installs again and again, each time killed one side effect later (or STRIDE), then to the end.
+# Says how many places that were; fails where the front is there and what it needs is not.
 KILLED = """
 import os, pathlib, signal, subprocess, sys
 from gpu.inventory import Gpu, Vendor
 from gpuci import policy
 from machine import files, process
 from oci import wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 
 gpu = Gpu(0, sys.argv[1], Vendor.NVIDIA, "L4", 23034, "0000:01:00.0", 0)
 plan = GpuPlan((gpu,), sys.argv[2])
@@ -78,7 +80,7 @@ for before, work, after in (
 ):
     step = 0
     while True:
-        step += 1
+        step += int(sys.argv[3])
         before()
         alive = not killed_at(step, work)
         usable()
@@ -156,7 +158,7 @@ def test_the_packaged_configuration_stays_as_it_is(worker):
 
 def test_killed_at_any_step_it_works_and_ends_in_the_same(worker):
     path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
-    done = worker.inside(sys.executable, "-c", KILLED, UUIDS[0], RUNTIME, env=path)
+    done = worker.inside(sys.executable, "-c", KILLED, UUIDS[0], RUNTIME, STRIDE, env=path)
     assert done.returncode == 0, done.stderr
     installing, removing = map(int, done.stdout.split())
     assert installing > 40

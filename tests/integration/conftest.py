@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """These tests need a Juju controller: without one they are skipped, or fail if REQUIRE_JUJU=1."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -10,7 +11,16 @@ import subprocess
 
 import pytest
 
+from tests.integration.site import Site, jubilant
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def charms() -> list[pathlib.Path]:
+    """The charm to test: GPUCI_CHARM, else the packed one."""
+    if given := os.environ.get("GPUCI_CHARM"):
+        return [pathlib.Path(given).resolve()]
+    return list(ROOT.glob("gpu-ci-worker_*.charm"))
 
 
 def what_is_missing() -> str:
@@ -21,9 +31,9 @@ def what_is_missing() -> str:
     who = subprocess.run([juju, "whoami"], check=False, capture_output=True, text=True, timeout=30)
     if who.returncode != 0:
         return f"juju has no controller here: {who.stderr.strip()}"
-    if not importlib.util.find_spec("pytest_operator"):
-        return "pytest-operator is not installed here: run make integration"
-    if not list(ROOT.glob("gpu-ci-worker_*.charm")):
+    if not importlib.util.find_spec("jubilant"):
+        return "jubilant is not installed here: run make integration"
+    if len(charms()) != 1:
         return "there is no packed charm: run make pack"
     return ""
 
@@ -41,16 +51,11 @@ def pytest_runtest_setup():
 
 
 @pytest.fixture(scope="session")
-def charm() -> pathlib.Path:
-    (path,) = ROOT.glob("gpu-ci-worker_*.charm")
-    return path
-
-
-@pytest.fixture(scope="session")
-def concourse(tmp_path_factory) -> pathlib.Path:
-    """What to attach as the release: a tarball at hand, else nothing: the charm downloads one."""
-    if given := os.environ.get("GPUCI_CONCOURSE_TARBALL"):
-        return pathlib.Path(given)
-    empty = tmp_path_factory.mktemp("resource") / "concourse.tgz"
-    empty.touch()
-    return empty
+def site(tmp_path_factory):
+    """The model: GPUCI_JUJU_MODEL, which stays, or one of the tests' own."""
+    given = os.environ.get("GPUCI_JUJU_MODEL")
+    machines = os.environ.get("GPUCI_JUJU_MACHINES", "")
+    own = contextlib.nullcontext(jubilant.Juju(model=given)) if given else jubilant.temp_model()
+    with own as juju:
+        home = tmp_path_factory.mktemp("integration")
+        yield Site(juju, charms()[0], home, machines.split(",") if machines else [])

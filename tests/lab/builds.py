@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from tests.lab.concourse import Fly
+from tests.fly import Fly
 from tests.lab.errors import LabError
 
 # What fly prints around the lines that Concourse itself says.

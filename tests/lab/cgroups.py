@@ -6,9 +6,11 @@ systemd-nspawn makes its cgroups below the caller's own; without one of its own,
 systemd would manage the cgroups of the others, and of the host.
 """
 
+import contextlib
 import os
 import pathlib
 import time
+from collections.abc import Iterator
 
 ROOT = pathlib.Path("/sys/fs/cgroup")
 # v1 controllers that nspawn mounts read-only in a machine (systemd 252, nspawn-cgroup.c).
@@ -47,8 +49,7 @@ def _make_v2(name: str) -> pathlib.Path:
 
 def _make_v1(name: str, line: str) -> pathlib.Path:
     _, controllers, path = line.split(":", 2)
-    hierarchy = controllers.removeprefix("name=") or "unified"
-    directory = ROOT / hierarchy / path.lstrip("/") / name
+    directory = hierarchy(controllers) / path.lstrip("/") / name
     directory.mkdir(exist_ok=True)
     if "cpuset" in controllers.split(","):
         for item in ("cpuset.cpus", "cpuset.mems"):
@@ -56,13 +57,52 @@ def _make_v1(name: str, line: str) -> pathlib.Path:
     return directory
 
 
+def hierarchy(controllers: str) -> pathlib.Path:
+    """Where the hierarchy of a line of /proc/PID/cgroup is mounted."""
+    if is_unified():
+        return ROOT
+    return ROOT / (controllers.removeprefix("name=") or "unified")
+
+
+def writable() -> bool:
+    """Whether cgroups can be made at all; containers often see them read-only."""
+    return all(os.access(hierarchy(_fields(line)[1]), os.W_OK) for line in _own_cgroups())
+
+
+@contextlib.contextmanager
+def entered(name: str) -> Iterator[None]:
+    """This process in new cgroups, where the names that containers take meet no other's."""
+    own = [hierarchy(c) / path.lstrip("/") for _, c, path in map(_fields, _own_cgroups())]
+    made = make(name)
+    # Of v2, runc makes a container's cgroup beside that of its caller.
+    inner = [directory / "tests" if is_unified() else directory for directory in made]
+    for directory in inner:
+        directory.mkdir(exist_ok=True)
+        _move(directory)
+    try:
+        yield
+    finally:
+        for directory in own:
+            _move(directory)
+        remove(made, timeout=2)
+
+
+def _move(directory: pathlib.Path) -> None:
+    (directory / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _fields(line: str) -> list[str]:
+    return line.split(":", 2)
+
+
 def processes(directories: list[pathlib.Path]) -> set[int]:
     """All processes in the cgroups and below."""
     found: set[int] = set()
     for directory in directories:
-        for procs in directory.rglob("cgroup.procs"):
+        for below, _, _ in os.walk(directory):
             try:
-                found.update(int(pid) for pid in procs.read_text().split())
+                text = pathlib.Path(below, "cgroup.procs").read_text()
+                found.update(int(pid) for pid in text.split())
             except FileNotFoundError:
                 continue
             except OSError:
@@ -71,9 +111,16 @@ def processes(directories: list[pathlib.Path]) -> set[int]:
 
 
 def find(prefix: str) -> list[pathlib.Path]:
-    """All cgroups, in every hierarchy, whose names begin so; none below another."""
-    found = sorted(path for path in ROOT.rglob(f"{prefix}-*") if path.is_dir())
-    return [path for path in found if not any(parent in found for parent in path.parents)]
+    """All cgroups, in every hierarchy, whose names begin so; none below another.
+
+    Others' cgroups may go meanwhile.
+    """
+    found: list[pathlib.Path] = []
+    for directory, names, _ in os.walk(ROOT):
+        ours = [name for name in names if name.startswith(f"{prefix}-")]
+        found += [pathlib.Path(directory, name) for name in ours]
+        names[:] = [name for name in names if name not in ours]
+    return sorted(found)
 
 
 def remove(directories: list[pathlib.Path], timeout: float = 10) -> list[pathlib.Path]:

@@ -15,6 +15,8 @@ from tests.lab.errors import LabError
 WRONG_USE = 2
 INTERRUPTED = 130
 
+TO = "ids of machines that are there, for the first units"
+
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -24,6 +26,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and exit with 2."""
         self.exit(WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def split(text: str) -> list[str]:
+    """The parts of `a,b`."""
+    return text.split(",")
 
 
 def build() -> Parser:
@@ -64,6 +71,7 @@ def add_model_commands(add: Adder) -> None:
     it.add_argument("--config", action="append", default=[], metavar="KEY=VALUE")
     it.add_argument("--resource", action="append", default=[], metavar="NAME=PATH")
     it.add_argument("-n", "--units", type=int, default=1, metavar="N", help="how many units")
+    it.add_argument("--to", type=split, default=[], metavar="MACHINE[,...]", help=TO)
     it.add_argument(
         "--gpus", type=int, default=2, metavar="N", help="simulated GPUs of each unit (2)"
     )
@@ -89,7 +97,7 @@ def add_setting_commands(add: Adder) -> None:
     )
     it.add_argument("app")
     it.add_argument("values", nargs="*", metavar="KEY[=VALUE]")
-    it.add_argument("--reset", action="append", default=[], metavar="KEY")
+    it.add_argument("--reset", action="extend", type=split, default=[], metavar="KEY[,...]")
     it = add("refresh", model.refresh, "Upgrade an application's charm", "refresh worker")
     it.add_argument("app")
     it.add_argument("charm", nargs="?", help="a .charm file; this project's without it")
@@ -116,13 +124,20 @@ def add_unit_commands(add: Adder) -> None:
     it = add("add-unit", model.add_unit, "Add units to an application", "add-unit worker")
     it.add_argument("app")
     it.add_argument("-n", "--units", type=int, default=1, metavar="N", help="how many")
+    it.add_argument("--to", type=split, default=[], metavar="MACHINE[,...]", help=TO)
     it = add("remove-unit", model.remove_unit, "Remove units", "remove-unit worker/1")
     it.add_argument("units", nargs="+", metavar="unit")
     it.add_argument("--force", action="store_true", help="without its hooks")
     it = add("run", model.run, "Run an action", "run worker/0 gpu-inventory")
     it.add_argument("unit")
     it.add_argument("action")
-    it.add_argument("params", nargs="*", metavar="KEY=VALUE")
+    it.add_argument("values", nargs="*", metavar="KEY=VALUE", help="the value is YAML")
+    it.add_argument("--string-args", action="store_true", help="the values are strings")
+    it = add(
+        "cancel-task", model.cancel_task, "Ask for an action's end; as with Juju it goes on",
+        "cancel-task 4",
+    )  # fmt: skip
+    it.add_argument("tasks", nargs="+", metavar="ID")
     it = add("update-status", model.update_status, "Fire update-status", "update-status worker/0")
     it.add_argument("unit", nargs="?", default="", help="all units without it")
     it = add("resolved", model.resolved, "Run a unit's failed hook again", "resolved worker/0")
@@ -160,11 +175,22 @@ def add_look_commands(add: Adder) -> None:
     it.add_argument("what", choices=("concourse",))
 
 
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments of a command; KEY=VALUE may come after its options, too."""
+    parser = build()
+    args, late = parser.parse_known_args(argv)
+    if late and (not hasattr(args, "values") or any(item.startswith("-") for item in late)):
+        parser.error(f"unrecognized arguments: {' '.join(late)}")
+    if late:
+        args.values += late
+    return args
+
+
 def main(argv: list[str]) -> int:
     """Run one command; its exit status: 2 for wrong use, 1 when something failed."""
     # All after `fly` is fly's own, options before its command too.
     fly = argv[:1] == ["fly"] and argv[1:2] not in ([], ["-h"], ["--help"])
-    args = build().parse_args(argv[:1] if fly else argv)
+    args = parse(argv[:1] if fly else argv)
     if fly:
         args.arguments = argv[1:]
     if os.geteuid() != 0:

@@ -33,8 +33,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _machine_command(lab: Lab, unit: str, *argv: str) -> list[str]:
-    lab.model.unit(unit)
-    machine = lab.park.get(unit.replace("/", "-"))
+    machine = lab.model.machine(unit)
     if not machine.is_up():
         raise WrongUse(f"{unit}'s machine is down: lab up boots it")
     terminal = {"TERM": os.environ["TERM"]} if "TERM" in os.environ else {}

@@ -57,8 +57,9 @@ def deploy(args: argparse.Namespace) -> int:
             if config.get("deployment-mode") != "web":
                 wanted = {"gpus": args.gpus}
         lab.model.deploy(
-            charm, args.app, config, resources, args.units, binds=walk.BINDS, outfit=wanted
-        )
+            charm, args.app, config, resources, args.units, to=args.to, binds=walk.BINDS,
+            outfit=wanted,
+        )  # fmt: skip
         lab.settle()
     return 0
 
@@ -81,6 +82,15 @@ def remove_relation(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Show, set or reset options."""
+    try:
+        return _config(args)
+    except WrongUse:
+        # Juju's own: what it would print of the options, before the error.
+        print("{}", flush=True)
+        raise
+
+
+def _config(args: argparse.Namespace) -> int:
     values = pairs([v for v in args.values if "=" in v], "options")
     asked = [v for v in args.values if "=" not in v]
     if values or args.reset:
@@ -112,20 +122,35 @@ _AsJuju.add_representer(str, _AsJuju.represent_text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run an action and print its results."""
-    params = pairs(args.params, "parameters")
+    """Run an action and print its results; as with Juju only a crash is a failure of ours."""
+    params = pairs(args.values, "parameters")
     with session.changing(lambda line: print(line, flush=True)) as lab:
-        action = lab.model.run_action(args.unit, args.action, params)
+        action = lab.model.run_action(args.unit, args.action, params, args.string_args)
         lab.settle()
         row = lab.store.row("SELECT * FROM action WHERE id = ?", action)
     if not row:
         raise WrongUse(f"{args.unit} was removed before the action ran")
     results = json.loads(row["results"])
-    if results:
-        print(yaml.dump(results, Dumper=_AsJuju, width=sys.maxsize, allow_unicode=True), end="")
+    status = results.pop("return-code", 0)
     if row["status"] != "completed":
         print(f"Action id {action} failed: {row['message']}")
-        return 1
+    if results:
+        print(yaml.dump(results, Dumper=_AsJuju, width=sys.maxsize, allow_unicode=True), end="")
+    if status:
+        print(f'lab: task "{action}" failed with return code {status}', file=sys.stderr)
+    return 1 if status else 0
+
+
+def cancel_task(args: argparse.Namespace) -> int:
+    """Say, as Juju does of a task that runs, that it goes on."""
+    lab = session.look()
+    found = lab.store.column("SELECT id FROM action")
+    for task in args.tasks:
+        if task not in found:
+            raise WrongUse(f"task with ID {task!r} not found: have {', '.join(found) or 'none'}")
+    print("The following tasks could not be canceled:", file=sys.stderr)
+    for task in args.tasks:
+        print(f"task: {task}", file=sys.stderr)
     return 0
 
 
@@ -134,7 +159,7 @@ def add_unit(args: argparse.Namespace) -> int:
     if args.units < 1:
         raise WrongUse(f"cannot add {args.units} units: use 1 or more")
     with session.changing(session.Progress()) as lab:
-        print("added " + ", ".join(lab.model.add_units(args.app, args.units)))
+        print("added " + ", ".join(lab.model.add_units(args.app, args.units, args.to)))
         lab.settle()
     return 0
 

@@ -20,7 +20,7 @@ _HOLD = f"""{PROBE}
 echo "up $({_UPTIME})"
 until [ -e {_GO} ]; do
   sleep 0.1
-  if [ -e {_ASK} ]; then echo "still here"; fi
+  if [ -e {_ASK} ]; then echo "still here $(cat {_ASK})"; fi
 done
 """
 _DEATH = f"while kill -0 $0 2>&-; do sleep 0.02; done; {_UPTIME}"
@@ -39,6 +39,7 @@ class Task:
     def __init__(self, site: Site, name: str, before: str, params: dict[str, str]):
         self._site = site
         self._ask, self._go = (f"{outfit.ROOTFS}{path.format(name=name)}" for path in (_ASK, _GO))
+        self._asked = 0
         site.sh(f"rm -f {self._ask} {self._go}")
         script = before + _HOLD.format(name=name)
         self.build = Build(site.fly, *site.fly.task(["sh", "-c", script], ["gpu"], params))
@@ -64,8 +65,9 @@ class Task:
 
     def answer(self) -> None:
         """Have it say that it is there, and wait until Concourse has heard it."""
-        self._site.sh(f"touch {self._ask}")
-        self.build.line("still here")
+        self._asked += 1
+        self._site.sh(f"echo {self._asked} >{self._ask}")
+        self.build.line(f"still here {self._asked}")
 
     def tell_to_end(self) -> None:
         """Tell it to end; it may take its time."""

@@ -19,7 +19,10 @@ ROOTFS = "/srv/lab/rootfs"
 CONTAINER_ROOT = 4294967294
 # A folder of the host bears this, a file of root's, where tasks may have it as their root.
 MARKER = ".gpu-ci-task-root"
-RUNTIME_FILES = ("nvidia-container-runtime", "nvidia-cdi-hook", "nvidia-ctk")
+# What the runtime's hooks are calls of.
+HOOK = "nvidia-ctk"
+RUNTIME_FILES = ("nvidia-container-runtime", "nvidia-cdi-hook", HOOK)
+ONE_HOOK_A_ROOT = pathlib.Path(__file__).with_name("one-hook-a-root")
 MAKE_ROOTFS = f"""
 set -eu
 mkdir -p {ROOTFS}.new
@@ -79,6 +82,9 @@ def prepare(shared: pathlib.Path) -> str:
         raise LabError(f"cannot compile the simulated GPUs, is gcc installed? {error}") from error
     for source in runtime:
         shutil.copy(source, target / "bin")
+    if (hook := target / "bin" / HOOK).exists():
+        hook.rename(f"{hook}.real")
+        shutil.copy(ONE_HOOK_A_ROOT, hook)
     if not runtime:
         shutil.copy(fakes.STANDIN_RUNTIME, target / "bin" / RUNTIME_FILES[0])
     lines = []
@@ -96,7 +102,7 @@ def _below(target: pathlib.Path, source: pathlib.Path) -> pathlib.Path:
 
 
 def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
-    """Give a new machine what its application was deployed with.
+    """Give a machine that has no GPUs yet what its application was deployed with.
 
     Args:
         machine: which is up.
@@ -106,7 +112,8 @@ def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
     Raises:
         MachineError: something did not work in the machine.
     """
-    if "gpus" not in wanted:
+    there = machine.enter("/usr/bin/test", "-e", ROOTFS, check=False).returncode == 0
+    if "gpus" not in wanted or there:
         return
     files = (shared / "outfit/files").read_text()
     machine.enter("/bin/sh", "-c", INSTALL_FILES, stdin=files)

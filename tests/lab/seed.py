@@ -43,8 +43,12 @@ IPv6AcceptRA=no
 # Containers' first processes do not heed SIGTERM: a reboot would wait 90 s for them.
 MANAGER = "[Manager]\nDefaultTimeoutStopSec=5s\n"
 WANTS = "etc/systemd/system/multi-user.target.wants"
-# Units that would wait for hardware or a terminal that no machine has.
-MASKED = ("console-getty.service", "systemd-firstboot.service", "e2scrub_reap.service")
+# Units that would wait for hardware or a terminal that no machine has. Those for passwords would
+# take two of the host's 128 inotify instances in each machine.
+MASKED = (
+    *("console-getty.service", "systemd-firstboot.service", "e2scrub_reap.service"),
+    *("systemd-ask-password-console.path", "systemd-ask-password-wall.path"),
+)
 
 
 def seed(upper: pathlib.Path, name: str, address: str, state_dir: pathlib.Path) -> None:

@@ -64,7 +64,7 @@ def pack(path: pathlib.Path, hooks: dict[str, str] | None = None) -> pathlib.Pat
 
 
 def hooks_of(model: Model, unit: str) -> list[str]:
-    text = model.controller.park.get(unit.replace("/", "-")).read("/var/log/hooks")
+    text = machine(model, unit).read("/var/log/hooks")
     return [line.strip() for line in text.splitlines()]
 
 
@@ -73,7 +73,7 @@ def forget_hooks(model: Model, unit: str) -> None:
 
 
 def machine(model: Model, unit: str):
-    return model.controller.park.get(unit.replace("/", "-"))
+    return model.machine(unit)
 
 
 def behave(model: Model, unit: str, hook: str, script: str) -> None:

@@ -22,8 +22,33 @@ env | grep -E '^(NVIDIA_|GPU_|CUDA_)' | sort
 ALL = {"GPU_COUNT": "all"}
 # What the unit says that `make lab` brings up, as often as nothing is wrong.
 READY = ("active", "Worker ready (GPU: 2x NVIDIA, self-test passed)")
+# Concourse makes this with its first task, its stand-in never.
+BRIDGE = """
+[ -e /sys/class/net/concourse0 ] || {
+  ip link add concourse0 type bridge
+  ip address add 10.80.0.1/16 dev concourse0
+  ip link set concourse0 up
+}
+"""
+# What Concourse says while its only worker with those tags connects anew; it may list it still.
+AWAY = "no workers satisfying"
+AWAY_SECONDS = 30
 # With a matching rule of the device cgroup a simulated card opens with ENXIO, else with EPERM.
 OPENS = "No such device or address"
+# What of ours may be on a machine, and what shows it.
+TRACES = {
+    "processes": "for p in /proc/[0-9]*; do readlink $p/exe; done | grep -E "
+    "'concourse|containerd|gpu-ci'",
+    "mounts": "grep -E 'garden|/run/containerd|concourse/worker/' /proc/self/mountinfo",
+    "cgroups": r"find /sys/fs/cgroup -type d \( -name 'garden*' -o -name 'concourse-*' \)",
+    "units": "ls /etc/systemd/system{,/*.wants} | grep -E 'concourse|gpu-ci'",
+    "files": "find /opt/concourse /opt/gpu-ci /etc/concourse /etc/gpu-ci /var/lib/gpu-ci "
+    "/var/log/gpu-ci /run/gpu-ci /usr/local/bin/runc-gpu-wrapper "
+    "/etc/sysctl.d/90-gpu-ci-worker.conf /var/lib/concourse/* /run/containerd 2>&- ",
+    "users": "grep ^concourse /etc/passwd /etc/group",
+    "links": "ip -br link | grep -E 'concourse|veth'",
+    "rules": "(iptables-save; iptables-save -t nat) 2>&- | grep -iE 'concourse|CNI-'",
+}
 
 
 class Site:
@@ -35,7 +60,7 @@ class Site:
 
     def machine(self, unit: str = "worker/0") -> Machine:
         """The machine of a unit."""
-        return self.lab.park.get(unit.replace("/", "-"))
+        return self.lab.model.machine(unit)
 
     def sh(self, script: str, unit: str = "worker/0") -> str:
         """The output of a shell line in a unit's machine."""
@@ -58,7 +83,7 @@ class Site:
         self.lab.model.update_status("worker/0")
         self.lab.settle()
 
-    def tags(self, name: str = "worker-0", seconds: float = 30) -> list[str]:
+    def tags(self, name: str = "lab-worker-0", seconds: float = 30) -> list[str]:
         """The tags of a worker that Concourse lists as running; waits for it."""
         worker = self.worker(name, seconds)
         return list(worker["tags"] or ())
@@ -74,7 +99,7 @@ class Site:
             assert time.monotonic() < deadline, f"{name} does not run: {listed}"
             time.sleep(0.3)
 
-    def wait_for_tag(self, tag: str, name: str = "worker-0") -> list[str]:
+    def wait_for_tag(self, tag: str, name: str = "lab-worker-0") -> list[str]:
         """The tags of a worker once this is among them; Concourse hears of them late."""
         deadline = time.monotonic() + 30
         while tag not in (tags := self.tags(name)):
@@ -85,7 +110,11 @@ class Site:
     def task(self, script: str, *tags: str, params: dict[str, str] | None = None):
         """Run a shell script as a CI task with all GPUs, or these params; its completed fly."""
         params = ALL if params is None else params
-        return self.fly.run(*self.fly.task(["sh", "-c", script], list(tags or ["gpu"]), params))
+        arguments = self.fly.task(["sh", "-c", script], list(tags or ["gpu"]), params)
+        deadline = time.monotonic() + AWAY_SECONDS
+        while AWAY in (done := self.fly.run(*arguments)).stdout and time.monotonic() < deadline:
+            time.sleep(1)
+        return done
 
     def start_task(
         self, script: str, *tags: str, params: dict[str, str] | None = None
@@ -93,31 +122,39 @@ class Site:
         """Start a shell script as a CI task, and wait until it has printed `begun`."""
         argv = ["sh", "-c", f"echo begun; {script}"]
         arguments = self.fly.task(argv, list(tags or ["gpu"]), params)
-        fly = subprocess.Popen(
-            self.fly.command(*arguments), env=self.fly.environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert fly.stdout
-        for line in fly.stdout:
-            if line.strip() == "begun":
-                return fly
-        raise AssertionError(f"the task did not begin: {fly.wait()}")
+        deadline = time.monotonic() + AWAY_SECONDS
+        while True:
+            fly = subprocess.Popen(
+                self.fly.command(*arguments), env=self.fly.environment, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            assert fly.stdout
+            said = ""
+            for line in fly.stdout:
+                if line.strip() == "begun":
+                    return fly
+                said += line
+            assert AWAY in said, f"the task did not begin: {fly.wait()}: {said}"
+            assert time.monotonic() < deadline, said
+            fly.communicate()
+            time.sleep(1)
+
+    def settings(self, unit: str) -> dict[str, str]:
+        """What the web of a unit was started with, and its process."""
+        found = self.sh(
+            "systemctl show -p MainPID concourse-web; "
+            "tr '\\0' '\\n' </proc/$(systemctl show -P MainPID concourse-web)/environ",
+            unit,
+        )
+        return dict(line.split("=", 1) for line in found.splitlines() if "=" in line)
+
+    def published(self, unit: str, key: str) -> set[str]:
+        """What a unit says under a key in its relations."""
+        sql = "SELECT value FROM databag WHERE entity = ? AND key = ?"
+        return set(self.lab.store.column(sql, unit, key))
 
     def traces(self, unit: str = "worker/0") -> dict[str, list[str]]:
         """What of ours is on a unit's machine, kind by kind; each empty after removal."""
-        found = {
-            "processes": "for p in /proc/[0-9]*; do readlink $p/exe; done | grep -E "
-            "'concourse|containerd|gpu-ci'",
-            "mounts": "grep -E 'garden|/run/containerd|concourse/worker/' /proc/self/mountinfo",
-            "cgroups": r"find /sys/fs/cgroup -type d \( -name 'garden*' -o -name 'concourse-*' \)",
-            "units": "ls /etc/systemd/system{,/*.wants} | grep -E 'concourse|gpu-ci'",
-            "files": "find /opt/concourse /opt/gpu-ci /etc/concourse /etc/gpu-ci /var/lib/gpu-ci "
-            "/var/log/gpu-ci /run/gpu-ci /usr/local/bin/runc-gpu-wrapper "
-            "/etc/sysctl.d/90-gpu-ci-worker.conf /var/lib/concourse/* /run/containerd 2>&- ",
-            "users": "grep ^concourse /etc/passwd /etc/group",
-            "links": "ip -br link | grep -E 'concourse|veth'",
-            "rules": "(iptables-save; iptables-save -t nat) 2>&- | grep -iE 'concourse|CNI-'",
-        }
         return {
-            kind: self.sh(f"{script}; true", unit).splitlines() for kind, script in found.items()
+            kind: self.sh(f"{script}; true", unit).splitlines() for kind, script in TRACES.items()
         }

@@ -17,9 +17,9 @@ def as_deployed(site):
     assert site.status() == READY
 
 
-def act(site, name, **params):
-    """Results of an action on the worker, and why it failed if it did."""
-    action = site.lab.model.run_action("worker/0", name, params)
+def act(site, name, unit="worker/0", **params):
+    """Results of an action, and why it failed if it did."""
+    action = site.lab.model.run_action(unit, name, params)
     site.lab.settle()
     row = site.lab.store.row("SELECT * FROM action WHERE id = ?", action)
     return json.loads(row["results"]), row["message"]
@@ -63,3 +63,42 @@ def test_a_gpu_is_released_by_force_alone_while_a_task_uses_it(as_deployed):
     assert running.returncode != 0, output
     assert act(site, "gpu-leases")[0]["free"] == "2 of 2"
     assert ": it hangs" in site.sh("cat /var/log/gpu-ci/oci.log")
+
+
+def test_actions_answer_while_an_option_of_another_part_is_wrong(as_deployed):
+    site = as_deployed
+    leases, _ = act(site, "gpu-leases")
+    admin, _ = act(site, "get-admin-password", unit="web/0")
+    try:
+        for app in ("web", "worker"):
+            site.configure(app, external_url="ci.example.com")
+            assert site.status(f"{app}/0")[1].startswith("external-url 'ci.example.com' is no URL")
+        now, message = act(site, "gpu-leases")
+        # How long ago a container was used changes meanwhile.
+        assert (now.keys(), message) == (leases.keys(), "")
+        assert act(site, "gpu-inventory")[0]["gpu-1"].endswith(", for tasks")
+        assert act(site, "get-admin-password", unit="web/0") == (admin, "")
+    finally:
+        for app in ("web", "worker"):
+            site.configure(app, reset=("external-url",))
+
+
+def test_lost_keys_of_web_are_replaced_by_the_action_alone(as_deployed):
+    site = as_deployed
+    before, _ = act(site, "get-admin-password", unit="web/0")
+    for table, column in (("secret_revision", "secret"), ("secret", "id")):
+        sql = f"DELETE FROM {table} WHERE {column} IN (SELECT id FROM secret WHERE owner = 'web')"
+        site.lab.store.do(sql)
+    site.lab.model.update_status("web/0")
+    site.lab.settle()
+    kind, message = site.status("web/0")
+    assert (kind, "juju run web/leader replace-web-keys" in message) == ("blocked", True), message
+    assert site.task("true").returncode == 0, "what runs goes on"
+    assert act(site, "get-admin-password", unit="web/0") == ({}, message)
+    assert act(site, "replace-web-keys", unit="web/0")[1] == ""
+    after, _ = act(site, "get-admin-password", unit="web/0")
+    assert after["password"] != before["password"]
+    assert site.status("web/0") == ("active", "Web ready")
+    site.fly.login()
+    site.worker("lab-worker-0", 60)
+    assert site.task("true").returncode == 0

@@ -5,8 +5,9 @@
 import pathlib
 
 from tests.lab import concourse, walk
+from tests.lab.juju.addresses import network_info
 from tests.lab.juju.agent import Agent
-from tests.lab.site import OPENS, PROBE
+from tests.lab.site import BRIDGE, OPENS, PROBE
 
 
 def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
@@ -24,13 +25,15 @@ def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
     assert len(keys) == 1
     assert site.traces("solo/0")["users"]
 
+    began = site.settings("solo/0")
     site.fly = concourse.Fly(site.lab, "solo/0")
     try:
         site.fly.login()
-        site.worker("solo-0", 60)
+        site.worker("lab-solo-0", 60)
         done = site.task(PROBE)
         assert done.returncode == 0, done.stdout
         assert f"nvidia0 {OPENS}" in done.stdout
+        the_bridge_of_the_first_task_moves_nothing(site, began)
     finally:
         site.fly = concourse.Fly(site.lab)
         site.fly.login()
@@ -50,3 +53,15 @@ def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
     site.lab.settle()
     assert left
     assert {kind: lines for kind, lines in left.items() if lines} == {}
+
+
+def the_bridge_of_the_first_task_moves_nothing(site, began):
+    site.sh(BRIDGE, "solo/0")
+    site.lab.settle()
+    info = network_info(site.lab.store, "solo/0")
+    assert info["ingress-addresses"][0] == "10.80.0.1", "Juju offers it before all others"
+    own = site.machine("solo/0").address
+    assert began["CONCOURSE_PEER_ADDRESS"] == own
+    assert began["CONCOURSE_EXTERNAL_URL"] == f"http://{own}:8081"
+    assert site.settings("solo/0") == began, "web was not restarted"
+    assert site.status("solo/0")[0] == "active"

@@ -11,6 +11,7 @@ import yaml
 from tests.lab import shellcharm
 from tests.lab.session import ROOT
 
+DEFAULTS = {"colour": "blue", "size": 3, "loud": False, "key": None}
 PYTHON = str(ROOT / ".venv/bin/python")
 
 
@@ -32,8 +33,11 @@ def lab(machines_work, tmp_path):
 
 @pytest.fixture
 def charm(tmp_path):
-    greet = {"greet": "action-log working; action-set text=hello\n"}
-    return str(shellcharm.pack(tmp_path / "shell.charm", greet))
+    hooks = {
+        "greet": "action-log working; action-set text=hello\n",
+        "break": "action-set seen=yes; exit 3\n",
+    }
+    return str(shellcharm.pack(tmp_path / "shell.charm", hooks))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,19 @@ def test_a_charm_lives_by_the_commands(lab, charm):
     assert yaml.safe_load(lab("config", "one")[1])["size"] == 4
     assert lab("config", "one", "size=5", "--reset", "colour")[0] == 0
     assert lab("config", "one", "size")[1] == "size: 5\n"
+    assert lab("config", "one", "loud=true", "colour=red")[0] == 0
+    assert lab("config", "one", "--reset", "size,loud", "--reset", "colour")[0] == 0
+    assert yaml.safe_load(lab("config", "one")[1]) == DEFAULTS
     assert lab("run", "one/0", "greet", "name=bob") == (0, "one/0: working\ntext: hello\n", "")
+    refused = 'Action id 2 failed: cannot run "greet" action: validation failed: '
+    refused += "(root).name : must be of type string, given 1\n"
+    assert lab("run", "one/0", "greet", "name=1") == (0, refused, "")
+    assert lab("run", "one/0", "greet", "--string-args", "name=1")[1].endswith("text: hello\n")
+    status, out, errors = lab("run", "one/0", "break")
+    assert (status, out) == (1, "Action id 4 failed: exit status 3\nseen: 'yes'\n")
+    assert errors == 'lab: task "4" failed with return code 3\n'
+    done = (0, "", "The following tasks could not be canceled:\ntask: 4\n")
+    assert lab("cancel-task", "4") == done
     assert lab("shell", "one/0", "hostname")[1] == "one-0\n"
     assert lab("shell", "one/0", "--", "sh", "-c", "exit 5")[0] == 5
     assert "agent running greet" in lab("logs", "one/0")[1]
@@ -84,6 +100,8 @@ def test_a_charm_lives_by_the_commands(lab, charm):
     assert lab("config", "one", f"key={uri}")[0] == lab("secret", "grant", "mine", "one")[0] == 0
     assert lab("update-status", "one/0")[0] == 0
     assert lab("refresh", "one", charm)[0] == 0
+    assert lab("add-unit", "two", "--to", "1")[1].startswith("added two/1\n")
+    assert lab("shell", "two/1", "hostname")[1] == "one-1\n"
     assert lab("remove-relation", "one", "two:client")[0] == 0
     assert lab("remove-unit", "one/1")[0] == 0
     assert "one/1" not in lab("status")[1]
@@ -99,8 +117,10 @@ def test_wrong_use_of_a_lab_is_one_clear_line(lab, charm):
         ("config one shape=round", "unknown option 'shape'"),
         ("config two size=1", "application 'two' not found: have one"),
         ("run one/9 greet", "unit 'one/9' not found: have one/0"),
-        ("run one/0 dance", "action 'dance' is not defined: have break, greet"),
-        ("run one/0 greet size=1", "no parameter 'size'"),
+        ("run one/0 dance", 'action "dance" not defined for unit "one/0": have break, greet'),
+        ("run one/0 greet Size=1", 'key "Size" must start and end with lowercase'),
+        ("cancel-task 7", "task with ID '7' not found: have none"),
+        ("status one=1", "unrecognized arguments: one=1"),
         ("integrate one two", "application 'two' not found"),
         ("remove-relation one:server one:client", "cannot relate one to itself"),
         ("remove-unit one/9", "unit 'one/9' not found"),
@@ -114,6 +134,8 @@ def test_wrong_use_of_a_lab_is_one_clear_line(lab, charm):
         ("fly workers", "no web unit in the lab"),
         ("secret grant mine one", "no secret 'mine'"),
     ):
-        status, _, errors = lab(*arguments.split())
+        status, out, errors = lab(*arguments.split())
         assert (arguments, status, errors.count("\n")) == (arguments, 2, 1), errors
         assert said in errors
+        # Juju's config prints this before its error.
+        assert out == ("{}\n" if arguments.startswith("config") else "")

@@ -2,10 +2,15 @@
 # See LICENSE file for licensing details.
 """Restarts, a second run, hooks killed half-way, units that come and go."""
 
+import os
+
 import pytest
 
 from tests.lab.juju.agent import Agent, Interruption
 from tests.lab.site import ALL, OPENS, PROBE, READY
+
+# `make soak` kills a hook at more places.
+SOAK = "GPUCI_SOAK" in os.environ
 
 # Everything that a reconcile writes or starts, as it shows from outside.
 STATE = """
@@ -85,7 +90,7 @@ def test_web_restarts_and_the_worker_comes_back(site):
     site.machine("web/0").enter("/bin/systemctl", "restart", "concourse-web")
     site.lab.controller.fire("web/0", "update-status")
     assert site.status("web/0") == ("active", "Web ready")
-    site.worker("worker-0", 60)
+    site.worker("lab-worker-0", 60)
     assert site.task(PROBE).returncode == 0
 
 
@@ -93,11 +98,11 @@ def test_both_come_back_after_a_reboot(site):
     site.machine().reboot()
     site.lab.controller.fire("worker/0", "start")
     assert site.status() == READY
-    site.worker("worker-0", 60)
+    site.worker("lab-worker-0", 60)
     assert f"nvidia0 {OPENS}" in site.task(PROBE).stdout
 
 
-@pytest.mark.parametrize("at_command", [2, 6, 10, 14])
+@pytest.mark.parametrize("at_command", [2, 6, 10, 14] if SOAK else [6])
 def test_a_hook_killed_half_way_ends_in_the_same_state(site, at_command):
     before = what_runs(site)
     site.lab.model.set_config("worker", {"gpu-device-ids": "1"})
@@ -112,7 +117,7 @@ def test_a_hook_killed_half_way_ends_in_the_same_state(site, at_command):
     assert what_runs(site) == before
 
 
-@pytest.mark.parametrize("seconds", [0.35, 0.6, 0.9, 1.3])
+@pytest.mark.parametrize("seconds", [0.35, 0.6, 0.9, 1.3] if SOAK else [0.6])
 def test_a_hook_killed_at_any_time_ends_in_the_same_state(site, seconds):
     before = what_runs(site)
     for values, reset in (({"enable-gpu": "false", "tag": "x"}, ()), ({}, ("tag",))):
@@ -131,7 +136,7 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
     (unit,) = site.lab.model.add_units("worker")
     site.lab.settle()
     assert site.status(unit) == READY
-    site.worker(unit.replace("/", "-"), 60)
+    site.worker(f"lab-{unit.replace('/', '-')}", 60)
     site.configure(tag="both")
     try:
         for _ in range(2):
@@ -155,5 +160,5 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
     site.lab.settle()
     assert left
     assert {kind: lines for kind, lines in left.items() if lines} == {}
-    assert [worker["name"] for worker in site.fly.workers()] == ["worker-0"]
+    assert [worker["name"] for worker in site.fly.workers()] == ["lab-worker-0"]
     assert len(site.sh(keys, "web/0").splitlines()) == 1

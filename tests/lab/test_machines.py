@@ -5,6 +5,7 @@
 import pathlib
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -16,7 +17,7 @@ SERVICE = "[Service]\nExecStart=/bin/sleep 1000\n[Install]\nWantedBy=multi-user.
 
 def leftovers(park) -> list[str]:
     tag = park.network.name
-    found = [str(p) for p in cgroups.ROOT.rglob(f"{tag}*")]
+    found = [str(p) for p in cgroups.find(tag)]
     found += [
         line for line in pathlib.Path("/proc/mounts").read_text().splitlines() if tag in line
     ]
@@ -123,3 +124,27 @@ def test_destroy_leaves_nothing_whatever_state_the_lab_is_in(park):
     park.destroy()
     assert leftovers(park) == []
     park.destroy()
+
+
+def test_control_groups_are_found_while_others_come_and_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    ours = tmp_path / "memory/here/lab-1-web-0"
+    (ours / "system.slice/lab-1-inner").mkdir(parents=True)
+    (ours / "cgroup.procs").write_text("12\n34\n")
+    over = threading.Event()
+
+    def churn():
+        while not over.is_set():
+            for place in (tmp_path / "memory", ours):
+                (place / "other/one/two").mkdir(parents=True)
+                shutil.rmtree(place / "other")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert cgroups.find("lab-1") == [ours]
+            assert cgroups.processes([ours]) == {12, 34}
+    finally:
+        over.set()
+        thread.join()

@@ -15,7 +15,7 @@ DETECT = """
 import sys
 sys.path.insert(0, "/srv/src")
 from gpu import detect, report
-print(report.as_results(detect.detect(), ())["json"])
+print(report.as_json(detect.detect(), (), {}))
 """
 
 

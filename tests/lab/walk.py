@@ -9,6 +9,7 @@ import re
 import subprocess
 import time
 
+from tests.fly import SHOW_GPUS
 from tests.lab import cgroups, concourse, outfit, table
 from tests.lab.builds import Build
 from tests.lab.errors import LabError
@@ -22,7 +23,7 @@ POSTGRESQL = "tests.lab.postgresql:Postgresql"
 WORKER_SECONDS = 60
 # A task that has shown its GPUs keeps them until this file is there, in all tasks' root.
 GO = "/tmp/lab-go"
-KEEP_GPUS = f"{concourse.SHOW_GPUS}\nuntil [ -e {GO} ]; do sleep 0.1; done"
+KEEP_GPUS = f"{SHOW_GPUS}\nuntil [ -e {GO} ]; do sleep 0.1; done"
 # The container of the newest get: which GPU nodes its /dev has, and GPU variables its spec.
 LOOK_AT_GET = """
 import glob, json, os

@@ -15,8 +15,8 @@ import subprocess
 import sysconfig
 import time
 
-import oci.wrapper as wrapper
 from machine import templates
+from oci import wrapper
 from tests.fakes import STANDIN_RUNTIME, Card, build_nvml, write_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -6,63 +6,77 @@ import pytest
 from ops import testing
 
 import charm
-import found
+import look
 from gpuci import usage
+from plan.state import RememberedIds, WebSecrets
 from tests.unit import recorded_trees
-from tests.unit.situations import HOST_PEM, ROOT, WORKER_KEY, Release, Rooms
+from tests.unit.situations import HOST_PEM, Release, Rooms
 from tests.unit.wrapper_caller import Caller
 from tests.unit.wrapper_rig import GPUS, Rig
 
 
 @pytest.fixture
-def rooms(monkeypatch):
-    rooms = Rooms()
+def rooms(monkeypatch, tmp_path):
+    rooms = Rooms(machine_folder=tmp_path)
+    monkeypatch.setattr(charm.memory, "STATE", tmp_path / "gpu-ci")
+    monkeypatch.setattr(charm.owner, "RECORD", tmp_path / "gpu-ci/owner.json")
+    monkeypatch.setattr(charm.memory, "forget", lambda: setattr(rooms, "leaving", False))
+    monkeypatch.setattr(charm.juju, "unit_id", lambda _: rooms.unit("unit/0"))
+    rooms.own("unit/0")
     for module, name, answer in (
-        ("concourse_release", "ensure", Release()),
-        ("concourse_release", "remove", None),
-        ("concourse_worker", "remove", None),
-        ("concourse_worker", "retire", None),
-        ("concourse_web", "remove", None),
+        ("release", "ensure", Release()),
+        ("release", "remove", None),
+        ("worker", "remove", None),
+        ("worker", "retire", None),
+        ("web", "remove", None),
         ("automatic", "remove", None),
         ("wrapper", "remove", None),
         ("network", "ensure", None),
         ("network", "remove", None),
         ("packages", "remove_installed", None),
-        ("files", "ensure_absent", None),
+        ("local_postgresql", "remove", None),
+        ("local_postgresql", "set_aside", None),
     ):
-        monkeypatch.setattr(getattr(charm, module), name, rooms.note(f"{module}.{name}", answer))
-    monkeypatch.setattr(charm.concourse_release, "installed", lambda: None)
-    monkeypatch.setattr(charm.concourse_worker, "ensure_key", lambda _: WORKER_KEY)
-    monkeypatch.setattr(charm.concourse_worker, "healthy", lambda: rooms.worker is not None)
-    monkeypatch.setattr(charm.concourse_web, "healthy", lambda: rooms.web is not None)
-    monkeypatch.setattr(
-        charm.concourse_worker, "apply", rooms.keep("worker", "concourse_worker.apply")
-    )
-    monkeypatch.setattr(charm.concourse_web, "apply", rooms.keep("web", "concourse_web.apply"))
+        room = getattr(charm, module, None) or getattr(charm.ownership, module)
+        monkeypatch.setattr(room, name, rooms.note(f"{module}.{name}", answer))
+    monkeypatch.setattr(charm.release, "installed", lambda: None)
+    monkeypatch.setattr(charm.worker, "ensure_key", rooms.ensure_key)
+    monkeypatch.setattr(charm.worker, "public_key", lambda: rooms.key)
+    monkeypatch.setattr(charm.worker, "name", lambda: "")
+    monkeypatch.setattr(charm.web, "authorize", rooms.authorize)
+    monkeypatch.setattr(charm.worker, "healthy", lambda: rooms.worker is not None)
+    monkeypatch.setattr(charm.worker, "is_connected", lambda: rooms.connected)
+    monkeypatch.setattr(charm.web, "peer_address", lambda: rooms.web.address if rooms.web else "")
+    monkeypatch.setattr(charm.network, "interfaces", lambda: rooms.interfaces)
+    monkeypatch.setattr(charm.web, "healthy", lambda: rooms.web is not None)
+    monkeypatch.setattr(charm.web, "url", lambda: rooms.web and rooms.web.external_url)
+    monkeypatch.setattr(charm.worker, "apply", rooms.keep("worker", "worker.apply"))
+    monkeypatch.setattr(charm.web, "apply", rooms.keep("web", "web.apply"))
     monkeypatch.setattr(charm.wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
     monkeypatch.setattr(charm.cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
-    monkeypatch.setattr(charm.quarantine, "read", lambda: rooms.quarantined)
+    monkeypatch.setattr(look.quarantine, "read", lambda: rooms.quarantined)
     monkeypatch.setattr(charm.automatic, "verdict", lambda: rooms.verdict)
     monkeypatch.setattr(charm.automatic, "ensure", rooms.test)
-    monkeypatch.setattr(charm.detect, "detect", lambda _: rooms.inventory)
-    monkeypatch.setattr(charm.foreign, "look", lambda *_: rooms.cordoned)
+    monkeypatch.setattr(look.detect, "detect", lambda _: rooms.inventory)
+    monkeypatch.setattr(look.foreign, "look", lambda *_: rooms.cordoned)
     monkeypatch.setattr(charm.facts, "machine", lambda: rooms.machine)
-    monkeypatch.setattr(charm.facts, "architecture", lambda: "amd64")
-    monkeypatch.setattr(charm.memory, "remembered_ids", found.RememberedIds)
+    monkeypatch.setattr(look.facts, "architecture", lambda: "amd64")
+    monkeypatch.setattr(look.memory, "remembered_ids", RememberedIds)
     monkeypatch.setattr(charm.memory, "remember_ids", lambda _: False)
-    monkeypatch.setattr(charm.memory, "is_leaving", lambda: rooms.leaving)
+    monkeypatch.setattr(look.memory, "is_leaving", lambda: rooms.leaving)
     monkeypatch.setattr(charm.memory, "set_leaving", lambda: setattr(rooms, "leaving", True))
     monkeypatch.setattr(
-        charm.concourse_web,
+        charm.web,
         "new_secrets",
-        lambda: found.WebSecrets("secret-password", HOST_PEM, HOST_PEM),
+        lambda: WebSecrets(rooms.new_password, HOST_PEM, HOST_PEM),
     )
     return rooms
 
 
 @pytest.fixture
 def context():
-    return testing.Context(charm.GpuCiWorkerCharm, charm_root=ROOT, app_name="unit", unit_id=0)
+    # Given the tree as its root, it would write metadata.yaml there for as long as a test runs.
+    return testing.Context(charm.GpuCiWorkerCharm, app_name="unit", unit_id=0)
 
 
 @pytest.fixture

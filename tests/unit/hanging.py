@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HANGING = """
 import json, os, pathlib, sys
 from gpu import kernel
-from selftest import __main__ as command, results, run, settings, unit, watchdog
+from selftest import __main__ as command, results, run, settings, service, watchdog
 from selftest.check import Level
 
 def hang(kept, request, progress, reached):
@@ -40,7 +40,7 @@ folder = pathlib.Path(sys.argv[1])
 os.mkfifo(folder / "pipe")
 run.run, run.conclude, os.geteuid = hang, keep, lambda: 0
 settings.read = lambda: settings.Settings("worker/0")
-unit.LOCK, results.HOME = folder / "lock", folder / "home"
+service.LOCK, results.HOME = folder / "lock", folder / "home"
 watchdog.LIMITS.update(dict.fromkeys(watchdog.LIMITS, {limit}))
 command.guard()
 sys.exit(command.main(["--level", "{level}"]))

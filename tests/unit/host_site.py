@@ -13,7 +13,7 @@ import pytest
 
 from gpu.inventory import Gpu, Inventory, State
 from oci import nvidia, wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 from selftest.check import Outcome
 from selftest.quick import device_nodes, host_checks, known
 from selftest.settings import Settings

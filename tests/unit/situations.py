@@ -5,15 +5,31 @@
 import dataclasses
 import pathlib
 
-import pytest
 import yaml
 from ops import testing
 
-import config
-import found
-import plan
-from ci import keys
+from ci.concourse import keys
 from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from host import owner
+from plan import plan, status
+from plan.options import parse as parse_options
+from plan.parts import GpuPlan, WebPlan, WorkerPlan
+from plan.state import (
+    Database,
+    Interface,
+    Machine,
+    Network,
+    Offer,
+    Quarantine,
+    RememberedIds,
+    Toolkit,
+    Tsa,
+    UnitId,
+    UnitState,
+    Verdict,
+    Web,
+    WebSecrets,
+)
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEFAULTS = {
@@ -38,22 +54,22 @@ GPUS = tuple(
 )
 EMPTY = pathlib.Path("/dev/null")
 RUNTIME = "/usr/bin/nvidia-container-runtime"
-TOOLKIT = found.Toolkit(RUNTIME, "1.20.0")
-NOTHING = found.RememberedIds()
-MACHINE = found.Machine("amd64", TOOLKIT)
+TOOLKIT = Toolkit(RUNTIME, "1.20.0")
+NOTHING = RememberedIds()
+MACHINE = Machine("amd64", TOOLKIT)
 READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
-DATABASE = found.Database("10.0.0.9", 5432, "concourse", "u", "p")
-SECRETS = found.WebSecrets("password", "host key", "signing key")
-TSA = found.Tsa(
-    related=True, hosts=("10.0.0.5:2222",), public_keys=(HOST_KEY,), versions=("8.3.0",)
-)
-WEB = found.Web(
+DATABASE = Database("10.0.0.9", 5432, "concourse", "u", "p")
+SECRETS = WebSecrets("password", "host key", "signing key")
+TSA = Tsa(related=True, hosts=("10.0.0.5:2222",), public_keys=(HOST_KEY,), versions=("8.3.0",))
+WEB = Web(
     database_related=True,
     database=DATABASE,
     secrets=SECRETS,
     tsa_public_key=HOST_KEY,
     worker_keys=(WORKER_KEY,),
 )
+ETH0 = Interface("eth0", addresses=("10.0.0.7",), has_default_route=True)
+NETWORK = Network((ETH0,), Offer(("10.0.0.7",), ("10.0.0.7",)))
 OUTSIDE = {"tsa-host": "ci.example.com:2222", "tsa-public-key": WORKER_KEY}
 
 
@@ -80,11 +96,12 @@ def sliced(number, *profiles):
 def situation(*gpus, toolkit=TOOLKIT, remembered=NOTHING, options=(), **inventory):
     """What was found on a worker with these GPUs, with these changes."""
     given = {"state": State.READY, "driver": "580.95.05", "cuda": "13.0", **inventory}
-    return found.Found(
-        options=config.parse({**DEFAULTS, "enable-gpu": True, **dict(options)}),
-        name="worker-0",
-        address="10.0.0.7",
-        machine=found.Machine("amd64", toolkit),
+    return UnitState(
+        options=parse_options({**DEFAULTS, "enable-gpu": True, **dict(options)}),
+        unit="worker/0",
+        worker_name="ci-worker-0",
+        machine=Machine("amd64", toolkit),
+        network=NETWORK,
         inventory=Inventory(gpus=gpus, **given),
         remembered=remembered,
     )
@@ -92,33 +109,32 @@ def situation(*gpus, toolkit=TOOLKIT, remembered=NOTHING, options=(), **inventor
 
 def parse(**options):
     """The options with these changes, `_` for `-` in their names."""
-    return config.parse(
+    return parse_options(
         {**DEFAULTS, **{name.replace("_", "-"): value for name, value in options.items()}}
     )
 
 
 def refused(**options):
     """What the operator reads of one that can't be used."""
-    with pytest.raises(config.OptionError) as caught:
-        parse(**options)
-    text = str(caught.value)
-    assert text.isprintable(), "more than a line would tear up juju status"
-    assert len(text) < 300
-    assert text.startswith(caught.value.option)
-    return text
+    (wrong,) = parse(**options).wrong
+    assert wrong.text.isprintable(), "more than a line would tear up juju status"
+    assert len(wrong.text) < 300
+    assert wrong.text.startswith(wrong.option)
+    return wrong.text
 
 
 def unit(mode="worker", /, options=(), machine=(), **values):
     """A unit that has all it needs, with these changes."""
     raw = {**DEFAULTS, "deployment-mode": mode, **dict(options)}
-    good = found.Found(
-        options=config.parse(raw),
-        name="ci-gpu-3",
-        address="10.0.0.7",
+    good = UnitState(
+        options=parse_options(raw),
+        unit="ci-gpu/3",
+        worker_name="ci-ci-gpu-3",
+        network=NETWORK,
         machine=dataclasses.replace(MACHINE, **dict(machine)),
         inventory=READY if raw["enable-gpu"] else None,
-        tsa=found.Tsa() if mode == "web" else TSA,
-        web=found.Web() if mode == "worker" else WEB,
+        tsa=Tsa() if mode == "web" else TSA,
+        web=Web() if mode == "worker" else WEB,
     )
     return dataclasses.replace(good, **values)
 
@@ -129,20 +145,47 @@ def gpu_unit(options=(), **values):
 
 @dataclasses.dataclass
 class Rooms:
-    """What the charm asked of its rooms, and what they answer."""
+    """What the charm asked of its rooms, and what they answer.
 
+    Whose the machine is stands in a real record; agents have their folders in `machine_folder`.
+    """
+
+    machine_folder: pathlib.Path
     calls: list[str] = dataclasses.field(default_factory=list)
     inventory: Inventory = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
-    machine: found.Machine = MACHINE
+    machine: Machine = MACHINE
+    # What ops.testing has Juju offer where a test says nothing.
+    interfaces: tuple[Interface, ...] = (Interface("eth0", addresses=("192.0.2.0",)),)
+    connected: bool = True
     cordoned: tuple[tuple[str, str], ...] = ()
     kept_out: tuple[tuple[str, str], ...] | None = None
-    quarantined: tuple[found.Quarantine, ...] = ()
-    verdict: found.Verdict | None = None
+    quarantined: tuple[Quarantine, ...] = ()
+    verdict: Verdict | None = None
     after_test: dict[str, object] = dataclasses.field(default_factory=dict)
-    worker: plan.WorkerPlan | None = None
-    web: plan.WebPlan | None = None
-    gpu: plan.GpuPlan | None = None
+    worker: WorkerPlan | None = None
+    web: WebPlan | None = None
+    gpu: GpuPlan | None = None
+    worker_key: str = ""
+    new_password: str = "secret-password"
     leaving: bool = False
+    authorized: tuple[str, ...] | None = None
+    key: str = ""
+
+    def unit(self, name, model="ci"):
+        agent = self.machine_folder / f"unit-{name.replace('/', '-')}"
+        return UnitId(name, model, f"uuid-of-{model}", str(agent))
+
+    def own(self, name, model="ci"):
+        """Have the machine owned by a unit whose agent lives. Return the record's text."""
+        unit = self.unit(name, model)
+        pathlib.Path(unit.agent).mkdir(exist_ok=True)
+        owner.RECORD.unlink(missing_ok=True)
+        owner.claim(unit)
+        return owner.RECORD.read_text()
+
+    def make_key(self, _):
+        self.worker_key = WORKER_KEY
+        return WORKER_KEY
 
     def keep(self, part, name):
         def call(wanted, *_):
@@ -153,8 +196,15 @@ class Rooms:
 
         return call
 
-    def test(self, seen, wanted, *, repaired, progress):
-        self.calls.append(f"automatic.ensure repaired={repaired}")
+    def ensure_key(self, pem):
+        self.key = WORKER_KEY
+        return WORKER_KEY
+
+    def authorize(self, keys):
+        self.authorized = tuple(keys)
+
+    def test(self, seen, wanted, progress):
+        self.calls.append(f"automatic.ensure repaired={seen.repaired}")
         return dataclasses.replace(seen, **self.after_test)
 
     def note(self, name, answer=None):
@@ -226,3 +276,15 @@ def state(mode="worker", relations=(), leader=True, **config):
             testing.Resource(name=name, path=EMPTY) for name in ("concourse", "selftest-wheels")
         ],
     )
+
+
+def note(found):
+    """What status says of a unit's GPUs."""
+    return status.gpu_note(found, plan.make(found).choice)
+
+
+def said(found):
+    """What status says is wrong with a unit, the kind and the text of each."""
+    made = plan.make(found)
+    lines = (status.sentence(problem, found, made.choice) for problem in made.problems)
+    return [(line.kind.value, line.text) for line in lines]

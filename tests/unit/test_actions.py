@@ -2,61 +2,153 @@
 # See LICENSE file for licensing details.
 """The operator's actions at the charm's door, and what it makes of their parameters."""
 
+import dataclasses
 import json
 
 import pytest
 from ops import testing
 
-from oci import leases
-from selftest import results, settings, unit
+import charm
+from oci import leases, quarantine, wrapper
+from plan.parts import GpuPlan
+from selftest import results, service, settings
 from selftest.check import Check, Level, Outcome
-from tests.unit.situations import GPUS, database, state, tsa
+from tests.unit.situations import GPUS, RUNTIME, database, state, tsa
+
+# Wrong in every part of the unit but the GPUs'.
+WRONG = {"external_url": "ci.example.com", "gpus_per_task": 999, "concourse_version": "latest"}
+
+
+@pytest.fixture
+def pool(rooms, tmp_path, monkeypatch):
+    """What is on the machine for tasks: both GPUs, the second out of use."""
+    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+        monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(GPUS, RUNTIME)))
+    wrapper.CORDONS.mkdir()
+    dirty = {"reason": "dirty: 12.3 GiB taken without a process"}
+    (wrapper.CORDONS / f"{GPUS[1].uuid}.json").write_text(json.dumps(dirty))
+    return rooms
+
+
+def run(context, action, before, **params):
+    after = context.run(context.on.action(action, params=params), before)
+    return dict(context.action_results), after
 
 
 def test_admin_password_is_shown_by_its_action(context, rooms):
     before = context.run(context.on.update_status(), state("web", [database()]))
-    context.run(context.on.action("get-admin-password"), before)
-    assert context.action_results["username"] == "admin"
-    assert context.action_results["password"] == "secret-password"
-    assert context.action_results["url"].endswith(":8080")
+    shown, _ = run(context, "get-admin-password", before)
+    assert shown["username"] == "admin"
+    assert shown["password"] == "secret-password"
+    assert shown["url"].endswith(":8080")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"config": {"deployment-mode": "web", "external-url": "ci"}}, {"relations": "no database"}],
+    ids=str,
+)
+def test_admin_password_is_that_of_the_web_that_runs_while_it_is_kept_as_it_is(
+    context, rooms, wrong
+):
+    relation = database()
+    before = context.run(
+        context.on.update_status(), state("web", [relation], external_url="http://ci.example.com")
+    )
+    if "config" in wrong:
+        now = dataclasses.replace(before, **wrong)
+    else:
+        empty = dataclasses.replace(relation, remote_app_data={})
+        peers = [one for one in before.relations if one.endpoint == "peers"]
+        now = dataclasses.replace(before, relations=[*peers, empty])
+    shown, _ = run(context, "get-admin-password", now)
+    assert (shown["password"], shown["url"]) == ("secret-password", "http://ci.example.com")
 
 
 def test_admin_password_on_a_worker_fails_in_words(context, rooms):
     with pytest.raises(testing.ActionFailed, match="web application"):
-        context.run(context.on.action("get-admin-password"), state(relations=[tsa()]))
+        run(context, "get-admin-password", state(relations=[tsa()]))
 
 
-@pytest.mark.parametrize("action", ["gpu-inventory", "get-admin-password"])
-def test_an_action_fails_in_words_while_an_option_is_wrong(context, rooms, action):
+@pytest.mark.parametrize("action", ["gpu-inventory", "gpu-uncordon"])
+def test_an_action_fails_in_words_where_the_option_that_it_needs_is_wrong(context, pool, action):
+    params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
     with pytest.raises(testing.ActionFailed, match="gpu-vendor 'nvida' is unknown"):
-        context.run(context.on.action(action), state(gpu_vendor="nvida"))
+        run(context, action, state(gpu_vendor="nvida"), **params)
 
 
-def test_gpu_inventory_shows_what_tasks_may_use(context, rooms):
-    before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="1")
-    after = context.run(context.on.action("gpu-inventory"), before)
-    results = context.action_results
+@pytest.mark.parametrize("action", ["gpu-inventory", "gpu-leases"])
+def test_an_action_answers_whatever_other_options_say(context, pool, action):
+    good, _ = run(context, action, state(relations=[tsa()], enable_gpu=True))
+    assert run(context, action, state(**WRONG))[0] == good
+
+
+@pytest.mark.parametrize("action", ["gpu-inventory", "gpu-leases", "get-admin-password"])
+@pytest.mark.parametrize("mode", ["web", "worker", "all"])
+def test_looking_makes_nothing(context, pool, monkeypatch, mode, action):
+    """No key, no secret, no word to others: as on a unit whose first hook is still to come."""
+
+    def forbidden(*_):
+        raise AssertionError("a look makes nothing")
+
+    for module, name in ((charm.worker, "ensure_key"), (charm.web, "new_secrets")):
+        monkeypatch.setattr(module, name, forbidden)
+    before = state(mode, [database(), tsa()])
+    try:
+        _, after = run(context, action, before)
+    except testing.ActionFailed as failed:
+        after = failed.state
+    assert (list(after.secrets), after.relations) == ([], before.relations)
+    assert pool.calls == []
+
+
+def test_gpu_inventory_shows_what_tasks_may_use(context, pool):
+    before = state(relations=[tsa()], enable_gpu=True)
+    results, after = run(context, "gpu-inventory", before)
     assert results["count"] == "2"
-    assert results["gpu-0"].endswith("not for tasks")
+    assert results["gpu-0"].endswith(", for tasks")
     assert results["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB, GPU-00000001-")
-    assert json.loads(results["json"])["allowed"] == [GPUS[1].uuid]
+    assert results["gpu-1"].endswith("not for tasks (dirty: 12.3 GiB taken without a process)")
     assert after.unit_status == before.unit_status
 
 
-def test_gpu_inventory_shows_a_cordoned_gpu_as_not_for_tasks(context, rooms):
-    rooms.cordoned = ((GPUS[1].uuid, "dirty: 12.3 GiB taken without a process"),)
+def test_gpu_inventory_where_tasks_get_none(context, pool):
+    wrapper.POLICY.write_text(json.dumps({"gpus": []}))
+    results, _ = run(context, "gpu-inventory", state(relations=[tsa()]))
+    assert [results[f"gpu-{n}"].endswith(", not for tasks") for n in (0, 1)] == [True, True]
+
+
+def test_gpu_inventory_does_not_take_an_unreadable_policy_for_none(context, pool):
+    wrapper.POLICY.write_text("{")
+    with pytest.raises(testing.ActionFailed, match=str(wrapper.POLICY)):
+        run(context, "gpu-inventory", state(relations=[tsa()]))
+
+
+@pytest.mark.parametrize("action", ["gpu-inventory", "gpu-leases"])
+def test_people_get_flat_results_and_programs_json_alone(context, pool, action):
     before = state(relations=[tsa()], enable_gpu=True)
-    context.run(context.on.action("gpu-inventory"), before)
-    assert json.loads(context.action_results["json"])["allowed"] == [GPUS[0].uuid]
+    results, _ = run(context, action, before, format="text")
+    assert "json" not in results
+    assert sum(len(text.splitlines()) for text in results.values()) == len(results)
+    results, _ = run(context, action, before, format="json")
+    assert results.keys() == {"json"}
+    found = json.loads(results["json"])
+    if action == "gpu-inventory":
+        assert found["allowed"] == [GPUS[0].uuid]
+        assert found["out"][GPUS[1].uuid].startswith("dirty: ")
+    else:
+        assert [device["id"] for device in found["devices"]] == [gpu.uuid for gpu in GPUS]
 
 
 @pytest.mark.parametrize("enable", [True, False])
 def test_gpu_leases_on_a_unit_without_a_policy_says_so(context, rooms, enable):
-    context.run(context.on.action("gpu-leases"), state(relations=[tsa()], enable_gpu=enable))
-    assert context.action_results == {
-        "state": "off: tasks get no GPU on this unit",
-        "json": "{}",
-    }
+    before = state(relations=[tsa()], enable_gpu=enable)
+    results, _ = run(context, "gpu-leases", before)
+    assert results == {"state": "off: tasks get no GPU on this unit"}
+    results, _ = run(context, "gpu-leases", before, format="json")
+    assert results == {"json": "{}"}
 
 
 def test_gpu_release_hands_its_parameters_on(context, rooms, monkeypatch):
@@ -92,8 +184,8 @@ class Runs:
         self.outcome = Outcome.PASSED
         self.ends = True
         monkeypatch.setattr(settings, "read", lambda: KEPT)
-        monkeypatch.setattr(unit, "start", self.start)
-        monkeypatch.setattr(unit, "follow", self.follow)
+        monkeypatch.setattr(service, "start", self.start)
+        monkeypatch.setattr(service, "follow", self.follow)
 
     def start(self, level, *, gpu, minutes):
         self.asked.append((level.value, gpu, minutes))
@@ -119,12 +211,12 @@ def selftest(context, **params):
     return context.run(action, state(relations=[tsa()], enable_gpu=True))
 
 
-def test_gpu_selftest_shows_a_table_and_json_and_says_how_it_goes_on(context, rooms, tests):
+def test_gpu_selftest_shows_a_table_and_says_how_it_goes_on(context, rooms, tests):
     after = selftest(context)
     shown = context.action_results
     assert (shown["verdict"], shown["level"], shown["gpu-1"]) == ("passed", "isolation", "passed")
     assert shown["report"].startswith("passed: quick and isolation, 1 GPU, 1 check, 4.2 s\n\n")
-    assert json.loads(shown["json"])["results"][0]["check"] == "xid"
+    assert "json" not in shown
     assert context.action_logs == ["Checking the machine"]
     assert tests.asked == [("isolation", "", 0)]
     assert after.unit_status.name == "active"
@@ -138,6 +230,22 @@ def test_a_self_test_that_fails_fails_the_action_and_shows_what_it_saw(context, 
     assert context.action_results["gpu-1"] == "failed: xid"
     assert "Remedy: reboot" in context.action_results["report"]
     assert rooms.worker is not None
+
+
+def test_a_program_gets_the_report_alone_of_one_that_fails_too(context, rooms, tests):
+    tests.outcome = Outcome.FAILED
+    with pytest.raises(testing.ActionFailed, match="Self-test failed: quick and isolation"):
+        selftest(context, format="json")
+    assert context.action_results.keys() == {"json"}
+    (found,) = json.loads(context.action_results["json"])["results"]
+    assert (found["check"], found["remedy"]) == ("xid", "reboot")
+
+
+def test_a_program_reads_where_to_look_of_one_that_takes_longer(context, rooms, tests):
+    tests.ends = False
+    selftest(context, format="json")
+    assert context.action_results.keys() == {"json"}
+    assert json.loads(context.action_results["json"])["verdict"] == "running"
 
 
 def test_one_that_takes_longer_runs_on_and_says_where_to_look(context, rooms, tests):

@@ -9,7 +9,7 @@ import pytest
 from ops import testing
 
 import charm
-import found
+from plan.state import Database
 from tests.unit.situations import (
     HOST_KEY,
     HOST_PEM,
@@ -139,7 +139,7 @@ def test_web_takes_the_database_from_secrets(context, rooms):
     )
     before = dataclasses.replace(state("web", [relation]), secrets=[user, tls])
     after = context.run(context.on.relation_changed(relation), before)
-    assert rooms.web.database == found.Database(
+    assert rooms.web.database == Database(
         "10.0.0.9", 5432, "concourse", "relation-5", "s3cret", tls=True, ca="PEM"
     )
     asked = after.get_relation(relation.id).local_app_data
@@ -188,19 +188,17 @@ def test_own_departure_retires_the_worker_and_nothing_starts_it_again(context, r
     relation = tsa()
     before = state(relations=[relation], enable_gpu=True)
     context.run(context.on.relation_departed(relation, remote_unit=0, departing_unit=None), before)
-    assert "concourse_worker.retire" not in rooms.calls
+    assert "worker.retire" not in rooms.calls
     rooms.calls.clear()
     rooms.leaving = True
     after = context.run(context.on.relation_broken(relation), before)
-    assert "concourse_worker.apply" not in rooms.calls
+    assert "worker.apply" not in rooms.calls
     assert after.unit_status.name == "maintenance"
 
 
 def test_a_worker_key_out_of_a_secret(context, rooms, monkeypatch):
     taken = []
-    monkeypatch.setattr(
-        charm.concourse_worker, "ensure_key", lambda pem: taken.append(pem) or WORKER_KEY
-    )
+    monkeypatch.setattr(charm.worker, "ensure_key", lambda pem: taken.append(pem) or WORKER_KEY)
     secret = testing.Secret({"private-key": HOST_PEM}, owner=None)
     before = dataclasses.replace(
         state(relations=[tsa()], worker_private_key=secret.id), secrets=[secret]

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-import config
-from ci import escaping, keys
+from ci.concourse import escaping, keys, web
+from plan.ssh import public_key
 
 PEM = keys.generate_private_key()
 
@@ -28,7 +28,7 @@ def test_generated_key_is_pkcs1_of_4096_bits_and_accepted_by_the_options():
     assert key.key_size == 4096
     line = keys.public_key_line(PEM)
     assert line.startswith("ssh-rsa AAAA")
-    assert config.public_key(line) == line
+    assert public_key(line) == line
     assert keys.generate_private_key() != PEM
 
 
@@ -67,3 +67,11 @@ def test_control_characters_get_into_no_setting_and_no_argument(text):
     for escape in (escaping.environment_value, escaping.exec_argument):
         with pytest.raises(ValueError, match="control character"):
             escape(text)
+
+
+def test_no_password_can_be_taken_for_an_option(monkeypatch):
+    monkeypatch.setattr(keys, "generate_private_key", str)
+    passwords = {web.new_secrets().admin_password for _ in range(1000)}
+    assert len(passwords) == 1000
+    assert not [password for password in passwords if password.startswith("-")]
+    assert min(map(len, passwords)) >= 32

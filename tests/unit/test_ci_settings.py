@@ -10,9 +10,12 @@ import re
 
 import pytest
 
-import ci.unit
-import plan
-from ci import concourse_web, concourse_worker
+from ci.concourse import service
+from ci.concourse import web as concourse_web
+from ci.concourse import worker as concourse_worker
+from machine import waiting
+from plan import plan
+from plan.state import Tsa
 from tests.unit.situations import HOST_PEM, gpu_unit, unit
 
 GO_DURATION = re.compile(r"([0-9]+)s")
@@ -27,12 +30,12 @@ def files(monkeypatch):
         written[path.name] = content
         return True
 
-    monkeypatch.setattr(ci.unit.files, "ensure_file", ensure_file)
+    monkeypatch.setattr(service.files, "ensure_file", ensure_file)
     for module, names in (
-        (ci.unit.files, ("ensure_directory", "ensure_absent")),
-        (ci.unit.services, ("ensure_unit", "ensure_running", "main_pid")),
-        (ci.unit.users, ("ensure_user", "exists")),
-        (ci.unit, ("wait_until",)),
+        (service.files, ("ensure_directory", "ensure_absent")),
+        (service.services, ("ensure_unit", "ensure_running", "main_pid")),
+        (service.users, ("ensure_user", "exists")),
+        (waiting, ("until",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: 0)
@@ -67,7 +70,7 @@ def test_a_worker_outlasts_the_wait_for_a_gpu_and_says_how_many_tasks_it_takes(f
 
 def test_a_web_outlasts_the_longest_wait_that_a_worker_makes_of_it(files):
     options = {"enable-gpu": True, "gpu-wait-timeout": 1800}
-    made = plan.make(unit("all", options=options))
+    made = plan.make(unit("all", options=options, tsa=Tsa()))
     clocks = {
         "web": web(files, made)["CONCOURSE_GARDEN_REQUEST_TIMEOUT"],
         "worker": worker(files, made)["CONCOURSE_CONTAINERD_REQUEST_TIMEOUT"],
@@ -85,8 +88,24 @@ def test_a_web_queues_tasks_in_its_scheduler_from_8_3_on(files, version, queues)
     assert tuple(told.get(name) for name in names) == expected
 
 
+@pytest.mark.parametrize(
+    ("option", "url"),
+    [
+        ("", "http://10.0.0.7:8080"),
+        ("https://ci.example.com/a/", "https://ci.example.com/a"),
+        ('https://ci.example.com/a"b\\c$d`e\\"', 'https://ci.example.com/a"b\\c$d`e\\"'),
+    ],
+)
+def test_a_webs_url_is_read_back_as_it_was_told(files, monkeypatch, tmp_path, option, url):
+    monkeypatch.setattr(concourse_web, "_ENVIRONMENT", tmp_path / "web.env")
+    assert concourse_web.url() is None
+    web(files, plan.make(unit("web", options={"external-url": option})))
+    (tmp_path / "web.env").write_text(files["web.env"])
+    assert concourse_web.url() == url
+
+
 def test_what_each_is_told_is_no_business_of_the_other(files):
     """Concourse's worker refuses to start with a variable of the other's container runtime."""
-    made = plan.make(unit("all", options={"enable-gpu": True}))
+    made = plan.make(unit("all", options={"enable-gpu": True}, tsa=Tsa()))
     assert not [name for name in worker(files, made) if name.startswith("CONCOURSE_GARDEN_")]
     assert not [name for name in web(files, made) if name.startswith("CONCOURSE_CONTAINERD_")]

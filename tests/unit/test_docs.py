@@ -10,9 +10,9 @@ import sys
 import pytest
 import yaml
 
-from selftest.burnin import run as burnin
-from selftest.compute import run as compute
-from selftest.isolation import run as isolation
+from selftest.burnin import level as burnin
+from selftest.compute import level as compute
+from selftest.isolation import level as isolation
 from selftest.quick import gpu_checks, host_checks
 
 ROOT = pathlib.Path(__file__).parents[2]

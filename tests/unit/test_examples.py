@@ -5,8 +5,9 @@
 import pytest
 import yaml
 
-import allowed
 from gpu.inventory import Vendor
+from plan.gpus import choose
+from plan.tags import of_gpus
 from tests.unit.situations import ROOT, gpu, situation, sliced
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yml"))
@@ -23,7 +24,7 @@ WORKERS = [
 
 
 def tags(worker):
-    return set(allowed.tags(worker, allowed.choose(worker)))
+    return set(of_gpus(worker, choose(worker)))
 
 
 def steps(example):

@@ -240,11 +240,13 @@ def test_proc_tells_the_version_of_both_kinds_of_driver(tmp_path, asked, line):
 
 def test_the_action_shows_what_was_lost_and_a_program_reads_all():
     inventory = Inventory(State.READY, GPUS, driver="580.1", lost=("0000:03:00.0",), detail="why")
-    results = report.as_results(inventory, (GPUS[0].uuid,))
+    told = (GPUS[0].uuid,), {GPUS[1].uuid: "dirty"}
+    results = report.as_results(inventory, *told)
     assert (results["state"], results["count"]) == ("ready", "2")
     assert (results["lost"], results["detail"]) == ("0000:03:00.0", "why")
-    assert "cuda" not in results
-    data = json.loads(results["json"])
+    assert not {"cuda", "json"} & results.keys()
+    assert results["gpu-1"].endswith("not for tasks (dirty)")
+    data = json.loads(report.as_json(inventory, *told))
     assert data["lost"] == ["0000:03:00.0"]
     assert [gpu["vendor"] for gpu in data["gpus"]] == ["nvidia", "nvidia"]
-    assert data["allowed"] == [GPUS[0].uuid]
+    assert (data["allowed"], data["out"]) == ([GPUS[0].uuid], {GPUS[1].uuid: "dirty"})

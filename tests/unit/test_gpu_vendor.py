@@ -77,7 +77,7 @@ def test_another_makers_gpus_are_none_of_the_named_one(place, vendor):
 
 def test_the_action_shows_whose_gpus_they_are_and_their_nodes(place):
     found = detect.detect(root=place(intel(memory_mib=0)))
-    results = report.as_results(found, ("PCI-0000:01:00.0",))
+    results = report.as_results(found, ("PCI-0000:01:00.0",), {})
     assert results["vendor"] == "intel"
     assert results["gpu-0"] == (
         "Intel 0x56c0, memory unknown, PCI-0000:01:00.0, 0000:01:00.0, "

@@ -40,7 +40,8 @@ def test_a_refusal_says_where_writing_failed(rig, caller):
     mine = Bundle(rig, "ID")
     assert caller.call(mine.create, 0, full_after(1000)) == 1
     assert rig.refusal == (
-        f"gpu-ci-worker: this task cannot be given its GPU: {mine.config}: File too large; "
+        "gpu-ci-worker: this worker failed to give this task its GPU: "
+        f"{mine.config}: File too large; "
         "run it again"
     )
 
@@ -64,7 +65,7 @@ def test_a_refusal_says_what_failed_where_and_what_helps(rig, caller, number):
         raise OSError(number, os.strerror(number), path)
 
     assert caller.call(mine.create, 0, lambda: setattr(wrapper, "replace", fail)) == 1
-    said = f"cannot be given its GPU: {mine.config}: {os.strerror(number)}; {REMEDIES[number]}"
+    said = f"its GPU: {mine.config}: {os.strerror(number)}; {REMEDIES[number]}"
     assert said in rig.refusal
 
 
@@ -160,7 +161,7 @@ def test_damaged_leases_are_named_and_made_anew_once_they_are_removed(rig, calle
     path = rig.store / "leases.json"
     path.write_text(text, encoding="latin-1")
     assert caller.call(mine.create) == 1
-    assert f"{path} are damaged" in rig.refusal
+    assert f"{path} is damaged" in rig.refusal
     assert "remove that file" in rig.refusal
     path.unlink()
     assert caller.holders() == {"ID": UUIDS[:1]}
@@ -188,7 +189,7 @@ def test_leases_of_another_shape_are_no_leases(rig, caller, table):
     rig.store.mkdir(parents=True)
     (rig.store / "leases.json").write_text(json.dumps(table))
     assert caller.call(mine.create) == 1
-    assert "are damaged" in rig.refusal
+    assert "is damaged" in rig.refusal
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"gpus": ["x"]}'])

@@ -111,7 +111,7 @@ def test_an_author_names_more(name, value, item):
         Variables([BORDER, f"{name}={value}"]).check_narrowing(2, IDS)
     said = str(caught.value)
     assert f"{name} '{value}' names '{item}'" in said
-    assert "count from 0, or ask for more with GPU_COUNT" in said
+    assert "counted from 0; the param GPU_COUNT asks for more" in said
 
 
 def test_numbers_without_end_are_refused_in_few_words():

@@ -163,7 +163,8 @@ def test_a_start_in_one_go_brings_no_gpu_and_is_refused(rig, name, flags, comman
     assert rig.call(command, *(flag.replace("B", str(rig.bundle)) for flag in flags), "ID") == 1
     assert rig.refusal == (
         f"gpu-ci-worker: this task needs a GPU and was started by `runc {command}`, which brings "
-        "none in: start it by create, as containerd does (CONCOURSE_RUNTIME=containerd)"
+        "none in: the worker's operator must have it started by containerd "
+        "(CONCOURSE_RUNTIME=containerd)"
     )
     assert rig.config.read_bytes() == before
     assert not rig.store.exists(), "no lease is taken for what does not start"
@@ -194,7 +195,7 @@ def test_a_start_in_one_go_without_a_policy_is_refused(rig):
     rig.spec("task")
     rig.policy_path.unlink()
     assert rig.call("run", "--bundle", rig.bundle, "ID") == 1
-    assert f"GPU policy {rig.policy_path} cannot be used" in rig.refusal
+    assert f"may get: {rig.policy_path} cannot be used" in rig.refusal
 
 
 def test_only_a_text_that_looks_like_a_task(rig):
@@ -212,8 +213,8 @@ def test_a_missing_back_end_is_named(front):
     front.spec("task")
     assert front.create() == 1
     assert front.refusal == (
-        f"gpu-ci-worker: {front.lib} is missing, so this task cannot be given its GPU; "
-        "the charm installs it again at its next event"
+        f"gpu-ci-worker: {front.lib} is missing, so this task can't have its GPU: "
+        "the worker gets it again within minutes: run it again then"
     )
 
 

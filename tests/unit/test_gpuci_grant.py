@@ -59,7 +59,7 @@ def test_a_number_that_is_none(value, privileged):
         asked(NVIDIA, BORDER, f"GPU_COUNT={value}", privileged=privileged)
     said = str(caught.value)
     assert f"GPU_COUNT '{value[:64]}' is no number of GPUs" in said
-    assert "set it to 0 for none, to how many this task needs, or to all" in said
+    assert "set this param to 0 for none, to how many the task needs, or to all" in said
     assert len(said) < 250
 
 
@@ -69,8 +69,8 @@ def test_a_privileged_task_that_asks_is_refused_with_both_remedies(value):
         asked(NVIDIA, BORDER, f"GPU_COUNT={value}", privileged=True)
     said = str(caught.value)
     assert f"GPU_COUNT '{value}'" in said
-    assert "privileged-tasks=no-gpu" in said
-    assert "drop privileged or set GPU_COUNT to 0" in said
+    assert "its operator's option privileged-tasks" in said
+    assert "Take privileged from the step, or set the param GPU_COUNT to 0" in said
 
 
 def test_a_grant_tells_of_its_devices_and_of_no_other():
@@ -148,4 +148,4 @@ def test_a_node_that_is_none_is_named(tmp_path, node):
         Grant(policy, policy.devices)
     said = str(caught.value)
     assert str(tmp_path / ("absent" if node == "dangling" else node)) in said
-    assert "the charm looks for its GPUs again at its next event" in said
+    assert "it looks for its GPUs again within minutes: run it again then" in said

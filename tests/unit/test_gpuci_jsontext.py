@@ -126,7 +126,7 @@ def test_without_cpythons_private_half_json_itself_takes_its_place(monkeypatch):
         assert fallback.dumps(value) == jsontext.dumps(value)
         assert fallback.loads(fallback.dumps(value).encode()) == value
     for wrong in (b"", b"[1,]", b"1 2", b"NaN", b"\xff", b"[" * 200_000):
-        with pytest.raises(ValueError, match=r"it |follows|decode"):
+        with pytest.raises(ValueError, match=r"it |follows|decode|trailing comma"):
             fallback.loads(wrong)
     with pytest.raises(TypeError, match="set has no JSON form"):
         fallback.dumps({1})

@@ -139,8 +139,8 @@ def test_a_file_that_cannot_be_followed_is_named_with_a_remedy(tmp_path, text):
     path.write_text(text)
     with pytest.raises(Refused) as caught:
         policy.read(str(path))
-    assert f"GPU policy {path} cannot be used (" in str(caught.value)
-    assert "the charm writes that file again at its next event" in str(caught.value)
+    assert f"which GPUs tasks may get: {path} cannot be used (" in str(caught.value)
+    assert "it is written anew within minutes: run it again then" in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

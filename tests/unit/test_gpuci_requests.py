@@ -83,7 +83,7 @@ def test_a_number_that_is_none_is_refused(rig, value):
     task(rig, f"GPU_COUNT={value}")
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    assert f"GPU_COUNT '{value}' is no number of GPUs: set it to 0" in rig.refusal
+    assert f"GPU_COUNT '{value}' is no number of GPUs: set this param to 0" in rig.refusal
     assert rig.config.read_bytes() == before
     assert rig.decisions[0]["reason"] in rig.refusal
 
@@ -92,14 +92,17 @@ def test_more_than_the_worker_has_fails_at_once(rig):
     task(rig, "GPU_COUNT=3")
     rig.policy(wait_timeout=240)
     assert rig.create() == 1
-    assert "this task needs 3 GPUs, and this worker has 2 GPUs: ask for fewer" in rig.refusal
-    assert rig.refusal.endswith("or choose a worker by the tag gpu-count>=3")
+    assert (
+        "this task needs 3 GPUs, and this worker has 2 GPUs: set the param GPU_COUNT lower"
+        in rig.refusal
+    )
+    assert rig.refusal.endswith("or give the step the tag gpu-count>=3")
 
 
 def test_a_privileged_task_gets_a_gpu_by_the_option_alone(rig):
     task(rig, "GPU_COUNT=1", name="task-privileged")
     assert rig.create() == 1
-    assert "on this worker those get none (privileged-tasks=no-gpu)" in rig.refusal
+    assert "such tasks get none on this worker" in rig.refusal
     rig.log.unlink()
     rig.policy(privileged_tasks="gpu")
     assert rig.create() == 42
@@ -133,8 +136,10 @@ def test_who_holds_what_is_told_and_given_to_nobody(rig):
     before = rig.config.read_bytes()
     assert rig.create() == 1
     said = rig.refusal
-    assert "no 1 GPU came free within 0 s; held: GPU 0 by container FIRST for 12 min, " in said
-    assert "GPU 1 by container SECOND for 12 min; 0 task(s) waited" in said
+    assert (
+        "this task waited 0 s for 1 GPU of this worker's 2: GPU 0 is in use by container FIRST "
+        "for 12 min, GPU 1 is in use by container SECOND for 12 min (fly containers shows whose)."
+    ) in said
     assert "attempts" in said
     assert "gpu-wait-timeout" in said
     assert rig.config.read_bytes() == before
@@ -148,7 +153,7 @@ def test_a_table_made_anew_does_not_know_since_when(rig):
     (rig.store / "leases.json").write_text(json.dumps(table))
     task(rig)
     assert rig.create() == 1
-    assert "GPU 0 by container FIRST, GPU 1 by container SECOND for 12 min;" in rig.refusal
+    assert "by container FIRST, GPU 1 is in use by container SECOND for 12 min (" in rig.refusal
 
 
 def test_a_cordoned_gpu_is_given_to_nobody(rig):
@@ -162,7 +167,7 @@ def test_a_cordoned_gpu_is_given_to_nobody(rig):
     task(rig, "GPU_COUNT=2")
     assert rig.create() == 1
     assert (
-        "this task needs 2 GPUs, and this worker has 1 GPU to give away "
+        "this task needs 2 GPUs, and this worker has 1 GPU for tasks now "
         f"(GPU 0 ({IDS[0]}) is in use outside CI: pid 4711 (python3))"
     ) in rig.refusal
 
@@ -174,7 +179,7 @@ def test_where_all_are_cordoned_nobody_waits(rig, count):
     rig.policy(wait_timeout=240)
     task(rig, f"GPU_COUNT={count}")
     assert rig.create() == 1
-    assert "this task needs 1 GPU, and this worker has 0 GPUs to give away" in rig.refusal
+    assert "this task needs 1 GPU, and this worker has 0 GPUs for tasks now" in rig.refusal
 
 
 def test_shared_gpus_are_not_shared_with_who_has_one_alone(rig):
@@ -186,7 +191,7 @@ def test_shared_gpus_are_not_shared_with_who_has_one_alone(rig):
     rig.hold(SELFTEST=IDS)
     task(rig)
     assert rig.create() == 1
-    assert "held: GPU 0 by container SELFTEST" in rig.refusal
+    assert "GPU 0 is in use by container SELFTEST" in rig.refusal
 
 
 @pytest.mark.parametrize(
@@ -198,7 +203,9 @@ def test_an_author_who_names_more_than_asked_for_is_refused(rig, param, item):
     task(rig, param, "GPU_COUNT=1")
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    assert f"names '{item}', which is not among the 1 GPU of this task" in rig.refusal
+    assert (
+        f"names '{item}', which this task does not have: it has 1, counted from 0" in rig.refusal
+    )
     assert rig.config.read_bytes() == before
     assert rig.decisions[-1]["granted"] == []
     # Whatever it took meanwhile is nobody's.
@@ -212,7 +219,7 @@ def test_an_author_who_counts_wrong_does_not_wait_to_learn_it(rig):
     rig.policy(wait_timeout=240)
     task(rig, "CUDA_VISIBLE_DEVICES=0,1")
     assert rig.create() == 1
-    assert "names '1', which is not among the 1 GPU" in rig.refusal
+    assert "names '1', which this task does not have" in rig.refusal
 
 
 def test_an_image_narrows_nothing_and_an_author_what_is_his(rig):

@@ -68,7 +68,7 @@ def test_a_volume_that_another_container_has_is_none_of_a_tasks(site, inner, use
     first = site.spec(shared / "rootfs" if user == "root" else site.volume("image") / "rootfs")
     first["mounts"].append({"destination": "/in", "source": str(shared), "type": "bind"})
     site.bundle("FIRST", first)
-    with pytest.raises(Refused, match="is a volume that container FIRST has"):
+    with pytest.raises(Refused, match="names files that container FIRST has"):
         site.check("ID", f"{shared}/{inner}")
 
 
@@ -78,7 +78,7 @@ def test_of_two_that_share_a_volume_the_later_one_sees_the_other(site):
     configs = {name: site.spec(shared) for name in ("ONE", "TWO")}
     bundles = {name: site.bundle(name, config) for name, config in configs.items()}
     for name, config in configs.items():
-        with pytest.raises(Refused, match="and through it GPUs could be passed on"):
+        with pytest.raises(Refused, match="and through them GPUs could be passed on"):
             rootfs.check_origin(config, bundles[name])
 
 
@@ -97,7 +97,7 @@ def test_a_container_whose_init_is_gone_has_no_volume_any_more(site):
     site.bundle("FIRST", site.spec(shared / "rootfs"))
     for text in (str(os.getpid()), "", "x"):  # one without it is about to come to be
         pid_file.write_text(text)
-        with pytest.raises(Refused, match="is a volume that container FIRST has"):
+        with pytest.raises(Refused, match="names files that container FIRST has"):
             rootfs.check_origin(site.spec(shared / "rootfs"), str(site.bundles / "ID"))
     gone = subprocess.Popen(["true"])
     gone.wait(10)
@@ -133,15 +133,17 @@ def test_any_other_folder_is_none_of_a_tasks(site, path):
         root = site.folder / "elsewhere" / path
     with pytest.raises(Refused) as caught:
         site.check("ID", root)
-    assert "is no volume of an image" in str(caught.value)
-    assert "put an empty file .gpu-ci-task-root of root's, mode 644, into" in str(caught.value)
+    assert "a folder of the worker's own" in str(caught.value)
+    assert "operator allows that folder by an empty file .gpu-ci-task-root in it" in str(
+        caught.value
+    )
 
 
 def test_a_link_leads_where_it_leads(site):
     image = site.volume("image")
     (image / "out").symlink_to(site.folder)
     (image / "other").symlink_to(site.volume("other") / "rootfs")
-    with pytest.raises(Refused, match="is no volume of an image"):
+    with pytest.raises(Refused, match="a folder of the worker's own"):
         site.check("ID", image / "out")
     site.bundle("FIRST", site.spec(site.live / "other" / "volume"))
     with pytest.raises(Refused, match="container FIRST has"):
@@ -173,7 +175,7 @@ def test_the_operators_mark(site, tmp_path_factory, mode, owner, kind):
     if kind != "link":
         mark.chmod(mode)
         os.chown(mark, owner, owner)
-    with pytest.raises(Refused, match="is no volume of an image"):
+    with pytest.raises(Refused, match="a folder of the worker's own"):
         site.check("ID2", root)
 
 
@@ -183,7 +185,7 @@ def test_a_mark_within_concourses_own_folders_is_a_jobs(site):
     folder = site.folder / "overlays" / "x"
     folder.mkdir(parents=True)
     (folder / ".gpu-ci-task-root").touch(0o644)
-    with pytest.raises(Refused, match="is no volume of an image"):
+    with pytest.raises(Refused, match="a folder of the worker's own"):
         site.check("ID", folder)
 
 
@@ -233,7 +235,7 @@ def test_files_and_what_is_missing_can_be_opened(image):
 @pytest.mark.parametrize("name", OPENED)
 def test_a_fifo_is_refused_by_name(image, name):
     os.mkfifo(image.root / name)
-    assert f"/{name} in this task's image is no file" in image.refusal()
+    assert f"/{name} in this task's image is no plain file" in image.refusal()
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -243,7 +245,7 @@ def test_links_are_followed_within_the_image(image, name, target):
     (image.root / "a").mkdir()
     (image.root / "link").symlink_to("fifo")
     (image.root / name).symlink_to(target.format(up="../" * name.count("/")))
-    assert f"/{name} in this task's image is no file" in image.refusal()
+    assert f"/{name} in this task's image is no plain file" in image.refusal()
 
 
 def test_links_to_files_and_to_nothing_can_be_opened(image):

@@ -87,7 +87,7 @@ def test_a_task_with_another_steps_folder_is_refused(other):
     config = golden("task")
     spec.check_folders(config)
     config["mounts"].append({"destination": f"/tmp/build/{other}"})
-    with pytest.raises(Refused, match="besides a task's work folder"):
+    with pytest.raises(Refused, match="another kind of step has its files"):
         spec.check_folders(config)
 
 

@@ -178,7 +178,7 @@ def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
         *("", "{", "[]", "null", "{}x"),
         # Whoever takes these for empty gives a GPU away twice.
         *(damaged("holders", value) for value in ([], None, {"ID": 7}, {"ID": {}})),
-        *(damaged("holders", {"ID": without(name)}) for name in HOLDER.keys() - SINCE_LATER),
+        *(damaged("holders", {"ID": without(name)}) for name in sorted({*HOLDER} - SINCE_LATER)),
         # With the root group for its own, the end of a holder would be that of the machine.
         *(
             damaged("holders", {"ID": {**HOLDER, "cgroup": path}})
@@ -198,7 +198,7 @@ def test_a_damaged_table_is_refused_with_the_remedy(folder, leases, text):
     (folder / "leases.json").write_text(text)
     with pytest.raises(Refused) as caught, leases:
         pass
-    assert f"leases {folder}/leases.json are damaged (" in str(caught.value)
+    assert f"has which GPU: {folder}/leases.json is damaged (" in str(caught.value)
     assert "remove that file: it is made anew" in str(caught.value)
     assert (folder / "leases.json").read_text() == text, "nothing is hidden from who looks"
     (folder / "leases.json").unlink()
@@ -237,7 +237,9 @@ def test_a_lost_table_and_a_damaged_record_refuse_in_words(folder, leases, text)
     record(leases, "one", IDS[:1])
     (folder / "containers" / "ID.json").write_text(text)
     (folder / "leases.json").unlink()
-    with pytest.raises(Refused, match=r"containers/ID\.json .* is damaged .*end that container"):
+    with pytest.raises(
+        Refused, match=r"containers/ID\.json, .* is made anew, is damaged .*end that container"
+    ):
         leases.read()
 
 

@@ -124,8 +124,8 @@ def test_a_missing_policy_is_damage(rig, name):
     rig.policy_path.unlink()
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    assert f"GPU policy {rig.policy_path} cannot be used ([Errno 2]" in rig.refusal
-    assert "the charm writes that file again" in rig.refusal
+    assert f"may get: {rig.policy_path} cannot be used ([Errno 2]" in rig.refusal
+    assert "it is written anew within minutes" in rig.refusal
     assert (rig.config.read_bytes(), rig.decisions[-1]["kind"]) == (
         before,
         "privileged task" if name == "task-privileged" else "task",
@@ -147,7 +147,9 @@ def test_what_is_both_a_task_and_another_step_is_refused(rig, other):
     config["mounts"].append({"destination": f"/tmp//build/{other}", "type": "bind"})
     rig.config.write_text(json.dumps(config))
     assert rig.create() == 1
-    assert f"a mount at /tmp/build/{other.rstrip('/')} besides a task's work folder" in rig.refusal
+    assert (
+        f"input, output or cache at /tmp/build/{other.rstrip('/')}, where another" in rig.refusal
+    )
     rig.log.unlink()
     rig.policy(gpus=[])
     assert rig.create() == 42
@@ -189,7 +191,7 @@ def test_an_exec_gets_what_its_container_got(rig):
 @pytest.mark.parametrize("value", ["1", IDS[1], "0,1"])
 def test_an_exec_that_names_more_is_refused(lent, value):
     assert lent.exec([BORDER, f"CUDA_VISIBLE_DEVICES={value}"]) == 1
-    assert "which is not among the 1 GPU of this task" in lent.refusal
+    assert "which this task does not have: it has 1, counted from 0" in lent.refusal
     assert lent.decisions[-1]["granted"] == []
     assert json.loads(lent.process.read_text())["env"][-1] == f"CUDA_VISIBLE_DEVICES={value}"
 
@@ -216,7 +218,9 @@ def test_a_hijack_is_told_who_has_its_gpu_now(lent):
     lent.hold(OTHER=IDS)
     assert lent.exec(["A=b"]) == 1
     assert "container OTHER has it now" in lent.refusal
-    assert "try again when that one is done, or run the task anew" in lent.refusal
+    assert (
+        "try again when that one is done, or run the task again, and hijack that" in lent.refusal
+    )
     assert json.loads(lent.process.read_text())["env"] == ["A=b"]
     assert lent.decisions[-1]["reason"] in lent.refusal
 
@@ -224,10 +228,16 @@ def test_a_hijack_is_told_who_has_its_gpu_now(lent):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("cordon", f"this container's GPU {IDS[0]} is dirty; run the task anew"),
-        ("taken out", f"this container's GPU {IDS[0]} is no longer for tasks"),
-        ("no policy", "this worker's GPU policy"),
-        ("no GPU", "this worker's GPUs are no longer for tasks (enable-gpu=false)"),
+        ("cordon", f"this container had GPU {IDS[0]}, which is dirty: run the task again"),
+        (
+            "taken out",
+            f"this container had GPU {IDS[0]}, which tasks on this worker get no longer",
+        ),
+        ("no policy", "this worker can't tell which GPUs tasks may get"),
+        (
+            "no GPU",
+            "tasks on this worker get no GPU any longer (its operator set enable-gpu=false)",
+        ),
     ],
 )
 def test_a_hijack_gets_no_gpu_that_is_out_of_use(lent, change, words):
@@ -254,7 +264,7 @@ def test_an_exec_without_its_process_file_is_runcs_business(lent):
 def test_a_process_that_cannot_be_told_is_refused(lent, text):
     lent.process.write_text(text)
     assert lent.call("exec", "--process", lent.process, "--detach", "ID") == 1
-    assert f"this process cannot be told its GPUs: {lent.process}" in lent.refusal
+    assert f"this worker failed to tell this process its GPUs: {lent.process}" in lent.refusal
     assert lent.process.read_text() == text
 
 
@@ -289,7 +299,7 @@ def test_a_policy_that_is_no_json_is_named(rig):
     rig.policy_path.write_text("{")
     assert rig.create() == 1
     assert str(rig.policy_path) in rig.refusal
-    assert "the charm writes that file again" in rig.refusal
+    assert "it is written anew within minutes" in rig.refusal
 
 
 def test_a_spec_that_cannot_be_read_is_no_silent_cpu_run(rig):
@@ -307,7 +317,7 @@ def test_a_damaged_record_is_named_at_exec(lent):
 def test_damaged_leases_are_named_and_made_anew_when_they_are_gone(lent):
     (lent.store / "leases.json").write_text("{")
     assert lent.exec(["A=b"]) == 1
-    assert f"leases {lent.store}/leases.json are damaged" in lent.refusal
+    assert f"{lent.store}/leases.json is damaged" in lent.refusal
     lent.log.unlink()
     lent.spec("task")
     assert lent.create() == 1
@@ -342,7 +352,7 @@ def test_a_store_that_cannot_be_written_is_named(rig):
     (rig.folder / "run").write_text("")
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    assert "this task cannot be given its GPU" in rig.refusal
+    assert "this worker failed to give this task its GPU" in rig.refusal
     assert f"{rig.folder}/run" in rig.refusal
     assert rig.config.read_bytes() == before
 

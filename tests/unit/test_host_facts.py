@@ -12,8 +12,8 @@ import subprocess
 
 import pytest
 
-from found import Machine, Toolkit
 from host import facts
+from plan.state import Machine, Toolkit
 
 TABLE = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 SOCKET = "/run/containerd/containerd.sock"

@@ -4,8 +4,8 @@
 
 import pytest
 
-from found import RememberedIds
 from host import memory, network
+from plan.state import RememberedIds
 
 
 @pytest.fixture

@@ -17,23 +17,22 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FLOORS = {
     "charm": 9,
     "actions": 8,
+    "look": 8,
+    "ownership": 8,
     "selftest": 7,
     "relations": 6,
     "gpu": 6,
     "host": 6,
     "oci": 6,
     "ci": 6,
-    "status": 5,
-    "plan": 4,
-    "allowed": 3,
-    "obstacles": 2,
-    "found": 1,
-    "config": 0,
+    "plan": 5,
+    "ci.concourse.upstream": 1,
     "gpu.inventory": 0,
     "machine": 0,
+    "plan.versions": 0,
 }
 # Same input, same answer: no clock, file, process or chance.
-PURE = {"config", "gpu.inventory", "found", "obstacles", "allowed", "plan", "status"}
+PURE = {"plan", "plan.versions", "ci.concourse.upstream", "gpu.inventory"}
 IMPURE_MODULES = {
     *("datetime", "fcntl", "glob", "io", "machine", "os", "pathlib", "random", "secrets"),
     *("shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib.request"),
@@ -272,35 +271,46 @@ def test_rule_holds(rule):
 
 LONG = "def long() -> None:\n" + "    pass\n" * 40
 PLANTED = [
-    (floors, "src/plan.py", "import status", "not below"),
-    (floors, "src/gpu/detect.py", "import host.facts as facts", "not below"),
+    (floors, "src/plan/plan.py", "from selftest import report", "not below"),
+    (floors, "src/gpu/detect.py", "from host import facts", "not below"),
     (floors, "src/ci/web.py", "from oci import wrapper", "not below"),
-    (floors, "src/config.py", "from machine import files", "not below"),
-    (floors, "src/machine/files.py", "import plan", "not below"),
+    (floors, "src/gpu/inventory.py", "from machine import files", "not below"),
+    (floors, "src/machine/files.py", "from plan import plan", "not below"),
+    (floors, "src/ci/concourse/upstream.py", "from plan import parts", "not below"),
     (floors, "src/oci/wrapper.py", "from . import policy", "relative"),
     (floors, "src/misc.py", "", "no floor"),
     (headers, "src/oci/wrapper.py", "import json", "header"),
     (lib_needs_python_only, "lib/gpuci/spec.py", "import tomlkit", "tomlkit"),
     (lib_needs_python_only, "lib/gpuci/spec.py", "from plan import Plan", "plan"),
-    (no_broad_except, "src/ci/web.py", "try:\n    x()\nexcept Exception:\n    pass", ":3:"),
+    (
+        no_broad_except,
+        "src/ci/web.py",
+        "try:\n    x()\nexcept Exception:\n    pass",
+        ":3:",
+    ),
     (no_broad_except, "lib/gpuci/x.py", "try:\n    x()\nexcept:\n    pass", ":3:"),
     (no_broad_except, "src/x.py", "try:\n    x()\nexcept (A, BaseException):\n    pass", ":3:"),
     (ops_only_at_the_door, "src/ci/web.py", "import ops", "ops"),
     (ops_only_at_the_door, "lib/gpuci/spec.py", "from ops import testing", "ops"),
     (packages, "src/ci/web.py", "import requests", "requests"),
     (packages, "src/ci/web.py", "", "jinja2"),
-    (purity, "src/plan.py", "import time", "time"),
+    (purity, "src/plan/plan.py", "import time", "time"),
     (purity, "src/gpu/inventory.py", "import urllib.request", "urllib"),
-    (purity, "src/config.py", "open('x')", "open"),
+    (purity, "src/plan/options.py", "open('x')", "open"),
     (side_effects_only_in_machine, "src/ci/web.py", "import subprocess", "subprocess"),
-    (side_effects_only_in_machine, "src/ci/web.py", "import os\nos.execv('a', [])", "os.execv"),
+    (
+        side_effects_only_in_machine,
+        "src/ci/web.py",
+        "import os\nos.execv('a', [])",
+        "os.execv",
+    ),
     (side_effects_only_in_machine, "src/ci/web.py", "shutil.rmtree('x')", "rmtree"),
     (side_effects_only_in_machine, "src/ci/web.py", "p.write_text('')", "write_text"),
     (side_effects_only_in_machine, "src/ci/web.py", "open('x', 'w')", "open"),
     (side_effects_only_in_machine, "src/ci/web.py", "p.open(mode='ab')", "open"),
     (sizes, "src/charm.py", "x = 1\n" * 200, "199"),
-    (sizes, "src/plan.py", "x = 1\n" * 401, "400"),
-    (sizes, "src/plan.py", LONG, "long has 41"),
+    (sizes, "src/plan/plan.py", "x = 1\n" * 401, "400"),
+    (sizes, "src/plan/plan.py", LONG, "long has 41"),
 ]
 
 
@@ -315,13 +325,19 @@ def test_rule_notices(rule, path, source, expected, tmp_path):
 
 
 CLEAN = [
-    *((f"src/{name}.py", "") for name in ("found", "plan", "selftest/run")),
-    ("src/charm.py", "import ops\nimport plan\nfrom ci import web\nimport selftest.run"),
-    ("src/relations/tsa.py", "import ops\nfrom found import Tsa\nfrom relations import juju"),
+    *((f"src/{name}.py", "") for name in ("plan/state", "plan/plan", "selftest/run")),
+    (
+        "src/charm.py",
+        "import ops\nfrom plan import plan\nfrom ci.concourse import web\nimport selftest.run",
+    ),
+    ("src/relations/tsa.py", "import ops\nfrom plan.state import Tsa\nfrom relations import juju"),
     ("src/gpu/detect.py", "from gpu.inventory import Gpu\nfrom gpu import nvml\nopen('x').read()"),
     ("src/machine/files.py", "import os\nimport subprocess\nos.rename('a', 'b')"),
     ("src/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
-    ("src/ci/web.py", "import jinja2\nfrom machine import files\nfrom gpuci import shapes"),
+    (
+        "src/ci/web.py",
+        "import jinja2\nfrom machine import files\nfrom gpuci import shapes",
+    ),
     ("lib/gpuci/spec.py", "import os\nfrom gpuci import shapes"),
 ]
 

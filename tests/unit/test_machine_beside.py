@@ -16,7 +16,7 @@ SHELL = "/bin/sh"
 
 
 def until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -56,7 +56,7 @@ def test_child_that_is_asked_to_end_does_and_one_that_does_not_is_killed():
         child.terminate()
         began = time.monotonic()
         assert child.stop(0.3).returncode == -9
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
 
 
 def test_nothing_of_a_child_outlives_its_context():

@@ -72,9 +72,9 @@ def test_what_runs_too_long_is_killed_with_its_children(tmp_path):
         process.run(
             ["/bin/sh", "-c", f"echo begun >&2; sleep 60 & echo $! >{pidfile}; wait"], timeout=0.5
         )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     child = int(pidfile.read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{child}/exe") and time.monotonic() < deadline:
         time.sleep(0.02)
     with pytest.raises(FileNotFoundError):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import actions
-import config
+from plan.options import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -62,12 +62,12 @@ def test_the_code_reads_exactly_the_options_there_are():
     raw = ReadOptions(
         {name: option["default"] for name, option in OPTIONS.items() if "default" in option}
     )
-    config.parse(raw)
+    parse(raw)
     assert raw.read == set(OPTIONS)
 
 
 def test_the_charm_deploys_unconfigured():
-    options = config.parse(
+    options = parse(
         {name: option["default"] for name, option in OPTIONS.items() if "default" in option}
     )
     assert (options.deployment_mode, options.enable_gpu, options.web_port) == (
@@ -120,7 +120,8 @@ def test_endpoints_and_interfaces_are_the_documented_ones():
         "postgresql": "postgresql_client",
         "peers": "gpu-ci-worker_peers",
     }
-    assert METADATA["requires"]["postgresql"]["limit"] == 1
+    limits = {name: METADATA["requires"][name]["limit"] for name in METADATA["requires"]}
+    assert limits == {"worker-tsa": 1, "flight": 1, "postgresql": 1}
 
 
 def test_metadata():

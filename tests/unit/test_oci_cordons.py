@@ -6,7 +6,7 @@ import pytest
 
 from gpuci import policy
 from oci import cordons, wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 from tests.unit.situations import gpu, sliced
 
 FOREIGN = ("GPU-0", "in use outside CI: pid 4711 (python3)")

@@ -12,13 +12,13 @@ import time
 
 import pytest
 
-from found import Lease
 from gpuci import usage
 from gpuci.store import Store
 from gpuci.table import Holder, Waiter
 from gpuci.usage import Host
 from oci import leases, wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
+from plan.state import Lease
 from tests.unit.situations import gpu, sliced
 
 RUNTIME = "/usr/bin/nvidia-container-runtime"
@@ -115,11 +115,10 @@ class Worker:
             table.waiters.append(Waiter(container, call, count, self.uptime - age))
 
     def report(self):
-        results = leases.report()
-        return {key: text for key, text in results.items() if key != "json"}
+        return leases.report()
 
     def read_json(self):
-        return json.loads(leases.report()["json"])
+        return json.loads(leases.as_json())
 
 
 @pytest.fixture
@@ -141,6 +140,7 @@ def test_a_worker_that_nobody_uses_yet(worker):
 def test_a_worker_without_gpus_for_tasks(worker):
     wrapper.POLICY.unlink()
     assert worker.report() == {"state": "off: tasks get no GPU on this unit"}
+    assert worker.read_json() == {}
 
 
 @pytest.mark.parametrize(

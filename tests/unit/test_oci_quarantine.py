@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from found import Quarantine
 from oci import quarantine
+from plan.state import Quarantine
 from tests.unit.grants import AMD_GPUS, golden
 from tests.unit.wrapper_rig import GPUS, Rig
 
@@ -158,8 +158,8 @@ def test_a_task_is_refused_in_the_words_of_the_quarantine(rig):
     assert create(rig, "GPU_COUNT=2") == 1
     assert rig.refusal.startswith("gpu-ci-worker: this task needs 2 GPUs, and this worker has ")
     assert (
-        f"1 GPU to give away (GPU 0 ({IDS[0]}) is quarantined: {XID}): ask for fewer with "
-        "GPU_COUNT, or choose a worker by the tag gpu-count>=2"
+        f"1 GPU for tasks now (GPU 0 ({IDS[0]}) is quarantined: {XID}): set the param "
+        "GPU_COUNT lower, or give the step the tag gpu-count>=2"
     ) in rig.refusal
 
 
@@ -169,9 +169,10 @@ def test_where_none_is_left_the_task_is_sent_elsewhere(rig):
     rig.policy(wait_timeout=240, cordons=[str(quarantine.PATH)])
     assert create(rig) == 1
     assert rig.refusal == (
-        "gpu-ci-worker: this task needs 1 GPU, and this worker has 0 GPUs to give away "
+        "gpu-ci-worker: this task needs 1 GPU, and this worker has 0 GPUs for tasks now "
         f"(GPU 0 ({IDS[0]}) is quarantined: {XID}; GPU 1 ({IDS[1]}) is cordoned by the operator: "
-        "swapping the fan): run it again, on another worker"
+        "swapping the fan): run it again, which may find another worker, or tell this one's "
+        "operator"
     )
     quarantine.lift(IDS[1])
     rig.log.unlink()
@@ -192,7 +193,8 @@ def test_a_hijack_into_a_container_of_a_quarantined_gpu_is_refused(rig):
     put(IDS[0])
     assert rig.exec(["A=b"]) == 1
     assert rig.refusal.endswith(
-        f"this container's GPU {IDS[0]} is quarantined: {XID}; run the task anew"
+        f"this container had GPU {IDS[0]}, which is quarantined: {XID}: run the task again, and "
+        "hijack that"
     )
 
 

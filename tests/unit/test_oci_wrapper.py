@@ -11,7 +11,7 @@ from gpu.inventory import Vendor
 from gpuci import policy
 from machine import templates
 from oci import quarantine, wrapper
-from plan import GpuPlan
+from plan.parts import GpuPlan
 from tests.unit.situations import RUNTIME, gpu, sliced
 
 NODES = ("/dev/kfd", "/dev/dri/renderD128")

@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 
-import config
-import plan
-from found import RememberedIds, Toolkit, Tsa, Web, WebSecrets
+from ci.concourse.upstream import PINNED_SHA256
 from gpu.inventory import Inventory, MigDevice, State
-from plan import Keep, Problem, Severity
+from plan import plan
+from plan.options import MODES
+from plan.parts import GpuPlan, Keep, Plan, ReleasePlan, WebPlan, WorkerPlan
+from plan.state import Network, Offer, RememberedIds, Toolkit, Tsa, Web, WebSecrets
 from tests.unit.situations import (
     DATABASE,
     GPUS,
@@ -23,22 +24,23 @@ from tests.unit.situations import (
     WEB,
     WORKER_KEY,
     gpu_unit,
+    said,
     unit,
 )
 
 
 def blocked(text):
-    return (Problem(Severity.BLOCKED, text),)
+    return [("blocked", text)]
 
 
 def waiting(text):
-    return (Problem(Severity.WAITING, text),)
+    return [("waiting", text)]
 
 
 def test_a_worker_without_gpus():
     made = plan.make(unit(options={"tag": "b,a", "container-dns-servers": "10.0.0.53"}))
-    worker = plan.WorkerPlan(
-        name="ci-gpu-3",
+    worker = WorkerPlan(
+        name="ci-ci-gpu-3",
         tsa_hosts=("10.0.0.5:2222",),
         tsa_public_keys=(HOST_KEY,),
         private_key="",
@@ -46,15 +48,14 @@ def test_a_worker_without_gpus():
         dns_servers=("10.0.0.53",),
         wrapped=False,
     )
-    release = plan.ReleasePlan("8.3.0", "amd64", config.PINNED_SHA256["8.3.0"], "")
-    assert made == plan.Plan((), release, None, worker, None)
+    release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "")
+    assert made == Plan((), release, None, worker, None)
 
 
 def test_a_worker_with_gpus():
     made = plan.make(gpu_unit({"tag": "rack-7"}))
     assert made.problems == ()
-    assert made.gpu == plan.GpuPlan(GPUS, RUNTIME)
-    assert made.gpu_note == "2x NVIDIA"
+    assert made.gpu == GpuPlan(GPUS, RUNTIME)
     assert made.worker.wrapped
     assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=2")
     assert made.worker.tags[-1] == "rack-7"
@@ -66,13 +67,13 @@ def test_a_chosen_gpu():
     assert made.gpu.gpus == GPUS[1:]
     begins = ("gpu", "gpu-type=nvidia", "gpu-count=1", "gpu-devices=1")
     assert made.worker.tags[:4] == begins
-    assert made.remember == RememberedIds(("1",), (("1", GPUS[1].uuid),), (1,))
+    assert made.choice.remember == RememberedIds(("1",), (("1", GPUS[1].uuid),), (1,))
 
 
 def test_gpus_that_are_turned_off_leave_nothing():
     made = plan.make(unit(remembered=RememberedIds(), machine={"foreign_runc": "/x"}))
     assert (made.gpu, made.worker.wrapped, made.worker.tags) == (None, False, ())
-    assert (made.gpu_note, made.remember, made.problems) == ("", RememberedIds(), ())
+    assert (made.choice.remember, made.problems) == (RememberedIds(), ())
 
 
 def test_the_key_and_the_address_of_a_web_outside_juju_are_taken():
@@ -83,7 +84,7 @@ def test_the_key_and_the_address_of_a_web_outside_juju_are_taken():
 def test_a_web():
     made = plan.make(unit("web"))
     url, keys = "http://10.0.0.7:8080", (WORKER_KEY,)
-    web = plan.WebPlan("10.0.0.7", 8080, url, DATABASE, SECRETS, keys, queues_tasks=True)
+    web = WebPlan("10.0.0.7", 8080, url, DATABASE, SECRETS, keys, queues_tasks=True)
     assert (made.web, made.worker, made.gpu, made.problems) == (web, None, None, ())
 
 
@@ -95,7 +96,8 @@ def test_a_web():
     ],
 )
 def test_the_url_of_a_web(given, address, url):
-    found = unit("web", options={"external-url": given}, address=address)
+    network = Network(own=Offer((address,)))
+    found = unit("web", options={"external-url": given}, network=network)
     assert plan.make(found).web.external_url == url
 
 
@@ -109,12 +111,12 @@ def test_both_on_one_machine_need_no_relation_and_no_database():
 
 
 def test_one_that_is_leaving_starts_nothing():
-    for mode in config.MODES:
+    for mode in MODES:
         found = unit(mode, options={"enable-gpu": True}, leaving=True)
-        assert plan.make(found) == plan.Plan((), None, None, None, None)
+        assert plan.make(found) == Plan((), None, None, None, None)
 
 
-# Found, what the operator reads, and what becomes of gpu, worker and web: "new" for a plan.
+# Found, what is read, and what becomes of gpu, worker and web: "new" for a plan.
 ASKS = {
     "worker not related": (
         unit(tsa=Tsa()),
@@ -196,14 +198,67 @@ ASKS = {
         waiting("Waiting for the leader to make the web's keys"),
         (None, None, Keep.AS_IS),
     ),
-    "no keys of the own web yet, though another is related": (
-        unit("all", web=dataclasses.replace(WEB, secrets=None)),
-        waiting("Waiting for the leader to make the web's keys")
-        + waiting("Waiting for the web's keys from the leader"),
+    "no keys of the own web yet": (
+        unit("all", tsa=Tsa(), web=dataclasses.replace(WEB, secrets=None)),
+        waiting("Waiting for the leader to make the web's keys"),
         (Keep.AS_IS, Keep.AS_IS, Keep.AS_IS),
     ),
+    "another web beside the own": (
+        unit("all"),
+        blocked(
+            "This unit has a web of its own and is related to another: juju remove-relation "
+            "ci-gpu <web application>, or deploy its workers with deployment-mode=worker"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, "new"),
+    ),
+    "two Concourses": (
+        unit(tsa=dataclasses.replace(TSA, webs=("ci-a", "ci-b"))),
+        blocked(
+            "Related to several Concourses at once, ci-a and ci-b: juju remove-relation ci-gpu "
+            "<all but one>"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "three of all without a database": (
+        unit("all", tsa=Tsa(), web=Web(secrets=SECRETS), planned_units=3),
+        blocked(
+            "3 units without a database in common would be as many Concourses: juju integrate "
+            "ci-gpu:postgresql postgresql:database, or juju remove-unit"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, Keep.AS_IS),
+    ),
+    "Juju does not tell of the resource": (
+        unit(tarball=None),
+        waiting(
+            "Waiting for Juju to tell whether there is a resource concourse: juju resources ci-gpu"
+        ),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "a bad option of the web beside a worker": (
+        unit("all", tsa=Tsa(), options={"web-port": "x"}),
+        blocked(
+            "web-port 'x' can't be used: use 1 to 65535 but not 2221, 2222, 7776, 7777, 7787, "
+            "7788, 8079, 8888"
+        ),
+        (None, "new", Keep.AS_IS),
+    ),
+    "a bad option of the worker without a web yet": (
+        gpu_unit({"container-dns-servers": "x"}, tsa=Tsa()),
+        blocked("container-dns-servers 'x' is no IP address: use addresses such as 10.0.0.53"),
+        ("new", Keep.AS_IS, None),
+    ),
+    "a bad option of GPUs": (
+        gpu_unit({"gpus-per-task": "x"}),
+        blocked("gpus-per-task 'x' is out of range: use 0 to 128"),
+        (Keep.AS_IS, Keep.AS_IS, None),
+    ),
+    "a bad option of GPUs that are off": (
+        unit(options={"gpus-per-task": "x"}),
+        blocked("gpus-per-task 'x' is out of range: use 0 to 128"),
+        (None, "new", None),
+    ),
     "no address yet": (
-        unit("web", address=""),
+        unit("web", network=Network()),
         waiting("Waiting for Juju to tell this unit's address"),
         (None, None, Keep.AS_IS),
     ),
@@ -211,7 +266,7 @@ ASKS = {
 
 
 def parts(made):
-    kinds = (plan.GpuPlan, plan.WorkerPlan, plan.WebPlan)
+    kinds = (GpuPlan, WorkerPlan, WebPlan)
     values = (made.gpu, made.worker, made.web)
     pairs = zip(values, kinds, strict=True)
     return tuple("new" if isinstance(value, kind) else value for value, kind in pairs)
@@ -221,7 +276,7 @@ def parts(made):
 def test_what_is_in_the_way_is_said_with_the_next_step(name):
     found, problems, becomes = ASKS[name]
     made = plan.make(found)
-    assert made.problems == problems
+    assert said(found) == problems
     assert parts(made) == becomes
 
 
@@ -257,14 +312,14 @@ def troubled(name, mode="worker"):
 @pytest.mark.parametrize("name", GPU_PROBLEMS)
 def test_a_worker_whose_gpus_fail_is_blocked_and_runs_on_as_it_is(name):
     made = plan.make(troubled(name))
-    (problem,) = made.problems
-    assert problem.severity is Severity.BLOCKED
-    assert (made.gpu, made.worker, made.gpu_note) == (Keep.AS_IS, Keep.AS_IS, "")
+    ((kind, _),) = said(troubled(name))
+    assert kind == "blocked"
+    assert (made.gpu, made.worker) == (Keep.AS_IS, Keep.AS_IS)
     assert made.release
 
 
 def test_each_problem_of_gpus_has_a_text_of_its_own():
-    texts = {plan.make(troubled(name)).problems[0].text for name in GPU_PROBLEMS}
+    texts = {said(troubled(name))[0] for name in GPU_PROBLEMS}
     assert len(texts) == len(GPU_PROBLEMS)
 
 
@@ -287,7 +342,7 @@ def test_all_that_is_wrong_is_said():
         machine=dataclasses.replace(found.machine, rival="docker.service"),
         web=dataclasses.replace(WEB, database=None),
     )
-    texts = [problem.text.split(" ")[0] for problem in plan.make(found).problems]
+    texts = [text.split(" ")[0] for _, text in said(found)]
     assert texts == ["No", "nvidia-container-runtime", "Waiting", "docker.service"]
 
 
@@ -303,7 +358,7 @@ def test_mig_devices_are_what_is_handed_out():
 @pytest.mark.parametrize(
     ("architecture", "options", "tarball", "sha256"),
     [
-        ("amd64", {}, "", config.PINNED_SHA256["8.3.0"]),
+        ("amd64", {}, "", PINNED_SHA256["8.3.0"]),
         ("amd64", {"concourse-sha256": "ab" * 32}, "", "ab" * 32),
         ("arm64", {"concourse-sha256": "ab" * 32}, "", "ab" * 32),
         ("arm64", {}, "/r/concourse.tgz", ""),
@@ -311,52 +366,28 @@ def test_mig_devices_are_what_is_handed_out():
 )
 def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, sha256):
     found = unit(options=options, machine={"architecture": architecture}, tarball=tarball)
-    assert plan.make(found).release == plan.ReleasePlan("8.3.0", architecture, sha256, tarball)
+    assert plan.make(found).release == ReleasePlan("8.3.0", architecture, sha256, tarball)
 
 
 def test_no_checksum_of_amd64_is_taken_for_arm64():
     made = plan.make(unit(machine={"architecture": "arm64"}))
     assert made.release is None
-    assert "8.3.0 on arm64" in made.problems[0].text
-
-
-@pytest.mark.parametrize(
-    ("worker", "web", "works"),
-    [
-        ("8.3.0", "8.3.0", True),
-        ("8.4.1", "8.3.0", True),
-        ("8.3.0", "9.0.0", True),
-        ("8.3.0", "8.2.5", False),
-        ("8.2.5", "8.3.0", False),
-        ("8.2.5", "8.0.0", True),
-        ("8.0.0", "8.2.5", True),
-        ("8.2.0", "7.9.1", True),
-        ("7.9.1", "8.2.0", False),
-        ("7.9.1", "7.10.0", False),
-        ("7.10.0", "7.9.1", True),
-        ("8.3.0", "8.3.1-rc.2", True),
-        # What a web may write into its databag.
-        ("8.3.0", f"{'9' * 5000}.0.0", True),
-        ("8.3.0", f"0.{'9' * 5000}.0", False),
-    ],
-)
-def test_web_and_worker_move_together(worker, web, works):
-    assert plan.works_with(worker, web) is works
+    assert "8.3.0 on arm64" in said(unit(machine={"architecture": "arm64"}))[0][1]
 
 
 @pytest.mark.parametrize(("installed", "works"), [("", True), ("8.3.0", True), ("8.2.5", False)])
 def test_a_release_at_hand_is_judged_by_what_it_holds(installed, works):
     options = {"concourse-version": "8.2.5"}
     found = unit(options=options, tarball="/r/concourse.tgz", installed=installed)
-    texts = [problem.text for problem in plan.make(found).problems]
+    texts = [text for _, text in said(found)]
     assert (texts == []) is works
     assert works or "juju attach-resource ci-gpu concourse=<tarball of 8.3.0>" in texts[0]
 
 
 def test_secrets_do_not_show_where_a_plan_is_printed():
     secret = "0123456789"
-    worker = plan.WorkerPlan("w", (), (), secret, (), (), wrapped=False)
-    web = plan.WebPlan(
+    worker = WorkerPlan("w", (), (), secret, (), (), wrapped=False)
+    web = WebPlan(
         "", 1, "", dataclasses.replace(DATABASE, password=secret), WebSecrets(*[secret] * 3), ()
     )
     assert secret not in repr((worker, web))

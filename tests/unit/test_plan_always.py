@@ -3,16 +3,30 @@
 """What holds for a plan whatever was found, also what nobody thought of."""
 
 import dataclasses
+import os
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-import allowed
-import config
-import plan
-import status
-from found import Database, Found, Machine, RememberedIds, Toolkit, Tsa, Web, WebSecrets
+from ci.concourse.upstream import WEB_REQUEST_TIMEOUT
 from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from plan import plan, status
+from plan.gpus import choose, problem_with
+from plan.options import ALLOCATIONS, MODES, PRIVILEGED, VENDORS, Options
+from plan.parts import GpuPlan, Keep, WebPlan, WorkerPlan
+from plan.state import (
+    Database,
+    Interface,
+    Machine,
+    Network,
+    Offer,
+    RememberedIds,
+    Toolkit,
+    Tsa,
+    UnitState,
+    Web,
+    WebSecrets,
+)
 
 KEY = "ssh-rsa AAAA"
 PATH = "/usr/bin/nvidia-container-runtime"
@@ -35,16 +49,16 @@ def mostly(good, other):
 
 
 options = st.builds(
-    config.Options,
-    deployment_mode=st.sampled_from(config.MODES),
+    Options,
+    deployment_mode=st.sampled_from(MODES),
     enable_gpu=mostly(good=True, other=st.booleans()),
     gpu_device_ids=st.just(()) | some(*IDS),
-    gpu_vendor=st.sampled_from(config.VENDORS),
-    gpu_allocation=st.sampled_from(config.ALLOCATIONS),
+    gpu_vendor=st.sampled_from(VENDORS),
+    gpu_allocation=st.sampled_from(ALLOCATIONS),
     gpus_per_task=mostly(1, st.integers(0, 12)),
     hijack_gpu_limit=st.integers(0, 1440),
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
-    privileged_tasks=st.sampled_from(config.PRIVILEGED),
+    privileged_tasks=st.sampled_from(PRIVILEGED),
     nvidia_driver_capabilities=st.just("compute,utility"),
     tags=some("gpu", "rack-7", "{0}"),
     concourse_version=mostly("8.3.0", st.sampled_from(VERSIONS)),
@@ -54,6 +68,7 @@ options = st.builds(
     worker_private_key=st.just(""),
     web_port=st.just(8080),
     external_url=texts("", "https://ci.example.com"),
+    advertise_address=mostly("", st.sampled_from(["10.1.0.7", "ci.example.com", "10.2.0.0/16"])),
     container_dns_servers=st.just(()),
 )
 
@@ -96,6 +111,26 @@ def inventories(draw):
 
 
 @st.composite
+def networks(draw):
+    names = draw(st.lists(st.sampled_from(["eth0", "eth1", "br0", "concourse0"]), unique=True))
+    interfaces = tuple(
+        Interface(
+            name,
+            kind=draw(st.sampled_from(["", "bridge", "veth", "vlan", "dummy"])),
+            addresses=(f"10.{number}.0.7",),
+            master=draw(st.sampled_from(["", "br0", "concourse0"])),
+            lower=draw(st.sampled_from(["", "eth0"])),
+            has_default_route=draw(st.booleans()),
+        )
+        for number, name in enumerate(names)
+    )
+    known = some("10.0.0.7", "10.1.0.7", "10.2.0.7", "10.3.0.7", "fd00::7", "203.0.113.9")
+    published = st.sampled_from(["", "10.0.0.7", "203.0.113.9"])
+    offers = st.builds(Offer, known, known, published)
+    return Network(interfaces, draw(offers), ((3, draw(offers)), (4, draw(offers))))
+
+
+@st.composite
 def founds(draw):
     chosen = draw(options)
     asked = chosen.enable_gpu and chosen.has_worker
@@ -112,10 +147,11 @@ def founds(draw):
         refused=("tsa-host of web/1: is no ADDRESS:PORT",),
     )
     toolkits = texts("1.20.0", "1.19.1", "1.19.0", "1.19", "").map(lambda v: Toolkit(PATH, v))
-    return Found(
+    return UnitState(
         options=chosen,
-        name=draw(texts("worker-0")),
-        address=draw(mostly("10.0.0.7", st.sampled_from(["fd00::7", ""]))),
+        unit="ci-gpu/3",
+        worker_name=draw(texts("ci-worker-0")),
+        network=draw(networks()),
         machine=Machine(
             architecture=draw(mostly("amd64", st.just("arm64"))),
             toolkit=draw(mostly(Toolkit(PATH, "1.20.0"), st.none() | toolkits)),
@@ -137,7 +173,7 @@ def founds(draw):
     )
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=4000 if "GPUCI_SOAK" in os.environ else 150, deadline=None, database=None)
 @given(founds())
 def test_whatever_is_found(found):
     made = plan.make(found)
@@ -148,8 +184,9 @@ def test_whatever_is_found(found):
     what_was_remembered_changes_nothing(found, made)
     tags_and_policy_agree(found, made)
     a_wait_ends_before_concourse_gives_up(found, made)
-    for running in (status.Running(), status.Running(web=True, worker=True)):
-        lines = status.lines(made, running)
+    what_was_published_stays(found, made)
+    for running in (status.Running(), status.Running(web=True, worker=True, connected=True)):
+        lines = status.lines(found, made, running)
         assert lines
         assert (lines[0].kind is status.Kind.ACTIVE) <= (not made.problems)
         assert all(line.text for line in lines)
@@ -157,11 +194,11 @@ def test_whatever_is_found(found):
 
 def the_plan_is_one_that_the_rooms_can_follow(found, made):
     parts = (made.gpu, made.worker, made.web)
-    if plan.Keep.AS_IS in parts or (not made.worker and not made.web):
+    if Keep.AS_IS in parts or (not made.worker and not made.web):
         assert made.problems or found.leaving
-    if isinstance(made.worker, plan.WorkerPlan) or isinstance(made.web, plan.WebPlan):
+    if isinstance(made.worker, WorkerPlan) or isinstance(made.web, WebPlan):
         assert made.release
-    if isinstance(made.worker, plan.WorkerPlan):
+    if isinstance(made.worker, WorkerPlan):
         assert made.worker.tsa_hosts
         assert made.worker.tsa_public_keys
         assert not found.machine.rival
@@ -170,24 +207,24 @@ def the_plan_is_one_that_the_rooms_can_follow(found, made):
 
 
 def what_was_remembered_changes_nothing(found, made):
-    again = plan.make(dataclasses.replace(found, remembered=made.remember))
+    again = plan.make(dataclasses.replace(found, remembered=made.choice.remember))
     assert again == made or found.leaving
 
 
 def tags_and_policy_agree(found, made):
-    choice = allowed.choose(found)
-    wrong = found.options.has_worker and not found.leaving and allowed.problem_with(found, choice)
+    choice = choose(found)
+    wrong = found.options.has_worker and not found.leaving and problem_with(found, choice)
     if wrong:
-        assert wrong in [problem.text for problem in made.problems]
-        assert not isinstance(made.worker, plan.WorkerPlan)
-        assert made.gpu is plan.Keep.AS_IS
-    if isinstance(made.gpu, plan.GpuPlan):
+        assert wrong in made.problems
+        assert not isinstance(made.worker, WorkerPlan)
+        assert made.gpu is Keep.AS_IS
+    if isinstance(made.gpu, GpuPlan):
         assert made.gpu.gpus
         assert all(gpu.devices and gpu in found.inventory.gpus for gpu in made.gpu.gpus)
-        assert made.gpu_note
-    if not isinstance(made.worker, plan.WorkerPlan):
+        assert status.gpu_note(found, made.choice)
+    if not isinstance(made.worker, WorkerPlan):
         return
-    assert made.worker.wrapped == isinstance(made.gpu, plan.GpuPlan)
+    assert made.worker.wrapped == isinstance(made.gpu, GpuPlan)
     if not made.worker.wrapped:
         assert made.worker.tags == found.options.tags
         return
@@ -208,23 +245,40 @@ def tags_and_policy_agree(found, made):
     assert list(made.worker.tags[len(made.worker.tags) - len(ours) :]) == ours
 
 
+def what_was_published_stays(found, made):
+    if not isinstance(made.web, WebPlan):
+        return
+    told, network = dict(made.web.tsa_addresses), found.network
+    again = dataclasses.replace(
+        network,
+        interfaces=network.interfaces[::-1],
+        own=reordered(network.own, made.web.address),
+        relations=tuple((n, reordered(offer, told.get(n, ""))) for n, offer in network.relations),
+    )
+    assert plan.make(dataclasses.replace(found, network=again)).web == made.web
+
+
+def reordered(offer, published):
+    return Offer(offer.ingress[::-1], offer.bound[::-1], published or offer.published)
+
+
 def a_wait_ends_before_concourse_gives_up(found, made):
     """Web's clock and the worker's run for the call in which a task waits."""
-    if not isinstance(made.worker, plan.WorkerPlan):
+    if not isinstance(made.worker, WorkerPlan):
         return
-    if not isinstance(made.gpu, plan.GpuPlan):
+    if not isinstance(made.gpu, GpuPlan):
         assert (made.worker.request_timeout, made.worker.max_active_tasks) == (0, 0)
         return
     options, wait = found.options, made.gpu.wait_timeout
     patience = found.tsa.request_timeout
     if options.has_web:
-        patience = config.WEB_REQUEST_TIMEOUT
+        patience = WEB_REQUEST_TIMEOUT
     if options.tsa_hosts or not patience:
         patience = 300  # Concourse's own
     assert wait <= options.gpu_wait_timeout
     assert wait < patience
     assert made.worker.request_timeout >= max(300, wait + 60)
-    assert ("capped" in made.gpu_note) == (wait < options.gpu_wait_timeout)
+    assert ("capped" in status.gpu_note(found, made.choice)) == (wait < options.gpu_wait_timeout)
     devices = sum(len(gpu.devices) for gpu in made.gpu.gpus)
     version = found.installed if found.tarball else options.concourse_version
     counts = options.gpu_allocation == "exclusive" and options.gpus_per_task > 0

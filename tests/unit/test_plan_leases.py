@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-import plan
-from found import Tsa
 from gpu.inventory import Inventory, State, Vendor
-from plan import Keep, Severity
+from plan import plan
+from plan.parts import GpuPlan, Keep
+from plan.state import Tsa
 from tests.unit.situations import (
     GPUS,
     OUTSIDE,
@@ -18,6 +18,8 @@ from tests.unit.situations import (
     TSA,
     gpu,
     gpu_unit,
+    note,
+    said,
     sliced,
     unit,
 )
@@ -41,7 +43,7 @@ def test_the_options_become_policy():
         "privileged-tasks": "gpu",
         "nvidia-driver-capabilities": "all",
     }
-    assert plan.make(gpu_unit(options)).gpu == plan.GpuPlan(
+    assert plan.make(gpu_unit(options)).gpu == GpuPlan(
         gpus=GPUS,
         nvidia_runtime=RUNTIME,
         allocation="shared",
@@ -57,11 +59,12 @@ def test_the_options_become_policy():
 def test_other_vendors_have_no_runtime_even_where_nvidias_is(vendor):
     card = gpu(0, vendor=vendor, minor=-1, nodes=("/dev/dri/renderD128",))
     for machine in ({}, {"toolkit": None}):
-        made = plan.make(gpu_unit(machine=machine, **here(card, vendor=vendor)))
+        found = gpu_unit(machine=machine, **here(card, vendor=vendor))
+        made = plan.make(found)
         assert made.problems == ()
         assert (made.gpu.gpus, made.gpu.nvidia_runtime) == ((card,), "")
         assert made.worker.wrapped
-        assert made.gpu_note == f"1x {vendor.display}"
+        assert note(found) == f"1x {vendor.display}"
 
 
 # gpu-wait-timeout, what is known of the web; then the wait, the worker's own clock, the note.
@@ -91,19 +94,20 @@ WAITS = {
 
 @pytest.mark.parametrize("name", WAITS)
 def test_a_refusal_comes_before_concourse_gives_up(name):
-    asked, values, wait, clock, note = WAITS[name]
+    asked, values, wait, clock, more = WAITS[name]
     values = dict(values)
     options = {"gpu-wait-timeout": asked, **values.pop("options", {})}
-    made = plan.make(gpu_unit(options, **values))
+    found = gpu_unit(options, **values)
+    made = plan.make(found)
     assert made.gpu.wait_timeout == wait
     assert made.worker.request_timeout == clock
-    assert made.gpu_note == f"2x NVIDIA{note}"
+    assert note(found) == f"2x NVIDIA{more}"
 
 
 def test_a_unit_that_is_both_knows_its_own_webs_patience():
     options = {"enable-gpu": True, "gpu-wait-timeout": 1800}
-    made = plan.make(unit("all", options=options, tsa=patient(300)))
-    assert (made.gpu.wait_timeout, made.gpu_note) == (1800, "2x NVIDIA")
+    found = unit("all", options=options, tsa=patient(300))
+    assert (plan.make(found).gpu.wait_timeout, note(found)) == (1800, "2x NVIDIA")
     elsewhere = plan.make(unit("all", options={**options, **OUTSIDE}, tsa=Tsa()))
     assert elsewhere.gpu.wait_timeout == 280
 
@@ -153,11 +157,11 @@ def test_only_a_concourse_that_limits_each_worker_queues(version, tarball, insta
 
 
 def test_tasks_that_could_never_get_their_gpus_block_and_what_runs_goes_on():
-    made = plan.make(gpu_unit({"gpus-per-task": 3}))
-    (problem,) = made.problems
-    assert problem.severity is Severity.BLOCKED
-    assert problem.text == (
+    found = gpu_unit({"gpus-per-task": 3})
+    made = plan.make(found)
+    text = (
         "gpus-per-task '3' is more than the 2 GPUs that tasks may use here: juju config ci-gpu "
         "gpus-per-task=2"
     )
+    assert said(found) == [("blocked", text)]
     assert (made.gpu, made.worker) == (Keep.AS_IS, Keep.AS_IS)

@@ -11,11 +11,11 @@ import json
 
 import pytest
 
-import plan
-from config import Minimums
-from found import Verdict
 from oci import quarantine, wrapper
-from selftest import automatic, proof, results, settings, unit
+from plan import plan
+from plan.options import Minimums
+from plan.state import Verdict
+from selftest import automatic, last_pass, results, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
@@ -23,7 +23,10 @@ from tests.unit.situations import TSA, gpu, situation
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
 DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
 HEAT = Check("throttle", Level.QUICK, "it is cool", remedy="fan", each_gpu=True, condemns=False)
-NOW = datetime.datetime.now(datetime.timezone.utc)
+
+
+def present():
+    return datetime.datetime.now(datetime.timezone.utc)
 
 
 class Charm:
@@ -40,7 +43,8 @@ class Charm:
     def ensure(self, *, repaired=False, **values):
         self.calls.clear()
         found = dataclasses.replace(self.found, **values)
-        after = automatic.ensure(found, plan.make(found), repaired=repaired, progress=self.say)
+        found = dataclasses.replace(found, repaired=repaired)
+        after = automatic.ensure(found, plan.make(found), self.say)
         return after, list(self.calls)
 
     def say(self, line):
@@ -63,7 +67,7 @@ class Charm:
         self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None, gpu="", made=None
     ):
         kept = settings.read()
-        now = proof.subject(kept, self.found.inventory, self.found.machine)
+        now = last_pass.subject(kept, self.found.inventory, self.found.machine)
         checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
         self.last = results.Report(
             run=results.new_run(),
@@ -72,7 +76,7 @@ class Charm:
             device="cuda",
             gpu=gpu,
             outcome=outcome,
-            started=(NOW - datetime.timedelta(seconds=age)).isoformat(timespec="seconds"),
+            started=(present() - datetime.timedelta(seconds=age)).isoformat(timespec="seconds"),
             seconds=1.0,
             results=made
             or (CHECK.result(checks.get(outcome, Outcome.PASSED), "Xid 79", gpu="GPU-0"),),
@@ -88,19 +92,19 @@ def charm(tmp_path, monkeypatch):
     monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(wrapper, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
     monkeypatch.setattr(
-        unit, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
+        service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
     )
-    monkeypatch.setattr(unit, "remove", lambda: charm.calls.append("remove"))
-    monkeypatch.setattr(unit, "running", lambda: charm.running)
-    monkeypatch.setattr(unit, "broken_off", lambda: charm.broken_off)
-    monkeypatch.setattr(unit, "wait_for_others", charm.wait_for_others)
-    monkeypatch.setattr(proof, "TESTED", tmp_path / "run" / "selftest.done")
+    monkeypatch.setattr(service, "remove", lambda: charm.calls.append("remove"))
+    monkeypatch.setattr(service, "running", lambda: charm.running)
+    monkeypatch.setattr(service, "broken_off", lambda: charm.broken_off)
+    monkeypatch.setattr(service, "wait_for_others", charm.wait_for_others)
+    monkeypatch.setattr(last_pass, "TESTED", tmp_path / "run" / "selftest.done")
     monkeypatch.setattr(environment, "ROOT", tmp_path / "selftest")
-    proof.note_verdict()
-    monkeypatch.setattr(unit, "start", charm.start)
-    monkeypatch.setattr(unit, "follow", charm.follow)
+    last_pass.note_verdict()
+    monkeypatch.setattr(service, "start", charm.start)
+    monkeypatch.setattr(service, "follow", charm.follow)
     monkeypatch.setattr(results, "read", lambda: charm.last)
-    monkeypatch.setattr(proof, "kept", lambda: charm.proven)
+    monkeypatch.setattr(last_pass, "kept", lambda: charm.proven)
     charm.ensure(options=charm.found.options)
     return charm
 
@@ -166,13 +170,13 @@ def test_status_is_told_what_was_in_the_way_but_not_what_changes_by_the_minute(c
 
 
 def test_one_that_a_killed_hook_has_started_is_followed_to_its_end(charm):
-    charm.running = unit.Running("old", Level.ISOLATION, NOW)
+    charm.running = service.Running("old", Level.ISOLATION, present())
     assert charm.ensure()[1] == ["boot True", "Self-test: following old"]
 
 
 def test_a_burn_in_is_not_waited_for_and_nothing_passes_for_proven_meanwhile(charm):
     charm.report(subject="the driver before")
-    charm.running = unit.Running("old", Level.BURN_IN, NOW)
+    charm.running = service.Running("old", Level.BURN_IN, present())
     after, calls = charm.ensure()
     assert calls == ["boot True"]
     why = "it is due, and one of level burn-in still runs"
@@ -190,14 +194,14 @@ def test_one_by_hand_or_at_boot_is_no_reason_to_fail_and_none_to_say_passed(char
 
 def test_one_that_does_not_end_in_time_has_not_passed(charm, monkeypatch):
     charm.report(subject="the driver before")
-    monkeypatch.setattr(unit, "follow", lambda *_: None)
+    monkeypatch.setattr(service, "follow", lambda *_: None)
     after, _ = charm.ensure()
     assert after.verdict == Verdict("incomplete", failure="it still runs")
 
 
 def test_one_that_was_killed_after_its_action_had_returned_is_told(charm):
     charm.report()
-    charm.broken_off = unit.Running("old", Level.COMPUTE, NOW)
+    charm.broken_off = service.Running("old", Level.COMPUTE, present())
     after, calls = charm.ensure()
     assert calls == ["boot True"]
     assert after.verdict == Verdict(
@@ -208,7 +212,7 @@ def test_one_that_was_killed_after_its_action_had_returned_is_told(charm):
 
 def test_boot_without_a_verdict_has_it_run(charm):
     charm.report()
-    proof.TESTED.unlink()  # as the machine's start leaves /run
+    last_pass.TESTED.unlink()  # as the machine's start leaves /run
     assert charm.ensure()[1] == RUNS
 
 
@@ -290,7 +294,7 @@ def test_quarantine_is_read_after_the_test(charm, monkeypatch):
     def follow(*_):
         quarantine.put("GPU-1", "Xid 79: gone", "xid", "quick", "reboot")
 
-    monkeypatch.setattr(unit, "follow", follow)
+    monkeypatch.setattr(service, "follow", follow)
     after, _ = charm.ensure()
     assert [entry.uuid for entry in after.quarantined] == ["GPU-1"]
 
@@ -338,3 +342,9 @@ def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
     assert (kept.min_driver_version, kept.wheels) == ("535", "/wheels.tar.gz")
     assert kept.files == {"/opt/gpu-ci/bin/runc": "sha256:1"}
     assert json.loads(settings.PATH.read_text())["unit"] == "worker/0"
+
+
+def test_wheels_of_which_juju_does_not_tell_stay_what_they_were(charm):
+    charm.ensure(wheels="/wheels.tar.gz")
+    charm.ensure(wheels=None)
+    assert settings.read().wheels == "/wheels.tar.gz"

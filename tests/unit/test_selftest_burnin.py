@@ -20,7 +20,7 @@ from gpu.health import Health, Sample
 from gpu.inventory import MigDevice, State, Vendor
 from gpu.xid import Log, Message
 from selftest import reserve, results
-from selftest.burnin import run as burnin
+from selftest.burnin import level as burnin
 from selftest.check import Outcome
 from selftest.compute import environment, work
 from selftest.pulse import Pulse
@@ -213,11 +213,12 @@ def test_when_jobs_hold_all_nothing_is_started(place):
         ("fails at once", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
         ("killed", Outcome.PREVENTED, "the load ended early: it was killed by signal 9"),
         ("unsupported", Outcome.SKIPPED, "no code for compute capability 3.5"),
-        ("silent", Outcome.FAILED, "the load ended early: no sign of life for 0.5 s"),
+        ("silent", Outcome.FAILED, "the load ended early: no sign of life for 4 s"),
     ],
 )
 def test_load_that_does_not_end_well_is_told_and_ended(place, monkeypatch, how, outcome, words):
-    monkeypatch.setattr(burnin, "_SILENCE_SECONDS", 0.5)
+    # Longer than a busy machine needs to start the load.
+    monkeypatch.setattr(burnin, "_SILENCE_SECONDS", 4)
     place.how(**{FIRST.uuid.replace("-", "_"): how})
     found = place.run(FIRST)
     result = found["results", FIRST.uuid]
@@ -257,7 +258,7 @@ def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place, m
         found = place.run(FIRST, SECOND, minutes=60)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert outcomes(found)["results"] is Outcome.PREVENTED
     assert found["results", FIRST.uuid].text.startswith(
         "stopped after 0.0 of 60 min; until then: 1000 matrices alike"

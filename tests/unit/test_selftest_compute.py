@@ -15,7 +15,7 @@ from gpu.inventory import Vendor
 from selftest import containers, pulse, reserve, results
 from selftest.check import Outcome
 from selftest.compute import baseline, environment
-from selftest.compute import run as compute
+from selftest.compute import level as compute
 from selftest.compute.environment import Environment, UnavailableError
 from selftest.settings import Settings
 from tests.unit.situations import gpu, sliced

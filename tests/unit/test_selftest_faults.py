@@ -7,14 +7,14 @@ import os
 
 import pytest
 
-from ci import concourse_release
-from found import Toolkit
+from ci.concourse import release
+from plan.state import Toolkit
 from selftest.check import Outcome
 from tests.unit.host_site import CONFIG, ENVIRONMENT, FRONT, Room, Site, red
 from tests.unit.situations import RUNTIME
 
 # Without which the charm takes no release for unpacked.
-NOTE = concourse_release.CURRENT / concourse_release._NOTE
+NOTE = release.CURRENT / release._NOTE
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from selftest import bundle, containers, probe, rootfs
 from selftest.bundle import Kind
 from selftest.check import Level, Outcome
 from selftest.isolation import doors, views
-from selftest.isolation import run as isolation
+from selftest.isolation import level as isolation
 from selftest.isolation.views import Node
 from selftest.rootfs import Mount
 from selftest.settings import Settings

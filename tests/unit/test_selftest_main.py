@@ -11,7 +11,7 @@ import pytest
 
 from machine import locks
 from selftest import __main__ as command
-from selftest import results, run, settings, unit
+from selftest import results, run, service, settings
 from selftest.check import Level, Outcome
 from selftest.quick import host_checks
 from selftest.results import Report
@@ -49,7 +49,7 @@ def runs(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "run", runs.run)
     monkeypatch.setattr(run, "conclude", runs.conclude)
     monkeypatch.setattr(settings, "read", lambda: KEPT)
-    monkeypatch.setattr(unit, "LOCK", tmp_path / "run" / "selftest.lock")
+    monkeypatch.setattr(service, "LOCK", tmp_path / "run" / "selftest.lock")
     monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     before = signal.getsignal(signal.SIGTERM)
@@ -157,8 +157,8 @@ def test_without_root_settings_or_gpus_it_says_what_to_do(runs, capsys, monkeypa
 
 
 def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
-    unit.LOCK.parent.mkdir()
-    with locks.hold(unit.LOCK, "pid 4711, level burn-in, since 17:00:03 UTC"):
+    service.LOCK.parent.mkdir()
+    with locks.hold(service.LOCK, "pid 4711, level burn-in, since 17:00:03 UTC"):
         assert command.main([]) == 2
     assert capsys.readouterr().err == (
         "gpu-selftest: a self-test runs already (pid 4711, level burn-in, since 17:00:03 UTC): "
@@ -166,6 +166,6 @@ def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
     )
     assert command.main([]) == 0
     # Whoever may read it could lock it, and no GPU would be tested any more.
-    assert unit.LOCK.stat().st_mode & 0o777 == 0o600
-    kept = unit.LOCK.read_text()
+    assert service.LOCK.stat().st_mode & 0o777 == 0o600
+    kept = service.LOCK.read_text()
     assert kept.startswith(f"pid {os.getpid()}, level isolation, since ")

@@ -161,7 +161,6 @@ def test_no_line_is_wider_than_100_columns_whatever_it_says():
 def test_action_results_are_flat_and_tell_each_gpu():
     shown = report.as_results(SICK, GPUS)
     assert shown.pop("report") == report.table(SICK, GPUS)
-    assert json.loads(shown.pop("json")) == json.loads(json.dumps(results.plain(SICK)))
     assert shown == {
         "verdict": "failed",
         "level": "isolation",
@@ -171,6 +170,12 @@ def test_action_results_are_flat_and_tell_each_gpu():
         "gpu-2": "passed",
         "gpu-3": "passed",
     }
+
+
+def test_a_program_gets_the_report_alone():
+    shown = report.as_json(SICK)
+    assert shown.keys() == {"json"}
+    assert json.loads(shown["json"]) == json.loads(json.dumps(results.plain(SICK)))
 
 
 def test_failure_of_the_worker_is_one_of_each_gpu_and_what_could_not_run_is_incomplete():
@@ -218,7 +223,7 @@ def test_long_results_name_their_file_instead(filler):
     )
     shown = report.as_results(many, GPUS)
     kept = "/var/lib/gpu-ci/selftest/history/20261121T170000Z-1a2b.json"
-    assert shown["json"] == kept
+    assert report.as_json(many) == {"file": kept}
     assert shown["report"].endswith(f"\nThe rest is in {kept}\n")
     # Linux, MAX_ARG_STRLEN: one string of argv.
     assert all(len(f"{key}={value}".encode()) < 128 << 10 for key, value in shown.items())

@@ -98,7 +98,7 @@ def test_a_quarantined_gpu_is_its_containers_and_no_others(rig):
         assert create(rig, name=SELFTEST) == 42
         assert visible(rig) == IDS[0]
         assert create(rig) == 1
-        assert "this worker has 0 GPUs to give away" in rig.refusal
+        assert "this worker has 0 GPUs for tasks now" in rig.refusal
 
 
 def test_who_has_a_gpu_keeps_it(rig):
@@ -124,7 +124,7 @@ def test_who_shares_a_gpu_keeps_it_and_the_others_are_shared_meanwhile(rig, excl
         if not exclusive:
             assert visible(rig) == IDS[1]
             assert create(rig, "GPU_COUNT=2") == 1
-            assert "held: GPU 0 by container gpu-selftest-1" in rig.refusal
+            assert "GPU 0 is in use by container gpu-selftest-1" in rig.refusal
 
 
 def test_two_leases_at_once_are_disjoint(rig):
@@ -202,7 +202,7 @@ def test_without_a_policy_or_with_damaged_leases_it_says_so(rig):
     rig.store.mkdir(parents=True)
     (rig.store / "leases.json").write_text("{")
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert "leases.json are damaged" in why
+        assert "leases.json is damaged" in why
     rig.policy_path.unlink()
     with reserve.alone(SELFTEST, IDS[:1]) as why:
         assert why == f"{IDS[0]} is no GPU that tasks get here"

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from found import Lease, Machine, Toolkit
 from gpu.inventory import Inventory, State
 from oci import quarantine, wrapper
-from selftest import proof, results, run
+from plan.state import Lease, Machine, Toolkit
+from selftest import last_pass, results, run
 from selftest.check import Check, Level, Outcome
 from selftest.settings import Settings
 from tests.unit.situations import GPUS
@@ -36,8 +36,8 @@ def kept(tmp_path, monkeypatch):
     """The reports that were kept; quarantine is in a folder of the test's own."""
     kept = []
     monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
-    monkeypatch.setattr(proof, "PATH", tmp_path / "proven")
-    monkeypatch.setattr(proof, "TESTED", tmp_path / "run" / "selftest.done")
+    monkeypatch.setattr(last_pass, "PATH", tmp_path / "proven")
+    monkeypatch.setattr(last_pass, "TESTED", tmp_path / "run" / "selftest.done")
     monkeypatch.setattr(results, "save", kept.append)
     return kept
 
@@ -68,7 +68,7 @@ def test_a_gpu_that_failed_is_out_with_reason_and_remedy(kept):
     assert (entry.uuid, entry.reason, entry.check) == (FIRST, "xid says: so", "xid")
     assert (entry.level, entry.remedy, entry.by) == ("quick", "reboot", quarantine.SELF_TEST)
     assert kept == [report]
-    assert proof.kept() == ""
+    assert last_pass.kept() == ""
 
 
 def test_a_failure_of_the_worker_takes_all_out():
@@ -135,7 +135,7 @@ def test_one_gpu_alone_says_nothing_of_the_others():
     conclude(failed(HEALTH, FIRST), failed(HEALTH, SECOND))
     conclude(passed(HEALTH, FIRST), gpu=FIRST)
     assert out() == {SECOND: "xid"}
-    assert proof.kept() == ""
+    assert last_pass.kept() == ""
 
 
 def test_what_the_operator_took_out_stays_whatever_a_test_says():
@@ -150,7 +150,7 @@ def test_the_cpu_proves_no_gpu(kept):
     conclude(failed(HEALTH, FIRST))
     conclude(failed(RATE, SECOND), passed(HEALTH, FIRST), device="cpu", level=Level.COMPUTE)
     assert out() == {FIRST: "xid"}
-    assert proof.kept() == ""
+    assert last_pass.kept() == ""
     assert len(kept) == 2
 
 
@@ -165,7 +165,7 @@ def test_the_cpu_proves_no_gpu(kept):
 )
 def test_isolation_is_proven_by_nothing_less(found, level, subject):
     conclude(*found, level=level)
-    assert proof.kept() == subject
+    assert last_pass.kept() == subject
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_isolation_is_proven_by_nothing_less(found, level, subject):
 )
 def test_all_gpus_are_tested_since_the_start_by_nothing_less(gpu, device, tested):
     conclude(failed(HEALTH, FIRST), gpu=gpu, device=device)
-    assert proof.is_tested() is tested
+    assert last_pass.is_tested() is tested
 
 
 # ---- what a job can bring about by itself ----
@@ -205,13 +205,13 @@ def test_without_room_nothing_more_is_made_and_isolation_is_not_proven():
     assert asked == []
     assert told == [("lease", "", "disk failed"), ("annotation", "", "disk failed")]
     conclude(failed(DISK), prevented(LEASE), prevented(DOOR))
-    assert proof.kept() == ""
+    assert last_pass.kept() == ""
 
 
 def test_heat_spares_a_gpu_no_test_that_may_tell_more():
     assert later(failed(HEAT, FIRST), passed(HEALTH, SECOND)) == ([[FIRST, SECOND]], [])
     conclude(failed(HEAT, FIRST), passed(LEASE, FIRST), passed(LEASE, SECOND))
-    assert proof.kept() == "abc"
+    assert last_pass.kept() == "abc"
 
 
 @pytest.mark.parametrize(
@@ -281,18 +281,18 @@ MACHINE = Machine("amd64", Toolkit("/usr/bin/nvidia-container-runtime", "1.20.0"
     ],
 )
 def test_what_isolation_proves_is_another_after_each_change(settings, inventory, machine):
-    changed = proof.subject(
+    changed = last_pass.subject(
         dataclasses.replace(SETTINGS, **settings),
         dataclasses.replace(INVENTORY, **inventory),
         dataclasses.replace(MACHINE, **machine),
     )
-    assert changed != proof.subject(SETTINGS, INVENTORY, MACHINE)
+    assert changed != last_pass.subject(SETTINGS, INVENTORY, MACHINE)
 
 
 def test_what_the_policy_says_besides_is_nothing_that_isolation_proves():
     changed = {**SETTINGS.files, str(wrapper.POLICY): "sha256:2"}
-    again = proof.subject(dataclasses.replace(SETTINGS, files=changed), INVENTORY, MACHINE)
-    assert again == proof.subject(SETTINGS, INVENTORY, MACHINE)
+    again = last_pass.subject(dataclasses.replace(SETTINGS, files=changed), INVENTORY, MACHINE)
+    assert again == last_pass.subject(SETTINGS, INVENTORY, MACHINE)
     assert str(wrapper.POLICY) in SETTINGS.files
 
 

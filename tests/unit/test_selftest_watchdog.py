@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from selftest import pulse, results, run, settings, unit, watchdog
+from selftest import pulse, results, run, service, settings, watchdog
 from selftest.check import Level
 from selftest.pulse import Pulse
 from tests.unit.hanging import ELSEWHERE, hanging, the_result
@@ -77,7 +77,7 @@ def test_isolation_has_time_for_each_device_that_is_handed_out():
     assert watchdog.Watchdog(few, request).limit == 90
     many = dataclasses.replace(KEPT, gpus=cut)
     assert watchdog.Watchdog(many, request).limit >= 56 * 3
-    assert watchdog.Watchdog(many, request).limit < unit._LIMITS[Level.ISOLATION]
+    assert watchdog.Watchdog(many, request).limit < service._LIMITS[Level.ISOLATION]
     quick = dataclasses.replace(request, level=Level.QUICK)
     assert watchdog.Watchdog(many, quick).limit < 27
 
@@ -102,7 +102,7 @@ def test_stopped_one_keeps_nothing_and_says_so(tmp_path):
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         out, err = process.communicate(timeout=30)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25  # Left alone, it would end after 30.
     assert process.returncode == 3
     assert out == ""
     assert err == "gpu-selftest: stopped without a verdict; the last one stands\n"
@@ -124,8 +124,11 @@ def beats(monkeypatch, tmp_path):
 
 def test_the_clock_goes_while_the_machine_serves_others(beats):
     clock, _ = beats
-    time.sleep(2)
-    assert 1 < clock.seconds() <= 2
+    began = time.monotonic()
+    while clock.seconds() <= 1:
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+    assert clock.seconds() <= time.monotonic() - began + 0.1
     assert clock.is_sure(1)
     assert not clock.is_sure(4)
 
@@ -134,9 +137,10 @@ def test_the_clock_begins_anew_for_another_question(beats):
     clock, awaited = beats
     time.sleep(1)
     awaited[0] = question = object()
+    asked = time.monotonic()
     time.sleep(0.5)
     assert clock.seconds() == 0
-    assert clock.seconds(question) < 0.6
+    assert clock.seconds(question) < time.monotonic() - asked + 0.1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import math
 import statistics
 import typing
 
-import machine.templates as templates
 from gpu import health
+from machine import templates
 
 # In pixels.
 _WIDTH: typing.Final = 760

@@ -20,6 +20,7 @@ import typing
 
 from machine import files, packages, process
 from oci import wrapper
+from plan import versions
 from selftest import results
 from selftest.check import Progress
 from selftest.compute import wheels
@@ -114,7 +115,7 @@ def kit_for(cuda: str, python: tuple[int, int]) -> Kit:
     built = [kit for kit in KITS if kit.python <= python]
     if not cuda:
         return built[0]
-    has = tuple(int(part) for part in cuda.split(".")[:2])
+    has = versions.numbers(cuda)
     fits = [kit for kit in built if kit.cuda <= has]
     if not fits:
         raise UnavailableError(

@@ -10,13 +10,13 @@ from gpuci.policy import Policy
 from gpuci.store import Store
 from gpuci.table import Holder
 from gpuci.usage import Host
-from machine import leftovers, process
+from machine import leftovers, process, waiting
 from oci import leases, wrapper
 from selftest import reserve
 from selftest.check import Check, Outcome, Result
 from selftest.containers import Container, ContainerError
 from selftest.isolation import doors, views
-from selftest.isolation.lookout import Lookout
+from selftest.isolation.inspector import Inspector
 from selftest.isolation.views import View
 from selftest.pulse import StarvedError
 
@@ -48,9 +48,9 @@ class _NotNow(Exception):
 class Allocation:
     """The checks for which tasks take what the wrapper gives them, as every CI task does."""
 
-    def __init__(self, lookout: Lookout, allowed: Policy, proven: list[str]) -> None:
+    def __init__(self, inspector: Inspector, allowed: Policy, proven: list[str]) -> None:
         """Do nothing yet. On other devices than the `proven` ones a failure would say nothing."""
-        self._lookout = lookout
+        self._inspector = inspector
         self._allowed = allowed
         self._proven = proven
 
@@ -60,7 +60,7 @@ class Allocation:
         Raises:
             StarvedError: the machine has no time or room for them.
         """
-        check, lookout = doors.DISJOINT, self._lookout
+        check, inspector = doors.DISJOINT, self._inspector
         given: list[str] = []
         seen: list[View] = []
         faults: list[str] = []
@@ -68,12 +68,12 @@ class Allocation:
             with contextlib.ExitStack() as stack:
                 self._only(stack, check, 2)
                 for name in ("disjoint-0", "disjoint-1"):
-                    container = lookout.create(name, doors.PLAIN, timeout=_PATIENCE)
-                    seen.append(lookout.look(stack.enter_context(container)))
+                    container = inspector.create(name, doors.PLAIN, timeout=_PATIENCE)
+                    seen.append(inspector.look(stack.enter_context(container)))
                     for device in self._given(container):
                         given.append(device)
-                        gpu = lookout.owners[device]
-                        faults += views.faults_with(seen[-1], lookout.nodes, gpu, device)
+                        gpu = inspector.owners[device]
+                        faults += views.faults_with(seen[-1], inspector.nodes, gpu, device)
         except (ContainerError, StarvedError) as error:
             return self._not_made(check, 2, "no container for two tasks at once", error)
         except _NotNow as obstacle:
@@ -81,7 +81,7 @@ class Allocation:
         names = " and ".join(map(self._name, given))
         if len({*given}) != 2 or faults or views.share_mig_nodes(seen):
             said = "; ".join([f"they were given {names or 'nothing'}", *faults])
-            return lookout.failed(check, f"two tasks at once share a GPU: {said}")
+            return inspector.failed(check, f"two tasks at once share a GPU: {said}")
         return check.result(Outcome.PASSED, f"they were given {names}")
 
     def reclaim(self) -> Result:
@@ -113,7 +113,7 @@ class Allocation:
         limit = f"at most {_RECLAIM:g} more than for a task before which none was killed"
         if left:
             text = "a killed task's GPU comes back with a process of that task on it"
-            return self._lookout.failed(check, text, value=longer, threshold=limit)
+            return self._inspector.failed(check, text, value=longer, threshold=limit)
         if longer > _RECLAIM:
             text = f"{self._name(wanted)} was handed out again, {longer:g} s late"
             return check.result(Outcome.PREVENTED, text, value=longer, threshold=limit)
@@ -127,7 +127,7 @@ class Allocation:
 
     def _timed(self, stack: contextlib.ExitStack, name: str) -> tuple[Container, float]:
         began = time.monotonic()
-        container = self._lookout.create(name, doors.PLAIN, timeout=_PATIENCE)
+        container = self._inspector.create(name, doors.PLAIN, timeout=_PATIENCE)
         return stack.enter_context(container), time.monotonic() - began
 
     def _only(self, stack: contextlib.ExitStack, check: Check, count: int) -> list[str]:
@@ -140,7 +140,7 @@ class Allocation:
         wanted = [device for device in free if device in self._proven][:count]
         others = [device for device in free if device not in wanted]
         if others:
-            held = reserve.alone(self._lookout.id(f"{check.id}-others"), others)
+            held = reserve.alone(self._inspector.id(f"{check.id}-others"), others)
             if why := stack.enter_context(held):
                 raise _NotNow(check.result(Outcome.PREVENTED, why))
         return wanted
@@ -155,7 +155,7 @@ class Allocation:
             why = "tasks share all GPUs (gpu-allocation=shared)"
             raise _NotNow(check.result(Outcome.SKIPPED, why))
         # What a self-test took out is not out for the next one, or it could never return.
-        cordoned = self._allowed.cordoned(self._lookout.id(check.id))
+        cordoned = self._allowed.cordoned(self._inspector.id(check.id))
         usable = [device.id for device in self._allowed.devices if device.id not in cordoned]
         holders = {
             device: name
@@ -194,7 +194,7 @@ class Allocation:
             return obstacle.result
         if isinstance(error, StarvedError) and not self._is_passed_over(check):
             raise error
-        return self._lookout.failed(check, f"{why}: {error}")
+        return self._inspector.failed(check, f"{why}: {error}")
 
     def _is_passed_over(self, check: Check) -> bool:
         """Whether the wrapper has looked for a GPU for a task of this check, and found none.
@@ -203,24 +203,21 @@ class Allocation:
         that can't be killed for now has to be waited for.
         """
         table = Store(str(wrapper.STORE)).read()
-        ours = {self._lookout.id(f"{check.id}-{place}") for place in (0, 1)}
+        ours = {self._inspector.id(f"{check.id}-{place}") for place in (0, 1)}
         waiting = {waiter.container for waiter in table.waiters}
         stuck = any(holder.stuck for holder in table.holders.values())
         return bool(waiting) and waiting <= ours and not stuck
 
     def _name(self, device: str) -> str:
-        gpu = self._lookout.owners[device]
+        gpu = self._inspector.owners[device]
         return f"GPU {gpu.index}" + ("" if gpu.uuid == device else f" ({device})")
 
 
 def _kill_step(container: Container) -> Holder:
     """Start a step that leaves a child, and kill it; return the lease as it was before that."""
     pid = container.begin([wrapper.PYTHON, "-I", "-S", "-c", _LEAVING])
-    deadline = time.monotonic() + _PATIENCE
-    while not container.output("task").read_text():
-        if time.monotonic() > deadline:
-            raise StarvedError(f"the step of {container.id} does not start")
-        time.sleep(0.01)
+    if not waiting.until(container.output("task").read_text, _PATIENCE, every=0.01):
+        raise StarvedError(f"the step of {container.id} does not start")
     holder = Store(str(wrapper.STORE)).read().holders.get(container.id)
     if holder is None:
         raise ContainerError(f"container {container.id} runs without a lease")

@@ -6,11 +6,11 @@ import collections.abc
 import dataclasses
 import typing
 
-import allowed
 from gpu import health
 from gpu.health import Health
 from gpu.inventory import Gpu, Vendor
 from gpu.xid import Log
+from plan import gpus, versions
 from selftest.check import Check, Level, Outcome, Result, Said
 from selftest.quick import gpu_errors
 from selftest.quick.gpu_case import NOT_TOLD, Case
@@ -184,7 +184,7 @@ def _memory(case: Case) -> Said:
         return Said(Outcome.SKIPPED, "no minimum is set")
     if case.health.memory_mib is not None:
         gpu = dataclasses.replace(gpu, memory_mib=case.health.memory_mib)
-    size, threshold = allowed.memory_gib(gpu), f"at least {wanted}"
+    size, threshold = gpus.memory_gib(gpu), f"at least {wanted}"
     if not size:
         return NOT_TOLD
     what = "each MIG device" if gpu.mig_enabled else "the GPU"
@@ -202,7 +202,7 @@ def _compute_capability(case: Case) -> Said:
     if found is None:
         return NOT_TOLD
     has, threshold = ".".join(map(str, found)), f"at least {wanted}"
-    if tuple(found) < tuple(map(int, wanted.split("."))):
+    if tuple(found) < versions.numbers(wanted):
         text = f"compute capability {has}: less than the {wanted} asked for"
         remedy = _leave_out(case, f"min-compute-capability={has}")
         return Said(Outcome.FAILED, text, has, remedy, threshold)

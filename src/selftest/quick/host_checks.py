@@ -5,15 +5,14 @@
 import dataclasses
 import os
 import pathlib
-import re
 import typing
 
-import obstacles
-from ci import concourse_worker
-from found import Machine
+from ci.concourse import worker
 from gpu import detect
 from gpu.inventory import Gpu, Inventory, State, Vendor
 from host import facts
+from plan import obstacles, versions
+from plan.state import Machine
 from selftest import results
 from selftest.check import Check, Level, Outcome, Result
 from selftest.quick import device_nodes, known, wrapper_checks
@@ -271,10 +270,10 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
     if not driver:
         return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version of its own")
     threshold = f"at least {wanted}"
-    if _numbers(driver) >= _numbers(wanted):
+    if versions.numbers(driver) >= versions.numbers(wanted):
         return DRIVER_VERSION.result(Outcome.PASSED, driver, value=driver, threshold=threshold)
     nvidias = look.inventory.vendor is Vendor.NVIDIA
-    install = f"sudo ubuntu-drivers install --gpgpu nvidia:{_numbers(wanted)[0]}-server"
+    install = f"sudo ubuntu-drivers install --gpgpu nvidia:{versions.numbers(wanted)[0]}-server"
     return DRIVER_VERSION.result(
         Outcome.FAILED,
         f"driver too old: {driver} is below min-driver-version {wanted}",
@@ -283,10 +282,6 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
         remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
         f"juju config {settings.application} min-driver-version=",
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"[0-9]+", version)))
 
 
 def _toolkit(settings: Settings, look: Look) -> Result:
@@ -335,7 +330,7 @@ def _files(settings: Settings, look: Look, prevented: str) -> list[Result]:
 
 def _disk(root: pathlib.Path) -> Result:
     """The least room of where Concourse works and where the self-test writes."""
-    free = {path: _free(root, path) for path in (concourse_worker.HOME, results.HOME)}
+    free = {path: _free(root, path) for path in (worker.HOME, results.HOME)}
     path = min(free, key=lambda path: free[path])
     room = free[path]
     threshold = f"at least {_FULL:g} GB, better {_SCARCE:g} GB"

@@ -11,10 +11,10 @@ import os
 import pathlib
 import typing
 
-from ci import concourse_release, concourse_worker, unit
-from found import Machine
+from ci.concourse import release, service, worker
 from machine import leftovers
 from oci import manifest, nvidia, wrapper
+from plan.state import Machine
 from selftest.check import Check, Level, Outcome, Result
 from selftest.settings import Settings
 
@@ -43,14 +43,14 @@ CONFIGURATION: typing.Final = Check(
 
 # The private configuration of NVIDIA's runtime.
 CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
-# A release counts as unpacked as long as the charm's note lies beside it (ci.concourse_release).
+# A release counts as unpacked as long as the charm's note lies beside it (ci.concourse.release).
 UNPACK: typing.Final = (
-    f"`sudo rm {concourse_release.CURRENT}/.release.json`; the charm unpacks Concourse anew at "
+    f"`sudo rm {release.CURRENT}/.release.json`; the charm unpacks Concourse anew at "
     "its next event, within 5 minutes"
 )
 
-_SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / concourse_worker.SERVICE
-_ENVIRONMENT: typing.Final = unit.CONFIG / "worker.env"
+_SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / worker.SERVICE
+_ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
 # How many files one result names.
 _NAMED: typing.Final = 3
 
@@ -80,7 +80,7 @@ def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> 
     # A tag that the charm alone gives.
     promised = '"--tag=gpu-type=' in _text(root, _SERVICE)
     names = (pathlib.Path(wrapper.CONTAINERD).name,)
-    pids = leftovers.processes_running(concourse_release.ROOT, names, root / "proc")
+    pids = leftovers.processes_running(release.ROOT, names, root / "proc")
     without = [str(pid) for pid in pids if not _has_wrapper_first(root / f"proc/{pid}/environ")]
     named = f'CONCOURSE_CONTAINERD_BIN="{path}"' in _text(root, _ENVIRONMENT)
     rival, foreign = machine.rival, machine.foreign_runc
@@ -94,7 +94,7 @@ def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> 
         (
             promised and without,
             f"the PATH of Concourse's containerd ({', '.join(without)}) begins elsewhere",
-            f"sudo systemctl restart {concourse_worker.SERVICE}, through which builds live",
+            f"sudo systemctl restart {worker.SERVICE}, through which builds live",
         ),
         (promised and not named, f"{_ENVIRONMENT} does not name it", _REMEDY),
     )

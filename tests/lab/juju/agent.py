@@ -6,11 +6,12 @@ import dataclasses
 import json
 import pathlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.lab.errors import CommandError, MachineError
-from tests.lab.juju import charmfile, events, played
+from tests.lab.juju import addresses, charmfile, events, params, played
 from tests.lab.juju.context import HookContext, ToolError
 from tests.lab.juju.server import TOOLS, HookServer
 from tests.lab.juju.store import Row, Store
@@ -18,8 +19,9 @@ from tests.lab.juju.tools import now
 from tests.lab.machines import CLEAN_ENV, Machine
 from tests.lab.park import Park
 
-JUJU_VERSION = "3.6.9"
+JUJU_VERSION = "4.0.15"
 HOOK_SECONDS = 900.0
+ADDRESS_SECONDS = 5.0
 # What the machines see of the lab: the hook socket and client, charms and resources.
 SHARED = "/var/lib/juju/lab"
 TOOLS_DIR = "/var/lib/juju/tools/lab"
@@ -47,8 +49,8 @@ class Interruption:
     at_command: int | None = None
 
 
-def machine_name(unit: str) -> str:
-    """web/0 lives on machine web-0."""
+def unit_tag(unit: str) -> str:
+    """web/0 as Juju writes it in the names of files: web-0."""
     return unit.replace("/", "-")
 
 
@@ -94,7 +96,11 @@ class Agent:
     @property
     def charm_dir(self) -> str:
         """Where the charm is unpacked in the machine."""
-        return f"/var/lib/juju/agents/unit-{machine_name(self._unit)}/charm"
+        return f"/var/lib/juju/agents/unit-{unit_tag(self._unit)}/charm"
+
+    @property
+    def _machine_name(self) -> str:
+        return str(self._store.unit(self._unit)["machine"])
 
     def log(self, level: str, message: str) -> None:
         """Append to the unit's log."""
@@ -104,7 +110,7 @@ class Agent:
 
     def machine(self) -> Machine:
         """The unit's machine, booted when it is down."""
-        machine = self._park.get(machine_name(self._unit))
+        machine = self._park.get(self._machine_name)
         if not machine.is_up():
             self._say(f"{self._unit}: booting machine {machine.name}")
             machine = self._park.up(machine.name)
@@ -116,14 +122,31 @@ class Agent:
         if app["played"]:
             address = played.load(app["played"]).provision(self._park)
         else:
-            self._say(f"{self._unit}: making machine {machine_name(self._unit)}")
-            name, binds = machine_name(self._unit), json.loads(app["binds"])
+            name, binds = self._machine_name, json.loads(app["binds"])
+            if name not in self._park.names():
+                self._say(f"{self._unit}: making machine {name}")
             machine = self._park.up(name, binds, {SHARED: self._shared})
             self._outfitter(machine, json.loads(app["outfit"]))
             address = machine.address
+            self._wait_for_addresses()
             self.unpack()
         sql = "UPDATE unit SET address = ?, status = 'maintenance', message = ? WHERE name = ?"
         self._store.do(sql, address, "installing charm software", self._unit)
+
+    def notice_addresses(self) -> bool:
+        """Look at the machine's addresses, as its agent does. Return whether they have changed."""
+        name = self._machine_name
+        if name not in self._park.names() or not self._park.get(name).is_up():
+            return False
+        try:
+            return addresses.note(self._store, self._unit, self._park.get(name))
+        except MachineError:  # It goes down or boots just now.
+            return False
+
+    def _wait_for_addresses(self) -> None:
+        deadline = time.monotonic() + ADDRESS_SECONDS
+        while not self.notice_addresses() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def unpack(self) -> None:
         """Put the application's present charm, and the hook commands, into the machine."""
@@ -132,8 +155,12 @@ class Agent:
         self.machine().enter("/bin/sh", "-c", UNPACK, "sh", *arguments)
 
     def teardown(self) -> None:
-        """Remove the machine."""
-        self._park.remove(machine_name(self._unit))
+        """Remove the machine, or from one that other units are on, the charm alone."""
+        sql = "SELECT 1 FROM unit WHERE machine = ? AND name != ?"
+        if self._store.value(sql, self._machine_name, self._unit):
+            self.machine().enter("/bin/rm", "-rf", str(pathlib.PurePath(self.charm_dir).parent))
+        else:
+            self._park.remove(self._machine_name)
 
     def run_hook(self, event: Row) -> tuple[bool, HookContext]:
         """Run an event's hook; commits nothing.
@@ -143,6 +170,9 @@ class Agent:
         """
         context = HookContext(self._store, self._unit, event, self._juju_log, self._action_log)
         self._killed.clear()
+        context.action_failure = self._action_problem(event)
+        if context.action_failure:
+            return False, context
         app = self._store.application(self._app)
         try:
             if app["played"]:
@@ -155,8 +185,18 @@ class Agent:
             self.log("ERROR", str(error))
             return False, context
 
+    def _action_problem(self, event: Row) -> str | None:
+        """Why the unit cannot run an action that it was asked for; None for other events."""
+        sql = "SELECT name, params FROM action WHERE id = ?"
+        action = self._store.row(sql, event["action"])
+        if not action:
+            return None
+        name, given = action["name"], json.loads(action["params"])
+        spec = self._store.meta(self._app)["actions"].get(name)
+        return params.problem(name, spec, given) or None
+
     def _dispatch(self, event: Row, context: HookContext) -> bool:
-        self._hook_unit = f"lab-hook-{machine_name(self._unit)}-{event['id']}"
+        self._hook_unit = f"lab-hook-{unit_tag(self._unit)}-{event['id']}"
         machine = self.machine()
         timer = None
         if self.interruption and self.interruption.after_seconds is not None:
@@ -179,6 +219,7 @@ class Agent:
                 timer.cancel()
         for line in (done.stdout + done.stderr).splitlines():
             self.log("INFO", f"{hook_name(self._store, event)} {line}")
+        context.exit_status = done.returncode
         return done.returncode == 0 and not self._killed.is_set()
 
     def before_command(self, context: HookContext) -> None:
@@ -196,13 +237,14 @@ class Agent:
         hook_unit = self._hook_unit
         if hook_unit:
             self._killed.set()
-            self._park.get(machine_name(self._unit)).kill_unit(hook_unit)
+            self._park.get(self._machine_name).kill_unit(hook_unit)
 
     def kill_stale_hook(self, event: Row) -> None:
         """Kill what a lab command that ended badly has left running of a hook."""
-        name = machine_name(self._unit)
+        name = self._machine_name
         if name in self._park.names() and self._park.get(name).is_up():
-            self._park.get(name).kill_unit(f"lab-hook-{name}-{event['id']}")
+            hook_unit = f"lab-hook-{unit_tag(self._unit)}-{event['id']}"
+            self._park.get(name).kill_unit(hook_unit)
 
     def _juju_log(self, level: str, message: str) -> None:
         self.log(level, f"juju-log {message}")
@@ -213,7 +255,7 @@ class Agent:
     def _environment(self, event: Row, context: HookContext) -> dict[str, str]:
         name = hook_name(self._store, event)
         action = event["kind"] == "action"
-        tag = machine_name(self._unit)
+        tag = unit_tag(self._unit)
         env = {
             "APT_LISTCHANGES_FRONTEND": "none",
             "CHARM_DIR": self.charm_dir,

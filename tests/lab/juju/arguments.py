@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.lab.juju.context import ToolError
+from tests.lab.juju.context import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +27,30 @@ class Arguments:
         """Whether a switch is on: --app, --app=true, --application=True."""
         return self.options.get(name, "false").lower() == "true"
 
-    def first(self, what: str) -> str:
+    def first(self, missing: str) -> str:
         """The first argument.
 
         Raises:
-            ToolError: there is none.
+            ArgumentError: there is none; says what is missing.
         """
         if not self.rest:
-            raise ToolError(f"no {what} specified")
+            raise ArgumentError(missing)
         return self.rest[0]
 
 
-def parse(arguments: list[str], valued: str = "", switches: str = "") -> Arguments:
+def parse(
+    arguments: list[str], valued: str = "", switches: str = "", most: int | None = None
+) -> Arguments:
     """Split arguments.
 
     Args:
         arguments: without the command's name.
         valued: names of the options that take a value; `r:relation` is short for another one.
         switches: names of those that take none, or one after `=`.
+        most: how many other arguments there may be; any number when None.
 
     Raises:
-        ToolError: an unknown option, or one without its value.
+        ArgumentError: an unknown option, one without its value, too many arguments.
     """
     aliases = dict(pair.split(":") for pair in valued.split() if ":" in pair)
     takes_value = {pair.rpartition(":")[2] for pair in valued.split()} | {"format"}
@@ -66,12 +69,15 @@ def parse(arguments: list[str], valued: str = "", switches: str = "") -> Argumen
         name = aliases.get(name, name)
         if name in takes_value:
             if not has_value and not left:
-                raise ToolError(f"option needs an argument: --{name}")
+                raise ArgumentError(f"option needs an argument: --{name}")
             options[name] = value if has_value else left.pop(0)
         elif name in switches.split():
             options[name] = value if has_value else "true"
         else:
-            raise ToolError(f"option provided but not defined: {item}")
+            raise ArgumentError(f"option provided but not defined: {item}")
+    if most is not None and rest[most:]:
+        quoted = " ".join(json.dumps(item) for item in rest[most:])
+        raise ArgumentError(f"unrecognized args: [{quoted}]")
     return Arguments(options, rest)
 
 
@@ -79,13 +85,13 @@ def pairs(items: list[str]) -> dict[str, str]:
     """`key=value` items as a mapping.
 
     Raises:
-        ToolError: an item without `=`.
+        ArgumentError: an item without `=`.
     """
     found: dict[str, str] = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise ToolError(f'expected "key=value", got "{item}"')
+            raise ArgumentError(f'expected "key=value", got "{item}"')
         found[key] = value
     return found
 
@@ -96,8 +102,10 @@ def show(arguments: Arguments, value: Any) -> str:
         return json.dumps(value, sort_keys=True) + "\n"
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return f"{value}\n"
     if isinstance(value, str):
-        return value + "\n"
+        return value + "\n" if value else ""
     if isinstance(value, list):
         return "".join(f"{item}\n" for item in value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a packed charm declares, and whether options and action parameters fit it."""
+"""What a packed charm declares, and whether options fit it."""
 
 import dataclasses
 import pathlib
@@ -18,14 +18,6 @@ OPTION_TYPES = {
     "int": (int,),
     "float": (int, float),
     "boolean": (bool,),
-}
-PARAM_TYPES = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
 }
 
 
@@ -107,44 +99,3 @@ def _parse_option(options: Mapping[str, Mapping[str, Any]], name: str, text: str
     if boolean_as_number or not isinstance(value, OPTION_TYPES[kind]):
         raise WrongUse(f"option {name!r} expected type {kind}, got {text!r}")
     return value
-
-
-def parse_params(
-    actions: Mapping[str, Any], name: str, pairs: Mapping[str, str]
-) -> dict[str, Any]:
-    """An action's parameters with their defaults, from what the operator typed.
-
-    Raises:
-        WrongUse: no such action, or a parameter is unknown, missing or of another type.
-    """
-    if name not in actions:
-        raise WrongUse(
-            f"action {name!r} is not defined: have {', '.join(sorted(actions)) or 'none'}"
-        )
-    spec = actions[name] or {}
-    known = spec.get("params") or {}
-    params = {key: param["default"] for key, param in known.items() if "default" in param}
-    for key, text in pairs.items():
-        if key not in known and spec.get("additionalProperties", True) is False:
-            have = ", ".join(sorted(known)) or "none"
-            raise WrongUse(f"action {name!r} has no parameter {key!r}: have {have}")
-        value = text if known.get(key, {}).get("type") == "string" else yaml.safe_load(text)
-        _check_param(name, key, known.get(key, {}), value)
-        params[key] = value
-    missing = sorted(set(spec.get("required") or []) - set(params))
-    if missing:
-        raise WrongUse(f"action {name!r} needs {', '.join(missing)}")
-    return params
-
-
-def _check_param(action: str, key: str, schema: Mapping[str, Any], value: Any) -> None:
-    kind = schema.get("type", "")
-    is_bool = isinstance(value, bool) and kind != "boolean"
-    if kind and (is_bool or not isinstance(value, PARAM_TYPES[kind])):
-        raise WrongUse(f"action {action!r}: {key} must be of type {kind}, not {value!r}")
-    if "enum" in schema and value not in schema["enum"]:
-        allowed = ", ".join(map(str, schema["enum"]))
-        raise WrongUse(f"action {action!r}: {key} must be one of {allowed}, not {value!r}")
-    low, high = schema.get("minimum", value), schema.get("maximum", value)
-    if kind in ("integer", "number") and not low <= value <= high:
-        raise WrongUse(f"action {action!r}: {key}={value} is not within {low} to {high}")

@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """One run of one hook: what it sees (a snapshot), and what it has written but not committed.
 
-Juju 3.6, internal/worker/uniter/runner/context/context.go: status, log lines, action logs and the
-workload version are written at once; everything else only when the hook has exited with 0.
+Juju 4.0.15, internal/worker/uniter/runner/context/context.go: status, log lines, action logs and
+the workload version are written at once; everything else only when the hook has exited with 0.
 """
 
 import dataclasses
@@ -19,6 +19,14 @@ from tests.lab.juju.store import Row, Store
 
 class ToolError(Exception):
     """A hook command was refused; the text goes to its standard error after `ERROR`."""
+
+    status = 1
+
+
+class ArgumentError(ToolError):
+    """A hook command was given what it cannot mean."""
+
+    status = 2
 
 
 @dataclasses.dataclass
@@ -63,6 +71,7 @@ class HookContext:
         self.commands = 0
         self.reboot = ""
         self.action_failure: str | None = None
+        self.exit_status = 0
         self.action_results: dict[str, Any] = {}
         self.drafts: dict[str, SecretDraft] = {}
         # Grants and removals, in order: functions that commit() calls.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tests.lab.errors import LabError, MachineError
 from tests.lab.juju import events
-from tests.lab.juju.agent import Agent, Interruption, Outfitter, hook_name, machine_name
+from tests.lab.juju.agent import Agent, Interruption, Outfitter, hook_name, unit_tag
 from tests.lab.juju.context import HookContext
 from tests.lab.juju.server import HookServer
 from tests.lab.juju.store import Row, Store
@@ -62,7 +62,7 @@ class Controller:
 
     def log_path(self, unit: str) -> pathlib.Path:
         """The unit's log, of juju-log, the hooks' output and the agent."""
-        return self.logs / f"unit-{unit.replace('/', '-')}.log"
+        return self.logs / f"unit-{unit_tag(unit)}.log"
 
     def agent(self, unit: str) -> Agent:
         """The unit's agent."""
@@ -82,7 +82,10 @@ class Controller:
     def fire(self, unit: str, kind: str, interruption: Interruption | None = None) -> None:
         """Queue an event for a unit, and maybe kill its hook at a given moment; then settle."""
         with self.store.transaction():
-            events.notify(self.store, unit, kind)
+            if kind == "update-status":
+                events.update_status(self.store, unit)
+            else:
+                events.notify(self.store, unit, kind)
         self.agent(unit).interruption = interruption
         self.settle()
 
@@ -95,10 +98,11 @@ class Controller:
         self._stopping = False
         self._install_hooktool()
         self._recover()
+        self._notice_addresses()
         running: dict[concurrent.futures.Future[None], str] = {}
         with self._server, concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
             try:
-                while self._step(pool, running):
+                while self._step(pool, running) or self._notice_addresses():
                     pass
             except BaseException:
                 self._stop(running)
@@ -131,6 +135,17 @@ class Controller:
             future.result()
         return True
 
+    def _notice_addresses(self) -> bool:
+        """Tell the units whose machines have other addresses than before. Return if any has."""
+        changed = False
+        for unit in self.store.column("SELECT name FROM unit WHERE life = 'alive'"):
+            if self.agent(unit).notice_addresses():
+                self.say(f"{unit}: its machine's addresses have changed")
+                with self.store.transaction():
+                    events.notify(self.store, unit, "config-changed")
+                changed = True
+        return changed
+
     def _stop(self, running: dict[concurrent.futures.Future[None], str]) -> None:
         self._stopping = True
         while running:
@@ -151,21 +166,26 @@ class Controller:
 
     def _heads(self) -> list[Row]:
         """Each unit's next event."""
-        sql = "SELECT * FROM event WHERE id IN (SELECT min(id) FROM event GROUP BY unit)"
+        sql = (
+            "SELECT event.*, machine FROM event JOIN unit ON unit = name "
+            "WHERE id IN (SELECT min(id) FROM event WHERE state != 'late' GROUP BY unit) "
+            "ORDER BY id"
+        )
         return self.store.rows(sql)
 
-    def _runnable(self, busy: set[str]) -> list[Row]:
+    def _runnable(self, running: set[str]) -> list[Row]:
+        """What can start beside the units that run: one thing at a time on each machine."""
+        busy = {self.store.unit(unit)["machine"] for unit in running}
         found: list[Row] = []
         for head in self._heads():
-            if head["unit"] in busy:
-                continue
-            if head["state"] != "failed" or self._may_retry(head):
-                found.append(head)
-            else:
+            event: Row | None = head
+            if head["state"] == "failed" and not self._may_retry(head):
                 # Actions run although a hook has failed.
                 sql = "SELECT * FROM event WHERE unit = ? AND kind = 'action' ORDER BY id LIMIT 1"
-                action = self.store.row(sql, head["unit"])
-                found += [action] if action else []
+                event = self.store.row(sql, head["unit"])
+            if event and head["machine"] not in busy:
+                busy.add(head["machine"])
+                found.append(event)
         return found
 
     def _may_retry(self, event: Row) -> bool:
@@ -243,7 +263,6 @@ class Controller:
             self._set_agent(unit, "idle")
         if context.reboot:
             self._reboot(unit)
-            self._started(unit)
 
     def _reboot(self, unit: str) -> None:
         self.say(f"{unit}: rebooting its machine")
@@ -251,6 +270,7 @@ class Controller:
             self.agent(unit).machine().reboot()
         except MachineError as error:
             self.agent(unit).log("ERROR", str(error))
+        self._started(self.store.unit(unit)["machine"])
 
     def _reboot_now(self, event: Row) -> None:
         self._reboot(event["unit"])
@@ -259,7 +279,6 @@ class Controller:
     def reboot(self, unit: str) -> None:
         """Reboot the unit's machine, as its operator might; then settle."""
         self._reboot(unit)
-        self._started(unit)
         self.settle()
 
     def wake(self) -> None:
@@ -269,14 +288,13 @@ class Controller:
                 continue
             self.say(f"booting machine {name}")
             self.park.up(name)
-            for unit in self.store.column("SELECT name FROM unit"):
-                if machine_name(unit) == name:
-                    self._started(unit)
+            self._started(name)
 
-    def _started(self, unit: str) -> None:
+    def _started(self, machine: str) -> None:
         with self.store.transaction():
-            events.notify(self.store, unit, "config-changed")
-            events.notify(self.store, unit, "start")
+            self.store.do("UPDATE unit SET rebooted = 1 WHERE machine = ?", machine)
+            for unit in self.store.column("SELECT name FROM unit WHERE machine = ?", machine):
+                events.notify(self.store, unit, "start")
 
     def _fail(self, event: Row, name: str) -> None:
         """The hook has failed: its writes are dropped, it will be run again."""
@@ -301,9 +319,10 @@ class Controller:
 
     def _finish_action(self, event: Row, context: HookContext, succeeded: bool) -> None:
         failed = not succeeded or context.action_failure is not None
-        message = context.action_failure or (
-            "" if succeeded else "the action exited with an error"
-        )
+        message = context.action_failure or ""
+        if context.exit_status:
+            message = f"exit status {context.exit_status}"
+            context.action_results["return-code"] = context.exit_status
         with self.store.transaction():
             self.store.do("DELETE FROM event WHERE id = ?", event["id"])
             if succeeded:

@@ -2,39 +2,46 @@
 # See LICENSE file for licensing details.
 """Which hooks run in which order: each unit's queue, and what puts events into it.
 
-The orders are those of Juju 3.6's uniter (internal/worker/uniter: relation/resolver.go,
-resolver.go). All functions want to be called in a transaction of the store.
+The orders are those of Juju 4.0.15's uniter (internal/worker/uniter: relation/resolver.go,
+resolver.go, reboot/resolver.go), as they were also seen. Where that Juju does now this and now
+that, here it comes in turn, or what is worse for a charm. All functions want to be called in a
+transaction of the store.
 """
+
+import time
 
 from tests.lab.juju.store import Row, Store
 
 # Not hooks, but the agent's own work before install, and after remove.
 PROVISION = "provision"
 TEARDOWN = "teardown"
+AFTER_INSTALL = ("relation-created", "leader-elected", "config-changed", "start")
+# How long a removed relation still counts as there. Juju: up to 70 s.
+LINGER_SECONDS = 3.0
+DETAILS = {
+    "relation": None,
+    "remote_app": "",
+    "remote_unit": "",
+    "departing": "",
+    "secret": "",
+    "revision": 0,
+    "action": "",
+}
 SUBNET_KEYS = ("egress-subnets", "ingress-address", "private-address")
 
 
-def enqueue(store: Store, unit: str, kind: str, **details: object) -> None:
-    """Append an event to a unit's queue, unless the same one waits there already."""
-    wanted = {
-        "relation": None,
-        "remote_app": "",
-        "remote_unit": "",
-        "departing": "",
-        "secret": "",
-        "revision": 0,
-        "action": "",
-        **details,
-    }
+def enqueue(store: Store, unit: str, kind: str, times: int = 1, **details: object) -> None:
+    """Append an event to a unit's queue, so that the same one waits there so many times."""
+    wanted = {**DETAILS, **details}
     columns = list(wanted)
     same = " AND ".join(f"{column} IS ?" for column in columns)
     waiting = store.value(
-        f"SELECT 1 FROM event WHERE unit = ? AND kind = ? AND state = 'pending' AND {same}",
+        f"SELECT count(*) FROM event WHERE unit = ? AND kind = ? AND state = 'pending' AND {same}",
         unit,
         kind,
         *wanted.values(),
     )
-    if not waiting:
+    for _ in range(times - waiting):
         store.do(
             f"INSERT INTO event (unit, kind, {', '.join(columns)}) "
             f"VALUES (?, ?{', ?' * len(columns)})",
@@ -44,10 +51,10 @@ def enqueue(store: Store, unit: str, kind: str, **details: object) -> None:
         )
 
 
-def notify(store: Store, unit: str, kind: str, **details: object) -> None:
+def notify(store: Store, unit: str, kind: str, times: int = 1, **details: object) -> None:
     """As `enqueue`, but a dying unit hears of nothing new."""
     if store.value("SELECT life FROM unit WHERE name = ?", unit) == "alive":
-        enqueue(store, unit, kind, **details)
+        enqueue(store, unit, kind, times, **details)
 
 
 def ends(store: Store, relation: int) -> list[Row]:
@@ -71,11 +78,10 @@ def app_of(entity: str) -> str:
     return entity.partition("/")[0]
 
 
-def relations_of(store: Store, app: str) -> list[int]:
-    """The application's relations, peers first, as Juju creates them."""
-    return store.column(
-        "SELECT relation FROM relation_end WHERE app = ? ORDER BY role != 'peers', relation", app
-    )
+def relations_of(store: Store, app: str, peers_last: bool = False) -> list[int]:
+    """The application's relations, peers first or last."""
+    sql = "SELECT relation FROM relation_end WHERE app = ? ORDER BY (role = 'peers') = ?, relation"
+    return store.column(sql, app, peers_last)
 
 
 def remote_members(store: Store, relation: int, unit: str) -> list[str]:
@@ -88,10 +94,14 @@ def remote_members(store: Store, relation: int, unit: str) -> list[str]:
 
 def begin_unit(store: Store, unit: str) -> None:
     """The first events of a new unit."""
-    app = app_of(unit)
     enqueue(store, unit, PROVISION)
     enqueue(store, unit, "install")
-    for relation in relations_of(store, app):
+    _follow_install(store, unit)
+
+
+def _follow_install(store: Store, unit: str) -> None:
+    app = app_of(unit)
+    for relation in relations_of(store, app, peers_last=store.unit(unit)["number"] % 2 == 1):
         remote = remote_app(store, relation, app)
         enqueue(store, unit, "relation-created", relation=relation, remote_app=remote)
     if store.application(app)["leader"] == unit:
@@ -102,13 +112,17 @@ def begin_unit(store: Store, unit: str) -> None:
 
 def begin_relation(store: Store, relation: int) -> None:
     """Tell the units of both ends of a new relation."""
+    waits = "unit = ? AND state = 'pending'"
     for end in ends(store, relation):
         remote = remote_app(store, relation, end["app"])
         for unit in store.column(
             "SELECT name FROM unit WHERE app = ? ORDER BY number", end["app"]
         ):
-            # A unit that has not installed yet gets it in its place in the first events.
             notify(store, unit, "relation-created", relation=relation, remote_app=remote)
+            if store.value(f"SELECT 1 FROM event WHERE {waits} AND kind = 'install'", unit):
+                # It gets this one, too, before it is told of its options and starts.
+                store.do(f"DELETE FROM event WHERE {waits} AND kind IN {AFTER_INSTALL}", unit)
+                _follow_install(store, unit)
 
 
 def enter(store: Store, relation: int, unit: str) -> None:
@@ -139,13 +153,12 @@ def databag_changed(store: Store, relation: int, entity: str) -> None:
     app = app_of(entity)
     remote = remote_app(store, relation, app)
     about = {"relation": relation, "remote_app": app, "remote_unit": entity if by_unit else ""}
-    leader = store.application(app)["leader"]
     for unit in store.column("SELECT unit FROM member WHERE relation = ? ORDER BY unit", relation):
-        # A peer relation: everybody but the author.
-        author = unit in (entity, leader) if remote == app and not by_unit else unit == entity
+        # A peer relation: of its own data a unit hears nothing, but the leader hears of what it
+        # wrote for the application.
         if (
             app_of(unit) == remote
-            and not author
+            and unit != entity
             and (not by_unit or _knows(store, relation, unit, entity))
         ):
             notify(store, unit, "relation-changed", **about)
@@ -158,7 +171,7 @@ def _knows(store: Store, relation: int, unit: str, remote: str) -> bool:
 
 def _depart(store: Store, relation: int, unit: str, remote: str, departing: str) -> None:
     """Tell a unit that a remote one leaves; what it has not heard of yet it never will."""
-    pending = "unit = ? AND relation = ? AND remote_unit = ? AND state = 'pending'"
+    pending = "unit = ? AND relation = ? AND remote_unit = ? AND state IN ('pending', 'late')"
     told = store.value(
         f"SELECT 1 FROM event WHERE kind = 'relation-departed' AND {pending}",
         unit,
@@ -171,13 +184,29 @@ def _depart(store: Store, relation: int, unit: str, remote: str, departing: str)
         relation,
         remote,
     )
-    if not told and _knows(store, relation, unit, remote):
-        about = {"relation": relation, "remote_app": app_of(remote), "remote_unit": remote}
-        enqueue(store, unit, "relation-departed", departing=departing, **about)
+    if told or not _knows(store, relation, unit, remote):
+        return
+    about = {"relation": relation, "remote_app": app_of(remote), "remote_unit": remote}
+    enqueue(store, unit, "relation-departed", departing=departing, **about)
+    if store.unit(unit)["rebooted"] and len(ends(store, relation)) == 1 and unit != departing:
+        # Juju told of it 7 minutes later, or had not after 20: here after an update-status.
+        set_late = (
+            f"UPDATE event SET state = 'late' WHERE kind = 'relation-departed' AND {pending}"
+        )
+        store.do(set_late, unit, relation, remote)
+
+
+def update_status(store: Store, unit: str) -> None:
+    """Queue a unit's update-status, and after it what came late."""
+    notify(store, unit, "update-status")
+    sql = "SELECT * FROM event WHERE unit = ? AND state = 'late' ORDER BY id"
+    for event in store.rows(sql, unit):
+        store.do("DELETE FROM event WHERE id = ?", event["id"])
+        enqueue(store, unit, event["kind"], **{name: event[name] for name in DETAILS})
 
 
 def _leave(store: Store, relation: int, unit: str, departing: str = "") -> None:
-    """Queue a unit's farewell to a relation: every -departed, then -broken."""
+    """Queue a unit's farewell to a relation: every -departed, then -broken, not for peers."""
     sql = "SELECT remote FROM seen WHERE relation = ? AND unit = ? ORDER BY remote"
     for remote in store.column(sql, relation, unit):
         _depart(store, relation, unit, remote, departing or remote)
@@ -188,7 +217,8 @@ def _leave(store: Store, relation: int, unit: str, departing: str = "") -> None:
         unit,
         relation,
     )
-    enqueue(store, unit, "relation-broken", relation=relation, remote_app=remote)
+    if len(ends(store, relation)) == 2:
+        enqueue(store, unit, "relation-broken", relation=relation, remote_app=remote)
 
 
 def end_relation(store: Store, relation: int) -> None:
@@ -205,7 +235,7 @@ def end_relation(store: Store, relation: int) -> None:
 
 
 def left(store: Store, relation: int, unit: str) -> None:
-    """The unit's relation-broken is committed: only now do the others see it depart."""
+    """The unit's relation-broken is committed, or it is gone: now the others see it depart."""
     store.do("DELETE FROM member WHERE relation = ? AND unit = ?", relation, unit)
     store.do("DELETE FROM seen WHERE relation = ? AND unit = ?", relation, unit)
     for remote in remote_members(store, relation, unit):
@@ -214,20 +244,23 @@ def left(store: Store, relation: int, unit: str) -> None:
 
 
 def forget_relation(store: Store, relation: int) -> None:
-    """Delete a dying relation that nobody is in any more."""
+    """Delete a dying relation that nobody is in any more; to the operator it lingers on."""
     life = store.value("SELECT life FROM relation WHERE id = ?", relation)
     busy = store.value("SELECT 1 FROM member WHERE relation = ?", relation) or store.value(
         "SELECT 1 FROM event WHERE relation = ?", relation
     )
     if life != "dying" or busy:
         return
+    names = sorted(f"{end['app']}:{end['endpoint']}" for end in ends(store, relation))
+    sql = "INSERT OR REPLACE INTO lingering VALUES (?, ?)"
+    store.do(sql, " ".join(names), time.time() + LINGER_SECONDS)
     for table in ("relation_end", "databag", "seen", "secret_grant"):
         store.do(f"DELETE FROM {table} WHERE relation = ?", relation)
     store.do("DELETE FROM relation WHERE id = ?", relation)
 
 
 def end_unit(store: Store, unit: str) -> None:
-    """Begin to remove a unit: relations are broken first, peers too, then stop and remove."""
+    """Begin to remove a unit: it leaves its relations, its peers last, then stop and remove."""
     store.do("UPDATE unit SET life = 'dying' WHERE name = ?", unit)
     provisioned = not store.value(
         "SELECT 1 FROM event WHERE unit = ? AND kind IN (?, 'install') AND state = 'pending'",
@@ -236,13 +269,14 @@ def end_unit(store: Store, unit: str) -> None:
     )
     farewells = "('relation-departed', 'relation-broken')"
     store.do(
-        "DELETE FROM event WHERE unit = ? AND state = 'pending' AND NOT (kind IN "
+        "DELETE FROM event WHERE unit = ? AND state IN ('pending', 'late') AND NOT (kind IN "
         f"{farewells} AND relation IN (SELECT id FROM relation WHERE life = 'dying'))",
         unit,
     )
-    sql = "SELECT relation FROM member WHERE unit = ? ORDER BY relation"
-    for relation in store.column(sql, unit):
-        _leave(store, relation, unit, departing=unit)
+    entered = set(store.column("SELECT relation FROM member WHERE unit = ?", unit))
+    for relation in relations_of(store, app_of(unit), peers_last=True):
+        if relation in entered:
+            _leave(store, relation, unit, departing=unit)
     if provisioned:
         enqueue(store, unit, "stop")
         enqueue(store, unit, "remove")
@@ -264,8 +298,10 @@ def elect(store: Store, app: str) -> None:
 def unit_gone(store: Store, unit: str) -> None:
     """The unit's machine is gone: delete what the model knew of it."""
     app = app_of(unit)
-    for table in ("member", "seen", "port", "unit_state", "secret_consumer", "event", "action"):
+    for table in ("port", "unit_state", "secret_consumer", "event", "action", "address"):
         store.do(f"DELETE FROM {table} WHERE unit = ?", unit)
+    for relation in store.column("SELECT relation FROM member WHERE unit = ?", unit):
+        left(store, relation, unit)
     _forget_secrets(store, unit)
     store.do("DELETE FROM unit WHERE name = ?", unit)
     store.do("UPDATE application SET leader = '' WHERE name = ? AND leader = ?", app, unit)

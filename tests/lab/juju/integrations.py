@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Relating applications, and taking relations away, as the operator does."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +91,8 @@ class Integrations:
             raise WrongUse(f"cannot integrate {one} {two}: {why}")
         match = matches[0]
         if self._existing(match):
-            raise WrongUse(f"{one} and {two} are integrated already")
+            raise WrongUse(f"cannot integrate {one} {two}: already exists")
+        self._check_lingering(match)
         app, endpoint, other, remote, interface = match
         for name, end in ((app, endpoint), (other, remote)):
             self._check_limit(name, end)
@@ -103,6 +105,16 @@ class Integrations:
                 )
             events.begin_relation(self.store, relation)
         return relation
+
+    def _check_lingering(self, match: Match) -> None:
+        app, endpoint, other, remote, _ = match
+        ends = " ".join(sorted((f"{app}:{endpoint}", f"{other}:{remote}")))
+        self.store.do("DELETE FROM lingering WHERE until < ?", time.time())
+        if self.store.value("SELECT 1 FROM lingering WHERE ends = ?", ends):
+            raise WrongUse(
+                f"cannot integrate {ends}: already exists, since a removed relation is dying "
+                "for a while: try again in some seconds"
+            )
 
     def _check_limit(self, app: str, endpoint: str) -> None:
         limit = self.store.meta(app)["endpoints"][endpoint]["limit"]

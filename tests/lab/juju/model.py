@@ -7,7 +7,6 @@ Each verb changes the model and queues events; `Controller.settle` runs them.
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -16,15 +15,16 @@ from typing import Any
 
 from tests.lab.errors import WrongUse
 from tests.lab.juju import charmfile, events, played
-from tests.lab.juju.agent import SHARED
+from tests.lab.juju.agent import unit_tag
 from tests.lab.juju.controller import Controller
 from tests.lab.juju.integrations import Integrations
+from tests.lab.juju.params import typed
+from tests.lab.juju.resources import attach_file, check_files
 from tests.lab.juju.store import Row
 from tests.lab.juju.user_secrets import UserSecrets
+from tests.lab.machines import Machine
 
 APP_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]*[a-z][a-z0-9]*)*")
-# Larger resources are hard links, so that a release of 1 GB is not copied for each lab.
-COPY_LIMIT = 64 << 20
 
 
 class Model:
@@ -77,6 +77,7 @@ class Model:
         config: Mapping[str, str] | None = None,
         resources: Mapping[str, pathlib.Path] | None = None,
         units: int = 1,
+        to: Sequence[str] = (),
         binds: Sequence[str] = (),
         outfit: Mapping[str, Any] | None = None,
     ) -> None:
@@ -87,17 +88,19 @@ class Model:
             config: options, as typed.
             resources: files to attach; an empty file for each that is left out.
             units: how many.
+            to: ids of machines for the first of them; the others get new ones.
             binds, outfit: of its machines; see Park.up and Agent's outfitter.
 
         Raises:
-            WrongUse: a name, option or resource that cannot be.
+            WrongUse: a name, option, resource or machine that cannot be.
         """
         self._check_name(app)
         if units < 1:
             raise WrongUse(f"cannot deploy {units} units: use 1 or more")
+        machines = self._machines(to, units)
         meta = charmfile.read(charm)
         options = charmfile.parse_options(meta.options, config or {})
-        self._check_resources(meta, resources or {})
+        check_files(meta, resources or {})
         with self.store.transaction():
             row = {
                 "name": app,
@@ -109,20 +112,23 @@ class Model:
             self._insert_application(row)
             for name, value in options.items():
                 self.store.do("INSERT INTO option VALUES (?, ?, ?)", app, name, json.dumps(value))
-            self._attach_all(app, meta, resources or {})
+            for name, filename in meta.resources.items():
+                self._attach(app, name, filename, (resources or {}).get(name))
             self.integrations.make_peers(app, meta.endpoints)
-            for _ in range(units):
-                self._add_unit(app)
+            for machine in machines:
+                self._add_unit(app, machine)
 
-    def play(self, app: str, path: str) -> None:
-        """Add an application that the lab plays (played.py), with one unit.
+    def play(self, app: str, path: str, units: int = 1) -> None:
+        """Add an application that the lab plays (played.py).
 
         Args:
             app: its name.
             path: `package.module:Class`.
+            units: how many.
         """
         self._check_name(app)
-        meta = charmfile.CharmMeta(app, played.load(path).endpoints, {}, {}, {})
+        kind = played.load(path)
+        meta = charmfile.CharmMeta(app, kind.endpoints, kind.options, kind.actions, {})
         row = {
             "name": app,
             "charm": "",
@@ -131,7 +137,9 @@ class Model:
         }
         with self.store.transaction():
             self._insert_application(row)
-            self._add_unit(app)
+            self.integrations.make_peers(app, meta.endpoints)
+            for _ in range(units):
+                self._add_unit(app)
 
     def _insert_application(self, row: Mapping[str, str]) -> None:
         columns = ", ".join(row)
@@ -147,43 +155,13 @@ class Model:
                 f"application {app!r} is there already: use refresh, config or another name"
             )
 
-    def _check_resources(
-        self, meta: charmfile.CharmMeta, resources: Mapping[str, pathlib.Path]
-    ) -> None:
-        for name, path in resources.items():
-            if name not in meta.resources:
-                have = ", ".join(meta.resources) or "none"
-                raise WrongUse(f"charm {meta.name} has no resource {name!r}: have {have}")
-            if not path.is_file():
-                raise WrongUse(f"resource {name!r}: {path} is no file")
-
     def _store_charm(self, charm: pathlib.Path, app: str, revision: int) -> pathlib.Path:
         stored = self.controller.shared / "charms" / f"{app}-{revision}.charm"
         shutil.copyfile(charm, stored)
         return stored
 
-    def _attach_all(
-        self, app: str, meta: charmfile.CharmMeta, given: Mapping[str, pathlib.Path]
-    ) -> None:
-        for name, filename in meta.resources.items():
-            self._attach(app, name, filename, given.get(name))
-
     def _attach(self, app: str, name: str, filename: str, source: pathlib.Path | None) -> None:
-        target = self.controller.shared / "resources" / app / name / pathlib.Path(filename).name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        if source is None:
-            target.touch()
-        elif source.stat().st_size < COPY_LIMIT:
-            shutil.copyfile(source, target)
-        else:
-            try:
-                os.link(source, target)
-            except OSError:  # Another file system.
-                shutil.copyfile(source, target)
-        sql = "INSERT OR REPLACE INTO resource VALUES (?, ?, ?)"
-        path = f"{SHARED}/resources/{app}/{name}/{target.name}"
-        self.store.do(sql, app, name, path)
+        attach_file(self.store, self.controller.shared, app, name, filename, source)
 
     def remove_application(self, app: str) -> None:
         """Remove an application: its units say goodbye first.
@@ -199,35 +177,63 @@ class Model:
             # The units' own departure comes first; what is left of the relations after it.
             events.forget_application(self.store, app)
 
-    def add_units(self, app: str, count: int = 1) -> list[str]:
+    def machine(self, unit: str) -> Machine:
+        """The machine that a unit is on.
+
+        Raises:
+            WrongUse: no such unit.
+        """
+        return self.controller.park.get(self.unit(unit)["machine"])
+
+    def _machines(self, to: Sequence[str], units: int) -> list[Row | None]:
+        """For each of so many units a row of one that is on its machine; None: a new machine."""
+        if len(to) > units:
+            raise WrongUse(f"--to {','.join(to)} names more machines than units: {units}")
+        found: list[Row | None] = []
+        for machine in to:
+            sql = "SELECT machine, machine_id FROM unit WHERE machine_id = ?"
+            row = self.store.row(sql, machine)
+            if not row:
+                have = self.store.column("SELECT DISTINCT machine_id FROM unit ORDER BY 1")
+                raise WrongUse(f"machine {machine!r} not found: have {', '.join(have) or 'none'}")
+            found.append(row)
+        return [*found, *[None] * (units - len(to))]
+
+    def add_units(self, app: str, count: int = 1, to: Sequence[str] = ()) -> list[str]:
         """Add units to an application; their names.
 
         Raises:
-            WrongUse: no such application, or one that is only played.
+            WrongUse: no such application or machine, or an application that is only played.
         """
         if self.application(app)["played"]:
-            raise WrongUse(f"{app} is played by the lab and has one unit only")
+            raise WrongUse(f"{app} is played by the lab and keeps the units that it has")
+        machines = self._machines(to, count)
         with self.store.transaction():
-            return [self._add_unit(app) for _ in range(count)]
+            return [self._add_unit(app, machine) for machine in machines]
 
-    def _add_unit(self, app: str) -> str:
+    def _add_unit(self, app: str, machine: Row | None = None) -> str:
         number = self.store.application(app)["next_unit"]
         unit = f"{app}/{number}"
-        machine_id = int(self.store.value("SELECT value FROM model WHERE key = 'machines'") or 0)
-        self.store.do("INSERT OR REPLACE INTO model VALUES ('machines', ?)", str(machine_id + 1))
+        name, machine_id = machine or (unit_tag(unit), self._new_machine_id())
         self.store.do("UPDATE application SET next_unit = ? WHERE name = ?", number + 1, app)
         self.store.do(
             "UPDATE application SET leader = ? WHERE name = ? AND leader = ''", unit, app
         )
         self.store.do(
-            "INSERT INTO unit (name, app, number, machine_id) VALUES (?, ?, ?, ?)",
+            "INSERT INTO unit (name, app, number, machine, machine_id) VALUES (?, ?, ?, ?, ?)",
             unit,
             app,
             number,
-            str(machine_id),
+            name,
+            machine_id,
         )
         events.begin_unit(self.store, unit)
         return unit
+
+    def _new_machine_id(self) -> str:
+        number = int(self.store.value("SELECT value FROM model WHERE key = 'machines'") or 0)
+        self.store.do("INSERT OR REPLACE INTO model VALUES ('machines', ?)", str(number + 1))
+        return str(number)
 
     def remove_unit(self, name: str, force: bool = False) -> None:
         """Remove a unit: it says goodbye first, unless forced.
@@ -274,11 +280,12 @@ class Model:
             for name in reset:
                 self.store.do("DELETE FROM option WHERE app = ? AND name = ?", app, name)
             if self.config(app) != before:
-                self._tell_all(app, "config-changed")
+                # Juju usually tells of one command's changes twice.
+                self._tell_all(app, "config-changed", times=2)
 
-    def _tell_all(self, app: str, kind: str) -> None:
+    def _tell_all(self, app: str, kind: str, times: int = 1) -> None:
         for unit in self.store.column("SELECT name FROM unit WHERE app = ? ORDER BY number", app):
-            events.notify(self.store, unit, kind)
+            events.notify(self.store, unit, kind, times)
 
     def refresh(self, app: str, charm: pathlib.Path, force_units: bool = False) -> None:
         """Upgrade an application to another packed charm.
@@ -323,17 +330,18 @@ class Model:
         return self.store.column(sql, app, events.PROVISION)
 
     def attach_resource(self, app: str, name: str, path: pathlib.Path) -> None:
-        """Give an application another file for a resource; its units get upgrade-charm.
+        """Give an application another file; its units get upgrade-charm and config-changed.
 
         Raises:
             WrongUse: no such application, resource or file.
         """
         self.application(app)
         meta = charmfile.CharmMeta(**self.store.meta(app))
-        self._check_resources(meta, {name: path})
+        check_files(meta, {name: path})
         with self.store.transaction():
             self._attach(app, name, meta.resources[name], path)
             self._tell_all(app, "upgrade-charm")
+            self._tell_all(app, "config-changed")
 
     def update_status(self, unit: str = "") -> None:
         """Queue update-status for one unit, or for all that have a charm.
@@ -345,7 +353,7 @@ class Model:
         with self.store.transaction():
             for name in units:
                 if not self.store.application(events.app_of(name))["played"]:
-                    events.notify(self.store, name, "update-status")
+                    events.update_status(self.store, name)
 
     def resolved(self, unit: str) -> None:
         """Have a failed hook run again.
@@ -360,14 +368,24 @@ class Model:
             raise WrongUse(f"unit {unit} is not in an error state")
         self.store.do("UPDATE event SET state = 'pending', attempts = 0 WHERE id = ?", event)
 
-    def run_action(self, unit: str, name: str, pairs: Mapping[str, str]) -> str:
-        """Queue an action; its id.
+    def run_action(
+        self, unit: str, name: str, pairs: Mapping[str, str], string_args: bool = False
+    ) -> str:
+        """Queue an action; its id. Only the unit looks whether the parameters fit.
+
+        Args:
+            unit, name: where, and which.
+            pairs: parameters as they are typed, to be read as YAML.
+            string_args: take all of them as strings.
 
         Raises:
-            WrongUse: no such unit, action or parameter.
+            WrongUse: no such unit or action, or a parameter that cannot be.
         """
-        app = self.unit(unit)["app"]
-        params = charmfile.parse_params(self.store.meta(app)["actions"], name, pairs)
+        actions = self.store.meta(self.unit(unit)["app"])["actions"]
+        if name not in actions:
+            have = ", ".join(sorted(actions)) or "none"
+            raise WrongUse(f'action "{name}" not defined for unit "{unit}": have {have}')
+        params = typed(pairs, string_args)
         with self.store.transaction():
             number = int(self.store.value("SELECT count(*) FROM action") or 0) + 1
             while self.store.value("SELECT 1 FROM action WHERE id = ?", str(number)):

@@ -29,13 +29,15 @@ class Hook:
 
 
 class PlayedApp:
-    """Base of a played application: one unit, no charm.
+    """Base of a played application: no charm, no machines.
 
     Attributes:
-        endpoints: as CharmMeta's.
+        endpoints, options, actions: as CharmMeta's.
     """
 
     endpoints: ClassVar[dict[str, dict[str, Any]]] = {}
+    options: ClassVar[dict[str, dict[str, Any]]] = {}
+    actions: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def provision(self, park: Park) -> str:
         """Make what the unit needs before its first hook; the address that others see.

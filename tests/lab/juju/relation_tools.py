@@ -4,7 +4,7 @@
 
 from tests.lab.juju import events
 from tests.lab.juju.arguments import parse, show
-from tests.lab.juju.context import HookContext, ToolError
+from tests.lab.juju.context import ArgumentError, HookContext, ToolError
 from tests.lab.juju.tools import file_pairs
 
 
@@ -12,26 +12,26 @@ def relation_id(context: HookContext, text: str) -> int:
     """A relation from `7`, `worker-tsa:7`, or, when empty, the hook's own.
 
     Raises:
-        ToolError: it is none of the application's.
+        ArgumentError: it is none of the application's.
     """
     if not text:
         if context.event["relation"] is None:
-            raise ToolError("no relation id specified")
+            raise ArgumentError("no relation id specified")
         return int(context.event["relation"])
     endpoint, _, number = text.rpartition(":")
     if not number.isdigit():
-        raise ToolError(f'invalid value "{text}" for option -r: invalid relation id')
+        raise ArgumentError(f'invalid value "{text}" for option -r: invalid relation id')
     end = events.own_end(context.store, int(number), context.app)
     if not end or (endpoint and end["endpoint"] != endpoint):
-        raise ToolError(f'invalid value "{text}" for option -r: relation not found')
+        raise ArgumentError(f'invalid value "{text}" for option -r: relation not found')
     return int(number)
 
 
 def relation_ids(context: HookContext, arguments: list[str], _: str) -> str:
     """The ids of an endpoint's relations."""
-    given = parse(arguments)
+    given = parse(arguments, most=1)
     sql = "SELECT relation FROM relation_end WHERE app = ? AND endpoint = ? ORDER BY relation"
-    name = given.first("endpoint")
+    name = given.first("no endpoint name specified")
     return show(given, [f"{name}:{r}" for r in context.store.column(sql, context.app, name)])
 
 
@@ -64,7 +64,7 @@ def relation_get(context: HookContext, arguments: list[str], _: str) -> str:
     if not entity:
         entity = remote if given.flag("app") else context.event["remote_unit"]
     if not entity:
-        raise ToolError("no unit id specified")
+        raise ArgumentError("no unit or application specified")
     if given.flag("app"):
         entity = events.app_of(entity)
     if events.app_of(entity) not in (context.app, remote):
@@ -83,9 +83,7 @@ def relation_set(context: HookContext, arguments: list[str], stdin: str) -> str:
     given = parse(arguments, valued="r:relation file", switches="app")
     relation = relation_id(context, given.get("relation"))
     if given.flag("app") and not context.is_leader:
-        raise ToolError(
-            "cannot write relation settings: permission denied (unit is not the leader)"
-        )
+        raise ToolError("cannot write relation settings")
     changes = file_pairs(given, stdin)
     for key in changes:
         if not key or "=" in key or "\0" in key:

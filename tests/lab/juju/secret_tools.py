@@ -9,11 +9,12 @@ import string
 
 from tests.lab.juju import events
 from tests.lab.juju.arguments import Arguments, pairs, parse, show
-from tests.lab.juju.context import HookContext, SecretDraft, ToolError
+from tests.lab.juju.context import ArgumentError, HookContext, SecretDraft, ToolError
 from tests.lab.juju.relation_tools import relation_id
 from tests.lab.juju.store import Store
 
-ALPHABET = string.ascii_lowercase + string.digits
+# Those of an xid, which is base32hex.
+ALPHABET = string.digits + string.ascii_lowercase[:22]
 SETTINGS = "label description expire rotate owner"
 KEY = re.compile(r"[a-z]([a-z0-9-]{1,}[a-z0-9])")
 
@@ -28,17 +29,24 @@ def plain_id(text: str) -> str:
     return text.removeprefix("secret:").rpartition("/")[2]
 
 
+def _parsed_id(text: str) -> str:
+    secret = plain_id(text)
+    if len(secret) != 20 or not set(secret) <= set(ALPHABET):
+        raise ArgumentError(f'secret URI "{text}" not valid')
+    return secret
+
+
 def check_content(content: dict[str, str]) -> dict[str, str]:
     """The content, when its keys are such as Juju takes.
 
     Raises:
-        ToolError: it is empty, or a key is not of three or more of a-z, 0-9 and dashes.
+        ArgumentError: it is empty, or a key is not of three or more of a-z, 0-9 and dashes.
     """
     if not content:
-        raise ToolError("missing secret value or filename")
+        raise ArgumentError("missing secret value or filename")
     for key in content:
         if not KEY.fullmatch(key):
-            raise ToolError(f'key "{key}" not valid')
+            raise ArgumentError(f'key "{key}" not valid')
     return content
 
 
@@ -64,7 +72,7 @@ def _owner(context: HookContext, secret: str) -> str | None:
 
 def _managed(context: HookContext, text: str) -> str:
     """The id of a secret that this unit may change."""
-    secret = plain_id(text)
+    secret = _parsed_id(text)
     owner = _owner(context, secret)
     if owner is None:
         raise ToolError(f'secret "{secret}" not found')
@@ -88,10 +96,10 @@ def _by_label(context: HookContext, label: str) -> str | None:
 
 def _wanted(context: HookContext, given: Arguments) -> str:
     if given.rest:
-        return plain_id(given.rest[0])
+        return _parsed_id(given.rest[0])
     label = given.get("label")
     if not label:
-        raise ToolError("require either a secret URI or label")
+        raise ArgumentError("require either a secret URI or label")
     secret = _by_label(context, label)
     if not secret:
         raise ToolError(f'consumer label "{label}" not found: secret not found')
@@ -122,13 +130,13 @@ def secret_add(context: HookContext, arguments: list[str], _: str) -> str:
         raise ToolError(f'secret with label "{label}" already exists')
     secret = new_id()
     _draft(context, given, secret).content = content
-    return f"secret:{secret}\n"
+    return f"secret://{context.store.model_uuid}/{secret}\n"
 
 
 def secret_set(context: HookContext, arguments: list[str], _: str) -> str:
     """Change a secret's settings or content (a new revision) when the hook is done."""
     given = parse(arguments, valued=SETTINGS)
-    secret = _managed(context, given.first("secret URI"))
+    secret = _managed(context, given.first("missing secret URI"))
     draft = _draft(context, given, secret)
     if given.rest[1:]:
         draft.content = check_content(pairs(given.rest[1:]))
@@ -205,7 +213,7 @@ def secret_ids(context: HookContext, arguments: list[str], _: str) -> str:
 def secret_grant(context: HookContext, arguments: list[str], _: str) -> str:
     """Let the other side of a relation read a secret, as long as the relation lives."""
     given = parse(arguments, valued="r:relation unit")
-    secret = _managed(context, given.first("secret URI"))
+    secret = _managed(context, given.first("missing secret URI"))
     relation = relation_id(context, given.get("relation"))
     remote = events.remote_app(context.store, relation, context.app)
     entity = given.get("unit") or remote
@@ -219,7 +227,7 @@ def secret_grant(context: HookContext, arguments: list[str], _: str) -> str:
 def secret_revoke(context: HookContext, arguments: list[str], _: str) -> str:
     """Take a grant back."""
     given = parse(arguments, valued="r:relation app unit")
-    secret = _managed(context, given.first("secret URI"))
+    secret = _managed(context, given.first("missing secret URI"))
     entity = given.get("unit") or given.get("app")
     if not entity:
         relation = relation_id(context, given.get("relation"))
@@ -232,7 +240,7 @@ def secret_revoke(context: HookContext, arguments: list[str], _: str) -> str:
 def secret_remove(context: HookContext, arguments: list[str], _: str) -> str:
     """Remove a revision, or the whole secret."""
     given = parse(arguments, valued="revision")
-    secret = _managed(context, given.first("secret URI"))
+    secret = _managed(context, given.first("missing secret URI"))
     revision = given.get("revision")
 
     def remove() -> None:

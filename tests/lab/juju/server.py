@@ -126,10 +126,10 @@ class HookServer:
         try:
             output = call(context, tool, given, stdin)
         except ToolError as error:
-            return _refusal(str(error))
+            return _refusal(str(error), error.status)
         watcher.after_command(context)
         return b"0\0" + output.encode() + b"\0"
 
 
-def _refusal(message: str) -> bytes:
-    return b"1\0\0" + f"ERROR {message}\n".encode()
+def _refusal(message: str, status: int = 1) -> bytes:
+    return f"{status}\0\0ERROR {message}\n".encode()

@@ -20,16 +20,19 @@ CREATE TABLE IF NOT EXISTS application (
     message TEXT DEFAULT '', next_unit INTEGER DEFAULT 0, binds TEXT DEFAULT '[]',
     outfit TEXT DEFAULT '{}', life TEXT DEFAULT 'alive');
 CREATE TABLE IF NOT EXISTS unit (
-    name TEXT PRIMARY KEY, app TEXT, number INTEGER, machine_id TEXT, address TEXT DEFAULT '',
+    name TEXT PRIMARY KEY, app TEXT, number INTEGER, machine_id TEXT, machine TEXT,
+    address TEXT DEFAULT '',
     life TEXT DEFAULT 'alive', status TEXT DEFAULT 'waiting',
     message TEXT DEFAULT 'waiting for machine', agent TEXT DEFAULT 'allocating',
-    agent_message TEXT DEFAULT '', since TEXT DEFAULT '');
+    agent_message TEXT DEFAULT '', since TEXT DEFAULT '', rebooted INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS option (
     app TEXT, name TEXT, value TEXT, PRIMARY KEY (app, name));
 CREATE TABLE IF NOT EXISTS relation (
     id INTEGER PRIMARY KEY AUTOINCREMENT, interface TEXT, life TEXT DEFAULT 'alive');
 CREATE TABLE IF NOT EXISTS relation_end (
     relation INTEGER, app TEXT, endpoint TEXT, role TEXT, PRIMARY KEY (relation, app, endpoint));
+-- Removed relations that still count as there, until some second of Unix time.
+CREATE TABLE IF NOT EXISTS lingering (ends TEXT PRIMARY KEY, until REAL);
 -- Units that have entered the relation: their relation-created hook has run.
 CREATE TABLE IF NOT EXISTS member (relation INTEGER, unit TEXT, PRIMARY KEY (relation, unit));
 -- Which remote units a unit has been told of by relation-joined.
@@ -48,9 +51,13 @@ CREATE TABLE IF NOT EXISTS secret_consumer (
     secret TEXT, unit TEXT, label TEXT, revision INTEGER, PRIMARY KEY (secret, unit));
 CREATE TABLE IF NOT EXISTS resource (app TEXT, name TEXT, path TEXT, PRIMARY KEY (app, name));
 CREATE TABLE IF NOT EXISTS port (unit TEXT, port TEXT, PRIMARY KEY (unit, port));
+-- What the machine agent last saw of the unit's machine.
+CREATE TABLE IF NOT EXISTS address (
+    unit TEXT, position INTEGER, interface TEXT, mac TEXT, address TEXT, cidr TEXT,
+    PRIMARY KEY (unit, position));
 CREATE TABLE IF NOT EXISTS unit_state (
     unit TEXT, key TEXT, value TEXT, PRIMARY KEY (unit, key));
--- What each unit's agent has to do, in this order. State: pending, running, failed.
+-- What each unit's agent has to do, in this order. State: pending, running, failed; late: not yet.
 CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY AUTOINCREMENT, unit TEXT, kind TEXT, relation INTEGER,
     remote_app TEXT DEFAULT '', remote_unit TEXT DEFAULT '', departing TEXT DEFAULT '',

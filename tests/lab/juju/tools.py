@@ -2,7 +2,8 @@
 # See LICENSE file for licensing details.
 """The hook commands, all but those of relations and secrets.
 
-Argument shapes: ops 3.9 `ops/hookcmds/_*.py`; behaviour: Juju 3.6 hook command reference.
+Argument shapes: ops 3.9 `ops/hookcmds/_*.py`; behaviour and texts: Juju 4.0.15,
+internal/worker/uniter/runner/jujuc and core/network/portrange.go.
 """
 
 import datetime
@@ -13,11 +14,13 @@ from typing import Any
 import yaml
 
 from tests.lab.juju import events
+from tests.lab.juju.addresses import network_info
 from tests.lab.juju.arguments import Arguments, pairs, parse, show
-from tests.lab.juju.context import HookContext, ToolError
-from tests.lab.network import SUBNET
+from tests.lab.juju.context import ArgumentError, HookContext, ToolError
+from tests.lab.juju.params import with_defaults
 
-STATUSES = ("active", "blocked", "maintenance", "waiting")
+NO_REASON = "action failed without reason given, check action for errors"
+STATUSES = ("maintenance", "blocked", "waiting", "active")
 
 
 def now() -> str:
@@ -35,15 +38,14 @@ def _descend(value: Any, path: str) -> Any:
 
 def config_get(context: HookContext, arguments: list[str], _: str) -> str:
     """Options: all of them or one."""
-    given = parse(arguments, switches="all a")
+    given = parse(arguments, switches="all a", most=1)
     config = context.config()
     return show(given, config.get(given.rest[0]) if given.rest else config)
 
 
 def is_leader(context: HookContext, arguments: list[str], _: str) -> str:
     """Whether this unit leads."""
-    given = parse(arguments)
-    return show(given, context.is_leader) if given.get("format") else f"{context.is_leader}\n"
+    return show(parse(arguments, most=0), context.is_leader)
 
 
 def juju_log(context: HookContext, arguments: list[str], _: str) -> str:
@@ -55,11 +57,11 @@ def juju_log(context: HookContext, arguments: list[str], _: str) -> str:
 
 def status_set(context: HookContext, arguments: list[str], _: str) -> str:
     """The unit's or (leader only) the application's status; written at once."""
-    given = parse(arguments, switches="application")
-    status = given.first("status")
+    given = parse(arguments, switches="application", most=2)
+    status = given.first("invalid args, require <status> [message]")
     if status not in STATUSES:
-        raise ToolError(f'invalid status "{status}", expected one of {", ".join(STATUSES)}')
-    message = " ".join(given.rest[1:])
+        raise ArgumentError(f'invalid status "{status}", expected one of [{" ".join(STATUSES)}]')
+    message = "".join(given.rest[1:])
     if given.flag("application"):
         context.need_leader("setting application status")
         sql = "UPDATE application SET status = ?, message = ? WHERE name = ?"
@@ -89,66 +91,69 @@ def _status(row: Any) -> dict[str, Any]:
 
 def application_version_set(context: HookContext, arguments: list[str], _: str) -> str:
     """The workload's version, for the status table; written at once."""
-    version = parse(arguments).first("version")
+    version = parse(arguments, most=1).first("no version specified")
     sql = "UPDATE application SET version = ? WHERE name = ?"
     context.store.do(sql, version, context.app)
     return ""
 
 
 def _port(given: Arguments) -> str:
-    text = given.first("port")
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?(?:/(tcp|udp))?", text.lower())
-    if text.lower() == "icmp":
+    text = given.first("no port or range specified").lower()
+    if text == "icmp":
         return "icmp"
-    numbers = [int(n) for n in found.groups()[:2] if n] if found else []
-    if not found or not all(1 <= n <= 65535 for n in numbers) or numbers != sorted(numbers):
-        raise ToolError(f'invalid port "{text}"')
-    return f"{'-'.join(map(str, numbers))}/{found[3] or 'tcp'}"
+    ports, _, protocol = text.partition("/")
+    for part in ports.split("-"):
+        if not part.isdecimal():
+            why = f'strconv.Atoi: parsing "{part}": invalid syntax'
+            raise ArgumentError(f'invalid port "{part}": {why}')
+    first, last = int(ports.split("-")[0]), int(ports.split("-")[-1])
+    if protocol not in ("", "tcp", "udp"):
+        raise ArgumentError(f'invalid protocol "{protocol}", expected "tcp", "udp", or "icmp"')
+    if first > last:
+        raise ArgumentError(f"invalid port range {first}-{last}/{protocol or 'tcp'}")
+    if last > 65535:
+        bounds = "port range bounds must be between 0 and 65535"
+        raise ArgumentError(f"{bounds}, got {first}-{last}")
+    numbers = f"{first}" if first == last else f"{first}-{last}"
+    return f"{numbers}/{protocol or 'tcp'}"
 
 
 def open_port(context: HookContext, arguments: list[str], _: str) -> str:
     """Open a port when the hook is done."""
-    context.ports.add(_port(parse(arguments, valued="endpoints")))
+    context.ports.add(_port(parse(arguments, valued="endpoints", most=1)))
     return ""
 
 
 def close_port(context: HookContext, arguments: list[str], _: str) -> str:
     """Close a port when the hook is done."""
-    context.ports.discard(_port(parse(arguments, valued="endpoints")))
+    context.ports.discard(_port(parse(arguments, valued="endpoints", most=1)))
     return ""
 
 
 def opened_ports(context: HookContext, arguments: list[str], _: str) -> str:
     """The unit's open ports."""
-    return show(parse(arguments, switches="endpoints"), sorted(context.ports))
+    return show(parse(arguments, switches="endpoints", most=0), sorted(context.ports))
 
 
 def resource_get(context: HookContext, arguments: list[str], _: str) -> str:
     """A resource's path in the machine."""
-    name = parse(arguments).first("resource")
+    name = parse(arguments, most=1).first("missing required resource name")
     sql = "SELECT path FROM resource WHERE app = ? AND name = ?"
     path = context.store.value(sql, context.app, name)
     if not path:
         raise ToolError(f'could not download resource: resource "{context.app}/{name}" not found')
-    return f"{path}\n"
+    return str(path)
 
 
 def network_get(context: HookContext, arguments: list[str], _: str) -> str:
-    """Addresses of a binding: every endpoint is on the machine's one network."""
-    given = parse(arguments, valued="r:relation", switches="ingress-address bind-address")
-    binding = given.first("binding")
+    """Addresses of a binding: every endpoint is in the machine's one space."""
+    given = parse(arguments, valued="r:relation", switches="ingress-address bind-address", most=1)
+    binding = given.first("no arguments specified")
     if binding not in (*context.store.meta(context.app)["endpoints"], "juju-info"):
         raise ToolError(f'no network config found for binding "{binding}"')
-    address = context.store.unit(context.unit)["address"]
+    answer = network_info(context.store, context.unit)
     if given.flag("ingress-address") or given.flag("bind-address"):
-        return f"{address}\n"
-    bound = {"hostname": "", "value": address, "address": address, "cidr": str(SUBNET)}
-    interface = {"mac-address": "", "interface-name": "host0", "addresses": [bound]}
-    answer = {
-        "bind-addresses": [interface],
-        "egress-subnets": [f"{address}/32"],
-        "ingress-addresses": [address],
-    }
+        return f"{answer['ingress-addresses'][0]}\n"
     return show(given, answer)
 
 
@@ -175,13 +180,14 @@ def juju_reboot(context: HookContext, arguments: list[str], _: str) -> str:
     """Reboot the machine: after the hook, or now (the hook is then killed and run again)."""
     if context.event["kind"] == "action":
         raise ToolError("juju-reboot is not supported when running an action.")
-    context.reboot = "now" if parse(arguments, switches="now").flag("now") else "later"
+    given = parse(arguments, switches="now", most=0)
+    context.reboot = "now" if given.flag("now") else "later"
     return ""
 
 
 def state_get(context: HookContext, arguments: list[str], _: str) -> str:
     """Stored state: all of it, or one key."""
-    given = parse(arguments, switches="strict")
+    given = parse(arguments, switches="strict", most=1)
     if not given.rest:
         return show(given, context.state)
     return show(given, context.state.get(given.rest[0]))
@@ -196,7 +202,7 @@ def state_set(context: HookContext, arguments: list[str], stdin: str) -> str:
 
 def state_delete(context: HookContext, arguments: list[str], _: str) -> str:
     """Forget a key of the stored state when the hook is done."""
-    context.state.pop(parse(arguments).first("key"), None)
+    context.state.pop(parse(arguments).first("no key specified"), None)
     return ""
 
 
@@ -223,10 +229,12 @@ def _need_action(context: HookContext) -> None:
 def action_get(context: HookContext, arguments: list[str], _: str) -> str:
     """The action's parameters: all, or one by a dotted path."""
     _need_action(context)
-    given = parse(arguments)
-    sql = "SELECT params FROM action WHERE id = ?"
-    params = json.loads(context.store.value(sql, context.event["action"]))
-    return show(given, _descend(params, given.rest[0]) if given.rest else params)
+    given = parse(arguments, most=1)
+    sql = "SELECT name, params FROM action WHERE id = ?"
+    action = context.store.rows(sql, context.event["action"])[0]
+    spec = context.store.meta(context.app)["actions"][action["name"]]
+    values = with_defaults(spec, json.loads(action["params"]))
+    return show(given, _descend(values, given.rest[0]) if given.rest else values)
 
 
 def action_set(context: HookContext, arguments: list[str], _: str) -> str:
@@ -236,8 +244,9 @@ def action_set(context: HookContext, arguments: list[str], _: str) -> str:
         *parents, last = path.split(".")
         for part in path.split("."):
             if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", part):
-                raise ToolError(
-                    f'key "{path}" must start and end with lowercase alphanumeric, ...'
+                raise ArgumentError(
+                    f'key "{part}" must start and end with lowercase alphanumeric, and contain '
+                    "only lowercase alphanumeric and hyphens"
                 )
         node = context.action_results
         for part in parents:
@@ -249,16 +258,17 @@ def action_set(context: HookContext, arguments: list[str], _: str) -> str:
 def action_fail(context: HookContext, arguments: list[str], _: str) -> str:
     """Mark the action as failed, with a message."""
     _need_action(context)
-    context.action_failure = (
-        " ".join(parse(arguments).rest) or "action failed without reason given"
-    )
+    given = parse(arguments, most=1)
+    context.action_failure = "".join(given.rest) or NO_REASON
     return ""
 
 
 def action_log(context: HookContext, arguments: list[str], _: str) -> str:
     """A line for whoever waits for the action; written at once."""
     _need_action(context)
-    context.action_log(" ".join(parse(arguments).rest))
+    given = parse(arguments)
+    given.first("no message specified")
+    context.action_log(" ".join(given.rest))
     return ""
 
 

@@ -1,0 +1,146 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A PostgreSQL on the web's own machine, from the distribution's packages: a default for labs.
+
+Role and database are named as the system user that web runs as, whom PostgreSQL lets in at its
+socket without a password. They outlive a web that stops being one, since the operator may want it
+back: only the unit's removal, or the operator in so many words, takes them away.
+"""
+
+import collections.abc
+import pathlib
+import typing
+
+from machine import files, packages, process, services, waiting
+
+SOCKET_FOLDER: typing.Final = pathlib.Path("/var/run/postgresql")
+
+DATABASE: typing.Final = "concourse"
+
+_PACKAGE: typing.Final = "postgresql"
+_SERVICE: typing.Final = "postgresql.service"
+_PSQL: typing.Final = "/usr/bin/psql"
+_CREATE_CLUSTER: typing.Final = "/usr/bin/pg_createcluster"
+_DROP_CLUSTER: typing.Final = "/usr/bin/pg_dropcluster"
+_CLUSTERS: typing.Final = pathlib.Path("/etc/postgresql")
+_VERSIONS: typing.Final = pathlib.Path("/usr/lib/postgresql")
+_OURS: typing.Final = pathlib.Path("/var/lib/gpu-ci/local-postgresql")
+# Whose database it is, where that unit is gone and another has this machine now.
+_ANOTHERS: typing.Final = _OURS.with_name("local-postgresql-of")
+_START: typing.Final = 60.0  # seconds
+
+
+class DatabaseError(Exception):
+    """The database on this machine can't be used. The text says why, and the next step."""
+
+
+def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
+    """Have PostgreSQL with Concourse's role and database. Return True if any was missing.
+
+    Raises:
+        DatabaseError: if a database of that name is somebody else's, or PostgreSQL does not start.
+        machine.process.CommandError: if apt or systemd fails.
+    """
+    if whose := files.read_text(_ANOTHERS):
+        raise DatabaseError(
+            f"PostgreSQL on this machine keeps the database {DATABASE} of {whose}: back it up and "
+            f"run the action remove-local-database name={DATABASE} on this unit, or juju "
+            "integrate this application with a database"
+        )
+    if not pathlib.Path(_PSQL).exists():
+        progress("Installing PostgreSQL")
+    changed = packages.ensure_installed(_PACKAGE)
+    created = _ensure_cluster()
+    changed |= services.ensure_running(_SERVICE, restart=created)
+    _wait()
+    have = _psql(
+        "SELECT 'role' FROM pg_roles WHERE rolname = 'concourse' "
+        "UNION ALL SELECT 'database' FROM pg_database WHERE datname = 'concourse'"
+    ).split()
+    if have and not _OURS.exists():
+        raise DatabaseError(
+            f"PostgreSQL on this machine has a {have[0]} concourse that is not this charm's: "
+            "rename it, or juju integrate this application with a database"
+        )
+    # Before the first of them exists, so that a hook that was killed knows its own.
+    _note(files.read_text(_OURS) or "")
+    if "role" not in have:
+        _psql("CREATE ROLE concourse LOGIN")
+    if "database" not in have:
+        _psql("CREATE DATABASE concourse OWNER concourse")
+    return changed or len(have) < 2
+
+
+def kept() -> str:
+    """The database on this machine that came by this charm; empty if there is none."""
+    if not _OURS.exists():
+        return ""
+    whose = files.read_text(_ANOTHERS)
+    return f"{DATABASE} of {whose}" if whose else DATABASE
+
+
+def set_aside(whose: str) -> None:
+    """Have a database that is here already used by no web but that of the unit named."""
+    if _OURS.exists() and not _ANOTHERS.exists():
+        files.ensure_file(_ANOTHERS, whose)
+
+
+def remove() -> bool:
+    """Drop role and database if they are ours, and PostgreSQL too if it came for them.
+
+    Returns:
+        Whether anything of ours was there.
+    """
+    made = files.read_text(_OURS)
+    if made:
+        process.run([_DROP_CLUSTER, "--stop", made, "main"], timeout=120, check=False)
+    elif made is not None and pathlib.Path(_PSQL).exists():
+        services.ensure_running(_SERVICE, restart=False)
+        _wait()
+        _psql("DROP DATABASE IF EXISTS concourse WITH (FORCE)")
+        _psql("DROP ROLE IF EXISTS concourse")
+    removed = packages.remove_installed(_PACKAGE)
+    files.ensure_absent(_ANOTHERS)
+    return files.ensure_absent(_OURS) or removed
+
+
+def _ensure_cluster() -> bool:
+    """Make a cluster where PostgreSQL has none, as installing the package does by default."""
+    if any(_CLUSTERS.glob("*/*")):
+        return False
+    version = max((path.name for path in _VERSIONS.iterdir()), key=int)
+    _note(version)
+    process.run([_CREATE_CLUSTER, version, "main"], timeout=120)
+    return True
+
+
+def _note(cluster: str) -> None:
+    """Write down that the database is ours, and the version of the cluster if that is too."""
+    files.ensure_directory(_OURS.parent)
+    files.ensure_file(_OURS, cluster)
+
+
+def _wait() -> None:
+    try:
+        waiting.retry(
+            lambda: _psql("SELECT 1"),
+            lambda error: isinstance(error, process.CommandError),
+            _START,
+        )
+    except process.CommandError as error:
+        raise DatabaseError(
+            f"PostgreSQL on this machine does not answer: {error}. See pg_lsclusters and "
+            "journalctl -u postgresql@*"
+        ) from error
+
+
+def _psql(statement: str) -> str:
+    """Run SQL as PostgreSQL's own administrator, who needs no password at the socket."""
+    return process.run(
+        [
+            "/usr/sbin/runuser", "--user", "postgres", "--", _PSQL,
+            "--no-psqlrc", "--quiet", "--tuples-only", "--no-align",
+            "--set=ON_ERROR_STOP=1", "--dbname=postgres", f"--command={statement}",
+        ],
+        timeout=60,
+    ).stdout  # fmt: skip

@@ -1,0 +1,98 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the web's and the worker's service have in common."""
+
+import hashlib
+import http.client
+import pathlib
+import re
+import typing
+
+from ci.concourse import escaping
+from machine import files, services, templates, users
+
+CONFIG: typing.Final = pathlib.Path("/etc/concourse")
+KEYS: typing.Final = CONFIG / "keys"
+USER: typing.Final = "concourse"
+
+_REVISION: typing.Final = "GPUCI_REVISION"
+
+
+def ensure_keys_folder() -> bool:
+    """Have the folder of the keys. The web's user, where there is one, must get at its own."""
+    owner = USER if users.exists(USER) else None
+    return files.ensure_directory(KEYS, mode=0o700, owner=owner)
+
+
+def remove_empty_folders() -> bool:
+    """Remove the folders of settings and keys if nothing is left in them."""
+    removed = files.remove_if_empty(KEYS)
+    return files.remove_if_empty(CONFIG) or removed
+
+
+def revision(*parts: str) -> str:
+    """A short name for everything that a service reads when it starts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part.encode())
+    return digest.hexdigest()[:16]
+
+
+def ensure_settings(
+    path: pathlib.Path, template: str, values: dict[str, typing.Any], *others: str
+) -> tuple[str, bool]:
+    """Write the settings of a service, with the revision of all that it reads.
+
+    This comes after everything else is written: who starts with this revision has met it all.
+
+    Args:
+        path: the environment file, which only root may read.
+        template: its template, which takes `revision`, `quoted` and `values`.
+        values: what the template shows.
+        others: what the service reads besides.
+
+    Returns:
+        The revision, and whether the file had to be changed.
+    """
+
+    def render(revision: str) -> str:
+        return templates.render(
+            template, quoted=escaping.environment_value, revision=revision, **values
+        )
+
+    wanted = revision(render(""), *others)
+    return wanted, files.ensure_file(path, render(wanted), mode=0o600)
+
+
+def setting(path: pathlib.Path, name: str) -> str | None:
+    """What the settings of a service say of a variable; None without it or without settings."""
+    found = re.search(f"^{name}=(.*)$", files.read_text(path) or "", re.MULTILINE)
+    return escaping.plain_value(found.group(1)) if found else None
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a service on this machine's loopback answers 200 to a GET, within a second."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def runs_with(service: str, wanted: str) -> bool:
+    """Whether a service's process was started with this revision in its environment.
+
+    The process itself is asked: a hook that was killed after it wrote the files but before it
+    restarted the service has left nothing else that tells.
+    """
+    pid = services.main_pid(service)
+    if not pid:
+        return False
+    try:
+        environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return f"{_REVISION}={wanted}".encode() in environment.split(b"\0")

@@ -1,0 +1,225 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The Concourse worker of this machine: its keys, settings, service, retirement and removal."""
+
+import collections.abc
+import pathlib
+import re
+import time
+import typing
+
+from ci.concourse import connection, escaping, keys, leftovers, release, service
+from machine import files, process, services, templates, waiting
+from plan.parts import WorkerPlan
+
+SERVICE: typing.Final = "concourse-worker.service"
+HOME: typing.Final = pathlib.Path("/var/lib/concourse")
+WORK_DIR: typing.Final = HOME / "worker"
+# Where baggageclaim, Concourse's part for volumes, has all its mounts.
+VOLUMES: typing.Final = WORK_DIR / "volumes"
+
+_ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
+_PRIVATE_KEY: typing.Final = service.KEYS / "worker_key"
+_TSA_KEYS: typing.Final = service.KEYS / "tsa_host_key.pub"
+_LAUNCHER: typing.Final = pathlib.Path("/opt/gpu-ci/bin/containerd-launcher")
+_HEALTH_PORT: typing.Final = 8888
+_START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
+# Seconds to wait for a connection to web. A worker that was turned away dials again after 5 (8.3.0
+# worker/beacon_runner.go), and has to last for 2; web may take longer to hear of a new one's key.
+_DIALS: typing.Final = 12.0
+_CONNECT: typing.Final = 30.0
+_STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or is not there
+
+# Without a route Concourse can't find an MTU and refuses to start (8.2.5
+# worker/workercmd/containerd.go:314-324); this is Ethernet's.
+_MTU: typing.Final = 1500
+
+
+def ensure_key(private_key: str) -> str:
+    """Have the worker's key, and return its public half as a line of OpenSSH.
+
+    Args:
+        private_key: PEM; empty: the one on this machine, made if there is none.
+    """
+    service.ensure_keys_folder()
+    pem = private_key or files.read_text(_PRIVATE_KEY) or keys.generate_private_key()
+    files.ensure_file(_PRIVATE_KEY, pem, mode=0o600)
+    return keys.public_key_line(pem)
+
+
+def public_key() -> str:
+    """The public half of the worker's key; empty before it has one."""
+    pem = files.read_text(_PRIVATE_KEY)
+    return keys.public_key_line(pem) if pem else ""
+
+
+def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> bool:
+    """Have the worker run as planned; it is restarted only if something that it reads changed.
+
+    That includes the release and the launcher of its containerd. Builds live through a restart,
+    before which `progress` is told, and after which it is waited for up to 30 seconds.
+
+    Returns:
+        Whether anything had to be changed.
+
+    Raises:
+        machine.process.CommandError: if systemd can't start it.
+    """
+    ensure_key(plan.private_key)
+    # Containers in a user namespace of their own reach their root file system through these.
+    for folder in (HOME, WORK_DIR, VOLUMES):
+        files.ensure_directory(folder)
+    tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
+    content = _unit(plan.tags)
+    wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
+    wrote |= services.ensure_unit(SERVICE, content)
+    revision, new = service.ensure_settings(
+        _ENVIRONMENT,
+        "worker.env",
+        _settings(plan),
+        content,
+        tsa_keys,
+        files.read_text(_PRIVATE_KEY) or "",
+        str(release.CURRENT.resolve()),
+        files.read_text(_LAUNCHER) or "" if plan.wrapped else "",
+    )
+    wrote |= new
+    if service.runs_with(SERVICE, revision):
+        return wrote
+    progress("Starting the Concourse worker")
+    services.ensure_running(SERVICE, restart=True)
+    waiting.until(healthy, _START)
+    return True
+
+
+def name() -> str:
+    """The name of the worker that was set up here, as web knows it; empty if none was."""
+    return service.setting(_ENVIRONMENT, "CONCOURSE_NAME") or ""
+
+
+def healthy() -> bool:
+    """Whether the worker's container runtime and volumes answer, within a second."""
+    return service.answers(_HEALTH_PORT, "/")
+
+
+def is_connected() -> bool:
+    """Whether web has let this worker in and can give it work; waits for that for a while.
+
+    Raises:
+        OSError: its connections can't be looked at.
+    """
+    hosts = service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST")
+    shown = services.show(SERVICE, "MainPID", "ExecMainStartTimestampMonotonic")
+    pid = int(shown["MainPID"] or 0)
+    if not hosts or not pid:
+        return False
+    age = time.monotonic() - int(shown["ExecMainStartTimestampMonotonic"]) / 1e6
+    patience = max(_CONNECT - age, _DIALS)
+    return connection.lasts(pid, tuple(hosts.split(",")), patience)
+
+
+def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> bool:
+    """Let the worker finish its builds and leave the cluster; it is not started again.
+
+    Web must still accept its key. What SIGUSR2 and then SIGTERM do is in 8.2.5
+    worker/beacon.go:118-169.
+
+    Args:
+        timeout: how long the builds may take, in seconds; then it leaves without them.
+        progress: told what is waited for.
+
+    Returns:
+        Whether it ran.
+    """
+    pid = services.main_pid(SERVICE)
+    if not pid:
+        return services.ensure_disabled(SERVICE)
+    services.signal(SERVICE, "SIGUSR2")
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        progress(f"Retiring the worker: its builds have {left:.0f} s left")
+        if _wait_until_gone(pid, min(left, 15)):
+            break
+    for _ in range(2):
+        # The first deletes it from the cluster at once, the second ends what still drains.
+        if _runs(pid):
+            services.signal(SERVICE, "SIGTERM")
+            _wait_until_gone(pid, _STOP)
+    return services.ensure_disabled(SERVICE)
+
+
+def remove() -> bool:
+    """Remove the worker and all that it left: containers, mounts, network, files.
+
+    The release must still be there: its runc ends the containers.
+
+    Returns:
+        Whether anything was there.
+    """
+    removed = services.remove_unit(SERVICE)
+    # The work dir goes last: as long as something is in it, there are leftovers.
+    if WORK_DIR.is_dir() and any(WORK_DIR.iterdir()):
+        leftovers.remove_containers(release.ROOT, WORK_DIR)
+        leftovers.remove_network()
+        removed = files.ensure_absent(WORK_DIR)
+    for path in (_ENVIRONMENT, _PRIVATE_KEY, _TSA_KEYS):
+        removed |= files.ensure_absent(path)
+    for folder in (WORK_DIR, HOME):
+        removed |= files.remove_if_empty(folder)
+    removed |= connection.forget()
+    return service.remove_empty_folders() or removed
+
+
+def _unit(tags: tuple[str, ...]) -> str:
+    # As arguments, because in a variable Concourse would split a tag at its commas.
+    arguments = [str(release.CURRENT / "bin/concourse"), "worker"]
+    command = " ".join([*arguments, *(escaping.exec_argument(f"--tag={tag}") for tag in tags)])
+    return templates.render(SERVICE, command=command, environment=_ENVIRONMENT, volumes=VOLUMES)
+
+
+def _settings(plan: WorkerPlan) -> dict[str, typing.Any]:
+    return {
+        "name": plan.name,
+        "work_dir": str(WORK_DIR),
+        "tsa_hosts": ",".join(plan.tsa_hosts),
+        "tsa_public_key": str(_TSA_KEYS),
+        "private_key": str(_PRIVATE_KEY),
+        "containerd": str(_LAUNCHER) if plan.wrapped else "",
+        "request_timeout": plan.request_timeout,
+        "max_active_tasks": plan.max_active_tasks,
+        "dns_servers": ",".join(plan.dns_servers or _name_servers()),
+        "mtu": 0 if _has_default_route() else _MTU,
+        "proxies": process.proxies(),
+    }
+
+
+def _name_servers() -> tuple[str, ...]:
+    """Name servers for containers where Concourse would find none by itself.
+
+    It leaves out those at 127.x, which a container can't reach. Releases before 8.2 then have none
+    (Ubuntu's systemd-resolved is at 127.0.0.53), newer ones ask systemd-resolved for its own
+    (8.2.5 worker/runtime/resolvconf_parser.go) and else need a route.
+    """
+    if _reachable("/etc/resolv.conf"):
+        return ()
+    upstream = _reachable("/run/systemd/resolve/resolv.conf")
+    return upstream or (() if _has_default_route() else ("127.0.0.1",))
+
+
+def _reachable(resolv_conf: str) -> tuple[str, ...]:
+    text = files.read_text(pathlib.Path(resolv_conf)) or ""
+    servers = re.findall(r"^\s*nameserver\s+(\S+)\s*$", text, re.MULTILINE)
+    return tuple(server for server in servers if not server.startswith("127.") and server != "::1")
+
+
+def _has_default_route() -> bool:
+    table = files.read_text(pathlib.Path("/proc/net/route")) or ""
+    return any(line.split()[1:2] == ["00000000"] for line in table.splitlines())
+
+
+def _runs(pid: int) -> bool:
+    return services.main_pid(SERVICE) == pid
+
+
+def _wait_until_gone(pid: int, seconds: float) -> bool:
+    return waiting.until(lambda: not _runs(pid), seconds)

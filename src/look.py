@@ -1,0 +1,69 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Everything that a decision about this unit rests on. Looking changes nothing."""
+
+from ci.concourse import local_postgresql, release, web, worker
+from gpu import detect, foreign
+from host import facts, memory, network
+from oci import cordons, leases, quarantine
+from plan.state import Machine, Network, RememberedIds, UnitState, Web
+from relations import juju, peers, postgresql, tsa
+from selftest import automatic
+
+
+def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
+    """What there is to know of this unit.
+
+    Raises:
+        host.facts.UnknownError: the machine can't be looked at now.
+    """
+    options = juju.read_options(model)
+    asked = options.enable_gpu and options.has_worker
+    inventory = detect.detect(options.gpu_vendor) if asked else None
+    name = f"{model.name}-{model.unit.name.replace('/', '-')}"
+    return UnitState(
+        options=options,
+        unit=model.unit.name,
+        worker_name=worker.name() or name,
+        machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
+        network=at_network(model) if options.has_web else Network(),
+        inventory=inventory,
+        cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
+        remembered=memory.remembered_ids() if asked else RememberedIds(),
+        quarantined=quarantine.read() if asked else (),
+        verdict=automatic.verdict() if asked else None,
+        tarball=juju.resource(model, juju.TARBALL),
+        wheels=juju.resource(model, juju.WHEELS) if asked else "",
+        installed=current.version if (current := release.installed()) else "",
+        tsa=tsa.read_webs(model),
+        web=at_web(model, web_keys) if options.has_web else Web(),
+        planned_units=peers.units(model),
+        local_database=local_postgresql.kept(),
+        leaving=memory.is_leaving(),
+    )
+
+
+def at_network(model: juju.Model) -> Network:
+    """Where others could reach this unit's web.
+
+    Raises:
+        host.facts.UnknownError: the machine's addresses can't be told now.
+    """
+    return tsa.network(model, network.interfaces(), web.peer_address())
+
+
+def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
+    """What Juju knows of this unit's web: its database, its secrets and its workers' keys."""
+    offer = postgresql.read(model)
+    shared, lost = web_keys.read()
+    keys, refused = tsa.read_worker_keys(model)
+    return Web(
+        database_related=offer.related,
+        database=offer.database,
+        database_withheld=offer.withheld,
+        secrets=shared,
+        secrets_lost=lost,
+        tsa_public_key=web.public_key(shared) if shared else "",
+        worker_keys=tuple(filter(None, (*keys, worker.public_key()))),
+        refused=refused,
+    )

@@ -1,0 +1,97 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""This unit and the machine: taken at its first hook, cleared after a unit that is gone, given up.
+
+On a machine that is another unit's nothing is changed.
+"""
+
+import collections.abc
+import pathlib
+import re
+import typing
+
+from ci.concourse import local_postgresql, release, web, worker
+from host import memory, network, owner
+from machine import files, packages
+from oci import wrapper
+from plan.state import UnitId
+from selftest import automatic
+
+# How long a worker that is being removed may take to finish its builds.
+RETIRE_SECONDS: typing.Final = 300
+# The same where its web is gone already, which then takes no builds' results any more.
+FAREWELL_SECONDS: typing.Final = 30
+
+_CHARM: typing.Final = "gpu-ci-worker"
+
+
+def take(
+    unit: UnitId, mode: str, *, new: bool, progress: collections.abc.Callable[[str], None]
+) -> None:
+    """Have the machine for this unit; what a unit that is gone has left is cleared away first.
+
+    Args:
+        unit: this one.
+        mode: its deployment-mode, known or not.
+        new: whether it has not been set up before.
+        progress: told what takes long.
+
+    Raises:
+        host.owner.TakenError: if another unit has it.
+    """
+    found = None if owner.read() else _found(unit, mode, new=new)
+    former = owner.claim(unit, found)
+    if former:
+        progress(f"Clearing away what {former.name} has left on this machine")
+        worker.retire(FAREWELL_SECONDS, progress)
+        local_postgresql.set_aside(str(former))
+        for room in (worker, web, automatic, wrapper):
+            room.remove()
+    if former or new:
+        memory.forget()
+    if former:
+        owner.settle(unit)
+
+
+def leave(unit: UnitId, progress: collections.abc.Callable[[str], None]) -> None:
+    """Note that this unit's removal has begun, and retire its worker."""
+    if owner.has(unit):
+        memory.set_leaving()
+        worker.retire(RETIRE_SECONDS, progress)
+
+
+def give_up(unit: UnitId) -> None:
+    """Remove all that this unit has set up, its database too, and let others have the machine."""
+    if not owner.has(unit):
+        return
+    for room in (worker, web, local_postgresql, automatic, wrapper, release, network):
+        room.remove()
+    packages.remove_installed()
+    owner.give_up()
+
+
+def _found(unit: UnitId, mode: str, *, new: bool) -> UnitId | None:
+    """Whose things are here where there is no record, which earlier revisions did not keep."""
+    agents = pathlib.Path(unit.agent).parent
+    if named := worker.name():
+        # Such a revision named the worker so.
+        return _on_same_machine(unit, "/".join(named.rsplit("-", 1)), agents / f"unit-{named}")
+    if not web.is_set_up():
+        return None
+    others = [agent for agent in sorted(agents.glob("unit-*")) if _is_another(agent, unit)]
+    if others and (new or mode == "worker"):
+        name = others[0].name.removeprefix("unit-")
+        return _on_same_machine(unit, "/".join(name.rsplit("-", 1)), others[0])
+    return UnitId("a unit that is gone", "", "", "") if new else unit
+
+
+def _on_same_machine(unit: UnitId, name: str, agent: pathlib.Path) -> UnitId:
+    # Juju has units of one model on a machine.
+    return UnitId(name, unit.model, unit.model_uuid, str(agent))
+
+
+def _is_another(agent: pathlib.Path, unit: UnitId) -> bool:
+    """Whether this is the agent of another unit of this charm."""
+    metadata = files.read_text(agent / "charm/metadata.yaml") or ""
+    ours = re.search(rf"^name: {_CHARM}$", metadata, re.MULTILINE)
+    return ours is not None and str(agent) != unit.agent

@@ -1,0 +1,189 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What Concourse's release, web and worker on this unit should be. Pure."""
+
+from ci.concourse.upstream import (
+    LONGEST_WAIT,
+    PINNED_SHA256,
+    REQUEST_TIMEOUT,
+    REST_OF_CALL,
+    TSA_PORT,
+    WEB_REQUEST_TIMEOUT,
+    limits_each_worker,
+    works_with,
+)  # fmt: skip
+from plan import addresses, gpus, tags
+from plan.options import Part
+from plan.parts import GpuPlan, Keep, ReleasePlan, WebPlan, WorkerPlan
+from plan.problems import Problem, Reason, problem
+from plan.state import UnitState
+
+
+def release(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
+    """The release that is to be here; without one, what stands against it is in `problems`."""
+    options, architecture = state.options, state.machine.architecture
+    if state.tarball is None:
+        problems.append(Problem(Reason.RESOURCE_UNKNOWN))
+        return None
+    if Part.RELEASE in options.frozen:
+        return None
+    sha256 = options.concourse_sha256
+    if not sha256 and architecture == "amd64":
+        sha256 = PINNED_SHA256.get(options.concourse_version, "")
+    if not sha256 and not state.tarball:
+        version = options.concourse_version
+        missing = problem(Reason.NO_CHECKSUM, version=version, architecture=architecture)
+        problems.append(missing)
+        return None
+    return ReleasePlan(options.concourse_version, architecture, sha256, state.tarball)
+
+
+def web_timeout(state: UnitState) -> int:
+    """Seconds after which the worker's web gives up a call to it; 0 if unknown."""
+    if state.options.tsa_hosts:
+        return 0
+    return WEB_REQUEST_TIMEOUT if state.options.has_web else state.tsa.request_timeout
+
+
+def longest_wait(state: UnitState) -> int:
+    """How long a task may wait at most, so that its refusal reaches the build, in seconds."""
+    timeout = web_timeout(state)
+    return timeout - REST_OF_CALL if timeout else LONGEST_WAIT
+
+
+def worker(
+    state: UnitState, choice: gpus.Choice, gpu: GpuPlan | Keep | None, problems: list[Problem]
+) -> WorkerPlan | Keep | None:
+    """How the worker is to run; what stands against it is added to `problems`."""
+    options, tsa = state.options, state.tsa
+    hosts, keys = tsa.hosts, tsa.public_keys
+    if options.tsa_hosts:
+        hosts, keys = options.tsa_hosts, (options.tsa_public_key,)
+    elif options.has_web:
+        known = state.web.secrets is not None
+        hosts = (f"127.0.0.1:{TSA_PORT}",) if known else ()
+        keys = (state.web.tsa_public_key,) if known else ()
+    if wrong := _against_worker(state):
+        problems.append(wrong)
+        return Keep.AS_IS
+    if options.has_web and _lacks_database(state):
+        return Keep.AS_IS
+    if not hosts:
+        if not options.has_web:  # else web itself has said so
+            problems.append(_missing_tsa(state))
+        return Keep.AS_IS if tsa.related or options.has_web else None
+    if gpu is Keep.AS_IS:
+        return Keep.AS_IS
+    timeout = max(gpu.wait_timeout + REST_OF_CALL, REQUEST_TIMEOUT) if gpu else 0
+    pool = gpus.pool(state, choice)
+    return WorkerPlan(
+        name=state.worker_name,
+        tsa_hosts=hosts,
+        tsa_public_keys=keys,
+        private_key=options.worker_private_key,
+        tags=tags.of_gpus(state, pool) if gpu else options.tags,
+        dns_servers=options.container_dns_servers,
+        wrapped=gpu is not None,
+        request_timeout=timeout,
+        max_active_tasks=_max_active_tasks(state, gpu, pool) if gpu else 0,
+    )
+
+
+def _max_active_tasks(state: UnitState, gpu: GpuPlan, pool: gpus.Choice) -> int:
+    if gpu.allocation == "shared" or not gpu.gpus_per_task or not _queues_tasks(state):
+        return 0
+    return max(1, len(gpus.devices(pool.gpus)) // gpu.gpus_per_task)
+
+
+def _missing_tsa(state: UnitState) -> Problem:
+    if state.tsa.refused:
+        return problem(Reason.NO_USABLE_TSA_DATA, refused=state.tsa.refused[0])
+    return Problem(Reason.NO_TSA_DATA if state.tsa.related else Reason.NO_TSA)
+
+
+def _against_worker(state: UnitState) -> Problem | None:
+    options, machine, tsa = state.options, state.machine, state.tsa
+    if machine.rival:
+        return problem(Reason.RIVAL, rival=machine.rival)
+    if options.enable_gpu and machine.foreign_runc:
+        return problem(Reason.FOREIGN_RUNC, path=machine.foreign_runc)
+    if tsa.related and (options.tsa_hosts or options.has_web):
+        own = options.has_web
+        return Problem(Reason.OWN_WEB_AND_ANOTHER if own else Reason.TWO_WAYS_TO_WEB)
+    if tsa.webs:
+        return problem(Reason.SEVERAL_WEBS, webs=" and ".join(tsa.webs))
+    return _against_release(state)
+
+
+def _against_release(state: UnitState) -> Problem | None:
+    ours, tsa = _version(state), state.tsa
+    for version in tsa.versions:
+        if ours and not works_with(ours, version):
+            how = f"juju config {state.application} concourse-version={version}"
+            if state.tarball:
+                how = f"juju attach-resource {state.application} concourse=<tarball of {version}>"
+            return problem(Reason.WEB_IS_OTHER_RELEASE, theirs=version, ours=ours, how=how)
+    return None
+
+
+def _version(state: UnitState) -> str:
+    """Which Concourse will run; empty for a tarball, whose is known once it is unpacked."""
+    return state.installed if state.tarball else state.options.concourse_version
+
+
+def _queues_tasks(state: UnitState) -> bool:
+    """Whether the Concourse here knows a limit of tasks for each worker, as 8.3 and later do.
+
+    Those before have one for all workers, which those without GPUs would be held to as well.
+    """
+    return limits_each_worker(_version(state))
+
+
+def _lacks_database(state: UnitState) -> bool:
+    """Whether web has none, and may have none of its own: another unit would not share that."""
+    is_alone = state.options.has_worker and state.planned_units == 1
+    return not state.web.database_related and not is_alone
+
+
+def may_use_local(web: WebPlan | Keep | None) -> bool:
+    """Whether web keeps its data in the database on this machine, or may do so."""
+    return web is Keep.AS_IS or (web is not None and web.database is None)
+
+
+def _missing_web_data(state: UnitState) -> Reason | None:
+    web = state.web
+    if web.database_related and web.database is None:
+        return Reason.SECRET_NOT_GRANTED if web.database_withheld else Reason.NO_DATABASE_DATA
+    return Reason.WEB_KEYS_LOST if web.secrets_lost else None
+
+
+def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
+    """How web is to run; what stands against it is added to `problems`."""
+    options, web = state.options, state.web
+    if _lacks_database(state):
+        if not options.has_worker:
+            problems.append(Problem(Reason.NO_DATABASE))
+            return None
+        problems.append(problem(Reason.SEVERAL_WITHOUT_DATABASE, units=state.planned_units))
+        return Keep.AS_IS
+    if missing := _missing_web_data(state):
+        problems.append(Problem(missing))
+        return Keep.AS_IS
+    if web.secrets is None:
+        problems.append(Problem(Reason.NO_WEB_KEYS))
+        return Keep.AS_IS
+    own, public = addresses.own(state), addresses.public(state)
+    problems += addresses.missing(state)
+    if not own:
+        return Keep.AS_IS
+    host = f"[{public}]" if ":" in public else public
+    return WebPlan(
+        address=own,
+        port=options.web_port,
+        external_url=options.external_url or f"http://{host}:{options.web_port}",
+        database=web.database,
+        secrets=web.secrets,
+        worker_keys=web.worker_keys,
+        queues_tasks=_queues_tasks(state),
+        tsa_addresses=tuple(pair for pair in addresses.of_relations(state) if pair[1]),
+    )

@@ -1,0 +1,160 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Which GPUs tasks may get, and what stands against it. Pure."""
+
+import collections.abc
+import dataclasses
+import re
+import typing
+
+from gpu.inventory import Gpu, State, Vendor
+from plan import obstacles
+from plan.problems import Problem, Reason, problem
+from plan.state import RememberedIds, UnitState
+
+# Sizes that GPUs are sold with, in GiB; NVML reports up to a tenth less.
+_SOLD_GIB: typing.Final = (
+    2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The GPUs that gpu-device-ids allows, under the indexes that the operator knows them by.
+
+    Attributes:
+        gpus: the allowed GPUs that are here.
+        indexes: what each of them is called: its index when the option was set.
+        missing: the same for allowed GPUs that are not here.
+        lost: PCI addresses of GPUs that do not answer; only where all GPUs are allowed.
+        remember: what the chosen ids mean from now on.
+        problem: why none can be chosen; or None.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    indexes: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    lost: tuple[str, ...] = ()
+    remember: RememberedIds = dataclasses.field(default_factory=RememberedIds)
+    problem: Problem | None = None
+
+
+def choose(state: UnitState) -> Choice:
+    """The allowed GPUs. An index keeps meaning the card that it meant when it was set."""
+    inventory, chosen = state.inventory, state.options.gpu_device_ids
+    if inventory is None or inventory.state is not State.READY:
+        return Choice(remember=state.remembered)
+    if not chosen:
+        indexes = tuple(gpu.index for gpu in inventory.gpus)
+        return Choice(inventory.gpus, indexes, lost=inventory.lost)
+    known = state.remembered if state.remembered.chosen == chosen else RememberedIds()
+    if not known.uuids:
+        meanings = list(_meanings(chosen, inventory.gpus))
+        known = RememberedIds(
+            chosen,
+            uuids=tuple((item, gpu.uuid) for item, gpu in meanings),
+            indexes=tuple(gpu.index for _, gpu in meanings),
+        )
+        unknown = [item for item in chosen if item not in dict(known.uuids)]
+        if unknown:
+            about = {"chosen": ",".join(chosen), "unknown": ", ".join(unknown)}
+            about["have"] = ", ".join(str(gpu.index) for gpu in inventory.gpus)
+            wrong = problem(Reason.UNKNOWN_GPU_IDS, **about)
+            return Choice(remember=state.remembered, problem=wrong)
+    present = {gpu.uuid: gpu for gpu in inventory.gpus}
+    # One card may have been named twice, by its index and by its UUID.
+    meant = sorted({(i, uuid) for i, (_, uuid) in zip(known.indexes, known.uuids, strict=True)})
+    here = [(index, uuid) for index, uuid in meant if uuid in present]
+    if not here:
+        return Choice(
+            remember=known,
+            problem=problem(Reason.CHOSEN_GPUS_GONE, chosen=",".join(chosen)),
+        )
+    return Choice(
+        gpus=tuple(present[uuid] for _, uuid in here),
+        indexes=tuple(index for index, _ in here),
+        missing=tuple(index for index, uuid in meant if uuid not in present),
+        remember=known,
+    )
+
+
+def _meanings(
+    chosen: tuple[str, ...], gpus: tuple[Gpu, ...]
+) -> collections.abc.Iterator[tuple[str, Gpu]]:
+    for item in chosen:
+        for gpu in gpus:
+            if item in (str(gpu.index), gpu.uuid, gpu.pci_address):
+                yield item, gpu
+
+
+def pool(state: UnitState, choice: Choice) -> Choice:
+    """The same without the GPUs that are in quarantine: what the worker's tags promise."""
+    out = {entry.uuid for entry in state.quarantined}
+    left = [
+        (index, gpu)
+        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+        if gpu.uuid not in out
+    ]
+    return dataclasses.replace(
+        choice,
+        gpus=tuple(gpu for _, gpu in left),
+        indexes=tuple(index for index, _ in left),
+    )
+
+
+def are_all_quarantined(state: UnitState, choice: Choice) -> bool:
+    """Whether there are allowed GPUs, and each is in quarantine."""
+    return bool(choice.gpus) and not pool(state, choice).gpus
+
+
+def devices(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """The ids that tasks are given for these GPUs: UUIDs, where MIG mode is on of MIG devices."""
+    return tuple(dict.fromkeys(device for gpu in gpus for device in gpu.devices))
+
+
+def memory_gib(gpu: Gpu) -> int:
+    """What a task has of a GPU at least, as sold, in GiB; 0 if unknown.
+
+    A profile of MIG tells it: `1g.10gb`, `1g.10gb+me`.
+    """
+    if gpu.mig_enabled:
+        told = [re.search(r"(?<![0-9])([0-9]{1,4})gb", device.profile) for device in gpu.mig]
+        return min((int(match.group(1)) if match else 0 for match in told), default=0)
+    gib = gpu.memory_mib / 1024
+    return next((size for size in _SOLD_GIB if gib <= size <= gib * 1.1), round(gib))
+
+
+def problem_with(state: UnitState, choice: Choice) -> Problem | None:
+    """Why no task can get a GPU here although GPUs were asked for; None where one can."""
+    inventory = state.inventory
+    if inventory is None:
+        return None
+    unusable = obstacles.of_state(inventory, state.application, state.options.gpu_vendor)
+    by_runtime = inventory.vendor is Vendor.NVIDIA
+    toolkit = obstacles.of_toolkit(state.machine.toolkit) if by_runtime else None
+    return (
+        _obstacle(unusable)
+        or choice.problem
+        or _unsliced(choice.gpus)
+        or _too_few(state, choice.gpus)
+        or _obstacle(toolkit)
+    )
+
+
+def _obstacle(obstacle: obstacles.Obstacle | None) -> Problem | None:
+    return obstacle and problem(Reason.GPU_OBSTACLE, what=obstacle.what, remedy=obstacle.remedy)
+
+
+def _unsliced(gpus: tuple[Gpu, ...]) -> Problem | None:
+    empty = [str(gpu.index) for gpu in gpus if not gpu.devices]
+    return problem(Reason.MIG_WITHOUT_DEVICES, gpus=", ".join(empty)) if empty else None
+
+
+def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Problem | None:
+    have, wanted = len(devices(gpus)), state.options.gpus_per_task
+    if wanted <= have:
+        return None
+    kinds = sorted({"MIG device" if gpu.mig_enabled else "GPU" for gpu in gpus})
+    nouns = " and ".join(kind if have == 1 else f"{kind}s" for kind in kinds)
+    more = ", or choose more with gpu-device-ids" if state.options.gpu_device_ids else ""
+    return problem(Reason.TOO_FEW_GPUS, wanted=wanted, have=have, nouns=nouns, more=more)

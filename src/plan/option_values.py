@@ -1,0 +1,155 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What a value of an option may be: each function returns it as it is used. Pure."""
+
+import ipaddress
+import re
+import urllib.parse
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from ci.concourse.upstream import TSA_PORT
+from plan.ssh import public_key
+
+_PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+# Those of NVIDIA, of AMD, and of cards that have none (gpu/inventory.py).
+_UUID = re.compile(
+    r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}(?:-[0-9]{1,2})?"
+    r"|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]{1,2}",
+    re.IGNORECASE,
+)
+# A name whose last part is a number is taken for an address by resolvers.
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?",
+    re.IGNORECASE,
+)
+_HOST_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+
+
+class OptionError(ValueError):
+    """An option's value can't be used; the text names option, value and what is allowed."""
+
+    def __init__(self, option: str, value: object, remedy: str) -> None:
+        text = str(value)
+        shown = text if text.isprintable() else ascii(text)[1:-1]
+        if len(shown) > 64:
+            shown = f"{shown[:61]}..."
+        super().__init__(f"{option} '{shown}' {remedy}")
+        self.option = option
+
+
+def tag(item: str) -> str:
+    """One tag of the operator's own."""
+    if not item.isprintable():
+        raise OptionError("tag", item, "has a character that can't be printed: remove it")
+    return item
+
+
+def name_server(item: str) -> str:
+    """A name server that containers can reach."""
+    remedy = "is no IP address: use addresses such as 10.0.0.53"
+    if "%" in item:  # a container has no interface of that name, and anything may follow it
+        raise OptionError("container-dns-servers", item, remedy)
+    try:
+        address = ipaddress.ip_address(item)
+    except ValueError as error:
+        raise OptionError("container-dns-servers", item, remedy) from error
+    # A container has a loopback of its own; 127.0.0.53 is what resolv.conf of Ubuntu says.
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        remedy = "is out of reach for containers: use addresses such as 10.0.0.53"
+        raise OptionError("container-dns-servers", item, remedy)
+    return str(address)
+
+
+def tsa_host(item: str) -> str:
+    """HOST:PORT of a TSA outside Juju."""
+    match = _HOST_PORT.fullmatch(item)
+    if not match or not 0 < int(match.group(1)) < 65536:
+        raise OptionError("tsa-host", item, f"is no HOST:PORT: use ci.example.com:{TSA_PORT}")
+    return item
+
+
+def tsa_public_key(text: str) -> str:
+    """The host key of a TSA outside Juju."""
+    try:
+        return public_key(text)
+    except ValueError as error:
+        raise OptionError(
+            "tsa-public-key", text, f"{error}: use the line of tsa_host_key.pub"
+        ) from error
+
+
+def private_key(pem: str) -> str:
+    """An RSA key in PEM without a password, or nothing."""
+    # Concourse takes unencrypted RSA keys in PEM only (concourse 8.2.5 flag/private_key.go).
+    if not pem:
+        return ""
+    remedy = "holds no unencrypted RSA key in PEM: put one under the key private-key"
+    try:
+        key = serialization.load_pem_private_key(pem.encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise OptionError("worker-private-key", "(secret)", remedy) from error
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise OptionError("worker-private-key", "(secret)", remedy)
+    return pem
+
+
+def url(text: str) -> str:
+    """The URL that people reach web by, or nothing."""
+    if not text:
+        return ""
+    try:
+        url = urllib.parse.urlsplit(text)
+        # A password in it would be shown to everybody who opens the page.
+        good = url.scheme in ("http", "https") and bool(url.hostname) and url.username is None
+        good = good and url.port != 0 and not url.query and not url.fragment
+    except ValueError:  # an IPv6 address or a port that is none
+        good = False
+    if not good or not re.fullmatch(r"[!-~]+", text):
+        raise OptionError("external-url", text, "is no URL: use http://HOST or https://HOST")
+    return text.rstrip("/")
+
+
+def advertised(text: str) -> str:
+    """An address or network in Python's spelling, or a host name as given."""
+    remedy = "is no address, host name or network: use 10.0.0.7, ci.example.com or 10.0.0.0/16"
+    if _HOST_NAME.fullmatch(text) or not text:
+        return text
+    if "%" in text:  # it holds on one link alone
+        raise OptionError("advertise-address", text, remedy)
+    try:
+        if "/" in text:
+            return str(ipaddress.ip_network(text))
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise OptionError("advertise-address", text, remedy) from error
+    local = address.is_loopback or address.is_link_local
+    if local or address.is_unspecified or address.is_multicast:
+        remedy = "is out of reach for other machines: use one that they know this unit by"
+        raise OptionError("advertise-address", text, remedy)
+    return str(address)
+
+
+def device_ids(text: str) -> tuple[str, ...]:
+    """Indexes as decimal numbers, UUIDs and PCI addresses in NVML's spelling; empty for all."""
+    if text.lower() == "all":
+        return ()
+    ids: dict[str, None] = {}
+    for item in (part.strip() for part in text.split(",")):
+        if re.fullmatch(r"[0-9]{1,4}", item):
+            ids[str(int(item))] = None
+        elif _UUID.fullmatch(item):
+            ids[item[:4].upper() + item[4:].lower()] = None
+        elif match := _PCI_ADDRESS.fullmatch(item):
+            domain = item[: match.start(1)].rstrip(":") or "0"
+            ids[f"{int(domain, 16):04x}:{match.group(1).lower()}"] = None
+        else:
+            raise OptionError(
+                "gpu-device-ids",
+                item,
+                "is no id of a GPU: use all, or indexes, UUIDs (GPU-...) or PCI addresses "
+                "(0000:01:00.0), comma-separated",
+            )
+    return tuple(ids)

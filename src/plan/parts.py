@@ -1,0 +1,110 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The parts of a plan: frozen types only."""
+
+import dataclasses
+import enum
+
+from gpu.inventory import Gpu
+from plan.gpus import Choice
+from plan.problems import Problem
+from plan.state import Database, WebSecrets
+
+
+class Keep(enum.Enum):
+    """Stands where a part of the machine is to stay as it is, running or not."""
+
+    AS_IS = "as is"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasePlan:
+    """Which Concourse to have: a tarball at hand, or a version with its checksum to download."""
+
+    version: str
+    architecture: str
+    sha256: str
+    tarball: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuPlan:
+    """What tasks on this worker may get: the allowed GPUs in index order, all of one vendor.
+
+    Attributes:
+        nvidia_runtime: absolute path of nvidia-container-runtime; empty for other vendors' GPUs.
+        allocation: `exclusive` or `shared`.
+        gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
+        wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
+        hijack_limit: how long a hijack may keep them after the step, in seconds; 0: no limit.
+        privileged_tasks: `no-gpu` or `gpu`.
+        driver_capabilities: what NVIDIA_DRIVER_CAPABILITIES is to say.
+    """
+
+    gpus: tuple[Gpu, ...]
+    nvidia_runtime: str
+    allocation: str = "exclusive"
+    gpus_per_task: int = 1
+    wait_timeout: int = 240
+    hijack_limit: int = 1800
+    privileged_tasks: str = "no-gpu"
+    driver_capabilities: str = "compute,utility"
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerPlan:
+    """How the Concourse worker is to run.
+
+    Attributes:
+        private_key: PEM; empty: one is made on the machine and kept.
+        wrapped: containerd starts through our launcher, so that our wrapper is its runc.
+        request_timeout: how long a call to containerd may last, in seconds; 0: Concourse's own.
+        max_active_tasks: at how many tasks the scheduler is to hold back more; 0: at none.
+    """
+
+    name: str
+    tsa_hosts: tuple[str, ...]
+    tsa_public_keys: tuple[str, ...]
+    private_key: str = dataclasses.field(repr=False)
+    tags: tuple[str, ...]
+    dns_servers: tuple[str, ...]
+    wrapped: bool
+    request_timeout: int = 0
+    max_active_tasks: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class WebPlan:
+    """How Concourse's web is to run.
+
+    Attributes:
+        address: where other web units reach this one.
+        tsa_addresses: where the workers of each relation reach its TSA, by the relation's id.
+        database: None means PostgreSQL on this machine.
+        queues_tasks: its scheduler holds tasks back until a worker has room for them.
+    """
+
+    address: str
+    port: int
+    external_url: str
+    database: Database | None
+    secrets: WebSecrets
+    worker_keys: tuple[str, ...]
+    queues_tasks: bool = False
+    tsa_addresses: tuple[tuple[int, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What this unit should be. A part that is None must not be there, Keep stays as it is.
+
+    Attributes:
+        choice: the GPUs that gpu-device-ids allows here.
+    """
+
+    problems: tuple[Problem, ...]
+    release: ReleasePlan | None
+    gpu: GpuPlan | Keep | None
+    worker: WorkerPlan | Keep | None
+    web: WebPlan | Keep | None
+    choice: Choice = Choice()

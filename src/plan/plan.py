@@ -1,0 +1,58 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Options, GPUs found and relation data -> what this unit should be. Pure: no I/O, no clock."""
+
+from gpu.inventory import Vendor
+from plan import concourse, gpus
+from plan.options import Part
+from plan.parts import GpuPlan, Keep, Plan
+from plan.problems import Problem, Reason, problem
+from plan.state import UnitState
+
+
+def make(state: UnitState) -> Plan:
+    """Decide what this unit should be. What is wrong with one part leaves the others alone."""
+    if state.leaving:
+        return Plan((), None, None, None, None)
+    options, frozen = state.options, state.frozen
+    problems = [problem(Reason.BAD_OPTION, text=one.text) for one in options.wrong]
+    if Part.UNIT in frozen:
+        return Plan(tuple(problems), None, Keep.AS_IS, Keep.AS_IS, Keep.AS_IS)
+    release = concourse.release(state, problems)
+    choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
+    gpu = _gpu(state, choice, problems) if options.has_worker else None
+    web = worker = None
+    if options.has_web:
+        web = Keep.AS_IS if Part.WEB in frozen else concourse.web(state, problems)
+    if options.has_worker:
+        as_is = Part.WORKER in frozen
+        worker = Keep.AS_IS if as_is else concourse.worker(state, choice, gpu, problems)
+    if release is None or Part.RELEASE in frozen:
+        web, worker = web and Keep.AS_IS, worker and Keep.AS_IS
+    if gpu is None and worker is Keep.AS_IS:
+        gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
+    return Plan(tuple(problems), release, gpu, worker, web, choice)
+
+
+def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:
+    if Part.GPU in state.frozen and state.options.enable_gpu:
+        return Keep.AS_IS
+    if wrong := gpus.problem_with(state, choice):
+        problems.append(wrong)
+        return Keep.AS_IS
+    if not choice.gpus:
+        return None
+    if gpus.are_all_quarantined(state, choice):
+        problems.append(Problem(Reason.ALL_QUARANTINED))
+    options, toolkit = state.options, state.machine.toolkit
+    by_runtime = choice.gpus[0].vendor is Vendor.NVIDIA
+    return GpuPlan(
+        gpus=choice.gpus,
+        nvidia_runtime=toolkit.path if by_runtime and toolkit else "",
+        allocation=options.gpu_allocation,
+        gpus_per_task=options.gpus_per_task,
+        wait_timeout=min(options.gpu_wait_timeout, concourse.longest_wait(state)),
+        hijack_limit=60 * options.hijack_gpu_limit,
+        privileged_tasks=options.privileged_tasks,
+        driver_capabilities=options.nvidia_driver_capabilities,
+    )

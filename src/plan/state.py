@@ -1,0 +1,324 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What was found out before a decision: frozen types only."""
+
+import dataclasses
+
+from gpu.inventory import Inventory
+from plan.options import Options, Part
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitId:
+    """A unit as the machine's record of its owner has it.
+
+    Attributes:
+        name: Juju's, such as `worker/0`.
+        model: the name of its model; empty if unknown.
+        model_uuid: the model's UUID; empty if unknown.
+        agent: the folder of its agent, which Juju removes with the unit, forced or not (4.0.15
+            internal/worker/deployer/nested.go, RecallUnit); empty for a unit that is gone.
+    """
+
+    name: str
+    model: str
+    model_uuid: str
+    agent: str
+
+    def is_same(self, other: "UnitId") -> bool:
+        """Whether both are one unit of one model."""
+        return (self.name, self.model_uuid) == (other.name, other.model_uuid)
+
+    def __str__(self) -> str:
+        """As the operator reads it."""
+        return f"{self.name} of model {self.model}" if self.model else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolkit:
+    """The nvidia-container-runtime of this machine: its absolute path and version."""
+
+    path: str
+    version: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the machine itself says.
+
+    Attributes:
+        architecture: Debian's name of it: `amd64`, `arm64`.
+        toolkit: the NVIDIA container runtime, if there is one.
+        rival: who else owns containerd's socket, as a systemd unit or process name; or empty.
+        foreign_runc: path of a runc that containerd would find before our wrapper; or empty.
+    """
+
+    architecture: str
+    toolkit: Toolkit | None = None
+    rival: str = ""
+    foreign_runc: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """One network interface of this machine.
+
+    Attributes:
+        kind: the kernel's word for a virtual one, such as `bridge`, `veth` or `vlan`; empty for a
+            physical one.
+        addresses: its IPv4 and IPv6 addresses, but those that hold on this link alone.
+        master: the bridge or bond that it is a port of; or empty.
+        lower: the interface that a vlan or macvlan is made on; or empty.
+        has_default_route: whether packets to anywhere leave by it.
+    """
+
+    name: str
+    kind: str = ""
+    addresses: tuple[str, ...] = ()
+    master: str = ""
+    lower: str = ""
+    has_default_route: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What Juju says of the addresses of one endpoint or relation of this unit.
+
+    Attributes:
+        ingress: where others reach this unit, the first preferred; a cross-model relation has
+            addresses outside this machine, or names, among them.
+        bound: the machine's own addresses in the endpoint's space.
+        published: the address that others were told before; empty if none.
+    """
+
+    ingress: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()
+    published: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Where this unit can be reached: what its machine has, and what Juju offers.
+
+    Attributes:
+        interfaces: the machine's.
+        own: what Juju offers for the unit itself.
+        relations: the same for each relation to workers, by its id.
+    """
+
+    interfaces: tuple[Interface, ...] = ()
+    own: Offer = Offer()
+    relations: tuple[tuple[int, Offer], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tsa:
+    """What the related web units say: the key and version of each host.
+
+    Attributes:
+        related: whether there is a relation to a web at all.
+        hosts: `ADDRESS:2222` of each web unit whose data is complete.
+        public_keys: their host keys, one line each.
+        versions: the Concourse versions that they run, without repeats; may be empty.
+        webs: the applications that they belong to, where these are different Concourses.
+        request_timeout: the least of the times in seconds after which they give up a call to a
+            worker; 0 where one of them does not say it.
+        refused: what was refused of their data, for the operator.
+    """
+
+    related: bool = False
+    hosts: tuple[str, ...] = ()
+    public_keys: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    webs: tuple[str, ...] = ()
+    request_timeout: int = 0
+    refused: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Database:
+    """How to reach PostgreSQL. `ca` is a PEM certificate, empty without TLS."""
+
+    host: str
+    port: int
+    name: str
+    user: str
+    password: str = dataclasses.field(repr=False)
+    tls: bool = False
+    ca: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class WebSecrets:
+    """What all web units of the application share; kept in Juju secrets. Keys are PEM."""
+
+    admin_password: str = dataclasses.field(repr=False)
+    tsa_host_key: str = dataclasses.field(repr=False)
+    session_signing_key: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Web:
+    """What a web unit knows from Juju.
+
+    Attributes:
+        database_related: whether the postgresql endpoint is in use.
+        database: None until the database's data is complete.
+        database_withheld: that data is in a secret which is not granted to this unit yet.
+        secrets: None until the leader has made them.
+        secrets_lost: they were made, but Juju doesn't give them.
+        tsa_public_key: the public half of their TSA host key, one line; empty without secrets.
+        worker_keys: the public keys of all related workers, checked.
+        refused: what was refused of the workers' data, for the operator.
+    """
+
+    database_related: bool = False
+    database: Database | None = None
+    database_withheld: bool = False
+    secrets: WebSecrets | None = None
+    secrets_lost: bool = False
+    tsa_public_key: str = ""
+    worker_keys: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RememberedIds:
+    """Which card each chosen index meant when gpu-device-ids was set.
+
+    Attributes:
+        chosen: the normalised ids of that time.
+        uuids: each id and the UUID that it meant.
+        indexes: the index that each of these cards had then.
+    """
+
+    chosen: tuple[str, ...] = ()
+    uuids: tuple[tuple[str, str], ...] = ()
+    indexes: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    """What the store of leases has for one container.
+
+    Attributes:
+        devices: UUIDs of GPUs and MIG devices.
+        occupied: whether the container uses them still, or has processes left that may; if not,
+            the next task takes them from it.
+    """
+
+    devices: tuple[str, ...]
+    occupied: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Quarantine:
+    """A GPU that is out of use until a self-test or the operator brings it back.
+
+    Attributes:
+        uuid: the GPU's id.
+        reason: why; what stands before `:` is short, such as `Xid 79`.
+        check: the id of the check that failed; empty if an operator did it.
+        level: the level that must pass for it to return; empty if an operator did it.
+        since: when, ISO 8601 in UTC.
+        remedy: what the operator does about it.
+        by: `self-test` or `operator`.
+    """
+
+    uuid: str
+    reason: str
+    check: str = ""
+    level: str = ""
+    since: str = ""
+    remedy: str = ""
+    by: str = "self-test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the last self-test came to.
+
+    Attributes:
+        outcome: `passed`, `failed`, or `incomplete`: something could not be tested.
+        partial: whether one GPU alone was tested.
+        failure: what the first failed check saw, or why the first that could not be made was not.
+        remedy: what the operator does about that.
+    """
+
+    outcome: str
+    partial: bool = False
+    failure: str = ""
+    remedy: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What could not be done to a part of this unit.
+
+    Attributes:
+        text: why, with the next step.
+        passes: whether it may be over by itself.
+    """
+
+    part: Part
+    text: str
+    passes: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitState:
+    """Everything that a decision about this unit rests on.
+
+    Attributes:
+        unit: Juju's name of this unit, such as `worker/0`.
+        worker_name: what Concourse calls this unit's worker, such as `ci-worker-0` in the model
+            `ci`; one that has a name already keeps it.
+        planned_units: how many units the application has.
+        network: where others reach this unit; empty where it serves no web.
+        inventory: None where no GPU was asked for.
+        cordoned: UUIDs of GPUs that are no task's for now, each with the reason, such as
+            `in use outside CI: pid 4711 (python3)`; what stands before `:` does not change by
+            the minute.
+        quarantined: GPUs that are out of use until further notice, those that are gone too.
+        verdict: None before the first self-test.
+        tarball: path of the charm resource `concourse`; empty when not given, None where Juju
+            does not tell.
+        wheels: path of the charm resource `selftest-wheels`; the same.
+        installed: version of the Concourse that is on this machine; empty before the first.
+        local_database: the database of a web on this machine, used or not, such as `concourse of
+            web/0 of model ci`; empty if there is none.
+        leaving: this unit is being removed: nothing is started any more.
+        repaired: whether something of the wrapper was not as it should be, and now is.
+        failures: what could not be done so far.
+    """
+
+    options: Options
+    unit: str
+    worker_name: str
+    machine: Machine
+    network: Network = Network()
+    inventory: Inventory | None = None
+    cordoned: tuple[tuple[str, str], ...] = ()
+    quarantined: tuple[Quarantine, ...] = ()
+    verdict: Verdict | None = None
+    remembered: RememberedIds = RememberedIds()
+    tarball: str | None = ""
+    wheels: str | None = ""
+    installed: str = ""
+    tsa: Tsa = Tsa()
+    web: Web = Web()
+    planned_units: int = 1
+    local_database: str = ""
+    leaving: bool = False
+    repaired: bool = False
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def application(self) -> str:
+        """This unit's application, as the operator's next command names it."""
+        return self.unit.partition("/")[0]
+
+    @property
+    def frozen(self) -> frozenset[Part]:
+        """The parts that stay as they are, for what is wrong with their options or failed."""
+        return self.options.frozen | {failure.part for failure in self.failures}

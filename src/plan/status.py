@@ -1,0 +1,266 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the operator reads in juju status: all of its sentences. Pure.
+
+Facts only, nothing that changes by the minute; what the operator must do is Blocked and names the
+next step, what passes by itself is Waiting.
+"""
+
+import dataclasses
+import enum
+import re
+import typing
+
+from plan import concourse, gpus
+from plan.parts import GpuPlan, Keep, Plan
+from plan.problems import Problem, Reason
+from plan.state import Quarantine, UnitState
+
+
+class Kind(enum.Enum):
+    """Juju's words for the state of a unit."""
+
+    BLOCKED = "blocked"
+    WAITING = "waiting"
+    MAINTENANCE = "maintenance"
+    ACTIVE = "active"
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One candidate for the unit's status; Juju shows the worst."""
+
+    kind: Kind
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """Which of this unit's services answered just now, and whether web has let the worker in."""
+
+    web: bool = False
+    worker: bool = False
+    connected: bool = False
+
+
+# For an action too, which needs nothing else of this unit.
+WEB_KEYS_LOST: typing.Final = (
+    "Juju doesn't give this unit the secret with web's keys and password: juju run "
+    "{application}/leader replace-web-keys makes new ones"
+)
+
+# What the operator must do.
+_BLOCKED: typing.Final = {
+    Reason.BAD_OPTION: "{text}",
+    Reason.NO_CHECKSUM: (
+        "No checksum is known for Concourse {version} on {architecture}: juju config "
+        "{application} concourse-sha256=..., or juju attach-resource {application} "
+        "concourse=<release tarball>"
+    ),
+    Reason.GPU_OBSTACLE: "{what}: {remedy}",
+    Reason.UNKNOWN_GPU_IDS: (
+        "gpu-device-ids '{chosen}': no GPU has the id {unknown}. This machine has {have}"
+    ),
+    Reason.CHOSEN_GPUS_GONE: (
+        "All GPUs of gpu-device-ids '{chosen}' are gone: bring them back (dmesg, lspci) or "
+        "choose others; if cards were swapped, set it to all and then back"
+    ),
+    Reason.MIG_WITHOUT_DEVICES: (
+        "GPU {gpus} has MIG mode on but no MIG device: make some with nvidia-smi mig -cgi, or"
+        " switch MIG mode off"
+    ),
+    Reason.TOO_FEW_GPUS: (
+        "gpus-per-task '{wanted}' is more than the {have} {nouns} that tasks may use here: "
+        "juju config {application} gpus-per-task={have}{more}"
+    ),
+    Reason.RIVAL: (
+        "{rival} owns /run/containerd/containerd.sock, which Concourse needs: stop and "
+        "disable it, or use another machine"
+    ),
+    Reason.FOREIGN_RUNC: "{path} would be used in place of the GPU wrapper: remove it",
+    Reason.TWO_WAYS_TO_WEB: (
+        "tsa-host is set while a web is related: juju config {application} --reset "
+        "tsa-host,tsa-public-key, or remove the relation"
+    ),
+    Reason.SEVERAL_WEBS: (
+        "Related to several Concourses at once, {webs}: juju remove-relation {application} "
+        "<all but one>"
+    ),
+    Reason.OWN_WEB_AND_ANOTHER: (
+        "This unit has a web of its own and is related to another: juju remove-relation "
+        "{application} <web application>, or deploy its workers with deployment-mode=worker"
+    ),
+    Reason.WEB_IS_OTHER_RELEASE: (
+        "Web runs Concourse {theirs}, which gives no work to {ours}: {how}"
+    ),
+    Reason.WEB_KEYS_LOST: WEB_KEYS_LOST,
+    Reason.SEVERAL_WITHOUT_DATABASE: (
+        "{units} units without a database in common would be as many Concourses: juju "
+        "integrate {application}:postgresql postgresql:database, or juju remove-unit"
+    ),
+}
+
+# What passes by itself, or as soon as somebody else has done a step.
+_WAITING: typing.Final = {
+    Reason.RESOURCE_UNKNOWN: (
+        "Waiting for Juju to tell whether there is a resource concourse: juju resources "
+        "{application}"
+    ),
+    Reason.NO_TSA: (
+        "Waiting for web-tsa: juju integrate <web application>:web-tsa {application}:worker-tsa"
+    ),
+    Reason.NO_TSA_DATA: "Waiting for the web unit to publish its TSA address and key",
+    Reason.NO_USABLE_TSA_DATA: "Waiting for usable data from web: {refused}",
+    Reason.NO_DATABASE: (
+        "Waiting for a database: juju integrate {application}:postgresql postgresql:database"
+    ),
+    Reason.NO_DATABASE_DATA: "Waiting for the database's address and credentials",
+    Reason.SECRET_NOT_GRANTED: "Waiting for the database to grant its secret",
+    Reason.NO_WEB_KEYS: "Waiting for the leader to make the web's keys",
+    Reason.NO_ADDRESS: "Waiting for Juju to tell this unit's address",
+    Reason.NO_ADDRESS_IN_NETWORK: (
+        "Waiting for an address in advertise-address {wanted}: this machine has {has}"
+    ),
+    Reason.NO_USABLE_ADDRESS: (
+        "Waiting for an address that others can reach: Juju offers {offered}: juju config "
+        "{application} advertise-address=<address, name or network>"
+    ),
+}
+
+
+def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
+    """All that is to be said of this unit, the worst first.
+
+    Args:
+        state: what was found, and what failed.
+        plan: what this unit should be.
+        running: what of it answers.
+    """
+    said = [
+        Line(Kind.WAITING if failure.passes else Kind.BLOCKED, failure.text)
+        for failure in state.failures
+    ]
+    said += [sentence(problem, state, plan.choice) for problem in plan.problems]
+    if plan.web and not isinstance(plan.web, Keep) and not running.web:
+        said.append(Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web"))
+    if plan.worker and not isinstance(plan.worker, Keep) and not running.worker:
+        text = "Waiting for the worker to answer: journalctl -u concourse-worker"
+        said.append(Line(Kind.WAITING, text))
+    elif plan.worker and not isinstance(plan.worker, Keep) and not running.connected:
+        text = (
+            "Waiting for web to see this worker: no lasting connection to its TSA "
+            f"{', '.join(plan.worker.tsa_hosts)}: journalctl -u concourse-worker"
+        )
+        said.append(Line(Kind.WAITING, text))
+    if not said and not plan.web and not plan.worker:
+        said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
+    said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
+    return said or [Line(Kind.ACTIVE, _ready(state, plan))]
+
+
+def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
+    """A problem in the words of status."""
+    if problem.reason is Reason.ALL_QUARANTINED:
+        return Line(Kind.BLOCKED, _all_quarantined(state, choice))
+    kind = Kind.BLOCKED if problem.reason in _BLOCKED else Kind.WAITING
+    text = {**_BLOCKED, **_WAITING}[problem.reason]
+    return Line(kind, text.format(application=state.application, **dict(problem.about)))
+
+
+def _ready(state: UnitState, plan: Plan) -> str:
+    if plan.web and plan.worker:
+        role = "Web and worker ready"
+    else:
+        role = "Web ready" if plan.web else "Worker ready"
+    notes: list[str] = []
+    if isinstance(plan.gpu, GpuPlan):
+        notes.append(f"GPU: {gpu_note(state, plan.choice)}")
+    if state.local_database and not concourse.may_use_local(plan.web):
+        notes.append(f"kept database {state.local_database}")
+    notes += [f"refused {text}" for text in (*state.web.refused, *state.tsa.refused)]
+    return f"{role} ({'; '.join(notes)})" if notes else role
+
+
+def _cap_note(state: UnitState) -> str:
+    """What the operator must know where tasks wait less long than gpu-wait-timeout says."""
+    longest, timeout = concourse.longest_wait(state), concourse.web_timeout(state)
+    if state.options.gpu_wait_timeout <= longest:
+        return ""
+    why = f"web's request-timeout is {timeout}" if timeout else "web names no request-timeout"
+    return f", gpu-wait-timeout capped at {longest}: {why}"
+
+
+def gpu_note(state: UnitState, choice: gpus.Choice) -> str:
+    """What status says of the GPUs, such as `2x NVIDIA`; the choice must not be empty.
+
+    What changes by the minute, after the `:` of a reason, is left out.
+    """
+    quarantined = _quarantined(state, choice)
+    gone = {entry.uuid for entry in state.quarantined}
+    reasons = {uuid: reason for uuid, reason in state.cordoned if uuid not in gone}
+    out = [
+        f"GPU {index} {reasons[gpu.uuid].partition(':')[0]}"
+        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+        if gpu.uuid in reasons
+    ]
+    count = len(gpus.pool(state, choice).gpus) - len(out)
+    note = f"{count}x {choice.gpus[0].vendor.display}"
+    if quarantined:
+        shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
+        note += f", {len(choice.gpus) - count - len(out)} quarantined: {', '.join(shown)}"
+    if out:
+        note += f", {len(out)} cordoned: {', '.join(out)}"
+    if choice.missing:
+        note += f", {len(choice.missing)} missing: GPU {', '.join(map(str, choice.missing))}"
+    if choice.lost:
+        note += f", {len(choice.lost)} lost: {', '.join(choice.lost)}"
+    note += _verdict_words(state, {entry.reason for _, entry in quarantined})
+    return note + _cap_note(state)
+
+
+def _quarantined(state: UnitState, choice: gpus.Choice) -> list[tuple[list[int], Quarantine]]:
+    """The quarantined of the allowed GPUs, by what is said of them."""
+    entries = {entry.uuid: entry for entry in state.quarantined}
+    alike: dict[tuple[str, str, str], tuple[list[int], Quarantine]] = {}
+    for index, gpu in zip(choice.indexes, choice.gpus, strict=True):
+        if entry := entries.get(gpu.uuid):
+            key = entry.reason.partition(":")[0], _in_brackets(entry.remedy), entry.by
+            alike.setdefault(key, ([], entry))[0].append(index)
+    return list(alike.values())
+
+
+def _quarantine_words(indexes: list[int], entry: Quarantine) -> str:
+    reason = entry.reason.partition(":")[0]
+    return f"GPU {', '.join(map(str, indexes))} {reason}{_in_brackets(entry.remedy)}"
+
+
+def _verdict_words(state: UnitState, shown: set[str]) -> str:
+    """What there is to say of the verdict besides what quarantine's reasons show."""
+    verdict = state.verdict
+    if verdict is None:
+        return ""
+    if verdict.outcome == "failed" and shown and verdict.failure in {*shown, ""}:
+        return ""
+    what = "self-test of one GPU" if verdict.partial else "self-test"
+    words = f", {what} {verdict.outcome}"
+    if verdict.failure:
+        words += f": {verdict.failure}"
+    return words + _in_brackets(verdict.remedy)
+
+
+def _in_brackets(remedy: str) -> str:
+    """The first step of a remedy; the report of the self-test has all of it."""
+    step = re.split(r" \(|[;:]|\. ", remedy)[0]
+    return f" ({step})" if step else ""
+
+
+def _all_quarantined(state: UnitState, choice: gpus.Choice) -> str:
+    quarantined = _quarantined(state, choice)
+    shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
+    commands = {
+        f"juju run {state.unit} gpu-selftest level={entry.level}"
+        if entry.by == "self-test"
+        else f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]} reason=..."
+        for indexes, entry in quarantined
+    }
+    return f"All GPUs are quarantined: {', '.join(shown)}. Then {' and '.join(sorted(commands))}"

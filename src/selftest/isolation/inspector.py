@@ -1,0 +1,90 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Looking into containers: what each sees, and what any could open that it was not given."""
+
+import dataclasses
+import secrets
+import typing
+
+from gpu.inventory import Gpu
+from gpuci.policy import SELF_TEST_CONTAINER
+from oci import wrapper
+from selftest import rootfs
+from selftest.check import Check, Outcome, Result
+from selftest.containers import Container, ContainerError, Containers, Step
+from selftest.isolation import views
+from selftest.isolation.views import View
+from selftest.settings import Settings
+
+# How long a container's look around may take, in seconds: NVML may have to wake the GPUs.
+_LOOK: typing.Final = 30.0
+
+_PROBE: typing.Final = [
+    *(wrapper.PYTHON, "-I", "-S"),
+    *(str(rootfs.PROGRAMS / "probe.py"), str(rootfs.PROGRAMS)),
+]
+
+
+class Inspector:
+    """Makes containers that can be looked into.
+
+    Attributes:
+        nodes: the nodes of all GPUs here.
+        owners: the GPU of each device that tasks get, by the device's id.
+        leaked: path of each node that some container opened past its device rules, and which.
+        looks: how many containers were looked into.
+    """
+
+    def __init__(self, settings: Settings, made: Containers) -> None:
+        self.nodes = views.host_nodes(settings.gpus)
+        self.owners: dict[str, Gpu] = {
+            device: gpu for gpu in settings.gpus for device in gpu.devices
+        }
+        self.leaked: dict[str, str] = {}
+        self.looks = 0
+        self._made = made
+        self._application = settings.application
+        self._run = secrets.token_hex(3)
+
+    def id(self, name: str) -> str:
+        """The id of a container that people are to know by this name; no other run has it."""
+        return f"{SELF_TEST_CONTAINER}{name}-{self._run}"
+
+    def create(self, name: str, step: Step, **limits: float) -> Container:
+        """Start a container by the id of this name; see Containers.create."""
+        mounts = [*step.mounts, *views.planted(self.nodes)]
+        whole = dataclasses.replace(step, mounts=mounts)
+        return self._made.create(self.id(name), whole, **limits)
+
+    def look(self, container: Container, exec_id: str = "task") -> View:
+        """What the container sees.
+
+        Raises:
+            ContainerError: it could not be looked into.
+            StarvedError: the machine has no time or room for it.
+        """
+        done = container.exec(_PROBE, timeout=_LOOK, exec_id=exec_id)
+        try:
+            view = views.parse(done.stdout)
+        except (ValueError, KeyError, TypeError) as error:
+            said = done.stderr.strip().rpartition("\n")[2] or str(error)
+            raise ContainerError(f"{_PROBE[3]} ended with {done.returncode}: {said}") from error
+        self.looks += 1
+        for path in views.leaks(view, self.nodes):
+            self.leaked.setdefault(path, container.id)
+        return view
+
+    def see(self, name: str, step: Step) -> View:
+        """What a container sees that is made for that alone.
+
+        Raises:
+            ContainerError: it could not be made or looked into.
+            StarvedError: the machine has no time or room for it.
+        """
+        with self.create(name, step) as container:
+            return self.look(container)
+
+    def failed(self, check: Check, text: str, **named: typing.Any) -> Result:
+        """A failure, whose remedy names this unit's application."""
+        remedy = check.remedy.replace("APP", self._application)
+        return check.result(Outcome.FAILED, text, remedy=remedy, **named)

@@ -1,0 +1,62 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What isolation was last proven for, so that it is proven anew when that changes."""
+
+import dataclasses
+import hashlib
+import json
+import typing
+
+from ci.concourse import release
+from gpu.inventory import Inventory
+from machine import files
+from oci import wrapper
+from plan.state import Machine
+from selftest import results
+from selftest.settings import Settings
+
+PATH: typing.Final = results.HOME / "proven"
+# There since the first verdict on all GPUs after the machine's start, which empties its folder.
+TESTED: typing.Final = wrapper.RUN / "selftest.done"
+
+
+def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
+    """A short name for all that a test of isolation is about.
+
+    The policy is left out: what it says of GPUs is in the settings, and how long a task waits for
+    one changes nothing here.
+    """
+    plain = dataclasses.asdict(settings)
+    plain["files"].pop(str(wrapper.POLICY), None)
+    toolkit = machine.toolkit and machine.toolkit.version
+    whole = json.dumps(
+        [plain, inventory.driver, toolkit, str(release.CURRENT.resolve())],
+        default=str,
+        sort_keys=True,
+    )
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def keep(subject: str) -> bool:
+    """Note that all GPUs passed isolation as they are now. Return True if that was not known."""
+    files.ensure_directory(PATH.parent)
+    return files.ensure_file(PATH, subject)
+
+
+def kept() -> str:
+    """The subject that all GPUs last passed isolation with; empty if they never did."""
+    return PATH.read_text(encoding="utf-8", errors="replace") if PATH.exists() else ""
+
+
+def note_verdict() -> bool:
+    """Note that there was a verdict on all GPUs since the machine started. True if it is new."""
+    files.ensure_directory(TESTED.parent)
+    return files.ensure_file(TESTED, "")
+
+
+def is_tested() -> bool:
+    """Whether there was a verdict on all GPUs since the machine started.
+
+    Where the test at boot was killed, crashed, or never came so far, there was none.
+    """
+    return TESTED.exists()

@@ -1,0 +1,177 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Several units of the charm on one real machine, and a web's database there that is kept.
+
+Their hooks run with all their rooms: services, PostgreSQL, users. With the real Concourse where
+GPUCI_CONCOURSE_TARBALL names its tarball, else with the stand-in.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
+import ops
+import pytest
+
+from tests.fakes.concourse.build import build
+from tests.lab.park import Park
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = pathlib.Path(ops.__file__).parents[1]
+REAL = os.environ.get("GPUCI_CONCOURSE_TARBALL")
+NEEDED = ("systemd-nspawn", "psql", "iptables", "containerd", "runc")
+MISSING = [name for name in NEEDED if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+    # A machine's keeper is meant to outlive who started it.
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+PSQL = "cd /; runuser -u postgres -- psql -qtA -d concourse -c"
+WRITE = {"sh": f"{PSQL} 'CREATE TABLE kept (word text)' -c \"INSERT INTO kept VALUES ('mine')\""}
+READ = {"sh": f"{PSQL} 'SELECT word FROM kept' 2>&1"}
+# All that a unit may touch, but not what Concourse itself writes.
+ALL = {
+    "sh": "find /etc/concourse /opt/concourse /opt/gpu-ci /etc/gpu-ci /etc/systemd/system "
+    "/etc/sysctl.d /var/lib/gpu-ci /etc/passwd /var/lib/dpkg/status "
+    "-printf '%p %m %u %T@ %l\\n' | sort; "
+    "systemctl show -P MainPID -P UnitFileState concourse-web concourse-worker postgresql@*; "
+    "runuser -u postgres -- psql -lqtA"
+}
+LEFT = {
+    "sh": "ls -d /var/lib/gpu-ci /run/gpu-ci /opt/concourse /opt/gpu-ci /etc/concourse "
+    "/etc/systemd/system/concourse* /etc/sysctl.d/*gpu-ci*; getent passwd concourse; "
+    "ls /etc/postgresql/*"
+}
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
+        release = pathlib.Path(folder, "release")
+        release.mkdir(mode=0o755)
+        if REAL:
+            shutil.copy(REAL, release / "c.tgz")
+        else:
+            build(release / "c.tgz")
+        park = Park(pathlib.Path(folder, "park"))
+        try:
+            binds = {"/srv/repo": ROOT, "/srv/release": release, "/srv/packages": PACKAGES}
+            yield park.up("owner", binds=["/var/lib/concourse"], binds_ro=binds)
+        finally:
+            park.destroy()
+
+
+@pytest.fixture
+def play(machine):
+    """Run steps on the machine, which is empty before; return what came of each."""
+    machine.run(["/bin/rm", "-rf", "/var/lib/juju/agents"])
+    path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
+
+    def play(*steps):
+        done = machine.run(
+            ["/usr/bin/env", f"PYTHONPATH={path}", "/usr/bin/python3", "-B",
+             "/srv/repo/tests/functional/hook_driver.py"],
+            stdin=json.dumps({"tarball": "/srv/release/c.tgz", "steps": steps}),
+            check=False, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout)
+
+    return play
+
+
+def hook(unit, name, mode="", **config):
+    return {"unit": unit, "hook": name, "config": {"deployment-mode": mode} if mode else config}
+
+
+def action(unit, action, **params):
+    return {"unit": unit, "action": action, "params": params}
+
+
+READY = {"status": "active", "text": "Web and worker ready"}
+
+
+def test_hooks_of_a_second_unit_change_nothing_on_the_machine(play):
+    other = [
+        *(hook("web/0", name, "all") for name in ("install", "start", "stop", "remove")),
+        *(hook("worker/0", name, "worker") for name in ("install", "config_changed")),
+        action("worker/0", "remove-local-database", name="concourse"),
+        *(hook("worker/0", name) for name in ("update_status", "stop", "remove")),
+    ]
+    first, _, before, *said, after, row, _, left = play(
+        hook("ci/0", "install", "all"), WRITE, ALL, *other, ALL, READ, hook("ci/0", "remove"), LEFT
+    )
+    assert first == READY
+    assert after == before
+    assert "concourse-web.service" in before
+    assert row == "mine\n"
+    assert left == ""
+    texts = [step.get("failed", step.get("text")) for step in said]
+    taken = "ci/0 of model ci has this machine, and "
+    assert [text[: len(taken)] for text in texts] == [taken] * len(other)
+
+
+def test_a_web_that_comes_back_finds_its_pipelines_again(play):
+    (first, _, worker, gone, row, wrong, again, same, refused, _, removed, dropped, _, left) = (
+        play(
+            hook("ci/0", "install", "all"),
+            WRITE,
+            hook("ci/0", "config_changed", "worker"),
+            {"sh": "ls /etc/concourse/web.env /etc/systemd/system/concourse-web.service"},
+            READ,
+            action("ci/0", "remove-local-database", name="concurse"),
+            hook("ci/0", "config_changed", "all"),
+            READ,
+            action("ci/0", "remove-local-database", name="concourse"),
+            hook("ci/0", "config_changed", "worker"),
+            action("ci/0", "remove-local-database", name="concourse"),
+            READ,
+            hook("ci/0", "remove"),
+            LEFT,
+        )
+    )
+    assert first == again == READY
+    assert worker["status"] == "waiting"
+    assert gone == ""
+    assert row == same == "mine\n"
+    assert "name 'concurse' is not the database on this machine" in wrong["failed"]
+    assert "is in use by this unit's web" in refused["failed"]
+    assert removed["results"] == {"removed": "database concourse"}
+    assert "mine" not in dropped
+    assert left == ""
+
+
+def test_a_unit_after_one_removed_by_force_starts_afresh_and_its_database_is_kept(play):
+    forced = {"sh": "rm -r /var/lib/juju/agents/unit-ci-0"}
+    pids = {"sh": "systemctl show -P MainPID concourse-web concourse-worker"}
+    (_, _, leaving, _, before, taken, after, row, removed, ready, new, _, left) = play(
+        hook("ci/0", "install", "all"),
+        WRITE,
+        hook("ci/0", "stop"),
+        forced,
+        pids,
+        hook("next/1", "install", "all"),
+        pids,
+        READ,
+        action("next/1", "remove-local-database", name="concourse"),
+        hook("next/1", "update_status"),
+        {"sh": "grep -h ^CONCOURSE_NAME= /etc/concourse/worker.env"},
+        hook("next/1", "remove"),
+        LEFT,
+    )
+    assert leaving["status"] != "active"
+    assert before.split()[0] != "0", "web outlives its unit"
+    assert taken["status"] == "blocked"
+    assert "keeps the database concourse of ci/0 of model ci: back it up" in taken["text"]
+    # A database that is not its own keeps the new unit from web, and from nothing else.
+    assert after.split()[0] == "0"
+    assert row == "mine\n"
+    assert removed["results"] == {"removed": "database concourse of ci/0 of model ci"}
+    assert ready == READY
+    assert "next-1" in new
+    assert left == ""

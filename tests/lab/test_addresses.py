@@ -1,0 +1,67 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Where a unit is reached stays, whatever its machine gets; and "ready" means reached."""
+
+from tests.lab.site import BRIDGE, PROBE, READY
+
+DOCKER0 = "ip link add docker0 type bridge; ip address add 10.1.0.1/16 dev docker0"
+
+
+def test_new_bridges_move_neither_web_nor_worker(site):
+    began, host = site.settings("web/0"), site.published("web/0", "tsa-host")
+    own = site.machine("web/0").address
+    assert host == {f"{own}:2222"}
+    assert site.task(PROBE).returncode == 0
+    site.sh(f"{BRIDGE}{DOCKER0}", "web/0")
+    site.sh(BRIDGE)
+    try:
+        site.lab.settle()
+        assert site.settings("web/0") == began
+        assert began["CONCOURSE_PEER_ADDRESS"] == own
+        assert site.published("web/0", "tsa-host") == host
+        assert (site.status("web/0"), site.status()) == (("active", "Web ready"), READY)
+        assert site.task(PROBE).returncode == 0
+    finally:
+        site.sh("ip link delete docker0; ip link delete concourse0", "web/0")
+        site.lab.settle()
+    assert site.settings("web/0") == began
+
+
+def test_an_address_that_the_operator_names_is_published(site):
+    began = site.settings("web/0")
+    own = site.machine("web/0").address
+    site.sh("ip address add 10.77.0.250/24 dev host0", "web/0")
+    try:
+        site.configure("web", advertise_address="10.77.0.250")
+        assert site.published("web/0", "tsa-host") == {"10.77.0.250:2222"}
+        assert site.settings("web/0")["CONCOURSE_PEER_ADDRESS"] == "10.77.0.250"
+        assert site.status() == READY
+        site.configure("web", advertise_address="10.99.0.0/16")
+        assert site.status("web/0")[0] == "waiting"
+        assert "advertise-address 10.99.0.0/16" in site.status("web/0")[1]
+        assert site.published("web/0", "tsa-host") == {"10.77.0.250:2222"}
+    finally:
+        site.configure("web", advertise_address=own)
+        site.sh("ip address del 10.77.0.250/24 dev host0", "web/0")
+        site.configure("web", reset=("advertise-address",))
+    assert site.published("web/0", "tsa-host") == {f"{own}:2222"}
+    site.worker("lab-worker-0", 60)
+    again = site.settings("web/0")
+    assert again["CONCOURSE_PEER_ADDRESS"] == began["CONCOURSE_PEER_ADDRESS"]
+    site.lab.controller.fire("worker/0", "update-status")
+    assert site.status() == READY
+
+
+def test_a_worker_that_web_has_lost_is_not_called_ready(site):
+    host = f"{site.machine('web/0').address}:2222"
+    site.machine("web/0").enter("/bin/systemctl", "stop", "concourse-web")
+    site.lab.controller.fire("worker/0", "update-status")
+    status, message = site.status()
+    assert status == "waiting"
+    assert message.startswith("Waiting for web to see this worker: no lasting connection to its ")
+    assert f" TSA {host}: " in message
+    site.lab.controller.fire("web/0", "update-status")
+    assert site.status("web/0") == ("active", "Web ready")
+    site.lab.controller.fire("worker/0", "update-status")
+    assert site.status() == READY
+    site.worker("lab-worker-0", 60)

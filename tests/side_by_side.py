@@ -1,0 +1,54 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Which tests stay together, and which begin first, where several processes run them at once.
+
+`make test` does (pytest-xdist). Without `-n` nothing here is used: one process, in pytest's order.
+"""
+
+from xdist.scheduler import LoadScopeScheduling
+
+# Paths whose tests share one lab, or machine, of minutes: each goes to one process as a whole.
+# They begin first, in this order. Every other file is a room of its own, which begins as early as
+# its suite stands here.
+ROOMS = (
+    "tests/attacks/",
+    "tests/lab/test_selftest.py",
+    "tests/lab/",
+    "tests/functional/test_selftest_isolation.py",
+    "tests/unit/test_gpuci_leases.py",
+    "tests/functional/",
+    "",
+)
+# It leaves a second charm in the tree for a moment, which a lab that begins must not meet.
+LAST = "tests/functional/test_pack.py"
+# Of `tests/lab/`, the files that use machines of their own and not the lab that is up.
+ALONE = tuple(
+    f"tests/lab/test_{name}.py"
+    for name in (
+        *("cli", "download", "juju_commands", "juju_events", "juju_machines", "juju_refusals"),
+        *("juju_semantics", "kernel_log", "machines", "outfit", "vendors"),
+    )
+)
+SHARED = ("tests/attacks/", "tests/lab/test_selftest.py", "tests/lab/")
+
+
+def room(nodeid: str) -> str:
+    """The name of what this test has to stay together with."""
+    path = nodeid.partition("::")[0]
+    if path in ALONE:
+        return path
+    return next((shared for shared in SHARED if path.startswith(shared)), path)
+
+
+def turn(nodeid: str) -> int:
+    """Where in ROOMS this test stands: the smaller, the earlier it begins."""
+    if nodeid.startswith(LAST):
+        return len(ROOMS)
+    return next(number for number, begin in enumerate(ROOMS) if nodeid.startswith(begin))
+
+
+class Scheduling(LoadScopeScheduling):
+    """Hands each process a whole room at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return room(nodeid)

@@ -1,0 +1,74 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The action that drops a web's database on the machine, which nothing else does."""
+
+import pytest
+from ops import testing
+
+from ci.concourse import local_postgresql, web
+from tests.unit.situations import state, tsa
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with a database of a web that is gone."""
+    monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "local-postgresql")
+    monkeypatch.setattr(local_postgresql, "_ANOTHERS", tmp_path / "local-postgresql-of")
+    monkeypatch.setattr(web, "_ENVIRONMENT", tmp_path / "web.env")
+    (tmp_path / "local-postgresql").write_text("15")
+    return tmp_path
+
+
+def remove(context, name="concourse"):
+    action = context.on.action("remove-local-database", params={"name": name})
+    return context.run(action, state(relations=[tsa()]))
+
+
+@pytest.mark.parametrize("whose", ["", "web/0 of model ci"])
+def test_it_is_dropped_when_it_is_named(context, rooms, machine, whose):
+    if whose:
+        (machine / "local-postgresql-of").write_text(whose)
+    remove(context)
+    kept = f"concourse of {whose}" if whose else "concourse"
+    assert context.action_results == {"removed": f"database {kept}"}
+    assert rooms.calls[0] == "local_postgresql.remove"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("postgres", "", "name 'postgres' is not the database on this machine, concourse"),
+        ("concourse", 'A=1\nCONCOURSE_POSTGRES_SOCKET="/run/x"\n', "in use by this unit's web"),
+    ],
+)
+def test_it_is_left_alone_if_not_named_or_in_use(context, rooms, machine, name, settings, words):
+    (machine / "web.env").write_text(settings)
+    with pytest.raises(testing.ActionFailed, match=words):
+        remove(context, name)
+    assert "local_postgresql.remove" not in rooms.calls
+
+
+def test_it_goes_where_web_has_another_database(context, rooms, machine):
+    (machine / "web.env").write_text('A=1\nCONCOURSE_POSTGRES_HOST="10.0.0.9"\n')
+    remove(context)
+    assert rooms.calls[0] == "local_postgresql.remove"
+
+
+def test_a_machine_without_one_says_so(context, rooms, machine):
+    (machine / "local-postgresql").unlink()
+    with pytest.raises(testing.ActionFailed, match="This machine has no database of a web"):
+        remove(context)
+
+
+def test_status_says_that_it_is_kept(context, rooms, machine):
+    after = context.run(context.on.update_status(), state(relations=[tsa()]))
+    assert after.unit_status.message == "Worker ready (kept database concourse)"
+
+
+@pytest.mark.parametrize("mode", ["worker", "web"])
+def test_a_change_of_mode_does_not_drop_it(context, rooms, machine, mode):
+    context.run(context.on.config_changed(), state(mode))
+    assert "web.remove" in rooms.calls
+    assert "local_postgresql.remove" not in rooms.calls
+    context.run(context.on.remove(), state(mode))
+    assert "local_postgresql.remove" in rooms.calls

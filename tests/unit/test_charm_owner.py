@@ -1,0 +1,143 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A unit on a machine that another of this charm has, or had until it was removed by force."""
+
+import json
+import pathlib
+
+import pytest
+from ops import testing
+
+from host import owner
+from tests.unit.situations import WORKER_KEY, database, state, tsa
+
+HOOKS = (
+    *("install", "start", "config_changed", "upgrade_charm", "update_status", "leader_elected"),
+    *("stop", "remove"),
+)
+
+
+def has(unit):
+    return json.loads(owner.RECORD.read_text())["owner"]["name"] == unit
+
+
+@pytest.mark.parametrize("mode", ["worker", "web", "all"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_second_unit_touches_nothing_and_says_who_is_there(context, rooms, hook, mode):
+    record = rooms.own("other/3")
+    relations = {"worker": [tsa()], "web": [database()], "all": []}[mode]
+    before = state(mode, relations, enable_gpu=True)
+    after = context.run(getattr(context.on, hook)(), before)
+    assert rooms.calls == []
+    assert rooms.authorized is None
+    assert owner.RECORD.read_text() == record
+    assert not rooms.leaving
+    assert after.relations == before.relations
+    assert after.secrets == before.secrets
+    assert after.opened_ports == before.opened_ports
+    if hook not in ("stop", "remove"):
+        agent = rooms.unit("other/3").agent
+        assert after.unit_status == testing.BlockedStatus(
+            "other/3 of model ci has this machine, and unit/0 changes nothing on it: juju "
+            "remove-unit one of the two. If Juju has no other/3 any more, remove "
+            f"{agent} on the machine"
+        )
+
+
+def test_a_second_unit_that_leaves_its_web_retires_nobody(context, rooms):
+    rooms.own("other/3")
+    relation = tsa()
+    departed = context.on.relation_departed(relation, remote_unit=0, departing_unit="unit/0")
+    context.run(departed, state(relations=[relation]))
+    assert rooms.calls == []
+    assert not rooms.leaving
+
+
+@pytest.mark.parametrize(
+    ("action", "params"),
+    [
+        ("gpu-inventory", {}),
+        ("gpu-cordon", {"gpu": "0", "reason": "x"}),
+        ("gpu-selftest", {}),
+        ("get-admin-password", {}),
+        ("remove-local-database", {"name": "concourse"}),
+    ],
+)
+def test_a_second_units_actions_are_refused_and_say_who_is_there(context, rooms, action, params):
+    rooms.own("other/3")
+    with pytest.raises(testing.ActionFailed, match="other/3 of model ci has this machine"):
+        context.run(context.on.action(action, params=params), state("all"))
+    assert rooms.calls == []
+
+
+def test_an_action_before_the_first_hook_changes_nothing(context, rooms):
+    owner.RECORD.unlink()
+    with pytest.raises(testing.ActionFailed, match="not unit/0's yet: wait for its next hook"):
+        context.run(context.on.action("get-admin-password"), state("all"))
+    assert not owner.RECORD.exists()
+
+
+@pytest.mark.parametrize(("former", "model"), [("other/3", "ci"), ("unit/0", "elsewhere")])
+@pytest.mark.parametrize("hook", ["install", "update_status"])
+def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
+    context, rooms, hook, former, model
+):
+    rooms.own(former, model)
+    pathlib.Path(rooms.unit(former).agent).rmdir()
+    rooms.leaving = True
+    after = context.run(getattr(context.on, hook)(), state(relations=[tsa()]))
+    assert after.unit_status == testing.ActiveStatus("Worker ready")
+    cleared = rooms.calls[: rooms.calls.index("network.ensure")]
+    assert cleared == [
+        "worker.retire",
+        "local_postgresql.set_aside",
+        "worker.remove",
+        "web.remove",
+        "automatic.remove",
+        "wrapper.remove",
+    ]
+    assert has("unit/0")
+    rooms.calls.clear()
+    context.run(context.on.update_status(), state(relations=[tsa()]))
+    assert "worker.retire" not in rooms.calls
+
+
+def test_clearing_that_was_cut_short_is_done_again(context, rooms, monkeypatch):
+    rooms.own("other/3")
+    pathlib.Path(rooms.unit("other/3").agent).rmdir()
+
+    def cut():
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ownership.web.remove", cut)
+        with pytest.raises(testing.errors.UncaughtCharmError):
+            context.run(context.on.install(), state(relations=[tsa()]))
+    rooms.calls.clear()
+    context.run(context.on.install(), state(relations=[tsa()]))
+    assert rooms.calls.index("web.remove") < rooms.calls.index("release.ensure")
+
+
+def test_a_unit_that_is_set_up_under_the_name_of_one_removed_by_force_is_not_leaving(
+    context, rooms
+):
+    rooms.leaving = True
+    before = state(relations=[tsa()])
+    assert context.run(context.on.update_status(), before).unit_status.name == "maintenance"
+    after = context.run(context.on.install(), before)
+    assert after.unit_status == testing.ActiveStatus("Worker ready")
+
+
+def test_removal_gives_the_machine_up_and_the_next_has_it(context, rooms):
+    rooms.own("other/3")
+    blocked = context.run(context.on.config_changed(), state(relations=[tsa()]))
+    assert blocked.unit_status.name == "blocked"
+    assert "worker-public-key" not in blocked.get_relations("worker-tsa")[0].local_unit_data
+    owner.give_up()
+    after = context.run(context.on.update_status(), state(relations=[tsa()]))
+    assert after.unit_status == testing.ActiveStatus("Worker ready")
+    relation = after.get_relations("worker-tsa")[0]
+    assert relation.local_unit_data["worker-public-key"] == WORKER_KEY
+    assert has("unit/0")
+    context.run(context.on.remove(), after)
+    assert not owner.RECORD.exists()

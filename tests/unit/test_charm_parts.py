@@ -1,0 +1,126 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's door: what is wrong with one part of a unit is no other part's, and no key's."""
+
+import ops
+import pytest
+from ops import testing
+
+import charm
+from ci.concourse import keys, local_postgresql, release, web
+from machine import download
+from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
+
+DEPARTED = "the key of a worker that is gone"
+
+
+def fails(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"options": {"external_url": "x"}},
+        {"options": {"deployment_mode": "wbe"}},
+        {"options": {"concourse_version": "9.9.9"}},
+        {"failing": (release, "ensure", download.UnreachableError("no route"))},
+        {"failing": (web, "apply", local_postgresql.DatabaseError("does not answer"))},
+        {"relations": ()},
+        {"relations": (database(endpoints="", username="u", password="p"),)},
+    ],
+)
+def test_the_key_of_a_departed_worker_is_revoked_whatever_is_wrong(
+    context, rooms, monkeypatch, wrong
+):
+    rooms.authorized = (DEPARTED, WORKER_KEY)
+    if "failing" in wrong:
+        module, name, error = wrong["failing"]
+        monkeypatch.setattr(module, name, fails(error))
+    relation = workers(WORKER_KEY)
+    relations = (relation, *wrong.get("relations", (database(),)))
+    before = state(relations=relations, **{"mode": "web", **wrong.get("options", {})})
+    context.run(context.on.relation_changed(relation), before)
+    assert rooms.authorized == (WORKER_KEY,)
+
+
+def test_a_bad_option_of_the_web_does_not_keep_the_worker_beside_it_from_its_tags(context, rooms):
+    before = state("all", external_url="javascript://x", tag="rack-7")
+    after = context.run(context.on.config_changed(), before)
+    assert rooms.worker.tags == ("rack-7",)
+    assert rooms.web is None
+    assert after.unit_status == testing.BlockedStatus(
+        "external-url 'javascript://x' is no URL: use http://HOST or https://HOST"
+    )
+
+
+def test_a_release_that_cannot_be_had_does_not_keep_gpus_from_changing(
+    context, rooms, monkeypatch
+):
+    monkeypatch.setattr(release, "ensure", fails(download.DownloadError("another checksum")))
+    before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="1")
+    after = context.run(context.on.config_changed(), before)
+    assert len(rooms.gpu.gpus) == 1
+    assert rooms.worker is None
+    assert after.unit_status == testing.BlockedStatus("another checksum")
+
+
+def test_the_database_is_asked_for_before_the_release_is_downloaded(context, rooms, monkeypatch):
+    asked = database(endpoints="")
+    monkeypatch.setattr(release, "ensure", fails(download.UnreachableError("no route")))
+    after = context.run(context.on.relation_created(asked), state("web", relations=[asked]))
+    assert after.get_relation(asked.id).local_app_data["database"] == "concourse"
+
+
+def test_a_worker_is_named_by_model_application_and_number_and_keeps_a_name_that_it_has(
+    context, rooms, monkeypatch
+):
+    before = state(relations=[tsa()])
+    context.run(context.on.config_changed(), before)
+    assert rooms.worker.name == f"{before.model.name}-unit-0"
+    monkeypatch.setattr(charm.worker, "name", lambda: "worker-0")
+    context.run(context.on.config_changed(), before)
+    assert rooms.worker.name == "worker-0"
+
+
+def test_two_webs_at_once_block(context, rooms):
+    other = keys.public_key_line(keys.generate_private_key())
+    first = tsa()
+    second = testing.Relation(
+        "flight",
+        interface="concourse-ci_tsa",
+        remote_app_name="other",
+        remote_units_data={
+            0: {"tsa-host": "10.0.0.6:2222", "tsa-public-key": other, "concourse-version": "8.3.0"}
+        },
+    )
+    after = context.run(context.on.config_changed(), state(relations=[first, second]))
+    assert after.unit_status == testing.BlockedStatus(
+        "Related to several Concourses at once, other and web: juju remove-relation unit "
+        "<all but one>"
+    )
+    assert rooms.worker is None
+
+
+REFUSED = "ERROR could not download resource: connection refused"
+NOT_ATTACHED = (
+    "ERROR could not download resource: resource concourse of application unit not found"
+)
+
+
+def test_a_resource_that_nobody_attached_is_none(context, rooms, monkeypatch):
+    monkeypatch.setattr(ops.Resources, "fetch", fails(ops.ModelError(NOT_ATTACHED)))
+    after = context.run(context.on.config_changed(), state(relations=[tsa()]))
+    assert after.unit_status == testing.ActiveStatus("Worker ready")
+    assert "release.ensure" in rooms.calls
+
+
+def test_an_unknown_resource_keeps_what_is(context, rooms, monkeypatch):
+    monkeypatch.setattr(ops.Resources, "fetch", fails(ops.ModelError(REFUSED)))
+    after = context.run(context.on.config_changed(), state(relations=[tsa()]))
+    assert after.unit_status.name == "waiting"
+    assert "a resource concourse" in after.unit_status.message
+    assert "release.ensure" not in rooms.calls

@@ -1,0 +1,140 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What quarantine and the self-test's verdict do to tags, plan and status."""
+
+import dataclasses
+
+import pytest
+
+from plan import plan, status
+from plan.state import Quarantine, Verdict
+from plan.tags import NO_GPU_LEFT
+from tests.unit.situations import TSA, gpu, situation
+
+XID = Quarantine(
+    "GPU-1", "Xid 79: it has fallen off the bus", "xid", "quick", remedy="reboot the machine"
+)
+BY_HAND = Quarantine("GPU-0", "fan replaced tomorrow", by="operator")
+PASSED = Verdict("passed")
+
+
+def found(*quarantined, verdict=None, **values):
+    given = situation(gpu(0), gpu(1), **values)
+    return dataclasses.replace(given, quarantined=quarantined, verdict=verdict, tsa=TSA)
+
+
+def said(found):
+    made = plan.make(found)
+    return status.lines(found, made, status.Running(worker=True, connected=True))[0].text
+
+
+def test_a_gpu_in_quarantine_is_out_of_the_tags_but_the_wrapper_knows_it():
+    made = plan.make(found(XID))
+    assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=1")
+    assert "gpu-count>=2" not in made.worker.tags
+    assert made.worker.max_active_tasks == 1
+    assert [gpu.uuid for gpu in made.gpu.gpus] == ["GPU-0", "GPU-1"]
+    assert made.problems == ()
+
+
+def test_the_tag_with_the_indexes_leaves_it_out_too():
+    made = plan.make(found(XID, options={"gpu-device-ids": "0,1"}))
+    assert "gpu-devices=0" in made.worker.tags
+
+
+def test_status_names_it_with_reason_and_remedy():
+    assert said(found(XID)) == (
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
+    )
+    assert said(found(BY_HAND)) == (
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 fan replaced tomorrow)"
+    )
+
+
+def test_one_that_is_not_here_or_not_allowed_concerns_nobody():
+    other = dataclasses.replace(XID, uuid="GPU-7")
+    assert said(found(other)) == "Worker ready (GPU: 2x NVIDIA)"
+    assert said(found(XID, options={"gpu-device-ids": "0"})) == "Worker ready (GPU: 1x NVIDIA)"
+
+
+def test_one_that_somebody_uses_besides_is_told_once():
+    cordoned = (("GPU-1", "in use outside CI: pid 4711 (python3)"),)
+    both = dataclasses.replace(found(XID), cordoned=cordoned)
+    assert said(both) == (
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
+    )
+
+
+@pytest.mark.parametrize("ids", ["all", "0,1"])
+def test_without_any_left_the_operator_reads_what_to_run_and_nobody_is_sent_here(ids):
+    wrapper = [
+        Quarantine(
+            f"GPU-{n}", "/opt/gpu-ci/bin/runc is changed", "wrapper", "quick", remedy="wait"
+        )
+        for n in range(2)
+    ]
+    options = {"gpu-device-ids": ids, "tag": "rack-7"}
+    made = plan.make(found(*wrapper, options=options))
+    assert said(found(*wrapper, options=options)) == (
+        "All GPUs are quarantined: GPU 0, 1 /opt/gpu-ci/bin/runc is changed (wait). "
+        "Then juju run worker/0 gpu-selftest level=quick"
+    )
+    assert made.worker.tags == (NO_GPU_LEFT, "rack-7")
+    assert made.worker.wrapped
+    assert len(made.gpu.gpus) == 2
+
+
+def test_each_way_back_is_named():
+    assert said(found(XID, BY_HAND)) == (
+        "All GPUs are quarantined: GPU 0 fan replaced tomorrow, GPU 1 Xid 79 (reboot the "
+        "machine). Then juju run worker/0 gpu-selftest level=quick and "
+        "juju run worker/0 gpu-uncordon gpu=gpu-0 reason=..."
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (None, "2x NVIDIA"),
+        (PASSED, "2x NVIDIA, self-test passed"),
+        (
+            Verdict("incomplete", failure="GPU 1 is in use"),
+            "2x NVIDIA, self-test incomplete: GPU 1 is in use",
+        ),
+        (Verdict("passed", partial=True), "2x NVIDIA, self-test of one GPU passed"),
+        (
+            Verdict("failed", failure="GPU 2 is gone", remedy="look in dmesg"),
+            "2x NVIDIA, self-test failed: GPU 2 is gone (look in dmesg)",
+        ),
+    ],
+)
+def test_status_tells_the_verdict(verdict, text):
+    assert said(found(verdict=verdict)) == f"Worker ready (GPU: {text})"
+
+
+def test_a_failure_that_put_a_gpu_into_quarantine_is_told_once():
+    failed = Verdict("failed", failure="Xid 79: it has fallen off the bus", remedy="reboot")
+    assert said(found(XID, verdict=failed)).count("Xid 79") == 1
+
+
+def test_what_failed_besides_and_took_no_gpu_out_is_told_too():
+    failed = Verdict("failed", failure="disk full", remedy="sudo du | tail; make room")
+    text = said(found(XID, verdict=failed))
+    assert "1 quarantined: GPU 1 Xid 79" in text
+    assert text.endswith(", self-test failed: disk full (sudo du | tail))")
+
+
+@pytest.mark.parametrize(
+    ("remedy", "shown"),
+    [
+        ("Reboot the machine (`sudo reboot`); then test again. If not", " (Reboot the machine)"),
+        ("Have it replaced; then `juju run worker/0 gpu-selftest`", " (Have it replaced)"),
+        ("Wait. The charm writes it anew", " (Wait)"),
+        ("Install 1.19.1 or newer: apt", " (Install 1.19.1 or newer)"),
+        ("", ""),
+    ],
+)
+def test_status_has_the_first_step_of_a_remedy_and_the_report_all(remedy, shown):
+    entries = [dataclasses.replace(XID, uuid=f"GPU-{n}", remedy=remedy) for n in range(2)]
+    told = said(found(*entries))
+    assert told.startswith(f"All GPUs are quarantined: GPU 0, 1 Xid 79{shown}. Then juju run ")
