@@ -70,6 +70,18 @@ def test_further_units_enter_their_relations_in_either_order(model, play):
     assert entered == {"one/0": both, "one/1": both[::-1], "one/2": both}
 
 
+def test_a_unit_that_hears_of_a_departure_at_this_moment_hears_of_it_once(model, play):
+    related(model, play)
+    store = model.store
+    relation = store.value("SELECT relation FROM relation_end WHERE endpoint = 'client'")
+    with store.transaction():
+        events.end_relation(store, relation)
+        store.do("UPDATE event SET state = 'running' WHERE unit = 'two/0' AND remote_unit != ''")
+        events.left(store, relation, "one/0")
+    queue = store.column("SELECT kind FROM event WHERE unit = 'two/0' ORDER BY id")
+    assert queue == ["relation-departed", "relation-broken"]
+
+
 def test_a_removed_relation_counts_as_there_for_a_while(model, play):
     related(model, play)
     model.integrations.remove("one:server", "two:client")

@@ -171,9 +171,10 @@ def _knows(store: Store, relation: int, unit: str, remote: str) -> bool:
 
 def _depart(store: Store, relation: int, unit: str, remote: str, departing: str) -> None:
     """Tell a unit that a remote one leaves; what it has not heard of yet it never will."""
-    pending = "unit = ? AND relation = ? AND remote_unit = ? AND state IN ('pending', 'late')"
+    about_it = "unit = ? AND relation = ? AND remote_unit = ?"
+    pending = f"{about_it} AND state IN ('pending', 'late')"
     told = store.value(
-        f"SELECT 1 FROM event WHERE kind = 'relation-departed' AND {pending}",
+        f"SELECT 1 FROM event WHERE kind = 'relation-departed' AND {about_it}",
         unit,
         relation,
         remote,
