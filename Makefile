@@ -32,7 +32,7 @@ soak:  ## Run the long tests: leases in a virtual machine with cgroup v2, long f
 integration:  ## Run the integration tests on the Juju model of the current controller.
 	@scripts/setup integration
 	@scripts/pack
-	@.venv-integration/bin/python -m pytest -rs -W default \
+	@.venv/bin/python -m pytest -rs -W default \
 		tests/integration $(PYTEST_ARGS)
 
 lab:  ## Bring the lab up: the packed charm on disposable machines with simulated GPUs.
@@ -43,6 +43,6 @@ pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
 	@scripts/pack
 
 clean:  ## Remove what was built; the lab is taken down by ./lab destroy.
-	rm -rf .venv .venv-pack .venv-integration .venv-selftest .pack .soak dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-selftest .pack .soak dist .pytest_cache .ruff_cache .hypothesis
 	rm -f gpu-ci-worker_*.charm
 	find src lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
