@@ -117,6 +117,6 @@ def _lives(owner: UnitId, unit: UnitId) -> bool:
 
 def _taken(unit: UnitId, owner: UnitId) -> str:
     return (
-        f"{owner} has this machine, and {unit.name} changes nothing on it: juju remove-unit one "
-        f"of the two. If Juju has no {owner.name} any more, remove {owner.agent} on the machine"
+        f"This machine belongs to {owner}: juju remove-unit {unit.name}, or {owner.name}. "
+        f"If Juju has no {owner.name} any more, remove {owner.agent} on the machine"
     )

@@ -112,7 +112,7 @@ def test_hooks_of_a_second_unit_change_nothing_on_the_machine(play):
     assert row == "mine\n"
     assert left == ""
     texts = [step.get("failed", step.get("text")) for step in said]
-    taken = "ci/0 of model ci has this machine, and "
+    taken = "This machine belongs to ci/0 of model ci: "
     assert [text[: len(taken)] for text in texts] == [taken] * len(other)
 
 

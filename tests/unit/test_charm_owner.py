@@ -38,9 +38,8 @@ def test_a_second_unit_touches_nothing_and_says_who_is_there(context, rooms, hoo
     if hook not in ("stop", "remove"):
         agent = rooms.unit("other/3").agent
         assert after.unit_status == testing.BlockedStatus(
-            "other/3 of model ci has this machine, and unit/0 changes nothing on it: juju "
-            "remove-unit one of the two. If Juju has no other/3 any more, remove "
-            f"{agent} on the machine"
+            "This machine belongs to other/3 of model ci: juju remove-unit unit/0, or other/3. "
+            f"If Juju has no other/3 any more, remove {agent} on the machine"
         )
 
 
@@ -65,7 +64,7 @@ def test_a_second_unit_that_leaves_its_web_retires_nobody(context, rooms):
 )
 def test_a_second_units_actions_are_refused_and_say_who_is_there(context, rooms, action, params):
     rooms.own("other/3")
-    with pytest.raises(testing.ActionFailed, match="other/3 of model ci has this machine"):
+    with pytest.raises(testing.ActionFailed, match="This machine belongs to other/3 of model ci"):
         context.run(context.on.action(action, params=params), state("all"))
     assert rooms.calls == []
 

@@ -130,7 +130,7 @@ def test_the_worker_of_an_earlier_revision_is_the_unit_that_it_is_named_by(machi
     (machine / "worker.env").write_text('A=1\nCONCOURSE_NAME="gpu-box-12"\n')
     mine, other = unit(machine, "gpu-box/12"), unit(machine, "worker/1")
     memory.set_leaving()
-    with pytest.raises(owner.TakenError, match="gpu-box/12 of model ci has this machine"):
+    with pytest.raises(owner.TakenError, match="belongs to gpu-box/12 of model ci"):
         take(other, monkeypatch, "all", new=False)
     assert not owner.RECORD.exists()
     assert take(mine, monkeypatch, new=False) == []
@@ -165,7 +165,7 @@ def test_the_web_of_an_earlier_revision_is_the_unit_that_may_have_it(
     if beside:
         unit(machine, "other/7")
     if expected == "taken":
-        with pytest.raises(owner.TakenError, match="other/7 of model ci has this machine"):
+        with pytest.raises(owner.TakenError, match="belongs to other/7 of model ci"):
             take(mine, monkeypatch, mode, new=new)
         assert not owner.RECORD.exists()
     else:
