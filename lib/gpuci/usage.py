@@ -148,10 +148,13 @@ class Host:
         if not self._end(holder.cgroup, patience):
             return False
         search = Search(self._root, holder.nodes)
-        for name, cgroup in self._beside(container, holder) if holder.nodes else ():
-            if any(map(search.has_one_open, self._living(self._folder(cgroup)))):
+        parent = holder.cgroup.rpartition("/")[0]
+        # Found once: the table of mounts is as long as there are containers.
+        groups = self._folder(parent or "/")
+        for name in self._beside(container, holder, groups) if holder.nodes else ():
+            if any(map(search.has_one_open, self._living(f"{groups}/{name}"))):
                 self.intruders.append(name)
-                if not self._end(cgroup, patience):
+                if not self._end(f"{parent}/{name}", patience):
                     return False
         return True
 
@@ -214,14 +217,11 @@ class Host:
             process.kill()
         process.close()
 
-    def _beside(self, container: str, holder: Holder) -> list[tuple[str, str]]:
-        """The other containers with groups beside the holder's: id and control group."""
-        parent = holder.cgroup.rpartition("/")[0]
-        groups = proc.names(self._folder(parent or "/"))
+    def _beside(self, container: str, holder: Holder, groups: str) -> list[str]:
+        """The ids of the other containers that have a folder among such control groups."""
         bundles = proc.names(self._root + os.path.dirname(holder.bundle))
-        return [
-            (name, f"{parent}/{name}") for name in bundles if name != container and name in groups
-        ]
+        there = {*proc.names(groups)} - {container}
+        return [name for name in bundles if name in there]
 
     def _living(self, folder: str) -> set[int]:
         """The processes in a control group and below it; the kernel lists no dead ones.
