@@ -43,6 +43,8 @@ class Machine:
 
     def __init__(self, worker):
         self.worker = worker
+        # A run of the tests that was killed leaves what nobody can tell from the worker's.
+        self._foreign = cgroups()
         self.root = Path(f"/proc/{worker.holder.pid}/root")
         self.env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
 
@@ -104,10 +106,20 @@ class Machine:
             *self.path("/run/gpu-ci").glob("selftest*"),
             *self.path("/run/gpu-ci/leases/containers").glob("gpu-selftest-*"),
             *self.path("/var/lib/gpu-ci/selftest").glob("roots*"),
-            *(found for place in own_cgroups() for found in place.glob("gpu-ci-selftest*")),
+            *sorted(cgroups() - self._foreign),
             *(name for name in holders if name.startswith("gpu-selftest-")),
             *processes(),
         ]
+
+
+def cgroups():
+    """Control groups of the self-test's containers."""
+    return {
+        folder
+        for place in own_cgroups()
+        for found in place.glob("gpu-ci-selftest*")
+        for folder in (found, *found.glob("**/"))
+    }
 
 
 def processes():
