@@ -3,15 +3,15 @@
 """These tests need a Juju controller: without one they are skipped, or fail if REQUIRE_JUJU=1."""
 
 import contextlib
-import importlib.util
 import os
 import pathlib
 import shutil
 import subprocess
 
+import jubilant
 import pytest
 
-from tests.integration.site import Site, jubilant
+from tests.integration.site import Site
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -31,8 +31,6 @@ def what_is_missing() -> str:
     who = subprocess.run([juju, "whoami"], check=False, capture_output=True, text=True, timeout=30)
     if who.returncode != 0:
         return f"juju has no controller here: {who.stderr.strip()}"
-    if not importlib.util.find_spec("jubilant"):
-        return "jubilant is not installed here: run make integration"
     if len(charms()) != 1:
         return "there is no packed charm: run make pack"
     return ""

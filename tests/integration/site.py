@@ -13,13 +13,10 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jubilant
+
 from tests.fly import Fly
 from tests.lab.site import TRACES
-
-try:
-    import jubilant
-except ImportError:  # Only make integration has it; elsewhere conftest.py skips the tests.
-    jubilant = None
 
 # A release that has to be downloaded is about 1 GB.
 DEPLOY_SECONDS = 45 * 60
@@ -115,10 +112,10 @@ class Site:
         found = self.juju.status().apps.get(app)
         return sorted(found.units) if found else []
 
-    def wait_gone(self, what: Callable[[], bool], seconds: float = SETTLE_SECONDS) -> None:
-        """Wait until something is no longer there."""
+    def wait_while(self, so: Callable[[], bool], seconds: float = SETTLE_SECONDS) -> None:
+        """Wait until something is no longer so."""
         deadline = time.monotonic() + seconds
-        while what():
+        while so():
             assert time.monotonic() < deadline, self.juju.cli("status")
             time.sleep(1)
 
@@ -151,14 +148,15 @@ class Site:
             found.setdefault(kind, []).append(what)
         return found
 
-    def login(self, unit: str) -> None:
-        """Get fly from a web unit and log in as its administrator."""
+    def login(self, unit: str) -> str:
+        """Get fly from a web unit and log in as its administrator; web's URL."""
         admin = self.act(unit, "get-admin-password")
         url = f"{admin['url']}/api/v1/cli?arch=amd64&platform=linux"
         with urllib.request.urlopen(url, timeout=120) as answer:
             self.fly.program.write_bytes(answer.read())
         self.fly.program.chmod(0o700)
         self.fly.login_as(admin["url"], admin["username"], admin["password"])
+        return str(admin["url"])
 
     def workers(self) -> list[dict[str, Any]]:
         """Concourse's workers that run."""
