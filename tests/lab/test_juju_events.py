@@ -82,6 +82,13 @@ def test_a_unit_that_hears_of_a_departure_at_this_moment_hears_of_it_once(model,
     assert queue == ["relation-departed", "relation-broken"]
 
 
+def test_a_unit_that_is_removed_at_this_moment_hinders_no_other(model, play):
+    play("one")
+    with model.store.transaction():
+        events.unit_gone(model.store, "one/0")
+    assert model.controller._runnable({"one/0"}) == []
+
+
 def test_a_removed_relation_counts_as_there_for_a_while(model, play):
     related(model, play)
     model.integrations.remove("one:server", "two:client")

@@ -175,7 +175,9 @@ class Controller:
 
     def _runnable(self, running: set[str]) -> list[Row]:
         """What can start beside the units that run: one thing at a time on each machine."""
-        busy = {self.store.unit(unit)["machine"] for unit in running}
+        # Of those that run one may have been removed at this moment.
+        machine = "SELECT machine FROM unit WHERE name = ?"
+        busy = {self.store.value(machine, unit) for unit in running}
         found: list[Row] = []
         for head in self._heads():
             event: Row | None = head
