@@ -41,10 +41,7 @@ def ensure_installed(*names: str) -> bool:
     missing = [name for name in names if name not in installed]
     if not missing:
         return False
-    # A hook that was killed in the middle of an installation leaves dpkg interrupted.
-    process.run(
-        ["/usr/bin/dpkg", "--configure", "-a"], timeout=_TIMEOUT, env=_ENVIRONMENT, check=False
-    )
+    _end_interruption()
     try:
         _apt("update")
     except process.CommandError as error:
@@ -79,6 +76,7 @@ def remove_installed(*names: str) -> bool:
         unneeded = set(re.findall(r"^Remv (\S+)", simulated, re.MULTILINE))
         gone = sorted(unneeded & set(here))
         if gone:
+            _end_interruption()
             _apt("purge", *gone)
     _write([entry for entry in record if entry not in ours])
     return True
@@ -94,6 +92,13 @@ def _installed(names: tuple[str, ...]) -> set[str]:
     )
     lines = (line.split(" ") for line in shown.stdout.splitlines())
     return {name for name, status in lines if status == "installed"}
+
+
+def _end_interruption() -> None:
+    """Finish what a hook, or apt, was killed in: dpkg does nothing else before."""
+    process.run(
+        ["/usr/bin/dpkg", "--configure", "-a"], timeout=_TIMEOUT, env=_ENVIRONMENT, check=False
+    )
 
 
 def _apt(*arguments: str) -> str:

@@ -133,3 +133,11 @@ def test_half_installed_package_of_a_killed_hook_is_finished(host):
     host.sh("dpkg --unpack /srv/debs/gpuci-library.deb >/dev/null")
     assert host.call("ensure_installed", "gpuci-library", "gpuci-other")[0] is True
     assert host.have() == {"gpuci-before", "gpuci-library", "gpuci-other"}
+
+
+def test_what_a_killed_removal_has_begun_is_finished(host):
+    host.call("ensure_installed", "gpuci-tool")
+    # What dpkg writes down first; apt does nothing while that is there.
+    host.sh("dpkg-query -s gpuci-library >/var/lib/dpkg/updates/0001")
+    assert host.call("remove_installed")[0] is True
+    assert host.have() == {"gpuci-before"}
