@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 # its suite stands here.
 ROOMS = (
     "tests/attacks/",
+    "tests/lab/test_leases.py",
     "tests/lab/test_selftest.py",
     "tests/lab/",
     "tests/functional/test_selftest_isolation.py",
@@ -29,7 +30,13 @@ ALONE = tuple(
         *("juju_semantics", "kernel_log", "machines", "outfit", "vendors"),
     )
 )
-SHARED = ("tests/attacks/", "tests/lab/test_selftest.py", "tests/lab/")
+# Each of these rooms brings a lab up, and all take about as long.
+SHARED = {
+    "tests/attacks/": "tests/attacks/",
+    "tests/lab/test_leases.py": "tests/attacks/",
+    "tests/lab/test_selftest.py": "tests/lab/test_selftest.py",
+    "tests/lab/": "tests/lab/",
+}
 
 
 def room(nodeid: str) -> str:
@@ -37,7 +44,7 @@ def room(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     if path in ALONE:
         return path
-    return next((shared for shared in SHARED if path.startswith(shared)), path)
+    return next((shared for begin, shared in SHARED.items() if path.startswith(begin)), path)
 
 
 def turn(nodeid: str) -> int:

@@ -93,7 +93,7 @@ def test_gpu_actions_do_what_they_say(site, gpus):
     assert site.act("worker/0", "gpu-leases")["free"] == f"{gpus} of {gpus}"
     site.act("worker/0", "gpu-cordon", gpu="gpu-0", reason="its fan rattles")
     assert site.act("worker/0", "gpu-leases")["free"] == f"{gpus - 1} of {gpus}"
-    assert "cordoned" in site.status("worker/0")[1]
+    assert "1 quarantined: GPU 0 its fan rattles" in site.status("worker/0")[1]
     site.act("worker/0", "gpu-uncordon", gpu="gpu-0", reason="a new fan")
     site.active("worker/0", READY)
     assert site.act("worker/0", "gpu-leases")["free"] == f"{gpus} of {gpus}"
