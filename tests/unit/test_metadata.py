@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import actions
+from ci.concourse import worker
 from plan.options import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -130,6 +131,7 @@ def test_metadata():
     assert set(METADATA["resources"]) == {"concourse", "selftest-wheels"}
     assert METADATA["resources"]["concourse"]["type"] == "file"
     assert "concourse" in string_constants("src/relations")
+    assert METADATA["storage"]["data"]["location"] == str(worker.HOME)
     for key in ("display-name", "summary", "description", "maintainers"):
         assert METADATA[key]
 
