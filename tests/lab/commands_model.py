@@ -99,6 +99,8 @@ def _config(args: argparse.Namespace) -> int:
         with session.changing(session.Progress()) as lab:
             lab.model.set_config(args.app, values, args.reset)
             lab.settle()
+        if not values:
+            print(f"Juju tells no unit of a reset: lab update-status {args.app}/0")
         return 0
     lab = session.look()
     options = lab.model.config(args.app)

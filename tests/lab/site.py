@@ -67,9 +67,13 @@ class Site:
         return self.machine(unit).enter("/bin/bash", "-c", script).stdout
 
     def configure(self, app: str = "worker", reset: tuple[str, ...] = (), **options: str) -> None:
-        """`juju config`, and wait."""
+        """`juju config`, and wait until the units have noticed."""
         values = {name.replace("_", "-"): value for name, value in options.items()}
         self.lab.model.set_config(app, values, reset)
+        if not values:
+            sql = "SELECT name FROM unit WHERE app = ?"
+            for unit in self.lab.store.column(sql, app):
+                self.lab.model.update_status(unit)
         self.lab.settle()
 
     def status(self, unit: str = "worker/0") -> tuple[str, str]:

@@ -116,6 +116,19 @@ def test_one_command_for_several_options_is_told_twice(model, play):
     assert hooks_since("one/0") == []
 
 
+def test_nobody_is_told_of_a_reset(model, play):
+    related(model, play)
+    model.set_config("one", {"size": "4"})
+    model.controller.settle()
+    Recorder.hooks.clear()
+    model.set_config("one", {}, reset=["size"])
+    model.controller.settle()
+    assert hooks_since("one/0") == []
+    found = []
+    in_hook(model, "one/0", lambda hook: found.append(hook("config-get", "size")))
+    assert found == ["3"]
+
+
 def test_a_unit_removed_by_force_departs_from_the_others(model, play):
     related(model, play, units=2)
     model.remove_unit("one/1", force=True)

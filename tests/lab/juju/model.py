@@ -261,6 +261,9 @@ class Model:
     def set_config(self, app: str, values: Mapping[str, str], reset: Sequence[str] = ()) -> None:
         """Set options from typed text, and put others back to their defaults.
 
+        Of a reset alone Juju 4.0.15 tells no unit (domain/application/state/application.go,
+        UnsetApplicationConfigKeys makes no new hash of them): the next event reads them.
+
         Raises:
             WrongUse: unknown option, wrong type; nothing is changed then.
         """
@@ -279,7 +282,7 @@ class Model:
                 self.store.do(sql, app, name, json.dumps(value))
             for name in reset:
                 self.store.do("DELETE FROM option WHERE app = ? AND name = ?", app, name)
-            if self.config(app) != before:
+            if values and self.config(app) != before:
                 # Juju usually tells of one command's changes twice.
                 self._tell_all(app, "config-changed", times=2)
 
