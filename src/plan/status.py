@@ -79,8 +79,8 @@ _BLOCKED: typing.Final = {
     ),
     Reason.FOREIGN_RUNC: "{path} would be used in place of the GPU wrapper: remove it",
     Reason.TWO_WAYS_TO_WEB: (
-        "tsa-host is set while a web is related: juju config {application} --reset "
-        "tsa-host,tsa-public-key, or remove the relation"
+        "tsa-host is set while a web is related: juju config {application} tsa-host= "
+        "tsa-public-key=, or remove the relation"
     ),
     Reason.SEVERAL_WEBS: (
         "Related to several Concourses at once, {webs}: juju remove-relation {application} "

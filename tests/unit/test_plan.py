@@ -170,8 +170,8 @@ ASKS = {
     "two ways to a web": (
         unit(options=OUTSIDE),
         blocked(
-            "tsa-host is set while a web is related: juju config ci-gpu --reset "
-            "tsa-host,tsa-public-key, or remove the relation"
+            "tsa-host is set while a web is related: juju config ci-gpu tsa-host= "
+            "tsa-public-key=, or remove the relation"
         ),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
