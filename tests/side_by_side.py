@@ -11,8 +11,9 @@ from xdist.scheduler import LoadScopeScheduling
 # They begin first, in this order. Every other file is a room of its own, which begins as early as
 # its suite stands here.
 ROOMS = (
-    "tests/attacks/",
+    # Before the attacks, which leave the lab's worker at gpus-per-task=0 until their process ends.
     "tests/lab/test_leases.py",
+    "tests/attacks/",
     "tests/lab/test_selftest.py",
     "tests/lab/",
     "tests/functional/test_selftest_isolation.py",

@@ -35,7 +35,6 @@ mount --rbind /dev dev
 mount --rbind /sys sys
 mount -t proc proc proc
 mount -t tmpfs -o mode=755 tmpfs run
-mount -t tmpfs -o mode=1777 tmpfs tmp
 pivot_root . mnt
 exec /usr/sbin/chroot . /bin/sh -ec "umount -l /mnt; cd /srv/gpu-ci-worker; $2"
 """
