@@ -11,8 +11,6 @@ from xdist.scheduler import LoadScopeScheduling
 # They begin first, in this order. Every other file is a room of its own, which begins as early as
 # its suite stands here.
 ROOMS = (
-    # Before the attacks, which leave the lab's worker at gpus-per-task=0 until their process ends.
-    "tests/lab/test_leases.py",
     "tests/attacks/",
     "tests/lab/test_selftest.py",
     "tests/lab/",
@@ -31,13 +29,7 @@ ALONE = tuple(
         *("juju_semantics", "kernel_log", "machines", "outfit", "vendors"),
     )
 )
-# Each of these rooms brings a lab up, and all take about as long.
-SHARED = {
-    "tests/attacks/": "tests/attacks/",
-    "tests/lab/test_leases.py": "tests/attacks/",
-    "tests/lab/test_selftest.py": "tests/lab/test_selftest.py",
-    "tests/lab/": "tests/lab/",
-}
+SHARED = ("tests/attacks/", "tests/lab/test_selftest.py", "tests/lab/")
 
 
 def room(nodeid: str) -> str:
@@ -45,7 +37,7 @@ def room(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     if path in ALONE:
         return path
-    return next((shared for begin, shared in SHARED.items() if path.startswith(begin)), path)
+    return next((shared for shared in SHARED if path.startswith(shared)), path)
 
 
 def turn(nodeid: str) -> int:

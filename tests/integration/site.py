@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shlex
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class Site:
             when empty.
     """
 
-    PLACES = ("web", "worker", "other")
+    PLACES = ("web", "worker", "other", "solo")
 
     def __init__(
         self, juju: jubilant.Juju, charm: pathlib.Path, home: pathlib.Path, machines: list[str]
@@ -43,6 +44,8 @@ class Site:
         self.juju = juju
         self.charm = charm
         self.machines = dict(zip(self.PLACES, machines, strict=False))
+        there = juju.status().machines if machines else {}
+        self.addresses = {place: there[name].dns_name for place, name in self.machines.items()}
         folder = os.environ.get("GPUCI_TASK_ROOTFS")
         root = {"rootfs_uri": f"raw://{folder}"} if folder else {"image_resource": IMAGE}
         self.fly = Fly(home, root)
@@ -119,10 +122,9 @@ class Site:
             assert time.monotonic() < deadline, self.juju.cli("status")
             time.sleep(1)
 
-    def configure(self, app: str, reset: tuple[str, ...] = (), **options: str) -> None:
+    def configure(self, app: str, **options: str) -> None:
         """`juju config`; does not wait."""
-        values = {name.replace("_", "-"): value for name, value in options.items()}
-        self.juju.config(app, values, reset=reset)
+        self.juju.config(app, {name.replace("_", "-"): value for name, value in options.items()})
 
     def act(self, unit: str, name: str, **params: Any) -> dict[str, Any]:
         """An action's results.
@@ -137,13 +139,18 @@ class Site:
         return self.juju.exec(f"bash -c {shlex.quote(script)}", unit=unit).stdout
 
     def traces(self, place: str) -> dict[str, list[str]]:
-        """What of ours is on a machine that the tests were given."""
+        """What of ours is on a machine that the tests were given.
+
+        By ssh, since Juju 4 forgets a machine with its last unit.
+        """
         script = "; ".join(f"({line}) | sed 's/^/{kind} /'" for kind, line in TRACES.items())
-        task = self.juju.exec(
-            f"bash -c {shlex.quote(f'{script}; true')}", machine=self.machines[place]
-        )
+        look = f"sudo bash -c {shlex.quote(f'{script}; true')}"
+        done = subprocess.run(
+            ["ssh", "-o", "BatchMode=yes", f"ubuntu@{self.addresses[place]}", look],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
         found: dict[str, list[str]] = {}
-        for line in task.stdout.splitlines():
+        for line in done.stdout.splitlines():
             kind, _, what = line.partition(" ")
             found.setdefault(kind, []).append(what)
         return found

@@ -108,7 +108,7 @@ def test_choosing_a_gpu_concerns_the_next_task_alone(site, gpus):
     done = site.task(SHOW_GPUS, GPU_COUNT="all")
     assert len(seen(done.stdout)) == 1, done.stdout
     assert running.wait(120) == 0, running.output
-    site.configure("worker", reset=("gpu-device-ids", "tag"))
+    site.configure("worker", gpu_device_ids="all", tag="")
     site.wait_for_tags("gpu", f"gpu-count={gpus}")
     site.active("worker/0", f"{READY}{gpus}x")
 
@@ -118,18 +118,18 @@ def test_an_id_that_is_not_there_blocks_and_jobs_go_on(site, gpus):
     site.configure("worker", gpu_device_ids="77")
     site.blocked("worker/0", "gpu-device-ids '77': no GPU has the id 77")
     assert site.task("true").returncode == 0
-    site.configure("worker", reset=("gpu-device-ids",))
+    site.configure("worker", gpu_device_ids="all")
     site.active("worker/0", f"{READY}{gpus}x")
 
 
 def test_a_bad_option_blocks_and_a_good_one_mends_it(site):
-    """Arrange: a worker. Act: a vendor typo, then reset. Assert: blocked by name, then ready."""
+    """Arrange: a worker. Act: a vendor typo, then auto. Assert: blocked by name, then ready."""
     before = site.status("worker/0")
     site.configure("worker", gpu_vendor="nvidea")
     site.blocked("worker/0", "gpu-vendor")
     with pytest.raises(jubilant.CLIError):
         site.configure("worker", enable_gpu="perhaps")
-    site.configure("worker", reset=("gpu-vendor",))
+    site.configure("worker", gpu_vendor="auto")
     site.until("worker/0", lambda kind, said: (kind, said) == before)
 
 
@@ -144,7 +144,7 @@ def test_disabling_takes_wrapper_and_tags_away(site):
     done = site.task(SHOW_GPUS, ["gpu-less"])
     assert done.returncode == 0, done.stdout
     assert "device /dev/nvidia" not in done.stdout
-    site.configure("worker", reset=("tag",), enable_gpu="true")
+    site.configure("worker", tag="", enable_gpu="true")
     site.until("worker/0", lambda kind, said: (kind, said) == before)
 
 
@@ -200,7 +200,7 @@ def test_a_second_worker_joins_works_and_leaves_without_a_trace(site):
 
 def test_one_machine_is_enough(site):
     """Arrange: a free machine. Act: mode all, a task. Assert: no address moves, no trace left."""
-    site.deploy("solo", "other", deployment_mode="all")
+    site.deploy("solo", "solo", deployment_mode="all")
     site.active("solo/0", "Web and worker ready", DEPLOY_SECONDS)
     url = site.login("solo/0")
     site.wait_for_tags()
@@ -213,8 +213,8 @@ def test_one_machine_is_enough(site):
     assert site.workers()
     site.juju.remove_application("solo")
     site.wait_while(lambda: "solo" in site.juju.status().apps)
-    if "other" in site.machines:
-        assert site.traces("other") == {}
+    if "solo" in site.machines:
+        assert site.traces("solo") == {}
 
 
 def test_removed_applications_leave_no_trace(site):

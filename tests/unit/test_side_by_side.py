@@ -24,7 +24,6 @@ def wants_the_lab(path: pathlib.Path) -> bool:
     ("nodeid", "room"),
     [
         ("tests/attacks/test_storm.py::test_a[x::y]", "tests/attacks/"),
-        ("tests/lab/test_leases.py::test_a", "tests/attacks/"),
         ("tests/lab/test_selftest.py::test_a", "tests/lab/test_selftest.py"),
         ("tests/lab/test_walk.py::test_a", "tests/lab/"),
         ("tests/lab/test_cli.py::test_a", "tests/lab/test_cli.py"),
