@@ -110,7 +110,7 @@ def test_a_hook_killed_half_way_ends_in_the_same_state(site, at_command):
     site.lab.settle()
     assert site.status() == ("active", "Worker ready (GPU: 1x NVIDIA, self-test passed)")
     site.wait_for_tag("gpu-count=1")
-    site.lab.model.set_config("worker", {}, ("gpu-device-ids",))
+    site.lab.model.set_config("worker", {"gpu-device-ids": "all"})
     site.lab.controller.agent("worker/0").interruption = Interruption(at_command=at_command)
     site.lab.settle()
     site.wait_for_tag("gpu-count=2")
