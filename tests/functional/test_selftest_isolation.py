@@ -246,6 +246,28 @@ exec /usr/sbin/runc "$@"
     assert machine.leftovers() == []
 
 
+@pytest.mark.parametrize("moment", ["disjoint-0", "disjoint-1", "reclaim-0", "reclaim-1"])
+def test_leases_that_can_not_be_read_meanwhile_blame_no_gpu(machine, moment):
+    """Nobody can tell then what a task was given; that is not a task which was given nothing."""
+    table = "/run/gpu-ci/leases/leases.json"
+    machine.put(
+        "/opt/concourse/current/bin/runc",
+        f"""#!/bin/sh
+/usr/sbin/runc "$@"
+status=$?
+case "$*" in *create*gpu-selftest-*{moment}*) echo damaged >{table} ;; esac
+exit $status
+""",
+    )
+    results = machine.test()
+    prevented = ALLOCATION if moment.startswith("disjoint") else {"reclaim"}
+    assert machine.path(table).read_text() == "damaged\n"
+    assert checks(results, "prevented") == prevented, results
+    assert checks(results, "passed") == ALL - prevented
+    words = "it can't be told now who has which GPU"
+    assert words in results[moment.partition("-")[0]]["text"]
+
+
 def test_a_disk_that_fills_up_meanwhile_blames_no_gpu(machine):
     roots = "/var/lib/gpu-ci/selftest"
     machine.command("mkdir", "-p", roots)

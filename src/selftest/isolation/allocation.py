@@ -12,6 +12,7 @@ from gpuci.table import Holder
 from gpuci.usage import Host
 from machine import leftovers, process, waiting
 from oci import leases, wrapper
+from plan.state import Lease
 from selftest import reserve
 from selftest.check import Check, Outcome, Result
 from selftest.containers import Container, ContainerError
@@ -70,7 +71,7 @@ class Allocation:
                 for name in ("disjoint-0", "disjoint-1"):
                     container = inspector.create(name, doors.PLAIN, timeout=_PATIENCE)
                     seen.append(inspector.look(stack.enter_context(container)))
-                    for device in self._given(container):
+                    for device in self._given(check, container):
                         given.append(device)
                         gpu = inspector.owners[device]
                         faults += views.faults_with(seen[-1], inspector.nodes, gpu, device)
@@ -105,7 +106,7 @@ class Allocation:
             first, usual = self._timed(stack, "reclaim-0")
             holder = _kill_step(first)
             second, took = self._timed(stack, "reclaim-1")
-            given = self._given(second)
+            given = self._given(check, second)
             left = not Host().is_gone(first.id, holder)
         if given != [wanted]:
             return check.result(Outcome.PREVENTED, "another GPU came free meanwhile")
@@ -120,10 +121,26 @@ class Allocation:
         text = f"{self._name(wanted)} was handed out again"
         return check.result(Outcome.PASSED, text, value=longer, threshold=limit)
 
-    def _given(self, container: Container) -> list[str]:
-        """The devices that the wrapper leased to it."""
-        lease = (leases.holders() or {}).get(container.id)
+    def _given(self, check: Check, container: Container) -> list[str]:
+        """The devices that the wrapper leased to it.
+
+        Raises:
+            _NotNow: that can't be told.
+        """
+        lease = self._held(check).get(container.id)
         return [*lease.devices] if lease else []
+
+    def _held(self, check: Check) -> dict[str, Lease]:
+        """The lease of each container that has one.
+
+        Raises:
+            _NotNow: that can't be told.
+        """
+        held = leases.holders()
+        if held is None:
+            why = "it can't be told now who has which GPU: the action gpu-leases says why"
+            raise _NotNow(check.result(Outcome.PREVENTED, why))
+        return held
 
     def _timed(self, stack: contextlib.ExitStack, name: str) -> tuple[Container, float]:
         began = time.monotonic()
@@ -149,7 +166,7 @@ class Allocation:
         """The devices that a task of the self-test can have now, in the wrapper's order.
 
         Raises:
-            _NotNow: of the proven ones there are fewer than needed.
+            _NotNow: of the proven ones there are fewer than needed, or it can't be told.
         """
         if not self._allowed.exclusive:
             why = "tasks share all GPUs (gpu-allocation=shared)"
@@ -159,7 +176,7 @@ class Allocation:
         usable = [device.id for device in self._allowed.devices if device.id not in cordoned]
         holders = {
             device: name
-            for name, lease in (leases.holders() or {}).items()
+            for name, lease in self._held(check).items()
             for device in lease.devices
             # Others have ended: who wants a GPU of theirs gets it.
             if lease.occupied
