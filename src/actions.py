@@ -91,6 +91,8 @@ def _gpus(call: Call) -> Inventory:
         return detect.detect(gpu_vendor(call.options))
     except OptionError as error:
         raise ActionError(str(error)) from error
+    except OSError as error:
+        raise ActionError(f"this machine's GPUs can't be looked at: {error}") from error
 
 
 def gpu_leases(call: Call) -> Results:

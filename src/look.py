@@ -19,7 +19,10 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     """
     options = juju.read_options(model)
     asked = options.enable_gpu and options.has_worker
-    inventory = detect.detect(options.gpu_vendor) if asked else None
+    try:
+        inventory = detect.detect(options.gpu_vendor) if asked else None
+    except OSError as error:
+        raise facts.unknown(error) from error
     name = f"{model.name}-{model.unit.name.replace('/', '-')}"
     return UnitState(
         options=options,

@@ -83,11 +83,9 @@ def _is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
     The third byte of its metrics is the format: 1 is that of cards and of the MI300 family, 2 and
     3 those of processors (Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h).
     """
-    try:
-        with (root / f"sys/bus/pci/devices/{gpu.address}/gpu_metrics").open("rb") as file:
-            return file.read(3)[2:] in (b"\x02", b"\x03")
-    except OSError:  # cards before Vega have none
-        return False
+    # Cards before Vega have none.
+    metrics = root / f"sys/bus/pci/devices/{gpu.address}/gpu_metrics"
+    return kernel.beginning(metrics, 3)[2:] in (b"\x02", b"\x03")
 
 
 def _is_passed(root: pathlib.Path, gpu: pci.Device, nodes: list[_Node]) -> bool:

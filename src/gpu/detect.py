@@ -19,6 +19,9 @@ def detect(vendor: str = "auto", root: pathlib.Path = pathlib.Path("/")) -> Inve
         vendor: whose: a Vendor's value; or `auto` for the first of NVIDIA, AMD and Intel that has
             any here, where GPUs that are part of a processor do not count.
         root: where /sys, /proc, /dev and /run lie; NVML is always this machine's.
+
+    Raises:
+        OSError: this process has no descriptor or memory left, so that it can't be told.
     """
     if vendor != "auto":
         return _look(Vendor(vendor), root, integrated=True)

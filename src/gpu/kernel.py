@@ -2,19 +2,40 @@
 # See LICENSE file for licensing details.
 """What the kernel tells in small files of /sys, /proc and /dev, for the makers' modules."""
 
+import errno
 import pathlib
+import typing
+
+# What the reader lacks. It says nothing of the device; every other error is a driver's answer.
+_WANT: typing.Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def beginning(path: pathlib.Path, size: int = -1) -> bytes:
+    """The first bytes of a file, by default all; none where there is none, or its driver refuses.
+
+    A card that falls off the bus takes its files with it, KFD refuses to speak of a GPU that the
+    reader's device cgroup does not hold (Linux kfd_topology.c, node_show), and drivers answer a
+    card's faults with any error.
+
+    Raises:
+        OSError: the reader has no descriptor or memory left, so that nothing can be told.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        if error.errno in _WANT:
+            raise
+        return b""
 
 
 def text(path: pathlib.Path) -> str:
-    """What a file says, without white space around it; empty where it can't be read.
+    """What a file says, without white space around it; empty as for `beginning`.
 
-    A card that falls off the bus takes its files with it, and KFD refuses to speak of a GPU that
-    the reader's device cgroup does not hold (Linux kfd_topology.c, node_show).
+    Raises:
+        OSError: nothing can be told.
     """
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return beginning(path).decode(errors="replace").strip()
 
 
 def number(path: pathlib.Path) -> int:

@@ -57,10 +57,11 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
             foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
         )
     except OSError as error:
-        raise _unknown(error) from error
+        raise unknown(error) from error
 
 
-def _unknown(why: object) -> UnknownError:
+def unknown(why: object) -> UnknownError:
+    """The error that says why."""
     return UnknownError(f"This machine can't be looked at, so nothing is changed for now: {why}")
 
 
@@ -85,14 +86,14 @@ def _version(runtime: pathlib.Path) -> str:
         done = process.run(argv, timeout=_ANSWER, check=False)
     except process.CommandError as error:
         if error.starved:
-            raise _unknown(error) from error
+            raise unknown(error) from error
         return ""
     match = re.search(r"^NVIDIA Container Runtime version (\S+)", done.stdout, re.MULTILINE)
     if match:
         return match.group(1)
     failure = process.CommandError(argv, done.returncode, done.stderr)
     if done.returncode and failure.starved:
-        raise _unknown(failure)
+        raise unknown(failure)
     return ""
 
 

@@ -3,11 +3,13 @@
 """The operator's actions at the charm's door, and what it makes of their parameters."""
 
 import dataclasses
+import errno
 import json
 
 import pytest
 from ops import testing
 
+import actions
 import charm
 from oci import leases, quarantine, wrapper
 from plan.parts import GpuPlan
@@ -77,6 +79,20 @@ def test_an_action_fails_in_words_where_the_option_that_it_needs_is_wrong(contex
     params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
     with pytest.raises(testing.ActionFailed, match="gpu-vendor 'nvida' is unknown"):
         run(context, action, state(gpu_vendor="nvida"), **params)
+
+
+@pytest.mark.parametrize("action", ["gpu-inventory", "gpu-uncordon"])
+def test_an_action_fails_in_words_where_the_gpus_can_not_be_looked_at(
+    context, pool, monkeypatch, action
+):
+    def fail(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(actions.detect, "detect", fail)
+    params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
+    words = "this machine's GPUs can't be looked at: .*Too many open files"
+    with pytest.raises(testing.ActionFailed, match=words):
+        run(context, action, state(), **params)
 
 
 @pytest.mark.parametrize("action", ["gpu-inventory", "gpu-leases"])

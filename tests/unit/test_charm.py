@@ -7,10 +7,12 @@ proven in tests/functional and tests/lab.
 """
 
 import dataclasses
+import errno
 
 import pytest
 from ops import testing
 
+import look
 from ci.concourse import release
 from gpu.inventory import Inventory, State
 from host import facts
@@ -120,6 +122,20 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
     before = state(relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status == testing.WaitingStatus("This machine can't be looked at: no time")
+    assert rooms.calls == []
+
+
+def test_gpus_that_can_not_be_looked_at_wait_and_nothing_is_changed(context, rooms, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ENFILE, "Too many open files in system", "/sys/x")
+
+    monkeypatch.setattr(look.detect, "detect", fail)
+    before = state(relations=[tsa()], enable_gpu=True)
+    after = context.run(context.on.update_status(), before)
+    assert after.unit_status == testing.WaitingStatus(
+        "This machine can't be looked at, so nothing is changed for now: [Errno 23] Too many open "
+        "files in system: '/sys/x'"
+    )
     assert rooms.calls == []
 
 

@@ -2,7 +2,10 @@
 # See LICENSE file for licensing details.
 """AMD's GPUs, as PCI, KFD and /dev tell of them."""
 
+import errno
 import functools
+import io
+import os
 import re
 
 import pytest
@@ -251,3 +254,43 @@ def test_a_card_beside_a_processors_gpu_is_taken_alone(place):
     put(root, "sys/bus/pci/devices/0000:02:00.0/gpu_metrics", b"\x80\x00\x02\x04")
     assert uuids(detect.detect(root=root)) == ["GPU-0000000011112222"]
     assert len(detect.detect("amd", root).gpus) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_no_want_of_the_reader_is_taken_for_absence(place, monkeypatch, number):
+    """Wherever it comes in a look: a GPU not seen would be taken from tasks."""
+    root = place(amd(), amd(1))
+    put(root, "sys/bus/pci/devices/0000:01:00.0/gpu_metrics", b"\x78\x00\x01\x03")
+    whole = detect.detect(root=root)
+    opened, fatal, real = [], set(), io.open
+
+    def count(path, *args, **options):
+        opened.append(path)
+        if len(opened) in fatal:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(io, "open", count)
+    assert detect.detect(root=root) == whole
+    places = len(opened)
+    assert places > 10
+    for fatal_place in range(1, places + 1):
+        opened.clear()
+        fatal = {fatal_place}
+        with pytest.raises(OSError, match=os.strerror(number)):
+            detect.detect(root=root)
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EPERM, errno.EIO, errno.EINVAL])
+def test_a_driver_that_refuses_an_answer_has_none(place, monkeypatch, number):
+    """The card's own faults, for which the worker goes on without that card."""
+    root, real = place(amd(), amd(1)), io.open
+
+    def refuse(path, *args, **options):
+        if str(path).endswith(f"{NODES}/2/properties"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
+    found = detect.detect("amd", root)
+    assert (len(found.gpus), found.lost) == (1, ("0000:02:00.0",))
