@@ -1,36 +1,17 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Web and worker as real services in a machine: started, changed, killed half-way, removed.
-
-With the real Concourse where GPUCI_CONCOURSE_TARBALL names its tarball, else with the stand-in.
-"""
+"""Web and worker as real services in a machine: started, changed, killed half-way, removed."""
 
 import json
-import os
-import pathlib
-import shutil
-import sys
-import tempfile
 import time
 
 import pytest
 
 from ci.concourse import keys
-from tests.fakes.concourse.build import build
 from tests.functional.ci_driver import DIED
-from tests.lab.park import Park
+from tests.functional.concourse_machine import NEEDS, PYTHONPATH, TARBALL, concourse_machine
 
-ROOT = pathlib.Path(__file__).parents[2]
-REAL = os.environ.get("GPUCI_CONCOURSE_TARBALL")
-NEEDED = ("systemd-nspawn", "psql", "iptables", "containerd", "runc")
-MISSING = [name for name in NEEDED if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
-    # A machine's keeper is meant to outlive who started it.
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
+pytestmark = NEEDS
 
 # Whatever a shell, systemd or a parser of settings might take for its own.
 ODD = "p w'\"$x#\\%;=${HOME}`id`%h ü"
@@ -60,7 +41,6 @@ class Host:
 
     def __init__(self, machine):
         self.machine = machine
-        self.path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/venv"
 
     def sh(self, script, check=True):
         return self.machine.run(["/bin/sh", "-c", script], check=check, timeout=180).stdout
@@ -68,7 +48,7 @@ class Host:
     def call(self, name, *arguments, say=True, die_at=-1, **more):
         asked = {"call": name, "arguments": arguments, "say": say, "die_at": die_at, **more}
         done = self.machine.run(
-            ["/usr/bin/env", f"PYTHONPATH={self.path}", "/usr/bin/python3", "-W", "error",
+            ["/usr/bin/env", f"PYTHONPATH={PYTHONPATH}", "/usr/bin/python3", "-W", "error",
              "/srv/repo/tests/functional/ci_driver.py"],
             stdin=json.dumps(asked), check=False, timeout=300,
         )  # fmt: skip
@@ -79,7 +59,7 @@ class Host:
 
     def release(self):
         plan = {"type": "release", "version": "", "architecture": "amd64", "sha256": ""}
-        return self.call("ci.concourse.release.ensure", {**plan, "tarball": "/srv/release/c.tgz"})
+        return self.call("ci.concourse.release.ensure", {**plan, "tarball": TARBALL})
 
     def web_plan(self, *worker_keys, **changes):
         secrets = {"type": "secrets", "admin_password": "admin-password",
@@ -139,23 +119,8 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host():
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
-        release = pathlib.Path(folder, "release")
-        release.mkdir(mode=0o755)
-        if REAL:
-            shutil.copy(REAL, release / "c.tgz")
-        else:
-            build(release / "c.tgz")
-        park = Park(pathlib.Path(folder, "park"))
-        try:
-            packages = next(path for path in sys.path if path.endswith("site-packages"))
-            # The tree may lie in /root, which a machine does not see.
-            venv = {"/srv/venv": pathlib.Path(packages)}
-            binds = {"/srv/repo": ROOT, "/srv/release": release, **venv}
-            host = Host(park.up("ci", binds=["/var/lib/concourse"], binds_ro=binds))
-            yield host
-        finally:
-            park.destroy()
+    with concourse_machine("ci") as machine:
+        yield Host(machine)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +189,7 @@ def test_no_secret_is_in_argv_or_readable_by_others(running):
         ours = "600 root" if "worker" in name or name.endswith(".pub") else "600 concourse"
         if name.endswith("authorized_worker_keys"):
             ours = "600 concourse"
-        assert mode == wanted.get(pathlib.Path(name).name, ours), name
+        assert mode == wanted.get(name.rpartition("/")[2], ours), name
 
 
 def test_units_pass_verify_without_a_word(running):

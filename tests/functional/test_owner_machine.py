@@ -2,34 +2,16 @@
 # See LICENSE file for licensing details.
 """Several units of the charm on one real machine, and a web's database there that is kept.
 
-Their hooks run with all their rooms: services, PostgreSQL, users. With the real Concourse where
-GPUCI_CONCOURSE_TARBALL names its tarball, else with the stand-in.
+Their hooks run with all their rooms: services, PostgreSQL, users.
 """
 
 import json
-import os
-import pathlib
-import shutil
-import tempfile
 
-import ops
 import pytest
 
-from tests.fakes.concourse.build import build
-from tests.lab.park import Park
+from tests.functional.concourse_machine import NEEDS, PYTHONPATH, TARBALL, concourse_machine
 
-ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = pathlib.Path(ops.__file__).parents[1]
-REAL = os.environ.get("GPUCI_CONCOURSE_TARBALL")
-NEEDED = ("systemd-nspawn", "psql", "iptables", "containerd", "runc")
-MISSING = [name for name in NEEDED if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
-    # A machine's keeper is meant to outlive who started it.
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
+pytestmark = NEEDS
 
 PSQL = "cd /; runuser -u postgres -- psql -qtA -d concourse -c"
 WRITE = {"sh": f"{PSQL} 'CREATE TABLE kept (word text)' -c \"INSERT INTO kept VALUES ('mine')\""}
@@ -51,32 +33,20 @@ LEFT = {
 
 @pytest.fixture(scope="module")
 def machine():
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
-        release = pathlib.Path(folder, "release")
-        release.mkdir(mode=0o755)
-        if REAL:
-            shutil.copy(REAL, release / "c.tgz")
-        else:
-            build(release / "c.tgz")
-        park = Park(pathlib.Path(folder, "park"))
-        try:
-            binds = {"/srv/repo": ROOT, "/srv/release": release, "/srv/packages": PACKAGES}
-            yield park.up("owner", binds=["/var/lib/concourse"], binds_ro=binds)
-        finally:
-            park.destroy()
+    with concourse_machine("owner") as machine:
+        yield machine
 
 
 @pytest.fixture
 def play(machine):
     """Run steps on the machine, which is empty before; return what came of each."""
     machine.run(["/bin/rm", "-rf", "/var/lib/juju/agents"])
-    path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
 
     def play(*steps):
         done = machine.run(
-            ["/usr/bin/env", f"PYTHONPATH={path}", "/usr/bin/python3", "-B",
+            ["/usr/bin/env", f"PYTHONPATH={PYTHONPATH}", "/usr/bin/python3", "-B",
              "/srv/repo/tests/functional/hook_driver.py"],
-            stdin=json.dumps({"tarball": "/srv/release/c.tgz", "steps": steps}),
+            stdin=json.dumps({"tarball": TARBALL, "steps": steps}),
             check=False, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]

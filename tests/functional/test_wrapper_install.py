@@ -24,12 +24,12 @@ STRIDE = "1" if "GPUCI_SOAK" in os.environ else "3"
 # Installs again and again, each time killed one side effect later (or STRIDE), then to the end.
 # Says how many places that were; fails where the front is there and what it needs is not.
 KILLED = """
-import os, pathlib, signal, subprocess, sys
+import os, subprocess, sys
 from gpu.inventory import Gpu, Vendor
 from gpuci import policy
-from machine import files, process
 from oci import wrapper
 from plan.parts import GpuPlan
+from tests.killing import killed_at
 
 gpu = Gpu(0, sys.argv[1], Vendor.NVIDIA, "L4", 23034, "0000:01:00.0", 0)
 plan = GpuPlan((gpu,), sys.argv[2])
@@ -51,25 +51,6 @@ def usable():
         assert (wrapper.LIB / "gpuci" / "__main__.py").is_file()
         assert (wrapper.CONFIG / "nvidia-container-runtime" / "config.toml").is_file()
         subprocess.run([wrapper.FRONT, "--version"], check=True, stdout=subprocess.DEVNULL)
-
-def killed_at(step, work):
-    child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    def deadly(function):
-        def call(*args, **named):
-            nonlocal step
-            step -= 1
-            if step == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **named)
-        return call
-    deadlies = "mkdir chmod chown fchmod rename replace rmdir symlink unlink"
-    for name in deadlies.split():
-        setattr(os, name, deadly(getattr(os, name)))
-    process.run = deadly(process.run)
-    work()
-    os._exit(0)
 
 wrapper.remove()
 wrapper.apply(plan)
@@ -157,7 +138,7 @@ def test_the_packaged_configuration_stays_as_it_is(worker):
 
 
 def test_killed_at_any_step_it_works_and_ends_in_the_same(worker):
-    path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+    path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib:{ROOT}", "PATH": os.environ["PATH"]}
     done = worker.inside(sys.executable, "-c", KILLED, UUIDS[0], RUNTIME, STRIDE, env=path)
     assert done.returncode == 0, done.stderr
     installing, removing = map(int, done.stdout.split())

@@ -27,8 +27,9 @@ COPIED = ("lib", "src", "templates", "venv")
 # Installs again and again, each time killed one side effect later, then once more to the end. Says
 # how many places that were; fails where what is current is not whole, or was switched too late.
 KILLED = """
-import os, pathlib, signal, sys
-from machine import app, process
+import pathlib, sys
+from machine import app
+from tests.killing import killed_at
 
 one, two, home = map(pathlib.Path, sys.argv[1:])
 
@@ -48,25 +49,6 @@ def usable(wanted):
     word = (current / "src/selftest/late.py").read_text()
     assert word in wanted, (word, wanted)
 
-def killed_at(step):
-    child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    def deadly(function):
-        def call(*args, **named):
-            nonlocal step
-            step -= 1
-            if step == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **named)
-        return call
-    deadlies = "open mkdir chmod chown fchmod rename replace rmdir symlink unlink"
-    for name in deadlies.split():
-        setattr(os, name, deadly(getattr(os, name)))
-    process.run = deadly(process.run)
-    app.ensure(two, home)
-    os._exit(0)
-
 words = [(charm / "src/selftest/late.py").read_text() for charm in (one, two)]
 app.ensure(one, home)
 app.ensure(two, home)
@@ -76,7 +58,7 @@ while True:
     step += 1
     app.remove(home)
     app.ensure(one, home)
-    alive = not killed_at(step)
+    alive = not killed_at(step, lambda: app.ensure(two, home))
     usable(words)
     app.ensure(two, home)
     usable(words[1:])
@@ -305,7 +287,7 @@ def test_killed_at_any_step_old_or_new_is_whole_and_the_next_call_ends_in_the_sa
     two.refresh("new")
     done = subprocess.run(
         [sys.executable, "-c", KILLED, one.folder, two.folder, tmp_path / "app"],
-        env={"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]},
+        env={"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib:{ROOT}", "PATH": os.environ["PATH"]},
         check=False,
         capture_output=True,
         text=True,
