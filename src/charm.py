@@ -122,15 +122,17 @@ class GpuCiWorkerCharm(ops.CharmBase):
     def _prepare(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have what the self-test and the services rest on: keys, the release, the wrapper."""
         options, stays = state.options, state.leaving or Part.WORKER in state.frozen
+        own = set[str]()
         if options.has_worker and not stays:
             network.ensure()
-            tsa.publish_worker(self.model, worker.ensure_key(options.worker_private_key))
+            own = {worker.ensure_key(options.worker_private_key)}
+            tsa.publish_worker(self.model, *own)
         elif Part.UNIT not in state.frozen and not options.has_worker:
             tsa.withdraw_worker(self.model)
         if options.has_web and not state.leaving:
             postgresql.request(self.model)
-            self._web_keys.make()
-            state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
+            if self._web_keys.make() or own - {*state.web.worker_keys}:
+                state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
         if wanted.release:
             had, state = self._try(state, Part.RELEASE, release.ensure, wanted.release, self._say)
             state = dataclasses.replace(state, installed=had.version if had else state.installed)

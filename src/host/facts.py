@@ -83,7 +83,7 @@ def _version(runtime: pathlib.Path) -> str:
     """
     argv = [str(runtime), "--version"]
     try:
-        done = process.run(argv, timeout=_ANSWER, check=False)
+        done = process.run(argv, timeout=_ANSWER, check=False, told=False)
     except process.CommandError as error:
         if error.starved:
             raise unknown(error) from error

@@ -57,7 +57,7 @@ def interfaces() -> tuple[Interface, ...]:
     """
     argv = ["/usr/sbin/ip", "-json", "-details", "address", "show"]
     try:
-        links = json.loads(process.run(argv, timeout=10).stdout)
+        links = json.loads(process.run(argv, timeout=10, told=False).stdout)
         routes = _default_routes()
     except (process.CommandError, OSError, ValueError) as error:
         why = f"The addresses of this machine can't be told, so nothing is changed: {error}"

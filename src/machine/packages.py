@@ -89,6 +89,7 @@ def _installed(names: tuple[str, ...]) -> set[str]:
         ["/usr/bin/dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names],
         timeout=60,
         check=False,
+        told=False,
     )
     lines = (line.split(" ") for line in shown.stdout.splitlines())
     return {name for name, status in lines if status == "installed"}

@@ -76,6 +76,7 @@ def run(
     stdin: str | None = None,
     env: collections.abc.Mapping[str, str] | None = None,
     check: bool = True,
+    told: bool = True,
 ) -> Completed:
     """Run a program to its end.
 
@@ -89,12 +90,16 @@ def run(
         stdin: what it is given to read; else /dev/null.
         env: variables to add.
         check: whether an exit status other than 0 is an error.
+        told: whether the log gets a line of it. Each one is a process of Juju's, so that a hook
+            leaves them out of what only looks.
 
     Raises:
         CommandError: if it failed, ran out of time, or can't be started.
     """
     pipe = subprocess.PIPE
     streams = subprocess.DEVNULL if stdin is None else pipe, pipe, pipe
+    if told:
+        _log.debug("run %s", shlex.join(argv))
     child = _start(argv, streams, env or {})
     stdout, stderr = _outcome(argv, child, stdin, timeout)
     if check and child.returncode:
@@ -130,6 +135,7 @@ def run_detaching(
     """
     with contextlib.ExitStack() as stack:
         out, err = (stack.enter_context(path.open("wb")).fileno() for path in (stdout, stderr))
+        _log.debug("run %s", shlex.join(argv))
         child = _start(argv, (subprocess.DEVNULL, out, err), env or {})
     _outcome(argv, child, None, timeout)
     return child.returncode
@@ -248,7 +254,6 @@ def _start(
 ) -> subprocess.Popen[str]:
     if not pathlib.PurePath(argv[0]).is_absolute():
         raise ValueError(f"{argv[0]} is no absolute path")
-    _log.debug("run %s", shlex.join(argv))
     stdin, stdout, stderr = streams
     try:
         return subprocess.Popen(

@@ -50,7 +50,8 @@ def ensure_running(name: str, *, restart: bool) -> bool:
     Raises:
         machine.process.CommandError: if systemd can't start it.
     """
-    if not restart and _state(name) in ("active", "activating", "reloading"):
+    state = "" if restart else show(name, "ActiveState")["ActiveState"]
+    if state in ("active", "activating", "reloading"):
         return False
     # Else a service that failed too often would not be started again.
     forget_failure(name)
@@ -60,16 +61,14 @@ def ensure_running(name: str, *, restart: bool) -> bool:
 
 def ensure_stopped(name: str) -> bool:
     """Stop a service. Return True if it ran."""
-    if _state(name) in ("inactive", "failed"):
-        return False
-    _systemctl("stop", name)
-    return True
+    return _stop(name, show(name, "ActiveState"))
 
 
 def ensure_disabled(name: str) -> bool:
     """Stop a service, and let no reboot start it again. Return True if anything had to be done."""
-    changed = ensure_stopped(name)
-    if show(name, "UnitFileState")["UnitFileState"] == "enabled":
+    state = show(name, "ActiveState", "UnitFileState")
+    changed = _stop(name, state)
+    if state["UnitFileState"] == "enabled":
         _systemctl("disable", name)
         changed = True
     return changed
@@ -94,7 +93,7 @@ def remove_unit(name: str) -> bool:
 
 def show(name: str, *properties: str) -> dict[str, str]:
     """What systemd says of a unit, by property; empty for what it does not know."""
-    shown = _systemctl("show", "--property", ",".join(properties), "--", name)
+    shown = _systemctl("show", "--property", ",".join(properties), "--", name, told=False)
     found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     return {key: found.get(key, "") for key in properties}
 
@@ -131,10 +130,13 @@ def _is_away(error: BaseException) -> bool:
     )
 
 
-def _state(name: str) -> str:
-    return show(name, "ActiveState")["ActiveState"]
+def _stop(name: str, state: dict[str, str]) -> bool:
+    if state["ActiveState"] in ("inactive", "failed"):
+        return False
+    _systemctl("stop", name)
+    return True
 
 
-def _systemctl(*arguments: str) -> str:
+def _systemctl(*arguments: str, told: bool = True) -> str:
     argv = [_SYSTEMCTL, *arguments]
-    return patiently(lambda: process.run(argv, timeout=_TIMEOUT).stdout)
+    return patiently(lambda: process.run(argv, timeout=_TIMEOUT, told=told).stdout)

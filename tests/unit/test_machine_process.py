@@ -43,6 +43,12 @@ def test_stdin_reaches_the_program_and_no_log(caplog):
     assert process.run(["/bin/cat"], timeout=10).stdout == ""
 
 
+def test_what_only_looks_gets_no_line_of_the_log(caplog):
+    caplog.set_level(logging.DEBUG)
+    process.run(["/bin/true"], timeout=10, told=False)
+    assert caplog.text == ""
+
+
 def test_failure_is_one_line_that_names_command_and_reason():
     command = ["/bin/sh", "-c", "echo; echo first >&2; echo 'no such thing' >&2; exit 3"]
     with pytest.raises(process.CommandError) as caught:
