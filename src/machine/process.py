@@ -237,14 +237,21 @@ def reap_orphans(spared: int) -> None:
     As long as one of them is not reaped, the first process of its namespace can't end
     (pid_namespaces(7)).
     """
-    for children in _PROC_TASKS.glob("*/children"):
-        for pid in map(int, children.read_text().split()):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
-                status = pathlib.Path("/proc", str(pid), "status").read_text()
-                # One number for each namespace from this one on (proc(5)).
-                ids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
-                if len(ids) > 1 and pid != spared:
-                    os.waitpid(pid, os.WNOHANG)
+    for pid in _children() - {spared}:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
+            status = pathlib.Path("/proc", str(pid), "status").read_text()
+            # One number for each namespace from this one on (proc(5)).
+            ids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
+            if len(ids) > 1:
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _children() -> set[int]:
+    return {
+        int(pid)
+        for children in _PROC_TASKS.glob("*/children")
+        for pid in children.read_text().split()
+    }
 
 
 def _start(
@@ -255,6 +262,7 @@ def _start(
     if not pathlib.PurePath(argv[0]).is_absolute():
         raise ValueError(f"{argv[0]} is no absolute path")
     stdin, stdout, stderr = streams
+    others = _children()
     try:
         return subprocess.Popen(
             list(argv),
@@ -269,6 +277,12 @@ def _start(
         )
     except OSError as error:
         raise CommandError(argv, 127, f"can't be started: {error.strerror}") from error
+    except BaseException:
+        # Such as Ctrl-C while the child begins: nobody has its number, who would end it.
+        for pid in _children() - others:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        raise
 
 
 def _end_of(file: typing.IO[bytes]) -> str:

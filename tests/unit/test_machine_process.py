@@ -127,3 +127,20 @@ def test_how_it_was_killed_is_told(tmp_path):
 def test_a_program_that_detaches_nothing_in_time_is_killed():
     with pytest.raises(process.CommandError, match=r"no end within 0\.2 s"):
         process.run_detaching(["/bin/sleep", "60"], timeout=0.2)
+
+
+# It is ended, but what stood for it in Python is gone before it is told.
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_program_that_begins_while_this_one_is_interrupted_is_ended(monkeypatch, tmp_path):
+    """Else a container's making would go on after all that is left of it was taken away."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    # There subprocess waits for word of the child, which is there by then.
+    monkeypatch.setattr(os, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.run(["/bin/sh", "-c", f"sleep 0.2; touch {tmp_path}/ran"], timeout=60)
+    monkeypatch.undo()
+    time.sleep(0.5)
+    assert not (tmp_path / "ran").exists()
