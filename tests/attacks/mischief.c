@@ -295,7 +295,7 @@ static int freeze(char **arguments)
     setsid();
     close(0), close(1), close(2);
     nap(2000);
-    for (;;)
+    for (;; nap(1))
         for (pid_t pid = getpid() + 1; pid < getpid() + 2000; pid++)
             kill(pid, SIGSTOP);
     return 0;

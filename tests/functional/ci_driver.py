@@ -100,15 +100,15 @@ def in_child(function, arguments, die_at=-1):
     return code == 0
 
 
-def kill_everywhere(function, variants):
-    """Switch between two plans, each time killed one change later and then run again."""
+def kill_everywhere(function, variants, stride):
+    """Switch between two plans, each time killed `stride` changes later and then run again."""
     settled = []
     for variant in variants:
         in_child(function, variant)
         settled.append(snapshot())
     deaths = 0
     differ = []
-    while not in_child(function, variants[deaths % 2], deaths):
+    while not in_child(function, variants[deaths % 2], deaths * stride):
         in_child(function, variants[deaths % 2])
         now, wanted = snapshot(), settled[deaths % 2]
         differ += [
@@ -127,7 +127,7 @@ def main():
     more = [said.append] if asked["say"] else []
     if "variants" in asked:
         variants = [[value(raw), *more] for raw in asked["variants"]]
-        print(json.dumps(kill_everywhere(function, variants)))
+        print(json.dumps(kill_everywhere(function, variants, asked["stride"])))
         return
     watch(commands, asked["die_at"])
     began = time.monotonic()
