@@ -62,7 +62,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(line.kind.value, line.text))
 
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
-        # Until the -broken that follows web accepts this worker's key: its last chance to retire.
+        # Where the unit alone goes, web takes this worker's key until the -broken that follows.
         if event.departing_unit == self.unit and event.relation.name in tsa.WORKER_ENDPOINTS:
             self._leave()
         self._reconcile(event)
@@ -167,7 +167,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if isinstance(wanted.worker, WorkerPlan):
             worker.apply(wanted.worker, self._say)
         elif wanted.worker is None:
-            worker.retire(ownership.FAREWELL_SECONDS, self._say)
+            worker.retire(worker.FAREWELL_SECONDS, self._say)
             worker.remove()
         if wanted.gpu is None:
             wrapper.remove()

@@ -19,8 +19,6 @@ from selftest import automatic
 
 # How long a worker that is being removed may take to finish its builds.
 RETIRE_SECONDS: typing.Final = 300
-# The same where its web is gone already, which then takes no builds' results any more.
-FAREWELL_SECONDS: typing.Final = 30
 
 _CHARM: typing.Final = "gpu-ci-worker"
 
@@ -43,7 +41,7 @@ def take(
     former = owner.claim(unit, found)
     if former:
         progress(f"Clearing away what {former.name} has left on this machine")
-        worker.retire(FAREWELL_SECONDS, progress)
+        worker.retire(worker.FAREWELL_SECONDS, progress)
         local_postgresql.set_aside(str(former))
         for room in (worker, web, automatic, wrapper):
             room.remove()

@@ -131,7 +131,8 @@ def main():
         return
     watch(commands, asked["die_at"])
     began = time.monotonic()
-    result = function(*(value(raw) for raw in asked["arguments"]), *more)
+    named = asked.get("named", {})
+    result = function(*(value(raw) for raw in asked["arguments"]), *more, **named)
     answer = {"seconds": time.monotonic() - began, "said": said, "commands": commands}
     print(json.dumps({**answer, "result": result}, default=str))
 

@@ -16,7 +16,7 @@ import sys
 from ops import testing
 
 import charm
-import ownership
+from ci.concourse import worker
 
 REPO = pathlib.Path("/srv/repo")
 AGENTS = pathlib.Path("/var/lib/juju/agents")
@@ -61,7 +61,7 @@ class Unit:
 
 def main():
     # The stand-in's worker would take all the time for builds that it has not got.
-    ownership.FAREWELL_SECONDS = 3
+    worker.FAREWELL_SECONDS = 3
     asked = json.load(sys.stdin)
     units, answers = {}, []
     for step in asked["steps"]:

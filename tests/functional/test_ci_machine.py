@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -340,6 +341,18 @@ def test_retired_worker_leaves_the_cluster_even_with_a_task_and_does_not_come_ba
     assert running.sh("systemctl is-enabled concourse-worker", check=False).strip() == "disabled"
     assert running.main_pid("concourse-worker") == 0
     assert running.call("ci.concourse.worker.retire", 3)["result"] is False
+
+
+def test_a_worker_that_web_takes_no_more_waits_for_no_builds(running):
+    """As on a removed application: web hears of it at the same time, and revokes the key."""
+    until(lambda: running.known("worker-0"))
+    running.call("ci.concourse.web.apply", {**running.web_plan(), "worker_keys": []})
+    running.sh("systemctl restart concourse-web")
+    done = running.call("ci.concourse.worker.retire", 240, named={"farewell": 2})
+    assert done["seconds"] < 120
+    assert done["said"][0] == "Retiring the worker: its builds have 240 s left"
+    assert re.fullmatch(r"Retiring the worker: its builds have [12] s left", done["said"][-1])
+    assert running.main_pid("concourse-worker") == 0
 
 
 def test_removal_leaves_nothing_of_a_worker_with_running_tasks(running):

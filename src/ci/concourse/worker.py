@@ -3,6 +3,8 @@
 """The Concourse worker of this machine: its keys, settings, service, retirement and removal."""
 
 import collections.abc
+import contextlib
+import math
 import pathlib
 import re
 import time
@@ -28,6 +30,8 @@ _START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
 # worker/beacon_runner.go), and has to last for 2; web may take longer to hear of a new one's key.
 _DIALS: typing.Final = 12.0
 _CONNECT: typing.Final = 30.0
+# How long a worker that leaves may take to finish builds whose results its web takes no more.
+FAREWELL_SECONDS: typing.Final = 30
 _STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or is not there
 
 # Without a route Concourse can't find an MTU and refuses to start (8.2.5
@@ -118,15 +122,20 @@ def is_connected() -> bool:
     return connection.lasts(pid, tuple(hosts.split(",")), patience)
 
 
-def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> bool:
+def retire(
+    timeout: float,
+    progress: collections.abc.Callable[[str], None],
+    farewell: float = FAREWELL_SECONDS,
+) -> bool:
     """Let the worker finish its builds and leave the cluster; it is not started again.
 
-    Web must still accept its key. What SIGUSR2 and then SIGTERM do is in 8.2.5
-    worker/beacon.go:118-169.
+    What SIGUSR2 and then SIGTERM do is in 8.2.5 worker/beacon.go:118-169. Web deletes a worker
+    that retires; one whose key it takes no more waits for that in vain.
 
     Args:
         timeout: how long the builds may take, in seconds; then it leaves without them.
         progress: told what is waited for.
+        farewell: the same from when web has no connection to it any more.
 
     Returns:
         Whether it ran.
@@ -135,17 +144,25 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     if not pid:
         return services.ensure_disabled(SERVICE)
     services.signal(SERVICE, "SIGUSR2")
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
+    end = time.monotonic() + timeout
+    alone = math.inf
+    while (left := min(end, alone + farewell) - time.monotonic()) > 0:
         progress(f"Retiring the worker: its builds have {left:.0f} s left")
         if _wait_until_gone(pid, min(left, 15)):
             break
+        alone = math.inf if _may_have_web() else min(alone, time.monotonic())
     for _ in range(2):
         # The first deletes it from the cluster at once, the second ends what still drains.
         if _runs(pid):
             services.signal(SERVICE, "SIGTERM")
             _wait_until_gone(pid, _STOP)
     return services.ensure_disabled(SERVICE)
+
+
+def _may_have_web() -> bool:
+    with contextlib.suppress(OSError):
+        return is_connected()
+    return True
 
 
 def remove() -> bool:
