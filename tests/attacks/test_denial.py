@@ -185,7 +185,7 @@ def test_a_start_and_a_process_that_never_come_to_an_end(attacker):
     done = None
     while done is None or done.status != 0:
         assert time.monotonic() - begun < HUNG_SECONDS, done and done.output
-        time.sleep(2)
+        time.sleep(5)
         done = attacker.one(PROBE, "2")
     assert done.cards == [0, 1], done.output
     assert descriptors(attacker.site) == ""

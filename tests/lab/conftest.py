@@ -12,6 +12,14 @@ from tests.lab.juju.model import Model
 from tests.lab.park import Park
 
 
+@pytest.fixture(scope="module")
+def untested(site):
+    """No self-test comes with a change of the GPUs, for tests of what else comes with it."""
+    site.configure(selftest_on_start="false")
+    yield
+    site.configure(selftest_on_start="true")
+
+
 @pytest.fixture
 def park(machines_work, tmp_path: pathlib.Path):
     park = Park(tmp_path / "lab")

@@ -13,6 +13,8 @@ from tests.lab.builds import Build
 from tests.lab.leases import Death, Tasks, cards, holders, journal, waiting
 from tests.lab.site import OPENS, PROBE
 
+pytestmark = pytest.mark.usefixtures("untested")
+
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples/multi-gpu.yml"
 # benchmarks/handover.py has the promise in seconds; else it would wait for 240 s.
 NEXT_SECONDS = 30.0

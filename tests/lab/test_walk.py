@@ -9,6 +9,8 @@ import pytest
 from tests.lab import walk
 from tests.lab.site import ALL, OPENS, PROBE, READY
 
+pytestmark = pytest.mark.usefixtures("untested")
+
 
 @pytest.fixture
 def as_deployed(site):

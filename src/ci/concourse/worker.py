@@ -150,7 +150,8 @@ def retire(
         progress(f"Retiring the worker: its builds have {left:.0f} s left")
         if _wait_until_gone(pid, min(left, 15)):
             break
-        alone = math.inf if _may_have_web() else min(alone, time.monotonic())
+        if end - time.monotonic() > farewell:
+            alone = math.inf if _may_have_web() else min(alone, time.monotonic())
     for _ in range(2):
         # The first deletes it from the cluster at once, the second ends what still drains.
         if _runs(pid):
