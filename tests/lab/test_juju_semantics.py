@@ -167,14 +167,21 @@ def test_a_removed_relation_departs_and_breaks_on_both_sides(model, deploy):
     assert set(model.store.column(kept)) == {"peers"}
 
 
+def said(model, unit, words):
+    (line,) = (line for line in log_of(model, unit).splitlines() if f"juju-log {words}" in line)
+    return line
+
+
 def test_a_removed_application_is_forgotten_and_its_relations_with_it(model, deploy):
-    deploy("one", units=2)
-    deploy("two")
+    deploy("one", {"server-relation-departed": "sleep 2; juju-log gone\n"}, units=2)
+    deploy("two", {"client-relation-broken": "juju-log broken\n"})
     model.integrations.integrate("one:server", "two:client")
     model.controller.settle()
     model.remove_application("one")
     model.controller.settle()
     assert hooks_of(model, "two/0")[-1] == "client-relation-broken one"
+    # The other side hears at the same time; each line begins with its second.
+    assert said(model, "two/0", "broken") < said(model, "one/0", "gone")
     assert model.store.column("SELECT name FROM application") == ["two"]
     assert model.store.column("SELECT app FROM relation_end") == ["two"]
     assert model.controller.park.names() == ["two-0"]

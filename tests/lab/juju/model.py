@@ -164,7 +164,7 @@ class Model:
         attach_file(self.store, self.controller.shared, app, name, filename, source)
 
     def remove_application(self, app: str) -> None:
-        """Remove an application: its units say goodbye first.
+        """Remove an application: its units say goodbye, and the others hear of it meanwhile.
 
         Raises:
             WrongUse: no such application.
@@ -174,7 +174,10 @@ class Model:
             self.store.do("UPDATE application SET life = 'dying' WHERE name = ?", app)
             for unit in self.store.column("SELECT name FROM unit WHERE app = ?", app):
                 self.remove_unit(unit)
-            # The units' own departure comes first; what is left of the relations after it.
+            # Juju 4.0.15: a web had broken with a worker whose -departed was still running.
+            for relation in events.relations_of(self.store, app):
+                if len(events.ends(self.store, relation)) == 2:
+                    events.end_relation(self.store, relation)
             events.forget_application(self.store, app)
 
     def machine(self, unit: str) -> Machine:
