@@ -29,23 +29,27 @@ def own(state: UnitState) -> str:
     Other web units reach it by this, so that a name, or an address in front of several machines,
     is taken only where there is nothing else. Empty if there is none at all.
     """
+    return _of_machine(state) or public(state)
+
+
+def _of_machine(state: UnitState) -> str:
     interfaces, offer = state.network.interfaces, state.network.own
     places, wanted = _places(interfaces), state.options.advertise_address
     if wanted in places:
         return wanted
     local = tuple(one for one in offer.ingress if one in places)
-    of_machine = dataclasses.replace(offer, ingress=local)
-    return choose(of_machine, interfaces, _network(state.options)) or public(state)
+    return choose(dataclasses.replace(offer, ingress=local), interfaces, _network(state.options))
 
 
 def public(state: UnitState) -> str:
     """The host in the URL of this unit's web; empty if there is none."""
     network, options = state.network, state.options
-    # What the URL said before is not known, so that no order of Juju's may change it.
-    offer = dataclasses.replace(
-        network.own,
+    # What the URL said before is not known, so that no order of Juju's may change it. What is
+    # published from now on counts: at the next event nothing else is known.
+    offer = Offer(
         ingress=tuple(sorted(network.own.ingress)),
         bound=tuple(sorted(network.own.bound)),
+        published=_of_machine(state) or network.own.published,
     )
     interfaces = tuple(sorted(network.interfaces, key=lambda one: one.name))
     return _host(options) or choose(offer, interfaces, _network(options))

@@ -225,3 +225,14 @@ def test_a_relation_without_an_address_is_told_and_the_others_are_served():
     found = web(ETH0, DOCKER0, relations=((3, offer(ETH0)), (5, offer(DOCKER0))))
     assert plan.make(found).web.tsa_addresses == ((3, UPLINK),)
     assert said(found) == [("waiting", f"{BRIDGE}: {REMEDY}")]
+
+
+def test_the_url_stays_when_the_unit_gets_an_address_of_its_machine():
+    """It was reached from outside alone before; two such addresses are left to choose from."""
+    outside = ("10.9.0.7", "203.0.113.9")
+    own = Offer(("10.0.0.7", *outside), (), published="203.0.113.9")
+    first = unit("web", network=Network((ETH0,), own))
+    made = plan.make(first).web
+    again = Network((ETH0,), dataclasses.replace(own, published=made.address))
+    assert made.address == "10.0.0.7"
+    assert plan.make(dataclasses.replace(first, network=again)).web == made
