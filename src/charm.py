@@ -131,6 +131,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             tsa.withdraw_worker(self.model)
         if options.has_web and not state.leaving:
             postgresql.request(self.model)
+            # Keys made just now are ones that web has to know.
             if self._web_keys.make() or own - {*state.web.worker_keys}:
                 state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
         if wanted.release:

@@ -247,11 +247,11 @@ def reap_orphans(spared: int) -> None:
 
 
 def _children() -> set[int]:
-    return {
-        int(pid)
-        for children in _PROC_TASKS.glob("*/children")
-        for pid in children.read_text().split()
-    }
+    found = set[int]()
+    for children in _PROC_TASKS.glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended
+            found.update(map(int, children.read_text().split()))
+    return found
 
 
 def _start(

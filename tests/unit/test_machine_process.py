@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import sys
+import threading
 import time
 
 import pytest
@@ -127,6 +128,27 @@ def test_how_it_was_killed_is_told(tmp_path):
 def test_a_program_that_detaches_nothing_in_time_is_killed():
     with pytest.raises(process.CommandError, match=r"no end within 0\.2 s"):
         process.run_detaching(["/bin/sleep", "60"], timeout=0.2)
+
+
+def test_threads_that_end_meanwhile_keep_no_program_from_its_start():
+    over = threading.Event()
+
+    def come_and_go():
+        while not over.is_set():
+            threads = [threading.Thread(target=time.sleep, args=(0,)) for _ in range(20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    busy = threading.Thread(target=come_and_go)
+    busy.start()
+    try:
+        for _ in range(100):
+            process.run(["/bin/true"], timeout=10)
+    finally:
+        over.set()
+        busy.join()
 
 
 # It is ended, but what stood for it in Python is gone before it is told.
