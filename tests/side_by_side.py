@@ -7,10 +7,12 @@
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Beginnings of paths, in the order in which their tests begin: what takes longest first.
-ORDER = (
-    "tests/lab/test_selftest.py",
+# Paths whose tests share one lab, or machine, of minutes: each goes to one process as a whole.
+# They begin first, in this order. Every other file is a room of its own, which begins as early as
+# its suite stands here.
+ROOMS = (
     "tests/attacks/",
+    "tests/lab/test_selftest.py",
     "tests/lab/",
     "tests/functional/test_selftest_isolation.py",
     "tests/unit/test_gpuci_leases.py",
@@ -27,25 +29,22 @@ ALONE = tuple(
         *("juju_semantics", "kernel_log", "machines", "outfit", "vendors"),
     )
 )
-# Tests that share one lab of minutes go to one process as a whole. The attacks come after the
-# self-test's faults, in the same lab: they leave its options as no other test finds them.
-UNDER_ATTACK = ("tests/lab/test_selftest.py", "tests/attacks/")
-LAB = "tests/lab/"
+SHARED = ("tests/attacks/", "tests/lab/test_selftest.py", "tests/lab/")
 
 
 def room(nodeid: str) -> str:
-    """The name of what this test has to stay together with; else its file."""
+    """The name of what this test has to stay together with."""
     path = nodeid.partition("::")[0]
-    if path.startswith(UNDER_ATTACK):
-        return "the lab that is attacked"
-    return LAB if path.startswith(LAB) and path not in ALONE else path
+    if path in ALONE:
+        return path
+    return next((shared for shared in SHARED if path.startswith(shared)), path)
 
 
 def turn(nodeid: str) -> int:
-    """Where in ORDER this test stands: the smaller, the earlier it begins."""
+    """Where in ROOMS this test stands: the smaller, the earlier it begins."""
     if nodeid.startswith(LAST):
-        return len(ORDER)
-    return next(number for number, begin in enumerate(ORDER) if nodeid.startswith(begin))
+        return len(ROOMS)
+    return next(number for number, begin in enumerate(ROOMS) if nodeid.startswith(begin))
 
 
 class Scheduling(LoadScopeScheduling):

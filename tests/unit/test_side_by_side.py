@@ -23,8 +23,8 @@ def wants_the_lab(path: pathlib.Path) -> bool:
 @pytest.mark.parametrize(
     ("nodeid", "room"),
     [
-        ("tests/attacks/test_storm.py::test_a[x::y]", "the lab that is attacked"),
-        ("tests/lab/test_selftest.py::test_a", "the lab that is attacked"),
+        ("tests/attacks/test_storm.py::test_a[x::y]", "tests/attacks/"),
+        ("tests/lab/test_selftest.py::test_a", "tests/lab/test_selftest.py"),
         ("tests/lab/test_walk.py::test_a", "tests/lab/"),
         ("tests/lab/test_cli.py::test_a", "tests/lab/test_cli.py"),
         ("tests/unit/test_plan.py::test_a", "tests/unit/test_plan.py"),
@@ -38,11 +38,6 @@ def test_labs_begin_before_files_that_need_none():
     names = ["tests/unit/test_plan.py::a", "tests/functional/test_pack.py::a"]
     names += ["tests/functional/test_gpu_xid.py::a", "tests/lab/test_walk.py::a"]
     assert sorted(names, key=side_by_side.turn) == [names[3], names[2], names[0], names[1]]
-
-
-def test_attacks_come_after_the_faults_of_the_self_test():
-    names = ["tests/attacks/test_denial.py::a", "tests/lab/test_selftest.py::a"]
-    assert sorted(names, key=side_by_side.turn) == names[::-1]
 
 
 def test_files_of_the_lab_are_alone_where_they_do_not_use_it():
