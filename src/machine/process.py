@@ -239,7 +239,7 @@ def reap_orphans(spared: int) -> None:
     """
     for pid in _children() - {spared}:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
-            status = pathlib.Path("/proc", str(pid), "status").read_text()
+            status = pathlib.Path("/proc", str(pid), "status").read_text(errors="replace")
             # One number for each namespace from this one on (proc(5)).
             ids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
             if len(ids) > 1:

@@ -88,7 +88,9 @@ class Container:
         for path in pathlib.Path("/proc").glob("[0-9]*/cgroup"):
             try:
                 text = path.read_text()
-                state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+                # Another test's process may have any name.
+                stat = (path.parent / "stat").read_text(errors="replace")
+                state = stat.rpartition(")")[2].split()[0]
             except OSError:
                 continue
             if self.id in text and state not in "ZX":

@@ -14,7 +14,7 @@ PROC = pathlib.Path("/proc")
 def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not count, its parent may be slow to reap it."""
     try:
-        stat = (PROC / str(pid) / "stat").read_text()
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"

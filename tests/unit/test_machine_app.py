@@ -137,11 +137,15 @@ def test_copy_has_all_that_programs_need_and_is_compiled(charm):
 
 
 def test_charm_that_has_not_changed_is_not_even_read(charm, monkeypatch):
+    def listing():
+        files = [(path, path.lstat()) for path in sorted(charm.home.rglob("*"))]
+        return [(path, one.st_ino, one.st_mode, one.st_ctime_ns) for path, one in files]
+
     charm.ensure()
-    before = [path.lstat() for path in charm.home.rglob("*")]
+    before = listing()
     monkeypatch.setattr(app, "_content_hash", lambda _: pytest.fail("it was read"))
     assert not charm.ensure()
-    assert [path.lstat() for path in charm.home.rglob("*")] == before
+    assert listing() == before
 
 
 def test_same_files_unpacked_anew_change_nothing_that_runs(charm):

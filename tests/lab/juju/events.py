@@ -235,6 +235,16 @@ def end_relation(store: Store, relation: int) -> None:
     forget_relation(store, relation)
 
 
+def part_from_others(store: Store, app: str) -> None:
+    """Have the other side of a dying application's relations take its leave at the same time.
+
+    Juju 4.0.15: a web had broken with a worker whose -departed was still running.
+    """
+    for relation in relations_of(store, app):
+        if len(ends(store, relation)) == 2:
+            end_relation(store, relation)
+
+
 def left(store: Store, relation: int, unit: str) -> None:
     """The unit's relation-broken is committed, or it is gone: now the others see it depart."""
     store.do("DELETE FROM member WHERE relation = ? AND unit = ?", relation, unit)

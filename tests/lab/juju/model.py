@@ -174,10 +174,7 @@ class Model:
             self.store.do("UPDATE application SET life = 'dying' WHERE name = ?", app)
             for unit in self.store.column("SELECT name FROM unit WHERE app = ?", app):
                 self.remove_unit(unit)
-            # Juju 4.0.15: a web had broken with a worker whose -departed was still running.
-            for relation in events.relations_of(self.store, app):
-                if len(events.ends(self.store, relation)) == 2:
-                    events.end_relation(self.store, relation)
+            events.part_from_others(self.store, app)
             events.forget_application(self.store, app)
 
     def machine(self, unit: str) -> Machine:
