@@ -3,10 +3,12 @@
 """One lab that is up, for all suites of a run that want one, and an attacker for it."""
 
 import os
+import pathlib
 import shutil
 
 import pytest
 
+from tests import once
 from tests.attacks import attacker as attacks
 from tests.lab import cgroups, concourse, outfit, walk
 from tests.lab.session import Lab, Progress
@@ -23,6 +25,7 @@ true
 
 # A parameter that is longer is not shown in its test's name.
 LONGEST_NAME = 60
+_MADE = pytest.StashKey[pathlib.Path | None]()
 
 
 def reason_to_skip() -> str:
@@ -33,6 +36,15 @@ def reason_to_skip() -> str:
         if not shutil.which(program):
             return f"{program} is not installed: scripts/setup lab"
     return ""
+
+
+def pytest_configure(config):
+    """What takes seconds to make is made once for all processes."""
+    config.stash[_MADE] = once.begin()
+
+
+def pytest_unconfigure(config):
+    once.end(config.stash.get(_MADE, None))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -81,6 +93,8 @@ def under_attack(site, tmp_path_factory):
     site.sh(f"mkdir -p {evidence}; chmod 1777 {evidence}")
     site.configure(gpus_per_task="0")
     site.tags()
+    # What is of operators there, such as a cordon's line, is of no container.
+    site.sh("truncate -c -s 0 /var/log/gpu-ci/oci.log")
     yield site
     site.configure(reset=("gpus-per-task",))
     site.tags()

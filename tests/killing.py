@@ -7,7 +7,28 @@ import signal
 
 from machine import process
 
-CALLS = "open mkdir chmod chown fchmod rename replace rmdir symlink unlink"
+CHANGES = {
+    os: "open mkdir chmod chown fchmod rename replace rmdir symlink unlink".split(),
+    process: ["run"],
+}
+
+
+def die_before(left, calls):
+    """From now on this process dies in front of so many of these calls, names by module."""
+
+    def deadly(function):
+        def call(*args, **named):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **named)
+
+        return call
+
+    for module, names in calls.items():
+        for name in names:
+            setattr(module, name, deadly(getattr(module, name)))
 
 
 def killed_at(step, work):
@@ -15,19 +36,6 @@ def killed_at(step, work):
     child = os.fork()
     if child:
         return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-    def deadly(function):
-        def call(*args, **named):
-            nonlocal step
-            step -= 1
-            if step == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **named)
-
-        return call
-
-    for name in CALLS.split():
-        setattr(os, name, deadly(getattr(os, name)))
-    process.run = deadly(process.run)
+    die_before(step, CHANGES)
     work()
     os._exit(0)

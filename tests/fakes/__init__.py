@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.fakes.fakecards import (
     DRIVER_VERSION,
+    MODULES,
     Card,
     dri_links,
     dri_nodes,
@@ -27,8 +28,10 @@ from tests.fakes.fakecards import (
 __all__ = [
     "DRIVER_VERSION",
     "FAKEGPU",
+    "MODULES",
     "STANDIN_RUNTIME",
     "Card",
+    "build_module",
     "build_nvml",
     "gpu_files",
     "make_dev",
@@ -40,22 +43,34 @@ __all__ = [
 HERE = Path(__file__).parent
 FAKEGPU = "/usr/local/lib/fake-gpu/fakegpu"
 STANDIN_RUNTIME = HERE / "nvidia-container-runtime-standin"
-PROGRAM = ("fakegpu", "fakecards.py", "fakekmsg.py")
+PROGRAM = ("fakegpu", "fakecards.py", "fakekmsg.py", "fakemodules.py", "fakenodes.py")
 LIBRARIES = {"libnvidia-ml.so.1": "nvml.c", "libcuda.so.1": "cuda.c"}
 
 
-def build_nvml(directory: Path) -> Path:
-    """Compiles libnvidia-ml.so.1 and libcuda.so.1 into `directory`; needs gcc, about 0.3 s."""
+def build_nvml(directory: Path, version: str = "") -> Path:
+    """Compiles libnvidia-ml.so.1 and libcuda.so.1 into `directory`; needs gcc, about 0.3 s.
+
+    With a version the library is that driver's, and finds that it does not fit another's module.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    flags = ["-shared", "-fPIC", "-O2"]
+    if version:
+        flags.append(f'-DLIBRARY_VERSION="{version}"')
     for library, source in LIBRARIES.items():
-        flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run(
-            ["gcc", *flags, f"-Wl,-soname,{library}", "-o", directory / library, source],
-            cwd=HERE / "nvml",
-            check=True,
-            timeout=120,
-        )
+        _compile(*flags, f"-Wl,-soname,{library}", "-o", str(directory / library), source)
     return directory
+
+
+def build_module(path: Path, version: str) -> Path:
+    """Compiles what depmod and modinfo take for NVIDIA's kernel module of that name."""
+    name = path.stem.replace("-", "_")
+    _compile("-c", f'-DNAME="{name}"', f'-DVERSION="{version}"', "-o", str(path), "module.c")
+    return path
+
+
+def _compile(*arguments: str) -> None:
+    command = ["gcc", "-Wall", "-Wextra", "-Werror", *arguments]
+    subprocess.run(command, cwd=HERE / "nvml", check=True, timeout=120)
 
 
 def gpu_files(libraries: Path) -> dict[Path, str]:

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DRIVER_VERSION = "580.95.05"
@@ -44,6 +44,13 @@ KFD_MAJOR = 509
 DRI_DRIVERS = ("amdgpu", "i915", "xe")
 # An MI300 reserves nodes for eight partitions.
 MAX_PARTITIONS = 8
+# NVIDIA's kernel modules, each with the one that it needs.
+MODULES = {
+    "nvidia": "",
+    "nvidia_uvm": "nvidia",
+    "nvidia_modeset": "nvidia",
+    "nvidia_drm": "nvidia_modeset",
+}
 # What `fakegpu set` changes; nvml/health.h has the healthy values.
 SETTABLE = """
     uuid model memory-mib memory-used-mib minor partitions pci pci-device pci-class
@@ -178,8 +185,13 @@ def write_state(
         card.write(state)
 
 
-def render(cards: Sequence[Card], version: str | None) -> dict[str, str]:
-    """What /sys and /proc say of these cards, by path below a root; version None: no nvidia.ko."""
+def render(
+    cards: Sequence[Card], version: str | None, users: Mapping[str, int] | None = None
+) -> dict[str, str]:
+    """What /sys and /proc say of these cards, by path below a root; version None: no nvidia.ko.
+
+    `users` is how many use each of NVIDIA's loaded modules, where these are told one by one.
+    """
     files: dict[str, str] = {}
     for card in cards:
         if card.on_bus:
@@ -201,10 +213,16 @@ def render(cards: Sequence[Card], version: str | None) -> dict[str, str]:
         files["proc/driver/nvidia-caps/mig-minors"] = "".join(
             f"{name} {minor}\n" for name, minor in caps.items()
         )
-    for name in modules:
-        files[f"sys/module/{name}/refcnt"] = "1\n"
+    counts = dict.fromkeys(modules, 1) | dict(users or {})
+    for name, count in counts.items():
+        files[f"sys/module/{name}/refcnt"] = f"{count}\n"
+        files[f"sys/module/{name}/initstate"] = "live\n"
+    for name in users or {}:
+        if needed := MODULES[name]:
+            files[f"sys/module/{needed}/holders/{name}"] = Link(f"../../{name}")
     files["proc/modules"] = "".join(
-        f"{name} 1048576 1 - Live 0x0000000000000000\n" for name in sorted(modules)
+        f"{name} 1048576 {count} - Live 0x0000000000000000\n"
+        for name, count in sorted(counts.items())
     )
     return files
 

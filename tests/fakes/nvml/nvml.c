@@ -10,6 +10,8 @@
  *     gpus/<card>/driver (nvidia|vfio-pci|nouveau|none)  fault (fallen-off-bus|nvml-only)
  *     gpus/<card>/mig/<n>   there while MIG mode is on; each file holds the UUID of one MIG device
  *
+ * With LIBRARY_VERSION it is of one driver, as a package has it, and answers no other.
+ *
  * An absent file means healthy; the text N/A makes NVML answer "not supported", rc=16 that number.
  * Signatures and numbers are those of nvml.h of CUDA 13.0.
  */
@@ -36,6 +38,10 @@ rc nvmlInitWithFlags(unsigned flags)
     /* nvidia.ko stays loaded only while a card is bound to it. */
     if (!any || (slurp(text, TEXT, "driver") && !strcmp(text, "gone")))
         return NO_DRIVER;
+#ifdef LIBRARY_VERSION
+    if (slurp(text, TEXT, "driver-version") && strcmp(text, LIBRARY_VERSION))
+        return RM_MISMATCH;
+#endif
     inits++;
     return OK;
 }
@@ -62,7 +68,7 @@ const char *nvmlErrorString(rc code)
     case NO_DRIVER: return "NVIDIA driver is not loaded";
     case LOST: return "The GPU has fallen off the bus or has otherwise become inaccessible";
     case 16: return "The GPU requires a reset before it can be used again";
-    case 18: return "RM detects a driver/library version mismatch";
+    case RM_MISMATCH: return "RM detects a driver/library version mismatch";
     default: return "Unknown Error";
     }
 }

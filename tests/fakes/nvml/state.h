@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 enum { OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NO_DRIVER = 9, LOST = 15 };
-enum { VERSION_MISMATCH = 25 };
+enum { RM_MISMATCH = 18, VERSION_MISMATCH = 25 };
 enum { CARDS = 32, SLICES = 8, TEXT = 256 };
 
 typedef int rc;
