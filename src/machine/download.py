@@ -1,9 +1,13 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Fetches a large file: resumed where it was cut off, checked, and only then put in its place."""
+"""Fetches a large file: resumed where it was cut off, checked, and only then put in its place.
+
+Or a short text, for who asks to check.
+"""
 
 import collections.abc
 import errno
+import functools
 import hashlib
 import http
 import http.client
@@ -22,14 +26,28 @@ _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two messages
 _ATTEMPTS: typing.Final = 5
 _TIMEOUT: typing.Final = 60.0  # seconds without a byte
+_TEXT_TIMEOUT: typing.Final = 20.0  # the same, for what is short
+_REMEDY: typing.Final = "Check concourse-version, or give the tarball with juju attach-resource"
+_FAILURES: typing.Final = (
+    urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException,
+)  # fmt: skip
+_Result = typing.TypeVar("_Result")
 
 
 class DownloadError(Exception):
-    """A file can't be had. The text names the address, what is wrong and the next step."""
+    """A file can't be had. The text names the address, what is wrong and the next step.
+
+    Attributes:
+        passes: whether it may work at the next event.
+    """
+
+    passes: typing.ClassVar = False
 
 
 class UnreachableError(DownloadError):
-    """A file can't be had now; it may work at the next event."""
+    """A file can't be had now."""
+
+    passes: typing.ClassVar = True
 
 
 class _PassingError(Exception):
@@ -71,9 +89,22 @@ def fetch(
     part.replace(destination)
 
 
-def _receive_patiently(
-    url: str, part: pathlib.Path, progress: collections.abc.Callable[[str], None]
-) -> None:
+def text(url: str, limit: int, remedy: str) -> str:
+    """Download a short text. What is no UTF-8 comes as U+FFFD.
+
+    Args:
+        url: where it is; the Juju model's proxies are used.
+        limit: the most bytes that it may have.
+        remedy: what the operator does where the server has it not, such as `Check the option x`.
+
+    Raises:
+        UnreachableError: if it can't be had now.
+        DownloadError: if it can't be had at all, or is longer.
+    """
+    return _patiently(url, functools.partial(_read, url, limit, remedy))
+
+
+def _patiently(url: str, work: collections.abc.Callable[[], _Result]) -> _Result:
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_PassingError),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -81,12 +112,19 @@ def _receive_patiently(
         reraise=True,
     )
     try:
-        retrying(_receive, url, part, progress)
+        return retrying(work)
     except _PassingError as error:
         raise UnreachableError(
             f"{url} can't be downloaded: {error}. Check the network and the model's proxies "
             "(juju model-config juju-https-proxy); the next event tries again"
         ) from error
+
+
+def _receive_patiently(
+    url: str, part: pathlib.Path, progress: collections.abc.Callable[[str], None]
+) -> None:
+    try:
+        _patiently(url, functools.partial(_receive, url, part, progress))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -115,21 +153,41 @@ def _receive(
                 have = 0
             total = have + int(response.headers.get("Content-Length") or 0)
             _store(response, part, have, total, progress)
-    except urllib.error.HTTPError as error:
+    except _FAILURES as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return  # all of it is here: the checksum tells
+        raise _failure(url, error, _REMEDY) from error
+
+
+def _read(url: str, limit: int, remedy: str) -> str:
+    try:
+        with _opener(url).open(url, timeout=_TEXT_TIMEOUT) as response:
+            announced = int(response.headers.get("Content-Length") or 0)
+            data = response.read(limit + 1)
+    except _FAILURES as error:
+        raise _failure(url, error, remedy) from error
+    if max(announced, len(data)) > limit:
+        raise DownloadError(
+            f"{url} is not the file expected: it has more than {limit >> 10} KiB. {remedy}"
+        )
+    if len(data) < announced:
+        raise _PassingError(f"the connection broke after {len(data)} of {announced} bytes")
+    return data.decode(errors="replace")
+
+
+def _failure(url: str, error: Exception, remedy: str) -> DownloadError | _PassingError:
+    """What is to be raised for one of _FAILURES."""
+    if isinstance(error, urllib.error.HTTPError):
         error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # all of it is here: the checksum tells
         text = f"the server answered {error.code} {error.reason}"
         if error.code in (408, 429) or error.code >= 500:
-            raise _PassingError(text) from error
-        raise DownloadError(
-            f"{url} can't be downloaded: {text}. Check concourse-version, or give the tarball "
-            "with juju attach-resource"
-        ) from error
-    except urllib.error.URLError as error:
-        raise _PassingError(str(error.reason)) from error
-    except (TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
-        raise _PassingError(str(error) or type(error).__name__) from error
+            return _PassingError(text)
+        return DownloadError(f"{url} can't be downloaded: {text}. {remedy}")
+    if isinstance(error, urllib.error.URLError):
+        return _PassingError(str(error.reason))
+    return _PassingError(str(error) or type(error).__name__)
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

@@ -2,56 +2,169 @@
 # See LICENSE file for licensing details.
 """Packages of the distribution. What was installed for us is written down, so that it can go."""
 
-import json
+import collections.abc
+import contextlib
 import logging
-import pathlib
-import re
-import typing
 
-from machine import files, process
-
-_RECORD: typing.Final = pathlib.Path("/var/lib/gpu-ci/packages.json")
-_ENVIRONMENT: typing.Final = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
-
-# Another package manager may be at work for minutes, such as unattended-upgrades.
-_LOCK_WAIT: typing.Final = 300
-_TIMEOUT: typing.Final = 1800.0
-_APT: typing.Final = (
-    "/usr/bin/apt-get", "--yes", "--no-install-recommends",
-    "-o", f"DPkg::Lock::Timeout={_LOCK_WAIT}", "-o", "Dpkg::Options::=--force-confold",
-)  # fmt: skip
+from machine import apt, package_record, repositories
+from machine.apt_errors import PackageError
+from machine.package_record import Entry, Record
 
 _log = logging.getLogger(__name__)
 
+Progress = collections.abc.Callable[[str], None]
+Known = dict[str, apt.Known]
 
-class _Install(typing.TypedDict):
-    """One installation: the packages asked for, and all that it brought new to the machine."""
 
-    asked: list[str]
-    new: list[str]
+def installed(*names: str) -> dict[str, str]:
+    """The versions of those packages that are wholly installed; globs such as `nvidia-*` too.
+
+    Raises:
+        PackageError: if dpkg can't tell.
+    """
+    return {name: seen.version for name, seen in apt.known(*names).items() if seen.installed}
+
+
+def available(name: str) -> tuple[str, ...]:
+    """The versions that the archives have of a package, newest first, by the lists on disk.
+
+    Raises:
+        PackageError: if apt can't tell.
+    """
+    return apt.available(name)[name]
+
+
+def refresh() -> str:
+    """Fetch the lists of packages anew.
+
+    Returns:
+        What apt said of repositories that are not ours and can't be had: their old lists stay.
+
+    Raises:
+        PackageError: if one of ours can't be had, its signature is bad, or none can be fetched.
+    """
+    error, others = _update()
+    if error:
+        raise error
+    return others
 
 
 def ensure_installed(*names: str) -> bool:
-    """Have packages installed. Return True if any was missing.
+    """Have packages installed, of whatever version. Return True if any was missing.
 
     Raises:
-        machine.process.CommandError: if apt can't install them.
+        PackageError: if apt can't install them.
     """
-    installed = _installed(names)
-    missing = [name for name in names if name not in installed]
+    here = installed(*names)
+    missing = [name for name in names if name not in here]
     if not missing:
         return False
-    _end_interruption()
-    try:
-        _apt("update")
-    except process.CommandError as error:
-        _log.warning("package lists may be old: %s", error)
-    simulated = _apt("install", "--simulate", *missing)
-    new = re.findall(r"^Inst (\S+) \(", simulated, re.MULTILINE)
+    record = package_record.read()
+    failure = _prepare()
+    wanted = [*_torn(record, missing), *missing]
+    with _because_of(failure, dict.fromkeys(missing, "")):
+        simulated = apt.simulate(*wanted)
+    _check_foreign(simulated, {}, record)
     # Written before the first file lands: what a killed hook has half installed is ours too.
-    _write([*_read(), {"asked": missing, "new": new}])
-    _apt("install", *missing)
+    record.entries.append(Entry({*missing}, {*simulated.new}))
+    record.write()
+    apt.install(*wanted)
     return True
+
+
+def ensure(
+    owner: str,
+    versions: collections.abc.Mapping[str, str],
+    progress: Progress,
+    *,
+    held: bool = True,
+) -> bool:
+    """Have packages at exactly these versions, and nobody else move them.
+
+    What is new is written down as the owner's. What the charm brought may go up or down, another's
+    package stays as it is.
+
+    Args:
+        owner: such as `toolkit`.
+        versions: names and versions; empty: any, what is missing comes at apt's choice.
+        progress: is told what takes long.
+        held: whether what came for the owner is held, so that no upgrade moves it.
+
+    Returns:
+        Whether anything changed.
+
+    Raises:
+        PackageError: if a package at another version is not the charm's, or apt can't do it.
+    """
+    record = package_record.read()
+    entry = record.of(owner)
+    due = _due(versions, record.new())
+    if due:
+        try:
+            _change(record, entry, versions, due, progress)
+        except PackageError:
+            # What went well before stays ours and held.
+            with contextlib.suppress(PackageError):
+                _hold(record, entry, held=held)
+            raise
+    elif adopted := record.new() & versions.keys() - entry.asked:
+        entry.asked |= adopted
+        entry.new |= adopted
+        record.write()
+    return _hold(record, entry, held=held) or bool(due)
+
+
+def owned(owner: str) -> dict[str, str]:
+    """What came for the owner and is installed still, with versions.
+
+    Raises:
+        PackageError: if dpkg can't tell.
+    """
+    return installed(*package_record.read().of(owner).new)
+
+
+def begun(owner: str) -> set[str]:
+    """What came for the owner and is there by halves, since a hook was killed meanwhile.
+
+    Raises:
+        PackageError: if dpkg can't tell.
+    """
+    seen = apt.known(*package_record.read().of(owner).new)
+    return {name for name in seen if seen[name].begun}
+
+
+def release_holds(owner: str) -> bool:
+    """Let others move what was held for the owner; holds of the operator's stay.
+
+    Returns:
+        Whether any hold of ours was there.
+
+    Raises:
+        PackageError: if apt can't.
+    """
+    record = package_record.read()
+    entry = record.of(owner)
+    if not entry.held:
+        return False
+    changed = _unhold(entry.held)
+    entry.held = set()
+    record.write()
+    return changed
+
+
+def disown(owner: str) -> bool:
+    """Leave what came for the owner to the machine, no longer held. True if there was anything.
+
+    Raises:
+        PackageError: if apt can't.
+    """
+    release_holds(owner)
+    record = package_record.read()
+    others = [entry for entry in record.entries if entry.owner != owner]
+    changed = others != record.entries
+    record.entries = others
+    record.write()
+    return changed
 
 
 def remove_installed(*names: str) -> bool:
@@ -59,61 +172,185 @@ def remove_installed(*names: str) -> bool:
 
     Returns:
         Whether there was anything to remove.
+
+    Raises:
+        PackageError: if apt can't.
     """
-    record = _read()
-    ours = [entry for entry in record if not names or set(names) & set(entry["asked"])]
-    if not ours:
+    record = package_record.read()
+    meant = [entry for entry in record.entries if not names or entry.asked & {*names}]
+    if not meant:
         return False
-    candidates = {name for entry in ours for name in entry["new"]}
-    here = sorted(_installed(tuple(candidates)))
-    if here:
-        process.run(["/usr/bin/apt-mark", "auto", *here], timeout=_TIMEOUT, env=_ENVIRONMENT)
-        simulated = _apt(
-            "autoremove", "--simulate",
-            "-o", "APT::AutoRemove::RecommendsImportant=false",
-            "-o", "APT::AutoRemove::SuggestsImportant=false",
-        )  # fmt: skip
-        unneeded = set(re.findall(r"^Remv (\S+)", simulated, re.MULTILINE))
-        gone = sorted(unneeded & set(here))
-        if gone:
-            _end_interruption()
-            _apt("purge", *gone)
-    _write([entry for entry in record if entry not in ours])
+    came = {name for entry in meant for name in entry.new}
+    held = {name for entry in meant for name in entry.held}
+    # Of an entry that was asked for more than these names, the rest stays.
+    for entry in meant:
+        entry.asked = entry.asked - {*names} if names else set()
+    left = [entry for entry in record.entries if entry.asked]
+    for entry in left:
+        entry.new |= came & entry.asked
+    candidates = came - {name for entry in left for name in entry.asked}
+    _unhold(candidates & held)
+    seen = apt.known(*candidates)
+    # Whoever holds one of them since wants it.
+    here = sorted(name for name in candidates if _is_here(seen, name) and not seen[name].held)
+    apt.mark("auto", *here)
+    gone = sorted(apt.unneeded() & {*here}) if here else []
+    if gone:
+        apt.end_interruption()
+        apt.purge(*gone)
+    record.forget({*gone})
+    record.write()
     return True
 
 
-def _installed(names: tuple[str, ...]) -> set[str]:
-    if not names:
-        return set()
-    shown = process.run(
-        ["/usr/bin/dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names],
-        timeout=60,
-        check=False,
-        told=False,
+def _due(versions: collections.abc.Mapping[str, str], ours: set[str]) -> list[str]:
+    """Which of these packages are missing, or of another version, which only ours may be."""
+    seen = apt.known(*versions)
+    due = list[str]()
+    for name, version in versions.items():
+        if not _is_here(seen, name):
+            due.append(name)
+        elif version not in ("", seen[name].version):
+            if name not in ours:
+                raise _not_ours(name, seen[name].version, version)
+            due.append(name)
+    return due
+
+
+def _is_here(seen: Known, name: str) -> bool:
+    return name in seen and seen[name].installed
+
+
+def _change(
+    record: Record,
+    entry: Entry,
+    versions: collections.abc.Mapping[str, str],
+    due: list[str],
+    progress: Progress,
+) -> None:
+    failure = _prepare()
+    mine = sorted({*due} | record.new() & versions.keys())
+    seen = apt.known(*mine)
+    # Those that are right stay where they are while apt looks for what fits together.
+    fixed = {n: versions[n] or (seen[n].version if _is_here(seen, n) else "") for n in mine}
+    wanted = [
+        *_torn(record, mine),
+        *(f"{name}={version}" if version else name for name, version in fixed.items()),
+    ]
+    with _because_of(failure, fixed):
+        simulated = apt.simulate(*wanted)
+    _check_foreign(simulated, versions, record)
+    # Before the first file lands: what a killed hook has half installed is ours too.
+    entry.new |= {*simulated.new} | record.new() & {*mine}
+    entry.asked |= {*mine}
+    record.write()
+    progress(f"Installing {_named(due, fixed, len(simulated.new) + len(simulated.changed))}")
+    apt.install(*wanted)
+    record.forget({*simulated.removed})
+    record.write()
+
+
+def _prepare() -> PackageError | None:
+    """End what was interrupted and fetch the lists; return why one of ours is old, if one is."""
+    apt.end_interruption()
+    error, others = _update()
+    if others:
+        _log.warning("package lists may be old: %s", others)
+    if error and not error.passes:
+        raise error
+    return error
+
+
+def _torn(record: Record, names: collections.abc.Iterable[str]) -> list[str]:
+    """What apt has to be told besides if one of these, or of ours, was killed in its unpacking."""
+    seen = apt.known(*names, *record.new())
+    torn = sorted(name for name in seen if seen[name].torn)
+    # Else apt passes over those that have the right version by name.
+    return ["--reinstall", *torn] if torn else []
+
+
+def _update() -> tuple[PackageError | None, str]:
+    return apt.update(repositories.uris())
+
+
+@contextlib.contextmanager
+def _because_of(
+    failure: PackageError | None, versions: collections.abc.Mapping[str, str]
+) -> collections.abc.Generator[None]:
+    """Have a version that is not there told as such, or why the lists are not at hand."""
+    try:
+        yield
+    except PackageError as error:
+        there, seen = apt.available(*versions), apt.known(*versions)
+        for name, version in versions.items():
+            if version in there[name] if version else there[name]:
+                continue
+            if name in seen and seen[name].version == version:
+                continue
+            if failure:
+                raise failure from error
+            have = f"have {', '.join(there[name])}" if there[name] else "have none"
+            raise PackageError(
+                f"the archives of this machine have no package {name} {version}".rstrip()
+                + f" ({have}): ask for one that they have, or run 'sudo apt-get update' and see "
+                f"'apt-cache policy {name}'"
+            ) from error
+        raise
+
+
+def _check_foreign(
+    simulated: apt.Simulated,
+    versions: collections.abc.Mapping[str, str],
+    record: Record,
+) -> None:
+    """Refuse what would move another's package, unless it is a free one that is to go up."""
+    ours, our_holds = record.new(), record.held()
+    touched = (*simulated.new, *simulated.changed, *simulated.removed)
+    for name, seen in apt.known(*touched).items():
+        if seen.held and name not in our_holds:
+            raise PackageError(
+                f"package {name} is held on this machine, and not by this charm, which would have "
+                f"to change it: run 'sudo apt-mark unhold {name}'"
+            )
+    for name, old in simulated.removed.items():
+        if name not in ours:
+            raise PackageError(
+                f"package {name} {old} did not come by this charm, and would have to go for what "
+                f"it is to install: run 'sudo apt-get purge {name}' if nothing needs it"
+            )
+    for name, old in simulated.changed.items():
+        if name not in ours and (name in versions or name in simulated.downgraded):
+            raise _not_ours(name, old, versions.get(name, ""))
+
+
+def _not_ours(name: str, has: str, wanted: str) -> PackageError:
+    which = f"{name}={wanted}" if wanted else name
+    return PackageError(
+        f"package {name} {has} is on this machine and did not come by this charm, which needs "
+        f"{wanted or 'another version'}: run 'sudo apt-get install --allow-downgrades {which}', "
+        f"or 'sudo apt-get purge {name}' if nothing needs it"
     )
-    lines = (line.split(" ") for line in shown.stdout.splitlines())
-    return {name for name, status in lines if status == "installed"}
 
 
-def _end_interruption() -> None:
-    """Finish what a hook, or apt, was killed in: dpkg does nothing else before."""
-    process.run(
-        ["/usr/bin/dpkg", "--configure", "-a"], timeout=_TIMEOUT, env=_ENVIRONMENT, check=False
-    )
+def _hold(record: Record, entry: Entry, *, held: bool) -> bool:
+    """Hold what came for an owner, where it is not held already."""
+    if not held:
+        return False
+    seen = apt.known(*entry.asked, *entry.new)
+    loose = sorted(name for name in seen if _is_here(seen, name) and not seen[name].held)
+    if loose:
+        entry.held |= {*loose}
+        record.write()
+        apt.mark("hold", *loose)
+    return bool(loose)
 
 
-def _apt(*arguments: str) -> str:
-    return process.run([*_APT, *arguments], timeout=_TIMEOUT, env=_ENVIRONMENT).stdout
+def _unhold(names: collections.abc.Iterable[str]) -> bool:
+    loose = sorted(name for name, seen in apt.known(*names).items() if seen.held)
+    apt.mark("unhold", *loose)
+    return bool(loose)
 
 
-def _read() -> list[_Install]:
-    text = files.read_text(_RECORD)
-    return json.loads(text) if text else []
-
-
-def _write(record: list[_Install]) -> None:
-    if not record:
-        files.ensure_absent(_RECORD)
-        return
-    files.ensure_directory(_RECORD.parent)
-    files.ensure_file(_RECORD, json.dumps(record, indent=1))
+def _named(due: list[str], versions: collections.abc.Mapping[str, str], number: int) -> str:
+    shown = ", ".join(f"{name} {versions[name]}".rstrip() for name in due[:2])
+    return f"{shown} ({number} packages)" if number > len(due[:2]) else shown

@@ -44,6 +44,52 @@ def ensure_unit(name: str, content: str) -> bool:
     return changed
 
 
+def ensure_drop_in(name: str, drop_in: str, content: str) -> bool:
+    """Have settings beside a unit of others. Return True if anything had to be changed.
+
+    Args:
+        name: of the unit.
+        drop_in: the file's name, ending in `.conf`.
+        content: all of it.
+    """
+    path = _drop_in(name, drop_in)
+    files.ensure_directory(path.parent)
+    changed = files.ensure_file(path, content)
+    # Of a folder that is new to it systemd does not say that it needs a reload.
+    stale = show(name, "NeedDaemonReload")["NeedDaemonReload"] == "yes"
+    if changed or stale or str(path) not in _drop_ins(name):
+        _systemctl("daemon-reload")
+        changed = True
+    return changed
+
+
+def remove_drop_in(name: str, drop_in: str) -> bool:
+    """Take such settings away. Return True if there were any."""
+    path = _drop_in(name, drop_in)
+    changed = files.ensure_absent(path)
+    files.remove_if_empty(path.parent)
+    if changed or str(path) in _drop_ins(name):
+        _systemctl("daemon-reload")
+        changed = True
+    return changed
+
+
+def ensure_enabled(name: str) -> bool:
+    """Have each boot start a unit of others. Return True if it was not so."""
+    if show(name, "UnitFileState")["UnitFileState"] != "disabled":
+        return False
+    _systemctl("enable", name)
+    return True
+
+
+def ensure_not_enabled(name: str) -> bool:
+    """Let no boot start a unit; it runs on if it runs. Return True if anything had to be done."""
+    if show(name, "UnitFileState")["UnitFileState"] != "enabled":
+        return False
+    _systemctl("disable", name)
+    return True
+
+
 def ensure_running(name: str, *, restart: bool) -> bool:
     """Have a service run, newly started if `restart`. Return True if it was (re)started.
 
@@ -135,6 +181,15 @@ def _stop(name: str, state: dict[str, str]) -> bool:
         return False
     _systemctl("stop", name)
     return True
+
+
+def _drop_in(name: str, drop_in: str) -> pathlib.Path:
+    return _UNITS / f"{name}.d" / drop_in
+
+
+def _drop_ins(name: str) -> list[str]:
+    """The settings beside a unit that systemd goes by."""
+    return show(name, "DropInPaths")["DropInPaths"].split()
 
 
 def _systemctl(*arguments: str, told: bool = True) -> str:

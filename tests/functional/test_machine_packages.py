@@ -1,25 +1,21 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Packages by the real apt in a machine, from a repository of its own: what came for us goes."""
+"""Packages by the real apt in a machine, from signed repositories: what came for us goes."""
 
 import json
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
+import time
 
 import pytest
 
-from tests.lab.park import Park
+from tests.fakes import aptrepo
+from tests.functional.apt_machine import NEEDS, ROOT, apt_machine
 
-ROOT = pathlib.Path(__file__).parents[2]
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
-    pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="not installed: systemd-nspawn"),
-    # A machine's keeper is meant to outlive who started it.
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
+pytestmark = NEEDS
 
 # Name and dependencies. "before" is on the machine already.
 PACKAGES = {
@@ -30,114 +26,367 @@ PACKAGES = {
     "gpuci-theirs": "gpuci-library",
     "gpuci-extra": "",
 }
-MAKE = """
-set -eu
-mkdir -p /srv/debs && cd /srv/debs
-: >Packages
-make() {
-    mkdir -p "$1/DEBIAN"
-    printf 'Package: %s\\nVersion: 1\\nArchitecture: all\\nMaintainer: x <x@y.z>\\n' "$1" \\
-        >"$1/DEBIAN/control"
-    [ -z "$2" ] || echo "Depends: $2" >>"$1/DEBIAN/control"
-    [ "$1" != gpuci-tool ] || echo "Recommends: gpuci-extra" >>"$1/DEBIAN/control"
-    echo "Description: x" >>"$1/DEBIAN/control"
-    dpkg-deb --build --root-owner-group "$1" >/dev/null
-    cat "$1/DEBIAN/control" >>Packages
-    sum=$(sha256sum <"$1.deb")
-    printf 'Filename: ./%s.deb\\nSize: %s\\nSHA256: %s\\n\\n' \\
-        "$1" "$(stat -c %s "$1.deb")" "${sum%% *}" >>Packages
-}
+# Fails, or takes its time, as long as a file says so.
+SLOW = """
+name=$DPKG_MAINTSCRIPT_PACKAGE-$DPKG_MAINTSCRIPT_NAME
+while [ -e "/run/gpuci-slow-$name" ]; do sleep 0.1; done
 """
-APT = """
-mv /etc/apt/sources.list.d /etc/apt/sources.list.d.off 2>/dev/null || :
-mkdir -p /etc/apt/sources.list.d
-echo 'deb [trusted=yes] file:/srv/debs ./' >/etc/apt/sources.list
-apt-get -qq update && apt-get -qqy install gpuci-before >/dev/null
+BAD = """
+[ "$1" = configure ] || exit 0
+[ ! -e /run/gpuci-bad ] || { echo "no module for this kernel" >&2; exit 3; }
 """
-CALL = """
-import json, sys
-from machine import packages, process
-commands, run = [], process.run
-process.run = lambda argv, **more: commands.append(argv) or run(argv, **more)
-print(json.dumps([getattr(packages, sys.argv[1])(*sys.argv[2:]), len(commands)]))
-"""
+# By its name one that apt keeps for the running kernel.
+MODULES = f"linux-modules-gpuci-{os.uname().release.replace('_', '-')}"
+KIT = {"gpuci-kit": "1", "gpuci-kit-base": "1"}
+OLD_RECORD = [{"asked": ["gpuci-tool"], "new": ["gpuci-tool", "gpuci-library"]}]
 
 
-class Host:
-    def __init__(self, machine):
-        self.machine = machine
-
-    def sh(self, script):
-        return self.machine.run(["/bin/sh"], stdin=script).stdout
-
-    def call(self, name, *arguments):
-        path = "PYTHONPATH=/srv/repo/src"
-        python = ["/usr/bin/env", path, "/usr/bin/python3", "-c", CALL, name, *arguments]
-        return json.loads(self.machine.run(python).stdout)
-
-    def have(self):
-        shown = self.sh("dpkg-query -W -f '${Package} ${db:Status-Status}\n' 'gpuci-*'")
-        return {line.split()[0] for line in shown.splitlines() if line.endswith(" installed")}
+def fill(host):
+    for name, depends in PACKAGES.items():
+        more = {"Recommends": "gpuci-extra"} if name == "gpuci-tool" else {}
+        aptrepo.package(host.archive, name, "1", depends, **more)
+    for version in ("1", "2", "3"):
+        exactly = f"gpuci-kit-base (= {version}), gpuci-common"
+        aptrepo.package(
+            host.archive, "gpuci-kit", version, exactly, files={"/etc/gpuci-kit": version}
+        )
+        aptrepo.package(host.archive, "gpuci-kit-base", version, scripts={"postinst": SLOW + BAD})
+    for version in ("1", "2"):
+        aptrepo.package(host.archive, "gpuci-common", version, scripts={"preinst": SLOW})
+    aptrepo.package(host.archive, "gpuci-rival", "1", Conflicts="gpuci-other")
+    aptrepo.package(host.archive, "gpuci-next", "1", Conflicts="gpuci-kit-base")
+    aptrepo.package(host.archive, MODULES, "1")
+    aptrepo.package(host.archive, "gpuci-broken", "1", "gpuci-nowhere (>= 2)")
 
 
 @pytest.fixture(scope="module")
 def host():
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
-        park = Park(pathlib.Path(folder))
-        try:
-            host = Host(park.up("apt", binds_ro={"/srv/repo": ROOT}))
-            host.sh(MAKE + "".join(f"make {name} '{PACKAGES[name]}'\n" for name in PACKAGES) + APT)
-            yield host
-        finally:
-            park.destroy()
+    with apt_machine(fill) as machine:
+        machine.sh("apt-get -qqy install gpuci-before >/dev/null")
+        yield machine
 
 
 @pytest.fixture(autouse=True)
 def as_at_first(host):
     yield
-    host.call("remove_installed")
-    host.sh("apt-get -qqy purge gpuci-theirs gpuci-library gpuci-other gpuci-tool >/dev/null")
-    assert host.have() == {"gpuci-before"}
+    host.reset()
+
+
+def names(host):
+    return set(host.have())
+
+
+def ensure(versions, owner="toolkit", **more):
+    extra = "".join(f", {key}={value!r}" for key, value in more.items())
+    return f"packages.ensure({owner!r}, {versions!r}, said.append{extra})"
+
+
+def all_at(version):
+    return dict.fromkeys(KIT, version)
 
 
 def test_missing_ones_are_installed_without_what_is_only_recommended(host):
-    assert host.call("ensure_installed", "gpuci-tool", "gpuci-before")[0] is True
-    assert host.have() == {"gpuci-tool", "gpuci-library", "gpuci-before"}
+    call = "packages.ensure_installed('gpuci-tool', 'gpuci-before')"
+    assert host.value(call) is True
+    assert names(host) == {"gpuci-tool", "gpuci-library", "gpuci-before"}
     # A second time, one look is all.
-    assert host.call("ensure_installed", "gpuci-tool", "gpuci-before") == [False, 1]
+    again = host.do(call)
+    assert (again["value"], len(again["commands"])) == (False, 1)
 
 
 def test_what_came_for_us_goes_and_what_was_there_stays(host):
-    host.call("ensure_installed", "gpuci-tool", "gpuci-before")
-    assert host.call("remove_installed")[0] is True
-    assert host.have() == {"gpuci-before"}
+    host.value("packages.ensure_installed('gpuci-tool', 'gpuci-before')")
+    assert host.value("packages.remove_installed()") is True
+    assert names(host) == {"gpuci-before"}
     assert host.sh("ls /var/lib/gpu-ci").split() == []
-    assert host.call("remove_installed") == [False, 0]
+    again = host.do("packages.remove_installed()")
+    assert (again["value"], again["commands"]) == (False, [])
+
+
+def test_what_apt_never_removes_by_itself_goes_too(host):
+    kept = "/etc/apt/apt.conf.d/99tests-kept"
+    host.sh(f"echo 'APT::NeverAutoRemove {{ \"^gpuci-other$\"; }};' >{kept}")
+    host.value(ensure({MODULES: "1", "gpuci-other": ""}, "driver"))
+    assert host.holds() == {MODULES, "gpuci-other"}
+    host.value("packages.remove_installed()")
+    host.sh(f"rm {kept}")
+    assert names(host) == {"gpuci-before"}
+    assert host.sh(f"dpkg-query -W -f '${{db:Status-Status}}' {MODULES} || :") != "installed"
 
 
 def test_what_somebody_else_needs_by_now_stays(host):
-    host.call("ensure_installed", "gpuci-tool")
+    host.value("packages.ensure_installed('gpuci-tool')")
     host.sh("apt-get -qqy install gpuci-theirs >/dev/null")
-    host.call("remove_installed")
-    assert host.have() == {"gpuci-before", "gpuci-library", "gpuci-theirs"}
+    host.value("packages.remove_installed()")
+    assert names(host) == {"gpuci-before", "gpuci-library", "gpuci-theirs"}
 
 
 def test_one_of_two_installations_can_go_alone(host):
-    host.call("ensure_installed", "gpuci-tool")
-    host.call("ensure_installed", "gpuci-other")
-    assert host.call("remove_installed", "gpuci-other")[0] is True
-    assert host.have() == {"gpuci-before", "gpuci-library", "gpuci-tool"}
+    host.value("packages.ensure_installed('gpuci-tool')")
+    host.value("packages.ensure_installed('gpuci-other')")
+    assert host.value("packages.remove_installed('gpuci-other')") is True
+    assert names(host) == {"gpuci-before", "gpuci-library", "gpuci-tool"}
 
 
 def test_half_installed_package_of_a_killed_hook_is_finished(host):
-    host.sh("dpkg --unpack /srv/debs/gpuci-library.deb >/dev/null")
-    assert host.call("ensure_installed", "gpuci-library", "gpuci-other")[0] is True
-    assert host.have() == {"gpuci-before", "gpuci-library", "gpuci-other"}
+    host.sh("dpkg --unpack /srv/test/archive/gpuci-library_1_all.deb >/dev/null")
+    assert host.value("packages.ensure_installed('gpuci-library', 'gpuci-other')") is True
+    assert names(host) == {"gpuci-before", "gpuci-library", "gpuci-other"}
 
 
 def test_what_a_killed_removal_has_begun_is_finished(host):
-    host.call("ensure_installed", "gpuci-tool")
+    host.value("packages.ensure_installed('gpuci-tool')")
     # What dpkg writes down first; apt does nothing while that is there.
     host.sh("dpkg-query -s gpuci-library >/var/lib/dpkg/updates/0001")
-    assert host.call("remove_installed")[0] is True
-    assert host.have() == {"gpuci-before"}
+    assert host.value("packages.remove_installed()") is True
+    assert names(host) == {"gpuci-before"}
+
+
+def test_the_record_of_earlier_revisions_is_understood(host):
+    host.sh("apt-get -qqy --no-install-recommends install gpuci-tool >/dev/null")
+    host.sh("mkdir -p /var/lib/gpu-ci")
+    host.sh(f"echo '{json.dumps(OLD_RECORD)}' >/var/lib/gpu-ci/packages.json")
+    # What came that way is the charm's, so an owner may take it over.
+    assert host.value(ensure({"gpuci-tool": "1"})) is True
+    assert host.value("packages.owned('toolkit')") == {"gpuci-tool": "1"}
+    assert host.value("packages.remove_installed()") is True
+    assert names(host) == {"gpuci-before"}
+
+
+def test_exact_versions_go_up_and_down_held_all_the_while(host):
+    done = host.do(ensure(KIT))
+    assert (done["value"], done["error"]) == (True, "")
+    assert done["said"] == ["Installing gpuci-kit 1, gpuci-kit-base 1 (3 packages)"]
+    ours = {**KIT, "gpuci-common": "2"}
+    assert host.value("packages.owned('toolkit')") == ours
+    assert host.holds() == set(ours)
+    host.sh("echo mine >/etc/gpuci-kit")
+    for version in ("3", "2"):
+        assert host.value(ensure(all_at(version))) is True
+        assert host.have() == {**all_at(version), "gpuci-common": "2", "gpuci-before": "1"}
+        assert host.holds() == set(ours)
+    # What the operator has written stays, and nobody was asked.
+    assert host.sh("cat /etc/gpuci-kit") == "mine\n"
+    again = host.do(ensure(all_at("2")))
+    assert (again["value"], again["said"]) == (False, [])
+    assert {command[0] for command in again["commands"]} == {"/usr/bin/dpkg-query"}
+    # A hold that a killed hook has not come to is made up for.
+    host.sh("apt-mark unhold gpuci-kit-base")
+    assert host.value(ensure(all_at("2"))) is True
+    assert host.holds() == set(ours)
+    # Whatever version there is will do, and stays.
+    assert host.value(ensure(all_at(""))) is False
+
+
+def test_nothing_of_ours_moves_with_the_others(host):
+    host.sh("apt-get -qqy install gpuci-theirs >/dev/null")
+    host.value(ensure({**KIT, "gpuci-common": "1"}))
+    try:
+        aptrepo.package(host.archive, "gpuci-theirs", "2", "gpuci-library")
+        host.publish()
+        host.sh("apt-get -qq update && apt-get -qqy dist-upgrade >/dev/null")
+    finally:
+        (host.archive / "gpuci-theirs_2_all.deb").unlink()
+        host.publish()
+    assert host.have() == {
+        **KIT, "gpuci-common": "1", "gpuci-before": "1", "gpuci-theirs": "2", "gpuci-library": "1",
+    }  # fmt: skip
+
+
+def test_another_ones_package_is_left_alone_or_named(host):
+    host.sh("apt-get -qqy install gpuci-kit-base=2 gpuci-other >/dev/null")
+    wrong = host.error(ensure(KIT))
+    assert "gpuci-kit-base 2 is on this machine" in wrong["error"]
+    assert "apt-get install --allow-downgrades gpuci-kit-base=1" in wrong["error"]
+    assert wrong["passes"] is False
+    # Nor does it go for another.
+    wrong = host.error(ensure({"gpuci-rival": "1"}))
+    assert "gpuci-other 1 did not come by this charm" in wrong["error"]
+    assert "apt-get purge gpuci-other" in wrong["error"]
+    # Nor down for another.
+    wrong = host.error(ensure({"gpuci-kit": "1"}))
+    assert "gpuci-kit-base" in wrong["error"]
+    assert names(host) == {"gpuci-before", "gpuci-kit-base", "gpuci-other"}
+    # At the right version it serves, and stays another's.
+    assert host.value(ensure(all_at("2"))) is True
+    assert host.holds() == {"gpuci-kit", "gpuci-common"}
+    host.value("packages.remove_installed()")
+    assert names(host) == {"gpuci-before", "gpuci-kit-base", "gpuci-other"}
+    assert "gpuci-kit-base" in host.sh("apt-mark showmanual").split()
+
+
+def test_holds_of_the_operator_stay(host):
+    host.sh("apt-get -qqy install gpuci-library >/dev/null; apt-mark hold gpuci-library")
+    host.value(ensure({**KIT, "gpuci-library": "1"}))
+    assert host.holds() == {*KIT, "gpuci-common", "gpuci-library"}
+    assert host.value("packages.release_holds('toolkit')") is True
+    assert host.holds() == {"gpuci-library"}
+    assert host.value("packages.release_holds('toolkit')") is False
+    assert host.value("packages.owned('toolkit')") == {**KIT, "gpuci-common": "2"}
+    # One of ours that the operator holds by now moves neither up nor away.
+    host.sh("apt-mark hold gpuci-kit-base")
+    wrong = host.error(ensure(all_at("2")))
+    assert "apt-mark unhold gpuci-kit-base" in wrong["error"]
+    host.value("packages.remove_installed()")
+    assert names(host) == {"gpuci-before", "gpuci-library", "gpuci-kit-base"}
+    assert host.holds() == {"gpuci-library", "gpuci-kit-base"}
+    host.sh("apt-mark unhold gpuci-kit-base gpuci-library")
+
+
+def test_extra_packages_come_and_go_one_by_one_and_can_be_left_free(host):
+    wanted = {"gpuci-tool": "", "gpuci-other": ""}
+    assert host.value(ensure(wanted, "host-packages", held=False)) is True
+    assert host.holds() == set()
+    assert host.value("packages.remove_installed('gpuci-tool')") is True
+    assert names(host) == {"gpuci-before", "gpuci-other"}
+    assert host.value("packages.owned('host-packages')") == {"gpuci-other": "1"}
+
+
+def test_a_successor_takes_the_place_of_ours_and_leaves_nothing(host):
+    host.value(ensure(KIT))
+    assert host.value(ensure({"gpuci-next": "1"})) is True
+    assert host.value("packages.owned('toolkit')") == {"gpuci-next": "1", "gpuci-common": "2"}
+    # Purged, not just removed: no line of theirs is left.
+    form = "${Package} ${db:Status-Status}\n"
+    left = host.sh(f"dpkg-query -W -f '{form}' 'gpuci-k*' || :").splitlines()
+    assert [line for line in left if not line.endswith(" not-installed")] == []
+    host.value("packages.remove_installed()")
+    assert names(host) == {"gpuci-before"}
+
+
+def test_versions_that_there_are_and_what_cannot_be_had(host):
+    assert host.value("packages.available('gpuci-kit')") == ["3", "2", "1"]
+    assert host.value("packages.available('gpuci-nowhere')") == []
+    wrong = host.error(ensure(all_at("9")))
+    assert "no package gpuci-kit 9 (have 3, 2, 1)" in wrong["error"]
+    assert wrong["passes"] is False
+    assert (
+        "no package gpuci-nowhere (have none)"
+        in host.error(ensure({"gpuci-nowhere": ""}))["error"]
+    )
+    wrong = host.error("packages.ensure_installed('gpuci-broken')")
+    assert "Depends: gpuci-nowhere (>= 2)" in wrong["error"]
+    assert names(host) == {"gpuci-before"}
+    assert host.sh("ls /var/lib/gpu-ci 2>/dev/null || :") == ""
+
+
+def test_a_package_that_fails_is_named_with_what_it_said_and_healed(host):
+    host.value(ensure(KIT))
+    host.sh("touch /run/gpuci-bad")
+    wrong = host.error(ensure(all_at("2")))
+    assert "package gpuci-kit-base failed" in wrong["error"]
+    assert "no module for this kernel" in wrong["error"]
+    assert "dpkg --configure -a" in wrong["error"]
+    assert host.error(ensure(all_at("2")))["error"].startswith("can't install")
+    host.sh("rm /run/gpuci-bad")
+    # Forward as well as back.
+    assert host.value(ensure(KIT)) is True
+    assert host.have() == {**KIT, "gpuci-common": "2", "gpuci-before": "1"}
+    assert host.holds() == {*KIT, "gpuci-common"}
+    assert host.sh("dpkg --audit") == ""
+
+
+@pytest.mark.parametrize("at", ["gpuci-kit-base-postinst", "gpuci-common-preinst"])
+def test_apt_killed_at_work_is_gone_on_with(host, at):
+    host.sh(f"touch /run/gpuci-slow-{at}")
+    call = ensure(KIT).replace("said.append", "print")
+    script = (
+        "import sys; sys.path[:0] = ['/srv/repo/src', '/srv/packages']\n"
+        f"from machine import packages\n{call}"
+    )
+    unit = ["/usr/bin/systemd-run", "--quiet", "--unit=gpuci-killed", "--collect"]
+    host.machine.enter(*unit, "/usr/bin/python3", "-B", "-c", script)
+    name, _, which = at.rpartition("-")
+    script = f"/var/lib/dpkg/(info/{name}.{which}|tmp.ci/{which})"
+    deadline = time.monotonic() + 60
+    while not host.sh(f"pgrep -f '{script}' || :"):
+        assert time.monotonic() < deadline
+    host.machine.kill_unit("gpuci-killed")
+    host.sh("while systemctl -q is-active gpuci-killed; do sleep 0.05; done; rm /run/gpuci-slow-*")
+    # It is known whose they are, though nothing is whole.
+    assert set(host.record()[0]["new"]) == {*KIT, "gpuci-common"}
+    assert "gpuci-kit" not in host.have()
+    assert host.sh("dpkg --audit") != ""
+    assert host.value(ensure(KIT)) is True
+    assert host.have() == {**KIT, "gpuci-common": "2", "gpuci-before": "1"}
+    assert host.holds() == {*KIT, "gpuci-common"}
+    assert host.sh("dpkg --audit") == ""
+
+
+def test_another_apt_at_work_is_waited_for_and_named(host):
+    locked = """
+import fcntl, sys
+files = [open(path, "w") for path in sys.argv[1:]]
+for file in files: fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    for path in ("/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"):
+        argv = [*host.machine.enter_command(), "/usr/bin/python3", "-c", locked, path]
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            child.stdout.readline()
+            wrong = host.error(ensure({"gpuci-other": "1"}))
+        finally:
+            child.communicate()  # closes its stdin
+        assert wrong["passes"] is True
+        assert "is at work on the machine's packages: wait for its end" in wrong["error"]
+    assert "python3" in wrong["error"]
+    assert host.value(ensure({"gpuci-other": "1"})) is True
+
+
+def test_a_full_disk_is_told(host):
+    host.sh(
+        "mount -t tmpfs -o size=64k tmpfs /var/cache/apt/archives\n"
+        "mkdir /var/cache/apt/archives/partial"
+    )
+    try:
+        wrong = host.error(ensure({**KIT, "gpuci-other": "1", "gpuci-tool": "1"}))
+    finally:
+        host.sh("umount /var/cache/apt/archives")
+    assert "the disk is full" in wrong["error"]
+    assert "df -h" in wrong["error"]
+    assert wrong["passes"] is False
+    assert names(host) == {"gpuci-before"}
+    assert host.value(ensure(KIT)) is True
+
+
+@pytest.fixture(scope="module")
+def unattended(host):
+    """The real unattended-upgrades on the machine, which the host need not have."""
+    with tempfile.TemporaryDirectory(dir=host.folder) as folder:
+        wanted = ["unattended-upgrades", "python3-distro-info"]
+        argv = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *wanted]
+        cached = ROOT / ".soak/unattended-upgrades"
+        if cached.is_dir():
+            for deb in cached.glob("*.deb"):
+                shutil.copy(deb, folder)
+        elif subprocess.run(
+            argv, cwd=folder, capture_output=True, check=False, timeout=60
+        ).returncode:
+            pytest.skip("unattended-upgrades can't be downloaded")
+        name = pathlib.Path(folder).name
+        host.sh(
+            "export DEBIAN_FRONTEND=noninteractive\n"
+            f"dpkg --unpack /srv/test/{name}/*.deb >/dev/null && dpkg --configure -a >/dev/null\n"
+            "echo 'Unattended-Upgrade::Origins-Pattern { \"origin=tests\"; };' "
+            ">/etc/apt/apt.conf.d/99tests"
+        )
+    yield "unattended-upgrade --verbose"
+    host.sh("rm /etc/apt/apt.conf.d/99tests")
+
+
+def test_unattended_upgrades_move_nothing_of_ours(host, unattended):
+    host.sh("apt-get -qqy install gpuci-theirs >/dev/null")
+    host.value(ensure({**KIT, "gpuci-common": "1"}))
+    try:
+        aptrepo.package(host.archive, "gpuci-theirs", "2", "gpuci-library")
+        host.publish()
+        said = host.sh(f"apt-get -qq update && {unattended} 2>&1")
+    finally:
+        (host.archive / "gpuci-theirs_2_all.deb").unlink()
+        host.publish()
+    # It was at work, and left ours.
+    assert host.have()["gpuci-theirs"] == "2", said
+    assert {name: host.have()[name] for name in KIT} == KIT
+    assert host.have()["gpuci-common"] == "1"

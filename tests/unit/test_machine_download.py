@@ -128,3 +128,30 @@ def test_model_proxy_is_used_unless_bypassed(server, tmp_path, monkeypatch):
     with pytest.raises(download.DownloadError, match="can't be downloaded"):
         download.fetch("http://x.direct.test/b", tmp_path / "b", SHA256, lambda _: None)
     assert len(server.asked) == 1
+
+
+def test_short_text_is_had_at_once(server):
+    assert download.text(server.url, len(BODY), "x") == BODY.decode(errors="replace")
+    server.answers = [503, "broken", "whole"]
+    assert len(download.text(server.url, len(BODY), "x")) == len(BODY)
+
+
+def test_text_that_is_too_long_is_not_read_to_its_end(server):
+    with pytest.raises(download.DownloadError, match=r"more than 4 KiB\. Check the mirror"):
+        download.text(server.url, 4096, "Check the mirror")
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(("code", "passes"), [(404, False), (503, True)])
+def test_text_that_is_not_there_is_told_with_its_own_remedy(server, code, passes):
+    server.answers = [code] * 9
+    with pytest.raises(download.DownloadError, match=f"the server answered {code}") as caught:
+        download.text(server.url, 4096, "Check the mirror")
+    assert isinstance(caught.value, download.UnreachableError) == passes
+    assert ("Check the mirror" in str(caught.value)) != passes
+
+
+def test_text_that_breaks_off_is_no_text(server):
+    server.answers = ["broken"] * 9
+    with pytest.raises(download.UnreachableError, match="the connection broke after"):
+        download.text(server.url, len(BODY), "x")

@@ -39,7 +39,8 @@ def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
 
     Raises:
         DatabaseError: if a database of that name is somebody else's, or PostgreSQL does not start.
-        machine.process.CommandError: if apt or systemd fails.
+        machine.packages.PackageError: if apt can't install it.
+        machine.process.CommandError: if systemd fails.
     """
     if whose := files.read_text(_ANOTHERS):
         raise DatabaseError(

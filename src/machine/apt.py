@@ -1,0 +1,268 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Calls of apt and dpkg: no prompts, locks waited for, errors in the operator's words."""
+
+import collections.abc
+import dataclasses
+import re
+import typing
+
+from machine import apt_errors, process, waiting
+from machine.apt_errors import PackageError
+
+# Another package manager may be at work for minutes, such as unattended-upgrades; in seconds.
+LOCK_WAIT: typing.Final = 300
+_TIMEOUT: typing.Final = 1800.0  # for what downloads and unpacks hundreds of megabytes; in seconds
+_UPDATE: typing.Final = 300.0  # lists are tens of megabytes
+_LOOK: typing.Final = 60.0
+_ENVIRONMENT: typing.Final = {
+    "DEBIAN_FRONTEND": "noninteractive",
+    "DEBCONF_NONINTERACTIVE_SEEN": "true",
+    "APT_LISTCHANGES_FRONTEND": "none",
+    "NEEDRESTART_MODE": "l",
+    "UCF_FORCE_CONFFOLD": "1",
+}
+_OPTIONS: typing.Final = (
+    "--yes", "--no-install-recommends",
+    "-o", "APT::Install-Suggests=false",
+    "-o", "APT::Get::AutomaticRemove=false",
+    "-o", "Dpkg::Use-Pty=0",
+    "-o", "Dpkg::Options::=--force-confold",
+    "-o", "Acquire::Retries=2",
+    "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30",
+)  # fmt: skip
+# Else the kernel's modules, and what patterns of the distribution name, would never go.
+_FORGET_KEPT: typing.Final = "#clear APT::NeverAutoRemove;\n"
+_AUTOREMOVE: typing.Final = (
+    "-c", "/dev/stdin",
+    "-o", "APT::Protect-Kernels=false",
+    "-o", "APT::AutoRemove::RecommendsImportant=false",
+    "-o", "APT::AutoRemove::SuggestsImportant=false",
+)  # fmt: skip
+# The caller checks what would move of what others hold.
+_CHANGE: typing.Final = (
+    "--purge", "--fix-broken", "--allow-downgrades", "--allow-change-held-packages",
+    "-o", "APT::Ignore-Hold=true",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """What an installation would do.
+
+    Attributes:
+        new: packages that are not there yet.
+        changed: those that would get another version, each with the one that it has.
+        downgraded: which of these go down.
+        removed: those that would go, each with its version.
+    """
+
+    new: tuple[str, ...]
+    changed: dict[str, str]
+    downgraded: frozenset[str]
+    removed: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What dpkg has of one package.
+
+    Attributes:
+        installed: whether it is there wholly.
+        held: whether nothing may change it.
+        torn: whether it has to be unpacked anew.
+        begun: whether files of it are there, but not wholly: whoever installed it was killed.
+    """
+
+    version: str
+    installed: bool
+    held: bool
+    torn: bool
+    begun: bool
+
+
+def known(*names: str) -> dict[str, Known]:
+    """What dpkg has of packages, of this machine's architecture; globs such as `nvidia-*` too.
+
+    Raises:
+        PackageError: if dpkg can't tell.
+    """
+    if not names:
+        return {}
+    form = "${Package} ${Architecture} ${db:Status-Status} ${db:Status-Want} ${Version}\n"
+    # dpkg is there, and of this machine's own architecture.
+    argv = ["/usr/bin/dpkg-query", "-W", "-f", form, "dpkg", *names]
+    done = _run(argv, _LOOK, told=False)
+    if done.returncode not in (0, 1):  # 1: one of them is unknown, see dpkg-query(1)
+        raise apt_errors.explain("look at the packages", done.stdout, done.stderr)
+    found = [line.split(" ") for line in done.stdout.splitlines()]
+    native = next(row[1] for row in found if row[0] == "dpkg")
+    asked = set(names)
+    return {
+        name: Known(
+            version,
+            installed=status == "installed",
+            held=want == "hold",
+            torn=status == "half-installed",
+            begun=status not in ("installed", "not-installed", "config-files"),
+        )
+        for name, architecture, status, want, version in found
+        if architecture in (native, "all", "") and (name != "dpkg" or "dpkg" in asked)
+    }
+
+
+def available(*names: str) -> dict[str, tuple[str, ...]]:
+    """The versions that the archives have of packages, newest first, by the lists on disk.
+
+    Raises:
+        PackageError: if apt can't tell.
+    """
+    done = _run(["/usr/bin/apt-cache", "madison", *names], _LOOK, told=False)
+    if done.returncode:
+        raise apt_errors.explain("look at the archives", done.stdout, done.stderr)
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for line in done.stdout.splitlines():
+        name, version, source = (part.strip() for part in line.split("|", 2))
+        if source.endswith("Packages") and version not in found.setdefault(name, []):
+            found[name].append(version)
+    return {name: tuple(versions) for name, versions in found.items()}
+
+
+def update(ours: collections.abc.Collection[str]) -> tuple[PackageError | None, str]:
+    """Fetch the lists of packages anew.
+
+    Args:
+        ours: the URIs of the repositories that matter.
+
+    Returns:
+        What is wrong with one of these or None, and what apt said of others, which may be passed
+        over: their old lists stay.
+
+    Raises:
+        PackageError: if no list can be fetched, as with a full disk or a lock held by another.
+    """
+    doing = "fetch the lists of packages"
+    done = _patiently(doing, ["update"])
+    lines = apt_errors.complaints(done.stderr)
+    bases = [uri.rstrip("/") for uri in ours]
+    about = [line for line in lines if any(base in line for base in bases)]
+    others = [line for line in lines if line not in about and re.search(r"\w:/", line)]
+    error = apt_errors.source_error(doing, about)
+    if done.returncode and not error and (about or not others):
+        raise apt_errors.explain(doing, done.stdout, done.stderr)
+    return error, " / ".join(others)
+
+
+def simulate(*wanted: str) -> Simulated:
+    """What `install` would do.
+
+    Raises:
+        PackageError: if it would fail.
+    """
+    done = _run(_get("install", "--simulate", *_CHANGE, *wanted), _LOOK)
+    if done.returncode:
+        raise apt_errors.explain(_doing("install", wanted), done.stdout, done.stderr)
+    rows = re.findall(r"^Inst (\S+) (?:\[(\S+)\] )?\(", done.stdout, re.MULTILINE)
+    _, _, down = done.stdout.partition("The following packages will be DOWNGRADED:\n")
+    return Simulated(
+        tuple(name for name, old in rows if not old),
+        {name: old for name, old in rows if old},
+        frozenset(_indented(down)),
+        dict(re.findall(r"^(?:Remv|Purg) (\S+) \[(\S+)\]", done.stdout, re.MULTILINE)),
+    )
+
+
+def install(*wanted: str) -> None:
+    """Install packages, each as `NAME` or `NAME=VERSION`, up or down.
+
+    Raises:
+        PackageError: if apt can't.
+    """
+    _patiently(_doing("install", wanted), ["install", *_CHANGE, *wanted], check=True)
+
+
+def unneeded() -> set[str]:
+    """The packages that came for others and that nobody needs.
+
+    Raises:
+        PackageError: if apt can't tell.
+    """
+    argv = _get("autoremove", "--simulate", *_AUTOREMOVE)
+    done = _run(argv, _LOOK, stdin=_FORGET_KEPT)
+    if done.returncode:
+        raise apt_errors.explain("look for unneeded packages", done.stdout, done.stderr)
+    return set(re.findall(r"^Remv (\S+)", done.stdout, re.MULTILINE))
+
+
+def purge(*names: str) -> None:
+    """Remove packages with their configuration.
+
+    Raises:
+        PackageError: if apt can't.
+    """
+    _patiently(_doing("remove", names), ["purge", *names], check=True)
+
+
+def mark(how: str, *names: str) -> None:
+    """Mark packages: `hold`, `unhold`, `auto`.
+
+    Raises:
+        PackageError: if apt can't.
+    """
+    if names:
+        argv = ["/usr/bin/apt-mark", how, *names]
+        _patiently(_doing(f"mark as {how}", names), argv, check=True)
+
+
+def end_interruption() -> None:
+    """Finish what a hook, or apt, was killed in: dpkg does nothing else before."""
+    _run(["/usr/bin/dpkg", "--force-confold", "--configure", "-a"], _TIMEOUT)
+
+
+def _doing(what: str, names: collections.abc.Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{what} {', '.join(names[:3])}{more}"
+
+
+def _get(command: str, *arguments: str) -> list[str]:
+    wait = f"DPkg::Lock::Timeout={LOCK_WAIT}"
+    return ["/usr/bin/apt-get", command, *_OPTIONS, "-o", wait, *arguments]
+
+
+def _patiently(doing: str, arguments: list[str], *, check: bool = False) -> process.Completed:
+    """Run apt-get, or another program by its path; apt itself waits for one of its locks only."""
+    argv = arguments if arguments[0].startswith("/") else _get(*arguments)
+
+    def call() -> process.Completed:
+        done = _run(argv, _UPDATE if arguments == ["update"] else _TIMEOUT)
+        if done.returncode:
+            error = apt_errors.explain(doing, done.stdout, done.stderr)
+            if check or isinstance(error, apt_errors.BusyError):
+                raise error
+        return done
+
+    return waiting.retry(call, lambda e: isinstance(e, apt_errors.BusyError), LOCK_WAIT, every=2)
+
+
+def _run(
+    argv: list[str], timeout: float, *, told: bool = True, stdin: str | None = None
+) -> process.Completed:
+    try:
+        return process.run(
+            argv, timeout=timeout, env=_ENVIRONMENT, check=False, told=told, stdin=stdin
+        )
+    except process.CommandError as error:
+        raise PackageError(
+            f"{error}: see /var/log/apt/term.log, then run 'sudo dpkg --configure -a'",
+            passes=error.starved,
+        ) from error
+
+
+def _indented(text: str) -> list[str]:
+    """The words of the lines that a heading of apt's stands over."""
+    words = list[str]()
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            break
+        words += line.split()
+    return words

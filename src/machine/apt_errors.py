@@ -1,0 +1,163 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What apt and dpkg complain of, as one sentence for the operator."""
+
+import collections.abc
+import re
+import typing
+
+# Words of apt 2.4 to 3.0 and dpkg 1.21 to 1.22, in English as LANG=C.UTF-8 gives them.
+_BUSY: typing.Final = re.compile(
+    r"could not get lock|unable to lock|unable to acquire the dpkg frontend lock|"
+    r"was locked by another process|is locked by another process",
+    re.IGNORECASE,
+)
+_HOLDER: typing.Final = re.compile(r"held by process (\d+)(?: \(([^)]*)\))?|with pid (\d+)")
+_FULL: typing.Final = re.compile(
+    r"no space left on device|don't have enough free space|disk quota exceeded", re.IGNORECASE
+)
+_SIGNATURE: typing.Final = re.compile(
+    r"NO_PUBKEY|BADSIG|EXPKEYSIG|EXPSIG|REVKEYSIG|NODATA|GPG error|OpenPGP signature|"
+    r"is not signed|signatures? (?:couldn't be verified|verification|(?:was|were) invalid)|"
+    r"Clearsigned file isn't valid|Splitting up .* failed|could not be authenticated",
+    re.IGNORECASE,
+)
+_DAMAGED: typing.Final = re.compile(
+    r"Hash Sum mismatch|unexpected size|Size mismatch|is corrupt|Unable to find expected entry",
+    re.IGNORECASE,
+)
+_ABSENT: typing.Final = re.compile(r"does not have a Release file|404  ?Not Found", re.IGNORECASE)
+_RIVAL: typing.Final = re.compile(r"Conflicting values set for option Signed-By", re.IGNORECASE)
+_UNMET: typing.Final = re.compile(
+    r"^ \S+ : (?:Pre)?(?:Depends|Breaks|Conflicts): .*$", re.MULTILINE
+)
+_UNREACHABLE: typing.Final = re.compile(
+    r"Failed to fetch|Unable to fetch|Could not (?:resolve|connect|open)|Cannot initiate|"
+    r"Temporary failure resolving|Connection (?:failed|timed out|refused)|timed out",
+    re.IGNORECASE,
+)
+_FAILED: typing.Final = re.compile(
+    r"^dpkg: error processing (?:package|archive) (\S+) \(--\S+\):\n\s*(.*)$", re.MULTILINE
+)
+_ENOUGH: typing.Final = 300  # characters of what a program said; a status is read in one line
+
+
+class PackageError(Exception):
+    """Packages can't be had as asked. The text is one sentence: what, why, the remedy.
+
+    Attributes:
+        passes: whether it may be over by itself, such as another apt at work.
+        signature: whether a repository's key or signature was refused.
+    """
+
+    def __init__(self, text: str, *, passes: bool = False, signature: bool = False) -> None:
+        super().__init__(text)
+        self.passes = passes
+        self.signature = signature
+
+
+class BusyError(PackageError):
+    """Another package manager has one of the locks."""
+
+
+def explain(doing: str, stdout: str, stderr: str) -> PackageError:
+    """The error that a program which failed stands for.
+
+    Args:
+        doing: what was to be done, such as `install gpuci-tool`.
+        stdout: what it wrote.
+        stderr: what it complained of.
+    """
+    if _FULL.search(stderr):
+        return PackageError(
+            f"can't {doing}: the disk is full ({_line(_FULL, stderr)}): make room, see "
+            "'df -h / /boot /var/cache/apt/archives'"
+        )
+    if failed := _FAILED.search(stderr):
+        return PackageError(_failed_package(doing, failed, stdout, stderr))
+    if _BUSY.search(stderr):
+        found = _HOLDER.search(stderr)
+        number, name, other = found.groups() if found else ("", "", "")
+        who = f"process {number or other}{f' ({name})' if name else ''}" if found else "another"
+        return BusyError(
+            f"can't {doing}: {who} is at work on the machine's packages: wait for its end, or see "
+            f"'ps -fp {number or other or 'PID'}'",
+            passes=True,
+        )
+    unmet = [" ".join(line.split()) for line in _UNMET.findall(stdout)]
+    said = " / ".join(unmet or complaints(stderr)) or stderr or stdout
+    return source_error(doing, complaints(stderr)) or PackageError(
+        f"can't {doing}: apt said {_short(said)!r}: "
+        "see /var/log/apt/term.log and run 'sudo apt-get --fix-broken install'"
+    )
+
+
+def source_error(doing: str, lines: collections.abc.Sequence[str]) -> PackageError | None:
+    """What is wrong with a repository, by the lines that apt complains of it in; or None."""
+    said = "\n".join(lines)
+    if _RIVAL.search(said):
+        return PackageError(
+            f"can't {doing}: this machine has another source of the same repository "
+            f"({_short(_line(_RIVAL, said))}): remove that file from /etc/apt/sources.list.d"
+        )
+    if _SIGNATURE.search(said):
+        return PackageError(
+            f"can't {doing}: the signature of a repository was refused "
+            f"({_short(_line(_SIGNATURE, said))}): give the key that it is signed with, and look "
+            "who may have changed it",
+            signature=True,
+        )
+    if _DAMAGED.search(said):
+        return PackageError(
+            f"can't {doing}: a repository is not what its signature says "
+            f"({_short(_line(_DAMAGED, said))}): wait for its mirror's update, or look who may "
+            "have changed it, then run 'sudo apt-get update'"
+        )
+    if _ABSENT.search(said):
+        return PackageError(
+            f"can't {doing}: a repository's address does not have it "
+            f"({_short(_line(_ABSENT, said))}): give the right address, or mend the mirror there"
+        )
+    if _UNREACHABLE.search(said):
+        return PackageError(
+            f"can't {doing}: a repository can't be reached ({_short(_line(_UNREACHABLE, said))}): "
+            "look at the network and the model's proxies, then run 'sudo apt-get update'",
+            passes=True,
+        )
+    return None
+
+
+def complaints(stderr: str) -> list[str]:
+    """The warnings and errors of apt itself, each on one line without repeats, no notices.
+
+    What follows an error's line without a letter of its own belongs to it.
+    """
+    found = list[str]()
+    for line in stderr.splitlines():
+        if line.startswith(("E: ", "W: ")):
+            found.append(line[3:].strip())
+        elif found and line.startswith(" "):
+            found[-1] += f" {line.strip()}"
+    return list(dict.fromkeys(found))
+
+
+def _failed_package(doing: str, failed: re.Match[str], stdout: str, stderr: str) -> str:
+    name, how = failed.groups()
+    before = [line for line in stderr[: failed.start()].splitlines() if line.strip()]
+    _, there, after = stdout.rpartition(f"Setting up {name}")
+    if not before and there:
+        before = [line for line in after.splitlines()[1:] if line.strip()]
+    said = f", it said {_short(before[-1].strip())!r}" if before else ""
+    return (
+        f"can't {doing}: package {name} failed ({how.strip()}{said}): see /var/log/apt/term.log, "
+        "mend it and run 'sudo dpkg --configure -a'"
+    )
+
+
+def _line(pattern: re.Pattern[str], text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if pattern.search(line)), "")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _ENOUGH else f"{text[: _ENOUGH - 3]}..."
