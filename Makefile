@@ -37,7 +37,7 @@ integration:  ## Run the integration tests on the Juju model of the current cont
 
 lab:  ## Bring the lab up: the packed charm on disposable machines with simulated GPUs.
 	@scripts/setup lab
-	@./lab up
+	@./lab up --bare
 
 pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
 	@scripts/pack

@@ -12,6 +12,7 @@ import json
 import typing
 
 from ci.concourse import local_postgresql, web
+from driver_upgrade import action as driver_upgrade
 from gpu import detect, report
 from gpu.inventory import Gpu, Inventory
 from oci import leases
@@ -187,6 +188,24 @@ def _of_selftest(
     return selftest_report.as_results(found, gpus)
 
 
+def upgrade_driver(call: Call) -> Results:
+    """Bring another NVIDIA driver, or tell what that would do.
+
+    Raises:
+        ActionError: if it is refused, jobs do not end, or it was taken back.
+    """
+    params = call.params
+    option = str(call.options.get("gpu-driver", "auto"))
+    branch, minutes = params.get("branch", ""), params.get("wait", 10)
+    wish = driver_upgrade.Wish(call.unit, option, branch, minutes)
+    try:
+        if params.get("dry-run", False):
+            return driver_upgrade.preview(wish)
+        return driver_upgrade.upgrade(wish, call.log)
+    except driver_upgrade.UpgradeError as error:
+        raise ActionError(str(error), error.results) from error
+
+
 def get_admin_password(call: Call) -> Results:
     """How to log in to the web UI that runs here, whatever keeps it from being changed now.
 
@@ -245,12 +264,14 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
     "gpu-cordon": gpu_cordon,
     "gpu-uncordon": gpu_uncordon,
     "gpu-selftest": gpu_selftest,
+    "upgrade-driver": upgrade_driver,
     "get-admin-password": get_admin_password,
     "remove-local-database": remove_local_database,
     "replace-web-keys": replace_web_keys,
 }
 
-CHANGING: typing.Final = frozenset(
-    {"gpu-cordon", "gpu-uncordon", "gpu-selftest", "remove-local-database", "replace-web-keys"}
-)
+CHANGING: typing.Final = frozenset({
+    *("gpu-cordon", "gpu-uncordon", "gpu-selftest", "upgrade-driver"),
+    *("remove-local-database", "replace-web-keys"),
+})  # fmt: skip
 """Those after which tags and status may have to be others."""

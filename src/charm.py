@@ -9,12 +9,14 @@ import typing
 import ops
 
 import actions
+import equipment
 import look
 import ownership
+import reboot
 from ci.concourse import local_postgresql, release, web, worker
 from ci.concourse.upstream import TSA_PORT
 from host import facts, memory, network, owner
-from machine import app, download
+from machine import app, download, packages
 from oci import cordons, nvidia, wrapper
 from plan import plan, status
 from plan.options import Part
@@ -23,11 +25,10 @@ from plan.state import Failure, UnitState
 from relations import juju, peers, postgresql, tsa
 from selftest import automatic, service
 
-OTHER_ENDPOINTS: typing.Final = (postgresql.ENDPOINT, peers.ENDPOINT)
 # What the operator must mend; each text says how.
 BLOCKING: typing.Final = (
     release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
-    nvidia.ConfigError, service.SelftestError, app.AppError,
+    nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
 )  # fmt: skip
 T = typing.TypeVar("T")
 
@@ -47,7 +48,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             on.leader_elected, on.secret_changed,
         ):  # fmt: skip
             observe(event, self._reconcile)
-        for endpoint in (*tsa.WEB_ENDPOINTS, *tsa.WORKER_ENDPOINTS, *OTHER_ENDPOINTS):
+        for endpoint in self.meta.relations:
             observe(on[endpoint].relation_created, self._reconcile)
             observe(on[endpoint].relation_changed, self._reconcile)
             observe(on[endpoint].relation_departed, self._on_relation_departed)
@@ -64,11 +65,11 @@ class GpuCiWorkerCharm(ops.CharmBase):
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
         # Where the unit alone goes, web takes this worker's key until the -broken that follows.
         if event.departing_unit == self.unit and event.relation.name in tsa.WORKER_ENDPOINTS:
-            self._leave()
+            ownership.leave(self._id, self._say)
         self._reconcile(event)
 
     def _on_stop(self, _event: ops.StopEvent) -> None:
-        self._leave()
+        ownership.leave(self._id, self._say)
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
         ownership.give_up(self._id)
@@ -89,9 +90,6 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if name in actions.CHANGING:
             self._reconcile(event)
 
-    def _leave(self) -> None:
-        ownership.leave(self._id, self._say)
-
     def _say(self, text: str) -> None:
         self.unit.status = ops.MaintenanceStatus(text)
 
@@ -102,15 +100,16 @@ class GpuCiWorkerCharm(ops.CharmBase):
             ownership.take(self._id, mode, new=new, progress=self._say)
             self._authorize_workers()
             state = look.at_unit(self.model, self._web_keys)
+            state = self._equip(state, plan.make(state))
         except (facts.UnknownError, owner.TakenError) as error:
-            passes = isinstance(error, facts.UnknownError)
-            kind = status.Kind.WAITING if passes else status.Kind.BLOCKED
-            self._lines = [status.Line(kind, str(error))]
+            self._lines = [status.failed(error, passes=isinstance(error, facts.UnknownError))]
             return
         state = self._prepare(state, plan.make(state))
         state = self._test(state, plan.make(state))
         wanted = plan.make(state)
         state = self._finish(state, wanted)
+        if wanted.reboot and reboot.prepare(state, self._say):
+            self.unit.reboot()
         running = status.Running(web.healthy(), worker.healthy(), worker.is_connected())
         self._lines = status.lines(state, wanted, running)
 
@@ -119,20 +118,28 @@ class GpuCiWorkerCharm(ops.CharmBase):
         keys, _ = tsa.read_worker_keys(self.model)
         web.authorize(filter(None, (*keys, worker.public_key())))
 
+    def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
+        """Have the software that the host's GPUs need, and look at what that has brought."""
+        changed, after = self._try(state, Part.HOST, equipment.ensure, wanted.host, self._say)
+        if changed is False:
+            return after
+        seen = look.at_unit(self.model, self._web_keys)
+        return dataclasses.replace(seen, failures=after.failures)
+
     def _prepare(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have what the self-test and the services rest on: keys, the release, the wrapper."""
         options, stays = state.options, state.leaving or Part.WORKER in state.frozen
-        own = set[str]()
+        key = ""
         if options.has_worker and not stays:
-            network.ensure()
-            own = {worker.ensure_key(options.worker_private_key)}
-            tsa.publish_worker(self.model, *own)
+            _, state = self._try(state, Part.WORKER, network.ensure)
+            key = worker.ensure_key(options.worker_private_key)
+            tsa.publish_worker(self.model, key)
         elif Part.UNIT not in state.frozen and not options.has_worker:
             tsa.withdraw_worker(self.model)
         if options.has_web and not state.leaving:
             postgresql.request(self.model)
             # Keys made just now are ones that web has to know.
-            if self._web_keys.make() or own - {*state.web.worker_keys}:
+            if self._web_keys.make() or (key and key not in state.web.worker_keys):
                 state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
         if wanted.release:
             had, state = self._try(state, Part.RELEASE, release.ensure, wanted.release, self._say)
@@ -183,7 +190,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         try:
             return work(*arguments), state
         except BLOCKING as error:
-            failure = Failure(part, str(error), isinstance(error, download.UnreachableError))
+            failure = Failure(part, str(error), getattr(error, "passes", False))
         return None, dataclasses.replace(state, failures=(*state.failures, failure))
 
 

@@ -2,11 +2,17 @@
 # See LICENSE file for licensing details.
 """Everything that a decision about this unit rests on. Looking changes nothing."""
 
+import dataclasses
+import pathlib
+
 from ci.concourse import local_postgresql, release, web, worker
-from gpu import detect, foreign
-from host import facts, memory, network
+from driver_upgrade import walk
+from gpu import detect, foreign, kernel
+from gpu.inventory import Inventory, Vendor
+from host import driver, driver_record, facts, memory, network, toolkit
+from machine import packages
 from oci import cordons, leases, quarantine
-from plan.state import Machine, Network, RememberedIds, UnitState, Web
+from plan.state import Driver, Machine, Network, Packaged, RememberedIds, UnitState, Web
 from relations import juju, peers, postgresql, tsa
 from selftest import automatic
 
@@ -21,7 +27,9 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     asked = options.enable_gpu and options.has_worker
     try:
         inventory = detect.detect(options.gpu_vendor) if asked else None
-    except OSError as error:
+        verdict = automatic.verdict() if asked else None
+        drives, packaged = at_software(inventory)
+    except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
     name = f"{model.name}-{model.unit.name.replace('/', '-')}"
     return UnitState(
@@ -31,10 +39,14 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
         network=at_network(model) if options.has_web else Network(),
         inventory=inventory,
+        driver=drives,
+        packaged=packaged,
+        rebooted_for=memory.rebooted_for(),
+        upgrade=walk.said() if asked else "",
         cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
         remembered=memory.remembered_ids() if asked else RememberedIds(),
         quarantined=quarantine.read() if asked else (),
-        verdict=automatic.verdict() if asked else None,
+        verdict=verdict,
         tarball=juju.resource(model, juju.TARBALL),
         wheels=juju.resource(model, juju.WHEELS) if asked else "",
         installed=current.version if (current := release.installed()) else "",
@@ -44,6 +56,20 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         local_database=local_postgresql.kept(),
         leaving=memory.is_leaving(),
     )
+
+
+def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged]:
+    """What there is of the driver and container toolkit that these GPUs need.
+
+    Raises:
+        machine.packages.PackageError, host.facts.UnknownError: that can't be told now.
+    """
+    if inventory is None:
+        return Driver(), Packaged()
+    if inventory.vendor is not Vendor.NVIDIA:
+        return Driver(container=kernel.in_container(pathlib.Path("/"))), Packaged()
+    found = dataclasses.replace(driver.look(), changing=driver_record.is_open())
+    return found, toolkit.look()
 
 
 def at_network(model: juju.Model) -> Network:

@@ -11,8 +11,8 @@ import re
 import typing
 
 from ci.concourse import local_postgresql, release, web, worker
-from host import memory, network, owner
-from machine import files, packages
+from host import memory, network, owner, software
+from machine import files
 from oci import wrapper
 from plan.state import UnitId
 from selftest import automatic
@@ -64,7 +64,7 @@ def give_up(unit: UnitId) -> None:
         return
     for room in (worker, web, local_postgresql, automatic, wrapper, release, network):
         room.remove()
-    packages.remove_installed()
+    software.remove()
     owner.give_up()
 
 

@@ -11,8 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 # They begin first, in this order. Every other file is a room of its own, which begins as early as
 # its suite stands here.
 ROOMS = (
-    "tests/attacks/",
     "tests/lab/test_selftest.py",
+    "tests/attacks/",
     "tests/lab/",
     "tests/functional/test_selftest_isolation.py",
     "tests/unit/test_gpuci_leases.py",
@@ -25,11 +25,18 @@ LAST = "tests/functional/test_pack.py"
 ALONE = tuple(
     f"tests/lab/test_{name}.py"
     for name in (
-        *("cli", "download", "juju_commands", "juju_events", "juju_machines", "juju_refusals"),
-        *("juju_semantics", "kernel_log", "machines", "outfit", "vendors"),
+        *("bare", "bare_changes", "bare_machine", "cli", "download", "juju_commands"),
+        *("juju_events", "juju_machines", "juju_refusals", "juju_semantics", "kernel_log"),
+        *("machines", "outfit", "vendors"),
     )
 )
-SHARED = ("tests/attacks/", "tests/lab/test_selftest.py", "tests/lab/")
+# Two labs, each for half of what needs one: to bring one up takes half a minute of a processor.
+# Attacks are last in theirs, since they leave tasks without a GPU until the run ends.
+SHARED = {
+    "tests/lab/test_selftest.py": "selftest and attacks",
+    "tests/attacks/": "selftest and attacks",
+    "tests/lab/": "lab",
+}
 
 
 def room(nodeid: str) -> str:
@@ -37,7 +44,7 @@ def room(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     if path in ALONE:
         return path
-    return next((shared for shared in SHARED if path.startswith(shared)), path)
+    return next((lab for begin, lab in SHARED.items() if path.startswith(begin)), path)
 
 
 def turn(nodeid: str) -> int:

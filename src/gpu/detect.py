@@ -21,7 +21,7 @@ def detect(vendor: str = "auto", root: pathlib.Path = pathlib.Path("/")) -> Inve
         root: where /sys, /proc, /dev and /run lie; NVML is always this machine's.
 
     Raises:
-        OSError: this process has no descriptor or memory left, so that it can't be told.
+        OSError: the machine is out of something, so that it can't be told.
     """
     if vendor != "auto":
         return _look(Vendor(vendor), root, integrated=True)

@@ -2,12 +2,9 @@
 # See LICENSE file for licensing details.
 """What the kernel tells in small files of /sys, /proc and /dev, for the makers' modules."""
 
-import errno
 import pathlib
-import typing
 
-# What the reader lacks. It says nothing of the device; every other error is a driver's answer.
-_WANT: typing.Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+from machine import scarcity
 
 
 def beginning(path: pathlib.Path, size: int = -1) -> bytes:
@@ -18,13 +15,13 @@ def beginning(path: pathlib.Path, size: int = -1) -> bytes:
     card's faults with any error.
 
     Raises:
-        OSError: the reader has no descriptor or memory left, so that nothing can be told.
+        OSError: the machine is out of something, so that nothing can be told.
     """
     try:
         with path.open("rb") as file:
             return file.read(size)
     except OSError as error:
-        if error.errno in _WANT:
+        if scarcity.is_told_by(error):
             raise
         return b""
 

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """What NVML says of NVIDIA's GPUs. NVML has no Python types: that ends in this file."""
 
+import _ctypes
 import collections.abc
 import contextlib
 import dataclasses
@@ -116,6 +117,7 @@ def session() -> collections.abc.Generator[typing.Any]:
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: State.NO_LIBRARY,
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: State.MISMATCH,
     }
+    _unload(nvml)
     try:
         nvml.nvmlInit()
         try:
@@ -125,6 +127,18 @@ def session() -> collections.abc.Generator[typing.Any]:
     except nvml.NVMLError as error:
         state = states.get(error.value, State.NVML_ERROR)
         raise NvmlError(state, str(error)) from error
+
+
+def _unload(nvml: typing.Any) -> None:
+    """Let go of the library of an earlier session: the driver may have been changed since.
+
+    The binding would keep it, and what it has found in it, as long as this process lives.
+    """
+    binding = typing.cast(dict[str, typing.Any], vars(nvml))
+    if binding["nvmlLib"] is not None and not binding["_nvmlLib_refcount"]:
+        _ctypes.dlclose(binding["nvmlLib"]._handle)  # noqa: SLF001 documented by ctypes
+        binding["nvmlLib"] = None
+        binding["_nvmlGetFunctionPointer_cache"].clear()
 
 
 def _gpu(nvml: typing.Any, index: int) -> Gpu:

@@ -14,6 +14,7 @@ STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci")
 
 _IDS = STATE / "gpu-ids.json"
 _LEAVING = STATE / "leaving"
+_REBOOTED = STATE / "rebooted-for"
 
 
 def remembered_ids() -> RememberedIds:
@@ -37,6 +38,17 @@ def remember_ids(ids: RememberedIds) -> bool:
     return files.ensure_file(_IDS, json.dumps(dataclasses.asdict(ids)))
 
 
+def rebooted_for() -> str:
+    """The version of the driver for which this charm last rebooted the machine; or empty."""
+    return files.read_text(_REBOOTED) or ""
+
+
+def set_rebooted_for(version: str) -> None:
+    """Note that the machine is rebooted for this version of the driver."""
+    files.ensure_directory(STATE)
+    files.ensure_file(_REBOOTED, version)
+
+
 def is_leaving() -> bool:
     """Whether this unit's removal has begun, after which nothing is started any more."""
     return _LEAVING.exists()
@@ -44,7 +56,7 @@ def is_leaving() -> bool:
 
 def forget() -> None:
     """Forget what a unit before this one remembered; it may have had the same name."""
-    for path in (_IDS, _LEAVING):
+    for path in (_IDS, _LEAVING, _REBOOTED):
         files.ensure_absent(path)
 
 

@@ -31,7 +31,8 @@ def ensure() -> bool:
     """Have packets forwarded, now and after a reboot, and iptables there. Return True if changed.
 
     Raises:
-        machine.process.CommandError: if iptables can't be installed or the setting not be made.
+        machine.packages.PackageError: if iptables can't be installed.
+        machine.process.CommandError: if the setting can't be made.
     """
     changed = packages.ensure_installed("iptables")
     changed |= files.ensure_file(_DROP_IN, _CONTENT)

@@ -13,6 +13,9 @@ from machine import files
 
 PACKAGED = Path("/etc/nvidia-container-runtime/config.toml")
 
+_UID_MAP = Path("/proc/self/uid_map")
+_WHOLE = ["0", "0", "4294967295"]
+
 _REMEDY = "repair it, or reinstall nvidia-container-toolkit-base to have it written anew"
 
 Table = MutableMapping[str, Any]
@@ -33,18 +36,23 @@ def configure(config_home: Path, runc: str) -> bool:
     Raises:
         ConfigError: the packaged one can't be taken as a base.
     """
-    content = private_config(files.read_text(PACKAGED) or "", runc)
+    # The caller's own, in which the runtime runs too (user_namespaces(7)).
+    nested = _UID_MAP.read_text(encoding="utf-8").split() != _WHOLE
+    content = private_config(files.read_text(PACKAGED) or "", runc, nested=nested)
     files.ensure_directory(folder(config_home))
     return files.ensure_file(folder(config_home) / "config.toml", content)
 
 
-def private_config(base: str, runc: str) -> str:
+def private_config(base: str, runc: str, *, nested: bool = False) -> str:
     """The configuration `base` with this wrapper's needs in it; all else, comments too, stays.
 
     - `runtimes` is the one absolute path: by the name runc it would find our wrapper again.
     - No annotation, volume mount or swarm-resource asks for devices, only the variable, which the
       wrapper owns (nvidia-container-toolkit 1.20 internal/config/image/cuda_image.go).
     - No debug log, which would grow without end.
+    - Where it runs `nested` in a user namespace, as in an unprivileged LXD container, the mode
+      legacy of releases before 1.18 leaves device rules alone: it may not set any, and runc sets
+      none (libnvidia-container issue 154).
 
     Raises:
         ConfigError: `base` is no TOML, or has something else where a table should be.
@@ -59,6 +67,8 @@ def private_config(base: str, runc: str) -> str:
     runtime = _table(document, "nvidia-container-runtime")
     runtime["runtimes"] = [runc]
     _table(_table(runtime, "modes"), "cdi")["annotation-prefixes"] = []
+    if nested:
+        _table(document, "nvidia-container-cli")["no-cgroups"] = True
     for name in ("nvidia-container-runtime", "nvidia-container-cli"):
         if name in document:
             _table(document, name).pop("debug", None)

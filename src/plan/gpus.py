@@ -7,8 +7,8 @@ import dataclasses
 import re
 import typing
 
-from gpu.inventory import Gpu, State, Vendor
-from plan import obstacles
+from gpu.inventory import Gpu, State
+from plan import host_states
 from plan.problems import Problem, Reason, problem
 from plan.state import RememberedIds, UnitState
 
@@ -126,23 +126,23 @@ def memory_gib(gpu: Gpu) -> int:
 
 def problem_with(state: UnitState, choice: Choice) -> Problem | None:
     """Why no task can get a GPU here although GPUs were asked for; None where one can."""
-    inventory = state.inventory
-    if inventory is None:
+    facts = host_states.facts(state)
+    if facts is None:
         return None
-    unusable = obstacles.of_state(inventory, state.application, state.options.gpu_vendor)
-    by_runtime = inventory.vendor is Vendor.NVIDIA
-    toolkit = obstacles.of_toolkit(state.machine.toolkit) if by_runtime else None
     return (
-        _obstacle(unusable)
+        _obstacle(host_states.of_gpus(facts))
         or choice.problem
         or _unsliced(choice.gpus)
         or _too_few(state, choice.gpus)
-        or _obstacle(toolkit)
+        or _obstacle(host_states.of_toolkit(facts))
     )
 
 
-def _obstacle(obstacle: obstacles.Obstacle | None) -> Problem | None:
-    return obstacle and problem(Reason.GPU_OBSTACLE, what=obstacle.what, remedy=obstacle.remedy)
+def _obstacle(found: host_states.Obstacle | None) -> Problem | None:
+    if found is None:
+        return None
+    reason = Reason.GPU_OBSTACLE_PASSES if found.passes else Reason.GPU_OBSTACLE
+    return problem(reason, what=found.what, remedy=found.remedy)
 
 
 def _unsliced(gpus: tuple[Gpu, ...]) -> Problem | None:

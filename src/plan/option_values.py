@@ -4,6 +4,7 @@
 
 import ipaddress
 import re
+import typing
 import urllib.parse
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -12,6 +13,16 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from ci.concourse.upstream import TSA_PORT
 from plan.ssh import public_key
+
+# What host-packages may name: programs for people and builds, which start no server, open no port,
+# have no say in the kernel and need no other archive than Ubuntu's and Debian's.
+HOST_PACKAGES: typing.Final = (
+    *("btop", "htop", "iotop", "nvtop", "sysstat"),  # who is busy, and with what
+    *("hwloc-nox", "lshw", "numactl", "pciutils", "usbutils"),  # what the machine is made of
+    *("lsof", "psmisc", "strace"),  # what a process does
+    *("ccache", "curl", "git", "git-lfs", "jq", "rsync", "unzip", "wget", "zstd"),
+    *("less", "nano", "tmux", "tree", "vim"),
+)
 
 _PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 # Those of NVIDIA, of AMD, and of cards that have none (gpu/inventory.py).
@@ -44,6 +55,14 @@ def tag(item: str) -> str:
     """One tag of the operator's own."""
     if not item.isprintable():
         raise OptionError("tag", item, "has a character that can't be printed: remove it")
+    return item
+
+
+def host_package(item: str) -> str:
+    """A package of the distribution that the operator may want on the machine."""
+    if item not in HOST_PACKAGES:
+        remedy = f"is none of those that can be had: use {', '.join(sorted(HOST_PACKAGES))}"
+        raise OptionError("host-packages", item, remedy)
     return item
 
 
@@ -96,8 +115,8 @@ def private_key(pem: str) -> str:
     return pem
 
 
-def url(text: str) -> str:
-    """The URL that people reach web by, or nothing."""
+def url(option: str, text: str) -> str:
+    """A URL of HTTP without a slash at its end, or nothing."""
     if not text:
         return ""
     try:
@@ -108,8 +127,17 @@ def url(text: str) -> str:
     except ValueError:  # an IPv6 address or a port that is none
         good = False
     if not good or not re.fullmatch(r"[!-~]+", text):
-        raise OptionError("external-url", text, "is no URL: use http://HOST or https://HOST")
+        raise OptionError(option, text, "is no URL: use http://HOST or https://HOST")
     return text.rstrip("/")
+
+
+def pgp_key(text: str) -> str:
+    """A public key of OpenPGP in ASCII armour, or nothing."""
+    armour = r"-----BEGIN PGP PUBLIC KEY BLOCK-----\s[\s!-~]*-----END PGP PUBLIC KEY BLOCK-----"
+    if text and not re.fullmatch(armour, text):
+        remedy = "is no public key in ASCII armour: use the text of the mirror's gpgkey"
+        raise OptionError("nvidia-toolkit-key", text, remedy)
+    return f"{text}\n" if text else ""
 
 
 def advertised(text: str) -> str:

@@ -25,17 +25,21 @@ CAPABILITIES: typing.Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Minimums:
-    """What each GPU must have, or it fails the self-test.
+    """What the machine and each of its GPUs must have, or they fail the self-test.
 
     Attributes:
         gpu_memory_gib: its memory as sold; 0: any.
         compute_capability: CUDA's, such as `7.0`; empty: any.
         driver_version: of its driver, such as `535` or `580.65.06`; empty: any.
+        cpus: how many processors the machine has at least; 0: any number.
+        memory_gib: its memory as sold, the same.
     """
 
     gpu_memory_gib: int = 0
     compute_capability: str = ""
     driver_version: str = ""
+    cpus: int = 0
+    memory_gib: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Part(enum.Enum):
     """What of a unit can be kept as it is while the rest goes on."""
 
     UNIT = "unit"
+    HOST = "host"
     RELEASE = "release"
     GPU = "gpu"
     WORKER = "worker"
@@ -59,6 +64,13 @@ class Part(enum.Enum):
 # The part that each option is about; all that are not here are about the GPUs.
 _PARTS: typing.Final = {
     "deployment-mode": Part.UNIT,
+    **dict.fromkeys(
+        (
+            *("gpu-driver", "nvidia-container-toolkit-version", "nvidia-toolkit-mirror"),
+            *("nvidia-toolkit-key", "host-packages"),
+        ),
+        Part.HOST,
+    ),
     "concourse-version": Part.RELEASE,
     "concourse-sha256": Part.RELEASE,
     **dict.fromkeys(
@@ -80,8 +92,16 @@ class Options:
         gpu_wait_timeout: how long a task may wait for them, in seconds.
         hijack_gpu_limit: how long a hijack may keep them after the step, in minutes; 0: no limit.
         nvidia_driver_capabilities: as NVIDIA_DRIVER_CAPABILITIES is to say it.
+        gpu_driver: `auto`, `none`, or the branch of NVIDIA's driver to have, such as `580-server`.
+        auto_reboot: whether the machine may be rebooted where the driver needs it.
+        toolkit_version: of NVIDIA's container toolkit as its packages have it, such as `1.20.0-1`;
+            empty: the newest that is known to be good.
+        allow_vulnerable_toolkit: whether one with known vulnerabilities may be used.
+        toolkit_mirror: base URL of its repository, without a slash at its end.
+        toolkit_key: the repository's public key, ASCII-armoured; empty: NVIDIA's own.
         selftest_on_start: whether the self-test runs by itself.
-        minimums: what the self-test asks of each GPU.
+        host_packages: further packages of the distribution that the machine is to have.
+        minimums: what the self-test asks of the machine and of each GPU.
         tags: the operator's own tags, in order, without repeats.
         advertise_address: where others reach this unit's web: an address, a name, or the network
             that has the address, with its `/`.
@@ -99,7 +119,14 @@ class Options:
     hijack_gpu_limit: int = 30
     privileged_tasks: str = "no-gpu"
     nvidia_driver_capabilities: str = "compute,utility"
+    gpu_driver: str = "auto"
+    auto_reboot: bool = False
+    toolkit_version: str = ""
+    allow_vulnerable_toolkit: bool = False
+    toolkit_mirror: str = ""
+    toolkit_key: str = ""
     selftest_on_start: bool = True
+    host_packages: tuple[str, ...] = ()
     minimums: Minimums = Minimums()
     tags: tuple[str, ...] = ()
     concourse_version: str = ""
@@ -203,11 +230,21 @@ def _pattern(
     return value
 
 
+def _toolkit_version(raw: collections.abc.Mapping[str, object]) -> str:
+    remedy = "is no version: use one such as 1.20.0-1, or leave it empty for the newest known good"
+    pattern = r"(?:[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:-[0-9]{1,3})?)?"
+    version = _pattern(raw, "nvidia-container-toolkit-version", pattern, remedy)
+    # NVIDIA's packages of a release have the revision 1.
+    return f"{version}-1" if version and "-" not in version else version
+
+
 def _minimums(raw: collections.abc.Mapping[str, object]) -> Minimums:
     return Minimums(
         _number(raw, "min-gpu-memory-gib", 9999),
         _minimum(raw, "min-compute-capability", r"[0-9]{1,2}\.[0-9]", "7.0"),
         _minimum(raw, "min-driver-version", r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06"),
+        _number(raw, "min-cpus", 9999),
+        _number(raw, "min-memory-gib", 99999),
     )
 
 
@@ -270,7 +307,21 @@ _READERS: typing.Final[
     "hijack_gpu_limit": lambda raw: _number(raw, "hijack-gpu-limit", 1440),
     "privileged_tasks": lambda raw: _choice(raw, "privileged-tasks", PRIVILEGED),
     "nvidia_driver_capabilities": _capabilities,
+    "gpu_driver": lambda raw: _pattern(
+        raw,
+        "gpu-driver",
+        r"auto|none|[0-9]{3}(?:-server)?(?:-open)?",
+        "is no driver: use auto, none, or a branch such as 580-server",
+    ),
+    "auto_reboot": lambda raw: bool(raw.get("auto-reboot", False)),
+    "toolkit_version": _toolkit_version,
+    "allow_vulnerable_toolkit": lambda raw: bool(raw.get("allow-vulnerable-toolkit", False)),
+    "toolkit_mirror": lambda raw: option_values.url(
+        "nvidia-toolkit-mirror", _text(raw, "nvidia-toolkit-mirror")
+    ),
+    "toolkit_key": lambda raw: option_values.pgp_key(_text(raw, "nvidia-toolkit-key")),
     "selftest_on_start": lambda raw: bool(raw.get("selftest-on-start", True)),
+    "host_packages": lambda raw: _list(raw, "host-packages", option_values.host_package),
     "minimums": _minimums,
     "tags": lambda raw: _list(raw, "tag", option_values.tag),
     "concourse_version": lambda raw: _pattern(
@@ -285,7 +336,7 @@ _READERS: typing.Final[
         str(raw.get("worker-private-key") or "")
     ),
     "web_port": _port,
-    "external_url": lambda raw: option_values.url(_text(raw, "external-url")),
+    "external_url": lambda raw: option_values.url("external-url", _text(raw, "external-url")),
     "advertise_address": lambda raw: option_values.advertised(_text(raw, "advertise-address")),
     "container_dns_servers": lambda raw: _list(
         raw, "container-dns-servers", option_values.name_server

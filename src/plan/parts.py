@@ -28,6 +28,58 @@ class ReleasePlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class DriverPlan:
+    """Which of NVIDIA's drivers to have, by packages of the distribution.
+
+    Attributes:
+        branch: such as `580-server`; empty: the one recommended for this GPU, or on a machine that
+            has one of ours, that.
+        userspace: in a container, the exact version that the libraries must have, such as
+            `580.65.06`; empty on a machine.
+        fabric_manager: the GPUs need it.
+    """
+
+    branch: str = ""
+    userspace: str = ""
+    fabric_manager: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolkitPlan:
+    """Which container toolkit of NVIDIA's to have, and from where.
+
+    Attributes:
+        version: of all its packages, such as `1.20.0-1`.
+        mirror: base URL of its repository, without a slash at its end.
+        key: the repository's public key, ASCII-armoured; empty: it is fetched from there, and
+            taken only if it has the fingerprint that NVIDIA's is known by.
+    """
+
+    version: str
+    mirror: str
+    key: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPlan:
+    """What the GPUs need of the host. A part that is None is given up, Keep stays as it is.
+
+    What is given up loses its sources, pins and holds; its packages stay until the unit goes.
+
+    Attributes:
+        packages: further ones that the operator wants.
+        settings: whether the kernel's limits and services are set for GPU work.
+        nvidia: whether those are among them that NVIDIA's driver has.
+    """
+
+    driver: DriverPlan | Keep | None = None
+    toolkit: ToolkitPlan | Keep | None = None
+    packages: tuple[str, ...] = ()
+    settings: bool = False
+    nvidia: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class GpuPlan:
     """What tasks on this worker may get: the allowed GPUs in index order, all of one vendor.
 
@@ -100,6 +152,7 @@ class Plan:
 
     Attributes:
         choice: the GPUs that gpu-device-ids allows here.
+        reboot: the driver that is installed takes a reboot, and the charm may do that.
     """
 
     problems: tuple[Problem, ...]
@@ -108,3 +161,5 @@ class Plan:
     worker: WorkerPlan | Keep | None
     web: WebPlan | Keep | None
     choice: Choice = Choice()
+    host: HostPlan | Keep = Keep.AS_IS
+    reboot: bool = False

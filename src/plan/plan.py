@@ -3,7 +3,7 @@
 """Options, GPUs found and relation data -> what this unit should be. Pure: no I/O, no clock."""
 
 from gpu.inventory import Vendor
-from plan import concourse, gpus
+from plan import concourse, gpus, host
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan
 from plan.problems import Problem, Reason, problem
@@ -18,6 +18,7 @@ def make(state: UnitState) -> Plan:
     problems = [problem(Reason.BAD_OPTION, text=one.text) for one in options.wrong]
     if Part.UNIT in frozen:
         return Plan(tuple(problems), None, Keep.AS_IS, Keep.AS_IS, Keep.AS_IS)
+    software = host.make(state)
     release = concourse.release(state, problems)
     choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
     gpu = _gpu(state, choice, problems) if options.has_worker else None
@@ -31,7 +32,8 @@ def make(state: UnitState) -> Plan:
         web, worker = web and Keep.AS_IS, worker and Keep.AS_IS
     if gpu is None and worker is Keep.AS_IS:
         gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
-    return Plan(tuple(problems), release, gpu, worker, web, choice)
+    reboot = options.auto_reboot and host.needs_reboot(state)
+    return Plan(tuple(problems), release, gpu, worker, web, choice, software, reboot)
 
 
 def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:

@@ -13,6 +13,7 @@ class Reason(enum.Enum):
     RESOURCE_UNKNOWN = enum.auto()
     NO_CHECKSUM = enum.auto()
     GPU_OBSTACLE = enum.auto()
+    GPU_OBSTACLE_PASSES = enum.auto()
     UNKNOWN_GPU_IDS = enum.auto()
     CHOSEN_GPUS_GONE = enum.auto()
     MIG_WITHOUT_DEVICES = enum.auto()

@@ -43,6 +43,63 @@ class Toolkit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Driver:
+    """What there is of NVIDIA's driver: in the running kernel, on the disk, as packages.
+
+    Attributes:
+        container: this is a system container, whose kernel and modules are its host's.
+        kernel: the running kernel's release, such as `6.8.0-60-generic`.
+        next_kernel: that of the kernel which the next boot takes; empty if it can't be told.
+        modules: which of these two have nvidia.ko on the disk, each with the module's version,
+            which is empty if it can't be told.
+        loaded: version of the loaded nvidia.ko, such as `580.65.06`; empty if none is.
+        library: version of the libnvidia-ml.so.1 on the disk; empty if there is none, or it has
+            no version in its name.
+        branch: of which branch its packages are, such as `580-server-open`; empty: no packages.
+        version: theirs, such as `580.65.06`; empty: no packages.
+        ours: this charm installed them.
+        bound: LXD has bound the host's libraries in.
+        secure_boot: the firmware lets signed modules alone be loaded.
+        refused: what modprobe said when it could not load the module in this boot; or empty.
+        nvswitch: the GPUs are joined by NVSwitches, which need a fabric manager.
+        changing: an upgrade of it has begun and not ended.
+    """
+
+    container: bool = False
+    kernel: str = ""
+    next_kernel: str = ""
+    modules: tuple[tuple[str, str], ...] = ()
+    loaded: str = ""
+    library: str = ""
+    branch: str = ""
+    version: str = ""
+    ours: bool = False
+    bound: bool = False
+    secure_boot: bool = False
+    refused: str = ""
+    nvswitch: bool = False
+    changing: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Packaged:
+    """NVIDIA's container toolkit as a package.
+
+    Attributes:
+        version: of nvidia-container-toolkit-base, such as `1.20.0-1`; empty: it is no package, or
+            not there.
+        ours: this charm installed it.
+        previous: the version before, while this one is on trial; or empty.
+        bad: versions that this charm went back from, since no container worked with them.
+    """
+
+    version: str = ""
+    ours: bool = False
+    previous: str = ""
+    bad: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Machine:
     """What the machine itself says.
 
@@ -276,6 +333,10 @@ class UnitState:
         planned_units: how many units the application has.
         network: where others reach this unit; empty where it serves no web.
         inventory: None where no GPU was asked for.
+        driver: what there is of NVIDIA's driver; nothing where no GPU of NVIDIA's was asked for.
+        packaged: the same of its container toolkit.
+        upgrade: why the last upgrade of the driver was taken back, or what it waits for; or empty.
+        rebooted_for: the version of the driver for which this charm last rebooted the machine.
         cordoned: UUIDs of GPUs that are no task's for now, each with the reason, such as
             `in use outside CI: pid 4711 (python3)`; what stands before `:` does not change by
             the minute.
@@ -298,6 +359,10 @@ class UnitState:
     machine: Machine
     network: Network = Network()
     inventory: Inventory | None = None
+    driver: Driver = Driver()
+    packaged: Packaged = Packaged()
+    rebooted_for: str = ""
+    upgrade: str = ""
     cordoned: tuple[tuple[str, str], ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     verdict: Verdict | None = None

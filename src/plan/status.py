@@ -11,7 +11,7 @@ import enum
 import re
 import typing
 
-from plan import concourse, gpus
+from plan import concourse, gpus, host_states
 from plan.parts import GpuPlan, Keep, Plan
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
@@ -102,6 +102,7 @@ _BLOCKED: typing.Final = {
 
 # What passes by itself, or as soon as somebody else has done a step.
 _WAITING: typing.Final = {
+    Reason.GPU_OBSTACLE_PASSES: "{what}: {remedy}",
     Reason.RESOURCE_UNKNOWN: (
         "Waiting for Juju to tell whether there is a resource concourse: juju resources "
         "{application}"
@@ -136,10 +137,7 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         plan: what this unit should be.
         running: what of it answers.
     """
-    said = [
-        Line(Kind.WAITING if failure.passes else Kind.BLOCKED, failure.text)
-        for failure in state.failures
-    ]
+    said = [failed(failure.text, passes=failure.passes) for failure in state.failures]
     said += [sentence(problem, state, plan.choice) for problem in plan.problems]
     if plan.web and not isinstance(plan.web, Keep) and not running.web:
         said.append(Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web"))
@@ -156,6 +154,11 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
     said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
     return said or [Line(Kind.ACTIVE, _ready(state, plan))]
+
+
+def failed(why: object, *, passes: bool) -> Line:
+    """What could not be done, and whether it may be over by itself."""
+    return Line(Kind.WAITING if passes else Kind.BLOCKED, str(why))
 
 
 def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
@@ -175,6 +178,10 @@ def _ready(state: UnitState, plan: Plan) -> str:
     notes: list[str] = []
     if isinstance(plan.gpu, GpuPlan):
         notes.append(f"GPU: {gpu_note(state, plan.choice)}")
+        facts = host_states.facts(state)
+        notes += host_states.notes(facts) if facts else ()
+    if state.upgrade:
+        notes.append(state.upgrade)
     if state.local_database and not concourse.may_use_local(plan.web):
         notes.append(f"kept database {state.local_database}")
     notes += [f"refused {text}" for text in (*state.web.refused, *state.tsa.refused)]

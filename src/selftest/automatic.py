@@ -7,10 +7,11 @@ import datetime
 import time
 import typing
 
+from gpu.inventory import Inventory
 from oci import quarantine, wrapper
 from plan.parts import GpuPlan, Plan
 from plan.state import UnitState, Verdict
-from selftest import last_pass, results, service, settings
+from selftest import last_pass, results, service, settings, trial
 from selftest.check import Level, Outcome, Progress, Result
 from selftest.compute import environment
 from selftest.settings import Settings
@@ -39,23 +40,39 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     Raises:
         service.SelftestError: it ended without a verdict.
         machine.app.AppError: the machine has no room for its programs.
+        machine.packages.PackageError: a toolkit that no container works with can't go back now.
     """
-    if state.inventory is None or state.leaving:
+    inventory = state.inventory
+    if inventory is None or state.leaving:
         remove()
         return state
-    current = _settings(state, wanted)
-    settings.write(current)
+    subject = _subject(state, wanted, inventory)
     on_start = state.options.selftest_on_start
     service.install(on_start=on_start)
-    subject = last_pass.subject(current, state.inventory, state.machine)
     unknown = ""
+    if not trial.starts(state):
+        state = trial.end(state, wanted, subject, progress)
     due = _due(subject, repaired=state.repaired)
-    if on_start and isinstance(wanted.gpu, GpuPlan) and due:
+    if (on_start or state.packaged.previous) and isinstance(wanted.gpu, GpuPlan) and due:
         unknown = _test(due, progress)
+        after = trial.end(state, wanted, subject, progress)
+        if after is not state:
+            # What it was upgraded from works again before this hook ends.
+            state = after
+            wrapper.apply(wanted.gpu)
+            _subject(state, wanted, inventory)
+            unknown = _test(Level.ISOLATION, progress)
     elif ended := service.broken_off():
         unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
     said = Verdict("incomplete", failure=unknown) if unknown else verdict()
     return dataclasses.replace(state, quarantined=quarantine.read(), verdict=said)
+
+
+def _subject(state: UnitState, wanted: Plan, inventory: Inventory) -> str:
+    """Have the self-test know what it must, and return the name of what it is to prove."""
+    current = _settings(state, wanted)
+    settings.write(current)
+    return last_pass.subject(current, inventory, state.machine)
 
 
 def _test(level: Level, progress: Progress) -> str:
@@ -84,7 +101,11 @@ def remove() -> bool:
 
 
 def verdict() -> Verdict | None:
-    """What the last self-test came to; None before the first."""
+    """What the last self-test came to; None before the first.
+
+    Raises:
+        OSError: that can't be told now.
+    """
     report = results.read()
     if report is None:
         return None
@@ -120,6 +141,10 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         min_gpu_memory_gib=options.minimums.gpu_memory_gib,
         min_compute_capability=options.minimums.compute_capability,
         min_driver_version=options.minimums.driver_version,
+        min_cpus=options.minimums.cpus,
+        min_memory_gib=options.minimums.memory_gib,
+        gpu_driver=options.gpu_driver,
+        allow_vulnerable_toolkit=options.allow_vulnerable_toolkit,
         files=wrapper.installed() if ready or not earlier else earlier.files,
         wheels=wheels,
     )

@@ -11,6 +11,7 @@ There only the standard library is at hand, and this file by itself:
 """
 
 import ctypes
+import errno
 import json
 import os
 import stat
@@ -22,6 +23,7 @@ Seen = tuple[str, int, int, int]
 # nvml.h of CUDA 13.0: lengths of buffers, and codes of GPUs and slots without MIG.
 _UUID_BYTES: typing.Final = 96
 _MIG_ENABLED: typing.Final = 1
+_LIBRARY: typing.Final = "libnvidia-ml.so.1"
 
 
 def look(folder: str) -> list[Seen]:
@@ -57,9 +59,9 @@ class _Nvml:
         """Load it.
 
         Raises:
-            OSError: there is none.
+            OSError: there is none, or it can't be loaded.
         """
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library = ctypes.CDLL(_LIBRARY)
 
     def uuids(self) -> list[str]:
         """The UUIDs of all GPUs, each followed by those of its MIG devices."""
@@ -106,8 +108,10 @@ def ask_nvml() -> dict[str, object] | None:
     """What NVML lists; None where there is none."""
     try:
         nvml = _Nvml()
-    except OSError:
-        return None
+    except OSError as error:
+        # The loader has no number for it, and the same words where another library is missing.
+        absent = str(error).startswith(f"{_LIBRARY}: ") and os.strerror(errno.ENOENT) in str(error)
+        return None if absent else {"error": str(error), "uuids": []}
     try:
         return {"error": "", "uuids": nvml.uuids()}
     except _NvmlError as error:

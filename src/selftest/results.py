@@ -98,11 +98,17 @@ def read(run: str = "", home: pathlib.Path = HOME) -> Report | None:
 
     None where there is none, or none that this version of the charm can read: then the test has
     to be made again.
+
+    Raises:
+        OSError: it can't be told whether there is one.
     """
     kept = path(run, home) if run else home / _LAST
     try:
         return _report(json.loads(kept.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (
+        *(FileNotFoundError, IsADirectoryError),
+        *(ValueError, KeyError, TypeError, AttributeError),
+    ):
         return None
 
 

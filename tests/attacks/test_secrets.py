@@ -32,13 +32,10 @@ def act(attacker: Attacker, name: str, **params: str) -> str:
 
 
 def decisions(attacker: Attacker) -> list[dict]:
-    """The wrapper's log; every line of it is one JSON object, and plain text.
-
-    A call that names no container, as a self-test in this lab made one, has an empty name there.
-    """
+    """The wrapper's log; every line of it is one JSON object, and plain text."""
     text = attacker.site.sh("cat /var/log/gpu-ci/oci.log")
     lines = [json.loads(line) for line in text.split("\n") if line]
-    assert all(isinstance(line, dict) and "container" in line for line in lines)
+    assert all(isinstance(line, dict) and line["container"] for line in lines)
     assert all(character.isprintable() for character in text if character != "\n")
     return lines
 

@@ -7,6 +7,7 @@ the change after which. On stdout a JSON object: the result, what was said, the 
 """
 
 import collections
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -16,6 +17,7 @@ import re
 import sys
 import time
 
+from ci.concourse import web, worker
 from machine import files, process, services
 from plan.parts import ReleasePlan, WebPlan, WorkerPlan
 from plan.state import Database, WebSecrets
@@ -86,6 +88,18 @@ def snapshot():
     return found
 
 
+def both(web_plan, worker_plan):
+    """A web that lets the worker beside it in, and that worker; whether each is well."""
+    web_plan = dataclasses.replace(web_plan, worker_keys=(worker.ensure_key(""),))
+    web.apply(web_plan, unheard)
+    worker.apply(worker_plan, unheard)
+    return web.healthy(), worker.healthy()
+
+
+def unheard(_line):
+    """Takes what the rooms say, which other calls tell."""
+
+
 def in_child(function, arguments, die_at=-1):
     """Call it in a process of its own. Return whether it came to its end."""
     child = os.fork()
@@ -122,8 +136,11 @@ def kill_everywhere(function, variants, stride):
 def main():
     asked = json.load(sys.stdin)
     said, commands = [], []
-    module, _, name = asked["call"].rpartition(".")
-    function = getattr(importlib.import_module(module), name)
+    place, _, name = asked["call"].rpartition(".")
+    module = importlib.import_module(place)
+    function = getattr(module, name)
+    for constant, number in asked.get("constants", {}).items():
+        setattr(module, constant, number)
     more = [said.append] if asked["say"] else []
     if "variants" in asked:
         variants = [[value(raw), *more] for raw in asked["variants"]]
@@ -131,8 +148,7 @@ def main():
         return
     watch(commands, asked["die_at"])
     began = time.monotonic()
-    named = asked.get("named", {})
-    result = function(*(value(raw) for raw in asked["arguments"]), *more, **named)
+    result = function(*(value(raw) for raw in asked["arguments"]), *more)
     answer = {"seconds": time.monotonic() - began, "said": said, "commands": commands}
     print(json.dumps({**answer, "result": result}, default=str))
 

@@ -14,6 +14,7 @@ import tempfile
 import ops
 import pytest
 
+from tests import once
 from tests.fakes.concourse.build import build
 from tests.lab.park import Park
 
@@ -42,7 +43,7 @@ def concourse_machine(name):
         if REAL:
             shutil.copy(REAL, release / "c.tgz")
         else:
-            build(release / "c.tgz")
+            once.put("concourse.tgz", build, release / "c.tgz")
         packages = pathlib.Path(ops.__file__).parents[1]
         binds = {"/srv/repo": ROOT, "/srv/release": release, "/srv/packages": packages}
         park = Park(pathlib.Path(folder, "park"))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests import once
 from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
 from tests.lab import cgroups
 
@@ -83,7 +84,7 @@ class Worker:
         self.cgroups = parents_of_containers()
         for name in ("mnt", "work", "scratch", "gpu", "nvidia"):
             (folder / name).mkdir()
-        for source, path in gpu_files(build_nvml(folder / "libraries")).items():
+        for source, path in gpu_files(once.made("nvml", build_nvml)).items():
             shutil.copy(source, folder / "gpu" / pathlib.Path(path).name)
         shutil.copy(
             GIVEN_RUNTIME or STANDIN_RUNTIME, folder / "nvidia" / "nvidia-container-runtime"

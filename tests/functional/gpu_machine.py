@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import once
 from tests.fakes import FAKEGPU, build_nvml, gpu_files
 
 REAL_RUNTIME = os.environ.get("GPUCI_NVIDIA_RUNTIME")
@@ -89,7 +90,7 @@ def start(tmp_path_factory):
         try:
             if process.stdout.readline() != "ready\n":
                 pytest.skip("no overlay can be mounted over this root file system")
-            yield furnish(Machine(process, root), build_nvml(tmp_path_factory.mktemp("nvml")))
+            yield furnish(Machine(process, root), once.made("nvml", build_nvml))
         finally:
             process.kill()
 

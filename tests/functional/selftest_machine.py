@@ -12,7 +12,7 @@ import tempfile
 
 import pytest
 
-from tests import fakes
+from tests import fakes, once
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,7 +63,8 @@ def carried(folder):
 def started(name):
     """A Host; its NVML lies in /srv/nvml as `answering`."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
-        libraries = fakes.build_nvml(pathlib.Path(folder, "nvml"))
+        libraries = pathlib.Path(folder, "nvml")
+        once.put("nvml", fakes.build_nvml, libraries)
         shutil.copy(libraries / "libnvidia-ml.so.1", libraries / "answering")
         binds = {f"/srv/charm/{part}": ROOT / part for part in ("src", "lib", "templates")}
         binds |= {"/srv/charm/venv": carried(pathlib.Path(folder, "venv")), "/srv/nvml": libraries}

@@ -10,13 +10,14 @@ import time
 import pytest
 
 from ci.concourse import keys
+from tests import once
 from tests.functional.ci_driver import DIED
 from tests.functional.concourse_machine import NEEDS, PYTHONPATH, TARBALL, concourse_machine
 
 pytestmark = NEEDS
 
-# Each place to be killed at in `make soak`, each third in the short form.
-STRIDE = 1 if "GPUCI_SOAK" in os.environ else 3
+# Each place to be killed at in `make soak`, each fifth in the short form.
+STRIDE = 1 if "GPUCI_SOAK" in os.environ else 5
 
 # Whatever a shell, systemd or a parser of settings might take for its own.
 ODD = "p w'\"$x#\\%;=${HOME}`id`%h ü"
@@ -33,7 +34,7 @@ TAGS = (
     ";",
     "ü",
 )
-HOST_PEM, SIGNING_PEM = keys.generate_private_key(), keys.generate_private_key()
+HOST_PEM, SIGNING_PEM = once.rsa_key(1), once.rsa_key(2)
 HOST_KEY = keys.public_key_line(HOST_PEM)
 DATABASE = {
     "type": "database", "host": "127.0.0.1", "port": 5432, "name": "concourse",
@@ -67,12 +68,14 @@ class Host:
         return self.call("ci.concourse.release.ensure", {**plan, "tarball": TARBALL})
 
     def web_plan(self, *worker_keys, **changes):
+        return {**self._web_plan(), "worker_keys": [self.key(), *worker_keys], **changes}
+
+    def _web_plan(self):
         secrets = {"type": "secrets", "admin_password": "admin-password",
                    "tsa_host_key": HOST_PEM, "session_signing_key": SIGNING_PEM}  # fmt: skip
         return {
             "type": "web", "address": "127.0.0.1", "port": 8080, "database": DATABASE,
-            "external_url": "http://127.0.0.1:8080", "secrets": secrets,
-            "worker_keys": [self.key(), *worker_keys], **changes,
+            "external_url": "http://127.0.0.1:8080", "secrets": secrets, "worker_keys": [],
         }  # fmt: skip
 
     def worker_plan(self, **changes):
@@ -87,6 +90,11 @@ class Host:
 
     def worker(self, **changes):
         return self.call("ci.concourse.worker.apply", self.worker_plan(**changes))
+
+    def both(self):
+        """Web and worker as they are in most tests; whether each is well."""
+        plans = self._web_plan(), self.worker_plan()
+        return self.call("tests.functional.ci_driver.both", *plans, say=False)["result"]
 
     def key(self):
         return self.call("ci.concourse.worker.ensure_key", "", say=False)["result"]
@@ -115,8 +123,10 @@ class Host:
 
     def known(self, name):
         """What web says of a worker that is running; None if it knows no such worker."""
-        self.fly("login -c http://127.0.0.1:8080 -u admin -p admin-password")
-        for worker in json.loads(self.fly("workers --json")):
+        if not (listed := self.fly("workers --json", check=False)):
+            self.fly("login -c http://127.0.0.1:8080 -u admin -p admin-password")
+            listed = self.fly("workers --json")
+        for worker in json.loads(listed):
             if (worker["name"], worker["state"]) == (name, "running"):
                 return worker
         return None
@@ -149,9 +159,7 @@ def installed(host):
 
 @pytest.fixture
 def running(installed):
-    installed.web()
-    installed.worker()
-    assert installed.healthy() == [True, True], installed.sh(
+    assert installed.both() == [True, True], installed.sh(
         "journalctl -o cat -u concourse-web | tail -n 20"
     )
     return installed
@@ -348,7 +356,7 @@ def test_a_worker_that_web_takes_no_more_waits_for_no_builds(running):
     until(lambda: running.known("worker-0"))
     running.call("ci.concourse.web.apply", {**running.web_plan(), "worker_keys": []})
     running.sh("systemctl restart concourse-web")
-    done = running.call("ci.concourse.worker.retire", 240, named={"farewell": 2})
+    done = running.call("ci.concourse.worker.retire", 240, constants={"FAREWELL_SECONDS": 2})
     assert done["seconds"] < 120
     assert done["said"][0] == "Retiring the worker: its builds have 240 s left"
     assert re.fullmatch(r"Retiring the worker: its builds have [12] s left", done["said"][-1])

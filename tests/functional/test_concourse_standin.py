@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import once
 from tests.fakes.concourse.build import build
 from tests.fakes.concourse.harness import (
     CLEAN_ENV,
@@ -45,7 +46,7 @@ def concourse(stack):
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
     folder.chmod(0o755)
     for packed, where in (
-        (build(folder / "concourse.tgz"), folder),
+        (once.made("concourse.tgz", build), folder),
         (folder / "concourse/fly-assets/fly-linux-amd64.tgz", folder),
     ):
         subprocess.run(["tar", "-xzf", packed, "-C", where], check=True, env=CLEAN_ENV)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests import once
 from tests.fakes import Card, build_nvml, make_tree, write_state
 
 PRELUDE = """
@@ -28,8 +29,8 @@ def code(function, *arguments):
 
 
 @pytest.fixture(scope="session")
-def nvml(tmp_path_factory):
-    return build_nvml(tmp_path_factory.mktemp("nvml"))
+def nvml():
+    return once.made("nvml", build_nvml)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tests import once
 from tests.fakes import Card, build_nvml
 from tests.functional.foreign_machine import CONTAINER, HOLDER, MIG, T4, Machine
 
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def nvml(tmp_path_factory):
-    return build_nvml(tmp_path_factory.mktemp("nvml"))
+def nvml():
+    return once.made("nvml", build_nvml)
 
 
 @pytest.fixture

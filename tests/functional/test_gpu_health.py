@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests import once
 from tests.fakes import FAKEGPU, build_nvml
 from tests.functional import gpu_machine
 from tests.functional.quick_checks import CARDS, COMMAND, GPUS, Quick, environment, named, only
@@ -19,8 +20,7 @@ from tests.functional.quick_checks import CARDS, COMMAND, GPUS, Quick, environme
 def tester(tmp_path_factory):
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc, for the simulated libnvidia-ml.so.1")
-    state, library = tmp_path_factory.mktemp("gpus"), tmp_path_factory.mktemp("nvml")
-    build_nvml(library)
+    state, library = tmp_path_factory.mktemp("gpus"), once.made("nvml", build_nvml)
     with subprocess.Popen(
         COMMAND,
         env=environment(FAKE_GPU_DIR=str(state), LD_LIBRARY_PATH=str(library)),
@@ -225,10 +225,11 @@ def test_without_ecc_or_a_minimum_there_is_nothing_to_judge(tester):
     ],
 )
 def test_a_reason_must_last_to_count(tester, looks, outcome):
-    """A named pipe gives each look its own answer."""
+    """A named pipe gives each look its own answer: another is in place before the look ends."""
     file = tester.state / "gpus/0/throttle-reasons"
     os.mkfifo(file)
-    writer = f"for v in {' '.join(looks)}; do echo $v > {file}; sleep 0.05; done"
+    answer = f"exec 3>{file}; mkfifo {file}.next; mv {file}.next {file}; echo $v >&3; exec 3>&-"
+    writer = f"for v in {' '.join(looks)}; do {answer}; done"
     with subprocess.Popen(["sh", "-c", writer]) as process:
         found = only(tester.results(), "throttle")
         process.kill()

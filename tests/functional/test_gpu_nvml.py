@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import once
 from tests.fakes import DRIVER_VERSION, Card, build_nvml, make_tree, write_state
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -33,10 +34,10 @@ print(json.dumps({**whole, "open_still": open_still}))
 
 
 @pytest.fixture(scope="module")
-def nvml(tmp_path_factory):
+def nvml():
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc, for the simulated libnvidia-ml.so.1")
-    return build_nvml(tmp_path_factory.mktemp("nvml"))
+    return once.made("nvml", build_nvml)
 
 
 @pytest.fixture
@@ -189,3 +190,38 @@ def test_what_a_gpu_does_not_support_is_left_open(detect, tmp_path, monkeypatch,
     monkeypatch.setattr(Card, "write", write)
     found = detect(Card())
     assert (found["state"], found["gpus"][0][key]) == ("ready", value)
+
+
+CHANGE = """
+import pathlib, sys
+from gpu import detect
+root, library = map(pathlib.Path, sys.argv[1:])
+print(detect.detect(root=root).state.value)
+library.unlink()
+print(detect.detect(root=root).state.value)
+library.symlink_to("libnvidia-ml.so.1.there")
+print(detect.detect(root=root).state.value)
+"""
+
+
+def test_a_library_that_comes_and_goes_is_seen_by_the_same_process(nvml, tmp_path):
+    """As in a hook that installs another driver: the binding keeps what it has loaded."""
+    root, directory, libraries = (tmp_path / name for name in ("root", "state", "libraries"))
+    make_tree(root, [T4])
+    write_state(directory, [T4])
+    libraries.mkdir()
+    shutil.copy(nvml / "libnvidia-ml.so.1", libraries / "libnvidia-ml.so.1.there")
+    library = libraries / "libnvidia-ml.so.1"
+    library.symlink_to("libnvidia-ml.so.1.there")
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGE, root, library],
+        env={
+            "PYTHONPATH": str(SOURCE),
+            "LD_LIBRARY_PATH": str(libraries),
+            "FAKE_GPU_DIR": str(directory),
+        },
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split("\n")[:-1] == ["ready", "no NVML library", "ready"]

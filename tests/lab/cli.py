@@ -15,6 +15,7 @@ from tests.lab.errors import LabError
 WRONG_USE = 2
 INTERRUPTED = 130
 
+BARE = "workers' machines have GPUs, but neither driver nor toolkit: the charm installs these"
 TO = "ids of machines that are there, for the first units"
 
 Command = Callable[[argparse.Namespace], int]
@@ -61,7 +62,8 @@ Adder = Callable[[str, Command, str, str], argparse.ArgumentParser]
 
 def add_model_commands(add: Adder) -> None:
     """The commands for applications and what connects them."""
-    add("up", model.up, "Bring the whole lab up and run a task with its GPUs", "up")
+    it = add("up", model.up, "Bring the whole lab up and run a task with its GPUs", "up")
+    it.add_argument("--bare", action="store_true", help=BARE)
     it = add(
         "deploy", model.deploy, "Deploy a packed charm",
         "deploy . worker --config deployment-mode=worker --config enable-gpu=true",
@@ -75,6 +77,7 @@ def add_model_commands(add: Adder) -> None:
     it.add_argument(
         "--gpus", type=int, default=2, metavar="N", help="simulated GPUs of each unit (2)"
     )
+    it.add_argument("--bare", action="store_true", help=BARE)
     for name, function, text in (
         ("integrate", model.integrate, "Relate two applications"),
         ("remove-relation", model.remove_relation, "Take a relation away"),

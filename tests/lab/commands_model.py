@@ -33,11 +33,11 @@ def pairs(items: list[str], what: str) -> dict[str, str]:
     return found
 
 
-def up(_: argparse.Namespace) -> int:
+def up(args: argparse.Namespace) -> int:
     """Walk from nothing to a task with its GPUs."""
     say = session.Progress()
     with session.changing(say, make=True) as lab:
-        walk.up(lab, say)
+        walk.up(lab, say, args.bare)
     return 0
 
 
@@ -55,7 +55,9 @@ def deploy(args: argparse.Namespace) -> int:
             walk.choose(lab)
             resources.setdefault("concourse", pathlib.Path(lab.setting("concourse")))
             if config.get("deployment-mode") != "web":
-                wanted = {"gpus": args.gpus}
+                wanted = {"gpus": args.gpus, "bare": args.bare and walk.can_be_bare(lab)}
+        if wanted.get("bare"):
+            config = walk.mirror_options(lab, charm) | config
         lab.model.deploy(
             charm, args.app, config, resources, args.units, to=args.to, binds=walk.BINDS,
             outfit=wanted,

@@ -7,7 +7,7 @@ import os
 import pathlib
 import subprocess
 
-from tests import fly
+from tests import fly, once
 from tests.lab import download, outfit
 from tests.lab.errors import LabError, WrongUse
 from tests.lab.session import Lab
@@ -43,7 +43,7 @@ def choose(lab: Lab) -> tuple[pathlib.Path, str]:
     path = lab.state_dir / "build/concourse-standin.tgz"
     path.parent.mkdir(exist_ok=True)
     try:
-        build.build(path)
+        once.put("concourse.tgz", build.build, path)
     except build.BuildError as error:
         raise LabError(f"cannot make the Concourse stand-in: {error}") from error
     return path, "stand-in (lab fetch concourse, or GPUCI_CONCOURSE_TARBALL, for the real one)"

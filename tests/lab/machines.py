@@ -116,10 +116,12 @@ class Machine:
             MachineError: as `up` does.
         """
         deadline = time.monotonic() + timeout
-        state = "starting"
+        state, pause = "starting", 0.05
         started = False
         while state not in ("running", "degraded"):
-            time.sleep(0.05)
+            time.sleep(pause)
+            # To look costs as much as to boot where it takes long.
+            pause = min(1.1 * pause, 0.5)
             started = started or self.is_up()
             dead = (started and not self.is_up()) or time.monotonic() > deadline
             if dead:

@@ -1,6 +1,7 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a machine has before the charm comes: simulated GPUs, NVIDIA's runtime, a task's rootfs."""
+"""What a machine has before the charm comes: simulated GPUs, a task's rootfs, and, unless it is
+bare, NVIDIA's driver and runtime."""
 
 import os
 import pathlib
@@ -8,7 +9,8 @@ import shutil
 from subprocess import CompletedProcess, SubprocessError
 from typing import Any
 
-from tests import fakes
+from tests import fakes, once
+from tests.lab import archive
 from tests.lab.errors import LabError, WrongUse
 from tests.lab.juju.agent import SHARED
 from tests.lab.machines import Machine
@@ -21,6 +23,8 @@ CONTAINER_ROOT = 4294967294
 MARKER = ".gpu-ci-task-root"
 # What the runtime's hooks are calls of.
 HOOK = "nvidia-ctk"
+# What of a machine's files is the cards themselves, and what a driver or toolkit would bring.
+SILICON, SOFTWARE = "silicon", "software"
 RUNTIME_FILES = ("nvidia-container-runtime", "nvidia-cdi-hook", HOOK)
 ONE_HOOK_A_ROOT = pathlib.Path(__file__).with_name("one-hook-a-root")
 MAKE_ROOTFS = f"""
@@ -77,7 +81,8 @@ def prepare(shared: pathlib.Path) -> str:
     shutil.rmtree(target, ignore_errors=True)
     (target / "bin").mkdir(parents=True)
     try:
-        libraries = fakes.build_nvml(target / "nvml")
+        libraries = target / "nvml"
+        once.put("nvml", fakes.build_nvml, libraries)
     except (OSError, SubprocessError) as error:
         raise LabError(f"cannot compile the simulated GPUs, is gcc installed? {error}") from error
     for source in runtime:
@@ -87,18 +92,27 @@ def prepare(shared: pathlib.Path) -> str:
         shutil.copy(ONE_HOOK_A_ROOT, hook)
     if not runtime:
         shutil.copy(fakes.STANDIN_RUNTIME, target / "bin" / RUNTIME_FILES[0])
-    lines = []
+    silicon, software = [], []
     for source, path in fakes.gpu_files(libraries).items():
-        if source.parent != libraries:
+        if source.parent == libraries:
+            software.append(f"{SHARED}/{source.relative_to(shared)} {path}")
+        else:
             shutil.copy(source, target / source.name)
-        lines.append(f"{SHARED}/{_below(target, source).relative_to(shared)} {path}")
-    lines += [f"{SHARED}/outfit/bin/{p.name} /usr/bin/{p.name}" for p in target.glob("bin/*")]
-    (target / "files").write_text("".join(f"{line}\n" for line in lines))
+            silicon.append(f"{SHARED}/outfit/{source.name} {path}")
+    software += [f"{SHARED}/outfit/bin/{p.name} /usr/bin/{p.name}" for p in target.glob("bin/*")]
+    (target / SILICON).write_text("".join(f"{line}\n" for line in silicon))
+    (target / SOFTWARE).write_text("".join(f"{line}\n" for line in software))
     return name
 
 
-def _below(target: pathlib.Path, source: pathlib.Path) -> pathlib.Path:
-    return source if target in source.parents else target / source.name
+def prepare_bare(shared: pathlib.Path) -> None:
+    """Build the archives that bare machines get driver and toolkit from, after `prepare`.
+
+    Raises:
+        LabError: see `archive.prepare`.
+    """
+    runtime, _ = nvidia_runtime()
+    archive.prepare(shared, sorted((shared / "outfit/bin").iterdir()) if runtime else ())
 
 
 def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
@@ -106,8 +120,9 @@ def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
 
     Args:
         machine: which is up.
-        wanted: {"gpus": how many}, or nothing.
-        shared: the lab's shared directory, where `prepare` has been.
+        wanted: {"gpus": how many, "bare": whether without driver and toolkit}, or nothing.
+        shared: the lab's shared directory, where `prepare` has been, and for a bare machine
+            `prepare_bare`.
 
     Raises:
         MachineError: something did not work in the machine.
@@ -115,10 +130,14 @@ def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
     there = machine.enter("/usr/bin/test", "-e", ROOTFS, check=False).returncode == 0
     if "gpus" not in wanted or there:
         return
-    files = (shared / "outfit/files").read_text()
+    bare = bool(wanted.get("bare"))
+    lists = [SILICON] if bare else [SILICON, SOFTWARE]
+    files = "".join((shared / "outfit" / name).read_text() for name in lists)
     machine.enter("/bin/sh", "-c", INSTALL_FILES, stdin=files)
+    if bare:
+        machine.run(["/bin/sh"], stdin=archive.MACHINE)
+    fakegpu(machine, "install", "--count", str(wanted["gpus"]), *(["--bare"] if bare else []))
     machine.enter("/bin/sh", "-c", MAKE_ROOTFS)
-    fakegpu(machine, "install", "--count", str(wanted["gpus"]))
 
 
 def fakegpu(machine: Machine, *arguments: str, check: bool = True) -> CompletedProcess[str]:

@@ -12,6 +12,8 @@ from tests import fakes
 FAKEGPU = fakes.FAKEGPU
 # For the checks of a minimum: what the simulated GPUs and their driver have just so.
 MINIMUMS = {
+    "min_cpus": "1",
+    "min_memory_gib": "1",
     "min_gpu_memory_gib": "80",
     "min_compute_capability": "8.0",
     "min_driver_version": fakes.DRIVER_VERSION,
@@ -102,19 +104,29 @@ def _runtime(name: str, says: str, check: str, reason: str, remedy: str) -> Faul
     )
 
 
+def _seen(name: str, so: str, check: str, remedy: str, reason: str, **more) -> Fault:
+    """What is so for the self-test's eyes alone: the worker goes on with its own."""
+    around = f"unshare -m /bin/sh -ec '{so}; exec \"$@\"' sh"
+    return Fault(name, ":", ":", check, (), remedy, reason, around=around, **more)
+
+
 def _disk(name: str, options: str) -> Fault:
-    """A full file system, for the self-test's eyes alone: the worker goes on with its own."""
+    """A full file system."""
     mount = f"mount -t tmpfs -o {options} tmpfs /var/lib/concourse"
-    around = f"unshare -m /bin/sh -c '{mount}; exec \"$@\"' sh"
-    return Fault(
-        name, ":", ":", "disk", (), "make room", "disk full", around=around, condemns=False
-    )
+    return _seen(name, mount, "disk", "make room", "disk full", condemns=False)
 
 
 def _node(name: str, inject: str, gpus: tuple[int, ...], remedy: str, reason: str, **more):
     """A device node that is not as the driver makes it."""
     mend, reason = f"{FAKEGPU} apply", f"device node {reason}"
     return Fault(name, inject, mend, "device-nodes", gpus, remedy, reason, **more)
+
+
+def _lost(name: str, gpus: tuple[int, ...], how: str, remedy: str, **more) -> Fault:
+    """GPUs that fall off the bus, or that no longer answer."""
+    inject = "; ".join(f"{FAKEGPU} lose {gpu}{how}" for gpu in gpus)
+    mend = "; ".join(f"{FAKEGPU} restore {gpu}" for gpu in gpus)
+    return Fault(name, inject, mend, "inventory", gpus, remedy, "lost", **more)
 
 
 _NODES = (
@@ -131,36 +143,19 @@ _NODES = (
     ),
 )  # fmt: skip
 
+_MEMORY = "/run/meminfo"
+_CPU_MAX = "/sys/fs/cgroup/cpu.max"
+_SIZE = (
+    _seen("half-a-cpu", f"mount -t tmpfs x /sys/fs/cgroup; echo 50000 100000 >{_CPU_MAX}",
+          "host-cpus", "min-cpus=0", "too few CPUs"),
+    _seen("little-memory", f"echo MemTotal: 9999 kB >{_MEMORY}; mount -B {_MEMORY} /proc/meminfo",
+          "host-memory", "min-memory-gib=0", "too little memory"),
+)  # fmt: skip
+
 _DRIVERS = (
-    Fault(
-        "lost",
-        f"{FAKEGPU} lose 1",
-        f"{FAKEGPU} restore 1",
-        "inventory",
-        (1,),
-        "reseat",
-        "lost",
-        level="isolation",
-    ),
-    Fault(
-        "silent",
-        f"{FAKEGPU} lose 1 --nvml-only",
-        f"{FAKEGPU} restore 1",
-        "inventory",
-        (1,),
-        "dmesg",
-        "lost",
-        level="isolation",
-    ),
-    Fault(
-        "all-lost",
-        f"{FAKEGPU} lose 0; {FAKEGPU} lose 1",
-        f"{FAKEGPU} restore 0; {FAKEGPU} restore 1",
-        "inventory",
-        BOTH,
-        "reseat",
-        "lost",
-    ),
+    _lost("lost", (1,), "", "reseat", level="isolation"),
+    _lost("silent", (1,), " --nvml-only", "dmesg", level="isolation"),
+    _lost("all-lost", BOTH, "", "reseat"),
     _of_worker(
         "mismatch",
         f"{FAKEGPU} nvml-fault 18",
@@ -327,6 +322,7 @@ FAULTS = (
     *_NODES,
     _disk("disk-full", "size=64k"),
     _disk("inodes-used-up", "nr_inodes=1"),
+    *_SIZE,
     *_SOFTWARE,
     *_DRIVERS,
 )

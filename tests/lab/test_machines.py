@@ -11,8 +11,21 @@ import pytest
 
 from tests.lab import cgroups, processes
 from tests.lab.errors import CommandError, MachineError
+from tests.lab.park import Park
 
+# Of the machine, on a file system of the host's.
+BOUND = "/var/lib/worker"
 SERVICE = "[Service]\nExecStart=/bin/sleep 1000\n[Install]\nWantedBy=multi-user.target\n"
+
+
+@pytest.fixture(scope="module")
+def pair(machines_work, tmp_path_factory):
+    """Two machines for tests that leave them up and well."""
+    park = Park(tmp_path_factory.mktemp("machines") / "lab")
+    try:
+        yield park.up("one", binds=[BOUND]), park.up("two")
+    finally:
+        park.destroy()
 
 
 def leftovers(park) -> list[str]:
@@ -46,8 +59,8 @@ def test_a_machine_runs_its_own_services_and_none_of_the_host(park):
     assert not pathlib.Path("/etc/systemd/system/mine.service").exists()
 
 
-def test_machines_reach_each_other_and_the_lab_reaches_them(park):
-    one, two = park.up("one"), park.up("two")
+def test_machines_reach_each_other_and_the_lab_reaches_them(pair):
+    one, two = pair
     assert one.address != two.address
     server = "/usr/bin/python3 -m http.server --directory /etc/systemd --bind 0.0.0.0 80"
     one.run(["/usr/bin/systemd-run", "--unit=server", *server.split()])
@@ -59,11 +72,11 @@ def test_machines_reach_each_other_and_the_lab_reaches_them(park):
     )
     command = ["/usr/bin/python3", "-c", ask, f"http://{one.address}/"]
     two.run(command)
-    subprocess.run(park.network.inside(command), check=True, timeout=30)
+    subprocess.run(one._network.inside(command), check=True, timeout=30)
 
 
-def test_a_command_gets_exactly_its_environment_and_gives_its_status(park):
-    machine = park.up("one")
+def test_a_command_gets_exactly_its_environment_and_gives_its_status(pair):
+    machine, _ = pair
     done = machine.run(["/usr/bin/env"], env={"ONLY": "this"})
     assert done.stdout == "ONLY=this\n"
     done = machine.run(["/bin/sh", "-c", "cat; exit 7"], stdin="text", check=False)
@@ -72,31 +85,26 @@ def test_a_command_gets_exactly_its_environment_and_gives_its_status(park):
         machine.run(["/bin/sh", "-c", "exit 3"])
 
 
-def test_a_command_whose_time_is_up_is_killed_with_its_children(park):
-    machine = park.up("one")
+def test_a_command_whose_time_is_up_is_killed_with_its_children(pair):
+    machine, _ = pair
     with pytest.raises(CommandError, match="not done after 1 s"):
         machine.run(["/bin/sh", "-c", "sleep 4242 & sleep 4242"], timeout=1)
     assert machine.enter("/usr/bin/pgrep", "-f", "sleep 4242", check=False).returncode == 1
 
 
-def test_limits_of_units_hold_in_a_machine_also_after_a_reboot(park):
-    machine = park.up("one")
+def test_limits_of_units_and_overlays_hold_in_a_machine_also_after_a_reboot(pair):
+    machine, _ = pair
     command = ["/usr/bin/systemd-run", "--wait", "--pipe", "--quiet", "-p", "TasksMax=3"]
     fork = ["/bin/sh", "-c", "for i in 1 2 3 4 5; do sleep 0.5 & done; wait"]
     assert machine.run([*command, *fork], check=False).returncode != 0
-    machine.reboot()
-    assert machine.run([*command, *fork], check=False).returncode != 0
-
-
-def test_an_overlay_can_be_mounted_in_a_bound_directory(park):
-    machine = park.up("one", binds=["/var/lib/worker"])
     script = (
-        "cd /var/lib/worker && mkdir l u w m && "
+        f"cd {BOUND} && mkdir l u w m && "
         "mount -t overlay overlay -o lowerdir=l,upperdir=u,workdir=w m && touch m/file"
     )
     machine.run(["/bin/sh", "-c", script])
     machine.reboot()
-    assert machine.enter("/bin/ls", "/var/lib/worker/u").stdout == "file\n"
+    assert machine.run([*command, *fork], check=False).returncode != 0
+    assert machine.enter("/bin/ls", f"{BOUND}/u").stdout == "file\n"
 
 
 def test_a_killed_machine_keeps_its_files_and_comes_up_again(park):

@@ -10,9 +10,10 @@ import subprocess
 import time
 
 from tests.fly import SHOW_GPUS
-from tests.lab import cgroups, concourse, outfit, table
+from tests.lab import archive, cgroups, concourse, outfit, table
 from tests.lab.builds import Build
 from tests.lab.errors import LabError
+from tests.lab.juju import charmfile
 from tests.lab.machines import Machine
 from tests.lab.session import ROOT, Lab, Progress
 
@@ -55,8 +56,11 @@ def pack() -> pathlib.Path:
     return found[0]
 
 
-def deploy(lab: Lab, charm: pathlib.Path) -> None:
-    """Deploy and relate what is not there yet; refresh what has another charm."""
+def deploy(lab: Lab, charm: pathlib.Path, bare: bool = False) -> None:
+    """Deploy and relate what is not there yet; refresh what has another charm.
+
+    With `bare` the worker's machine has cards, and neither driver nor toolkit.
+    """
     there = set(lab.store.column("SELECT name FROM application"))
     tarball = pathlib.Path(lab.setting("concourse"))
     resources = {"concourse": tarball}
@@ -66,7 +70,9 @@ def deploy(lab: Lab, charm: pathlib.Path) -> None:
         lab.model.deploy(charm, "web", {"deployment-mode": "web"}, resources, binds=BINDS)
     if "worker" not in there:
         options = {"deployment-mode": "worker", "enable-gpu": "true"}
-        wanted = {"gpus": GPUS}
+        wanted = {"gpus": GPUS, "bare": bare}
+        if bare:
+            options |= mirror_options(lab, charm)
         lab.model.deploy(charm, "worker", options, resources, binds=BINDS, outfit=wanted)
     for app in {"web", "worker"} & there:
         stored = pathlib.Path(lab.store.application(app)["charm"])
@@ -76,6 +82,23 @@ def deploy(lab: Lab, charm: pathlib.Path) -> None:
     for ends in (("web:postgresql", "postgresql:database"), ("web:web-tsa", "worker:worker-tsa")):
         if not lab.model.integrations.related(*ends):
             lab.model.integrations.integrate(*ends)
+
+
+def mirror_options(lab: Lab, charm: pathlib.Path) -> dict[str, str]:
+    """What has a charm take the toolkit from the lab's mirror; nothing where it knows of none."""
+    known = charmfile.read(charm).options
+    options = archive.options(lab.state_dir / "shared")
+    return {name: value for name, value in options.items() if name in known}
+
+
+def can_be_bare(lab: Lab) -> bool:
+    """Have what bare machines need; False, and said why, where there can be none."""
+    if obstacle := archive.obstacle():
+        lab.say(f"machines with driver and toolkit, since {obstacle}")
+        return False
+    outfit.prepare_bare(lab.state_dir / "shared")
+    lab.say("machines without driver and toolkit: the charm gets these from the lab's archive")
+    return True
 
 
 def choose(lab: Lab) -> None:
@@ -90,8 +113,8 @@ def choose(lab: Lab) -> None:
     lab.say("cgroups: v2" if cgroups.is_unified() else "cgroups: v1 (or hybrid)")
 
 
-def up(lab: Lab, say: Progress) -> None:
-    """The whole walk.
+def up(lab: Lab, say: Progress, bare: bool = False) -> None:
+    """The whole walk; with `bare` from a worker machine without driver and toolkit.
 
     Raises:
         LabError: a unit does not become ready, or Concourse does not do what it should.
@@ -100,7 +123,7 @@ def up(lab: Lab, say: Progress) -> None:
     say(f"charm: {charm.name}")
     choose(lab)
     lab.controller.wake()
-    deploy(lab, charm)
+    deploy(lab, charm, bare and can_be_bare(lab))
     lab.settle()
     check(lab)
     fly = concourse.Fly(lab)

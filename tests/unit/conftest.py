@@ -33,7 +33,7 @@ def rooms(monkeypatch, tmp_path):
         ("wrapper", "remove", None),
         ("network", "ensure", None),
         ("network", "remove", None),
-        ("packages", "remove_installed", None),
+        ("software", "remove", None),
         ("local_postgresql", "remove", None),
         ("local_postgresql", "set_aside", None),
     ):
@@ -58,6 +58,7 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(charm.automatic, "verdict", lambda: rooms.verdict)
     monkeypatch.setattr(charm.automatic, "ensure", rooms.test)
     monkeypatch.setattr(look.detect, "detect", lambda _: rooms.inventory)
+    rooms.replace_software(monkeypatch)
     monkeypatch.setattr(look.foreign, "look", lambda *_: rooms.cordoned)
     monkeypatch.setattr(charm.facts, "machine", lambda: rooms.machine)
     monkeypatch.setattr(look.facts, "architecture", lambda: "amd64")

@@ -133,9 +133,9 @@ class Site:
     def unusable(self, state: State, detail: str = "0000:01:00.0") -> None:
         self.inventory = Inventory(state, detail=detail, driver="580.95.05")
 
-    def run(self):
+    def run(self, **seen):
         """All results; without root, which makes no device nodes, none of those."""
-        look = host_checks.Look(self.inventory, self.machine, self.known(), root=self.root)
+        look = host_checks.Look(self.inventory, self.machine, self.known(), root=self.root, **seen)
         found = host_checks.run(self.settings, look)
         return [one for one in found if IS_ROOT or one.check != device_nodes.CHECK.id]
 

@@ -8,18 +8,22 @@ import pathlib
 import yaml
 from ops import testing
 
+import charm
+import look
 from ci.concourse import keys
 from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
 from host import owner
 from plan import plan, status
 from plan.options import parse as parse_options
-from plan.parts import GpuPlan, WebPlan, WorkerPlan
+from plan.parts import GpuPlan, HostPlan, Keep, WebPlan, WorkerPlan
 from plan.state import (
     Database,
+    Driver,
     Interface,
     Machine,
     Network,
     Offer,
+    Packaged,
     Quarantine,
     RememberedIds,
     Toolkit,
@@ -30,6 +34,7 @@ from plan.state import (
     Web,
     WebSecrets,
 )
+from tests import once
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEFAULTS = {
@@ -37,8 +42,8 @@ DEFAULTS = {
     for name, option in yaml.safe_load((ROOT / "config.yaml").read_text())["options"].items()
     if "default" in option
 }
-WORKER_KEY = keys.public_key_line(keys.generate_private_key())
-HOST_PEM = keys.generate_private_key()
+WORKER_KEY = keys.public_key_line(once.rsa_key(1))
+HOST_PEM = once.rsa_key(2)
 HOST_KEY = keys.public_key_line(HOST_PEM)
 GPUS = tuple(
     Gpu(
@@ -153,6 +158,10 @@ class Rooms:
     machine_folder: pathlib.Path
     calls: list[str] = dataclasses.field(default_factory=list)
     inventory: Inventory = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
+    driver: Driver = Driver()
+    packaged: Packaged = Packaged()
+    host: HostPlan | Keep = Keep.AS_IS
+    rebooted_for: str = ""
     machine: Machine = MACHINE
     # What ops.testing has Juju offer where a test says nothing.
     interfaces: tuple[Interface, ...] = (Interface("eth0", addresses=("192.0.2.0",)),)
@@ -195,6 +204,23 @@ class Rooms:
             return changed
 
         return call
+
+    def replace_software(self, monkeypatch):
+        """Have what is looked for, brought and remembered of driver and toolkit be this one's."""
+        memory = look.memory
+        for room, name, answer in (
+            (look.driver, "look", lambda: self.driver),
+            (look.toolkit, "look", lambda: self.packaged),
+            (look.walk, "said", str),
+            (charm.equipment, "ensure", self.equip),
+            (memory, "rebooted_for", lambda: self.rebooted_for),
+            (memory, "set_rebooted_for", lambda version: setattr(self, "rebooted_for", version)),
+        ):
+            monkeypatch.setattr(room, name, answer)
+
+    def equip(self, wanted, progress):
+        self.host = wanted
+        return False
 
     def ensure_key(self, pem):
         self.key = WORKER_KEY

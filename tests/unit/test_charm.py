@@ -125,11 +125,14 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
     assert rooms.calls == []
 
 
-def test_gpus_that_can_not_be_looked_at_wait_and_nothing_is_changed(context, rooms, monkeypatch):
-    def fail(_):
+@pytest.mark.parametrize(("room", "name"), [("detect", "detect"), ("automatic", "verdict")])
+def test_gpus_that_can_not_be_looked_at_wait_and_nothing_is_changed(
+    context, rooms, monkeypatch, room, name
+):
+    def fail(*_):
         raise OSError(errno.ENFILE, "Too many open files in system", "/sys/x")
 
-    monkeypatch.setattr(look.detect, "detect", fail)
+    monkeypatch.setattr(getattr(look, room), name, fail)
     before = state(relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status == testing.WaitingStatus(
@@ -210,7 +213,7 @@ def test_remove_takes_every_room_down(context, rooms):
         "wrapper.remove",
         "release.remove",
         "network.remove",
-        "packages.remove_installed",
+        "software.remove",
     } <= set(rooms.calls)
 
 

@@ -60,6 +60,16 @@ def test_half_of_the_webs_data_is_waited_for(context, rooms, missing):
     assert rooms.worker is None
 
 
+def test_a_web_that_gets_a_worker_of_its_own_takes_its_key_at_once(context, rooms):
+    """Its other keys are there before; so nothing else has the hook look at web's again."""
+    rooms.key = ""
+    before = context.run(context.on.config_changed(), state("web", [database()]))
+    assert rooms.web.worker_keys == ()
+    both = dataclasses.replace(before, config={**before.config, "deployment-mode": "all"})
+    context.run(context.on.config_changed(), both)
+    assert rooms.web.worker_keys == (WORKER_KEY,)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "interface"), [("web-tsa", "concourse-tsa"), ("tsa", "concourse-ci_tsa")]
 )

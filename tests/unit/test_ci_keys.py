@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from ci.concourse import escaping, keys, web
 from plan.ssh import public_key
+from tests import once
 
-PEM = keys.generate_private_key()
+PEM = once.rsa_key(1)
 
 
 def pem_of(key, form=serialization.PrivateFormat.PKCS8, secret=None):

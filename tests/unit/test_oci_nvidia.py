@@ -21,6 +21,15 @@ def test_the_packaged_configuration_with_our_needs_in_it():
     assert nvidia.private_config(expected, RUNC) == expected
 
 
+def test_in_a_user_namespace_the_runtime_leaves_device_rules_alone():
+    """Else the mode legacy, the default before 1.18, starts no container there."""
+    nested = tomlkit.parse(nvidia.private_config(PACKAGED, RUNC, nested=True)).unwrap()
+    plain = tomlkit.parse(nvidia.private_config(PACKAGED, RUNC)).unwrap()
+    assert nested["nvidia-container-cli"].pop("no-cgroups") is True
+    assert "no-cgroups" not in plain["nvidia-container-cli"]
+    assert nested == plain
+
+
 @pytest.mark.parametrize(
     "base",
     [

@@ -10,7 +10,7 @@ from ci.concourse.upstream import PINNED_SHA256
 from gpu.inventory import Inventory, MigDevice, State
 from plan import plan
 from plan.options import MODES
-from plan.parts import GpuPlan, Keep, Plan, ReleasePlan, WebPlan, WorkerPlan
+from plan.parts import GpuPlan, HostPlan, Keep, Plan, ReleasePlan, WebPlan, WorkerPlan
 from plan.state import Network, Offer, RememberedIds, Toolkit, Tsa, Web, WebSecrets
 from tests.unit.situations import (
     DATABASE,
@@ -49,7 +49,7 @@ def test_a_worker_without_gpus():
         wrapped=False,
     )
     release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "")
-    assert made == Plan((), release, None, worker, None)
+    assert made == Plan((), release, None, worker, None, host=HostPlan())
 
 
 def test_a_worker_with_gpus():

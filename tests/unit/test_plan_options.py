@@ -50,6 +50,7 @@ def test_the_defaults_of_config_yaml():
         privileged_tasks="no-gpu",
         nvidia_driver_capabilities="compute,utility",
         selftest_on_start=True,
+        host_packages=(),
         minimums=Minimums(),
         tags=(),
         concourse_version="8.3.0",

@@ -3,9 +3,11 @@
 """The options that say which GPUs there are for tasks and who gets them for how long."""
 
 import pytest
+import yaml
 
+from plan.option_values import HOST_PACKAGES
 from plan.options import CAPABILITIES
-from tests.unit.situations import parse, refused
+from tests.unit.situations import ROOT, parse, refused
 
 
 def test_enable_gpu():
@@ -172,6 +174,10 @@ def test_bad_nvidia_driver_capabilities(text, item):
         ("min_compute_capability", "12.1", "12.1"),
         ("min_driver_version", "535", "535"),
         ("min_driver_version", "580.65.06", "580.65.06"),
+        ("min_cpus", 0, 0),
+        ("min_cpus", 4, 4),
+        ("min_memory_gib", 0, 0),
+        ("min_memory_gib", 16, 16),
     ],
 )
 def test_minimums(option, text, value):
@@ -194,7 +200,32 @@ def test_bad_minimums(option, text):
     assert f"'{text}' is no minimum: use a number such as " in refused(**{option: text})
 
 
-@pytest.mark.parametrize("gib", [-1, 10000])
-def test_bad_minimum_of_memory(gib):
-    text = f"min-gpu-memory-gib '{gib}' is out of range: use 0 to 9999"
-    assert refused(min_gpu_memory_gib=gib) == text
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [("min-gpu-memory-gib", 9999), ("min-cpus", 9999), ("min-memory-gib", 99999)],
+)
+def test_bad_minimums_of_size(option, most):
+    for number in (-1, most + 1):
+        text = f"{option} '{number}' is out of range: use 0 to {most}"
+        assert refused(**{option.replace("-", "_"): number}) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("", ()), (" jq ,nvtop,,jq", ("jq", "nvtop")), (",".join(HOST_PACKAGES), HOST_PACKAGES)],
+)
+def test_host_packages(text, names):
+    assert parse(host_packages=text).host_packages == names
+
+
+@pytest.mark.parametrize("item", ["nvidia-driver-580", "jq=1.6", "./x.deb", "-y", "JQ", "jq tmux"])
+def test_bad_host_packages(item):
+    text = refused(host_packages=f"htop,{item}")
+    assert text.startswith(f"host-packages '{item}' is none of those that can be had: use btop, ")
+    assert text.endswith(", zstd")
+
+
+def test_the_option_tells_all_packages_that_can_be_had():
+    told = yaml.safe_load((ROOT / "config.yaml").read_text())["options"]["host-packages"]
+    listed = told["description"].partition(": ")[2].partition(".")[0]
+    assert listed.split() == [*(f"{name}," for name in sorted(HOST_PACKAGES)[:-1]), "zstd"]

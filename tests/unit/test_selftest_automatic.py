@@ -14,8 +14,8 @@ import pytest
 from oci import quarantine, wrapper
 from plan import plan
 from plan.options import Minimums
-from plan.state import Verdict
-from selftest import automatic, last_pass, results, service, settings
+from plan.state import Machine, Packaged, Toolkit, Verdict
+from selftest import automatic, last_pass, results, service, settings, trial
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
@@ -136,6 +136,24 @@ def test_a_change_of_what_it_proves_has_it_run_again(charm, outcome):
     charm.report(outcome)
     changed = dataclasses.replace(charm.found.inventory, driver="595.71.05")
     assert charm.ensure(inventory=changed)[1] == RUNS
+
+
+def test_a_toolkit_that_was_taken_back_is_tested_and_told_in_the_same_hook(charm, monkeypatch):
+    charm.report()
+    before = Machine("amd64", Toolkit("/runtime", "1.19.1"))
+    back = Packaged("1.19.1-1", ours=True, bad=("1.20.0-1",))
+
+    def end(state, _wanted, _subject, progress):
+        progress("back")
+        return dataclasses.replace(state, machine=before, packaged=back)
+
+    monkeypatch.setattr(trial, "end", end)
+    monkeypatch.setattr(wrapper, "apply", lambda _: charm.say("wrapper"))
+    tried = Packaged("1.20.0-1", ours=True, previous="1.19.1-1")
+    new = Machine("amd64", Toolkit("/runtime", "1.20.0+new"))
+    after, calls = charm.ensure(machine=new, packaged=tried)
+    assert calls == [*RUNS, "back", "wrapper", *RUNS[1:]]
+    assert (after.machine, after.packaged) == (before, back)
 
 
 def test_a_failure_is_the_operators_until_the_charm_has_repaired_something(charm):
@@ -332,7 +350,7 @@ def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
         options=options(
             charm,
             gpu_device_ids=("1",),
-            minimums=Minimums(16, "7.0", "535"),
+            minimums=Minimums(16, "7.0", "535", 4, 32),
         ),
         wheels="/wheels.tar.gz",
     )
@@ -340,6 +358,7 @@ def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
     assert [(one.index, one.uuid) for one in kept.gpus] == [(1, "GPU-1")]
     assert (kept.min_gpu_memory_gib, kept.min_compute_capability) == (16, "7.0")
     assert (kept.min_driver_version, kept.wheels) == ("535", "/wheels.tar.gz")
+    assert (kept.min_cpus, kept.min_memory_gib) == (4, 32)
     assert kept.files == {"/opt/gpu-ci/bin/runc": "sha256:1"}
     assert json.loads(settings.PATH.read_text())["unit"] == "worker/0"
 

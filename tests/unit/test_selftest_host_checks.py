@@ -10,10 +10,11 @@ import pytest
 
 from gpu.inventory import Inventory, State, Vendor
 from host import facts
+from plan.state import Driver, Toolkit
 from selftest.check import Level, Outcome
 from selftest.quick import host_checks, known
 from tests.unit.host_site import ENVIRONMENT, IS_ROOT, SERVICE, Room, Site, named, red
-from tests.unit.situations import GPUS
+from tests.unit.situations import GPUS, RUNTIME
 
 ONE, TWO = (gpu.uuid for gpu in GPUS)
 FILES = ["wrapper", "launcher", "runtime-config"]
@@ -34,7 +35,9 @@ def site(tmp_path, room):
 def test_a_healthy_worker_passes_every_check(site):
     results = site.run()
     assert {one.outcome for one in results} == {Outcome.PASSED, Outcome.SKIPPED}
-    assert [one.check for one in results if one.outcome is Outcome.SKIPPED] == ["driver-version"]
+    assert [one.check for one in results if one.outcome is Outcome.SKIPPED] == [
+        *("driver-version", "host-cpus", "host-memory"),
+    ]
     ids = list(dict.fromkeys(one.check for one in results))
     assert ids == [check.id for check in host_checks.CHECKS if IS_ROOT or check.id in ids]
     assert all(one.level is Level.QUICK and one.text and not one.remedy for one in results)
@@ -173,3 +176,27 @@ def test_other_vendors_need_no_toolkit(site, vendor):
     skipped = {one.check: one.text for one in results if one.outcome is Outcome.SKIPPED}
     assert skipped["toolkit"] == skipped["runtime-config"] == "only NVIDIA's GPUs need it"
     assert named(results, Outcome.FAILED) == []
+
+
+def test_a_vulnerable_toolkit_that_is_allowed_warns_and_names_its_cves(site):
+    site.machine = dataclasses.replace(site.machine, toolkit=Toolkit(RUNTIME, "1.17.8"))
+    assert red(site.run()).check == "toolkit"
+    site.settings = dataclasses.replace(site.settings, allow_vulnerable_toolkit=True)
+    results = site.run()
+    assert named(results, Outcome.FAILED) == []
+    (warned,) = (one for one in results if one.outcome is Outcome.WARNING)
+    assert (warned.check, warned.value) == ("toolkit", "1.17.8")
+    assert warned.text == ("toolkit vulnerable, and allowed: 1.17.8 has CVE-2026-24260 (CVSS 8.5)")
+    assert warned.remedy == "juju config worker allow-vulnerable-toolkit=false"
+
+
+def test_the_state_of_the_driver_is_that_of_the_table(site):
+    site.unusable(State.MISMATCH)
+    driver = Driver(
+        kernel="6.8", modules=(("6.8", "580.65.06"),), loaded="580.54.01", version="580.65.06"
+    )
+    failed = red(site.run(driver=driver))
+    assert failed.text == (
+        "driver and library differ: reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
+    )
+    assert failed.remedy.startswith("sudo reboot when no job runs, or juju config worker auto-")

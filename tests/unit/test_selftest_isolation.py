@@ -6,20 +6,26 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpu.inventory import Gpu, Vendor
 from gpuci import spec
+from machine import process
 from selftest import bundle, containers, probe, rootfs
 from selftest.bundle import Kind
 from selftest.check import Level, Outcome
 from selftest.isolation import doors, views
 from selftest.isolation import level as isolation
+from selftest.isolation.inspector import Inspector
 from selftest.isolation.views import Node
+from selftest.pulse import StarvedError
 from selftest.rootfs import Mount
 from selftest.settings import Settings
+from tests.unit.situations import ROOT
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "task.json").read_text())
 UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
@@ -115,6 +121,26 @@ def test_the_probe_says_what_opening_each_device_answers(tmp_path):
     assert seen["/dev/null"] == (1, 3, 0)
 
 
+def nvml_in(folder):
+    """What the probe says of NVML in a process that has this folder of libraries."""
+    script = "import json; from selftest import probe; print(json.dumps(probe.ask_nvml()))"
+    environment = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "LD_LIBRARY_PATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_library_that_can_not_be_loaded_is_not_absent(tmp_path):
+    """A task that has it can't use its GPU; one without it was given none."""
+    assert nvml_in(tmp_path / "nowhere") is None
+    (tmp_path / "libnvidia-ml.so.1").write_text("cut off")
+    assert "libnvidia-ml.so.1: file too short" in nvml_in(tmp_path)["error"]
+    (tmp_path / "libnvidia-ml.so.1").unlink()
+    (tmp_path / "libnvidia-ml.so.1").mkdir()
+    assert "cannot read file data" in nvml_in(tmp_path)["error"]
+
+
 def view(nodes=None, planted=None, nvml=None, environment=()):
     def listed(devices):
         return [[path, *numbers] for path, numbers in devices.items()]
@@ -195,6 +221,43 @@ def test_mig_devices_have_access_of_their_own(caps, shared):
         view(nodes={f"/dev/nvidia-caps/nvidia-cap{n}": (509, n, 0) for n in each}) for each in caps
     ]
     assert views.share_mig_nodes(seen) is shared
+
+
+@pytest.mark.parametrize(
+    ("named", "lacking"),
+    [
+        ({"nodes": {**WELL, "/dev/nvidia0": (195, 0, errno.ENFILE)}}, os.strerror(errno.ENFILE)),
+        ({"planted": {"/.gpu-ci/1": (195, 1, errno.ENOMEM)}}, os.strerror(errno.ENOMEM)),
+        ({"nvml": {"error": "libx: cannot open: Too many open files", "uuids": []}}, "libx: "),
+    ],
+)
+def test_a_look_without_room_on_the_machine_shows_nothing(named, lacking):
+    """Neither a lease that is broken nor a device that did not open."""
+    (told,) = views.lacks(view(**named))
+    assert told.startswith(lacking)
+    said = {"nodes": [], "planted": [], "nvml": None, "environment": []}
+    for kind in ("nodes", "planted"):
+        said[kind] = [[path, *numbers] for path, numbers in named.get(kind, {}).items()]
+    said["nvml"] = named.get("nvml")
+    inspector = Inspector(Settings("worker/0", gpus=GPUS), containers.Containers())
+    with pytest.raises(StarvedError, match=re.escape(lacking)):
+        inspector.look(Answering(json.dumps(said)))
+
+
+class Answering(containers.Container):
+    """A container in which every program says this."""
+
+    def __init__(self, said):
+        super().__init__("gpu-selftest-x", Kind.TASK, [])
+        self.said = said
+
+    def exec(self, *_, **__):
+        return process.Completed(0, self.said, "")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EIO, errno.ENXIO, errno.ENODEV])
+def test_what_a_device_or_its_rules_answer_is_no_want_of_the_machine(number):
+    assert views.lacks(view(nodes={"/dev/nvidia0": (195, 0, number)})) == []
 
 
 def test_without_a_lease_nothing_of_a_driver_is_there():

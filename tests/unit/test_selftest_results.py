@@ -3,7 +3,10 @@
 """Reports are kept as they were, in number, and a damaged one counts as none."""
 
 import dataclasses
+import errno
+import io
 import json
+import os
 import re
 
 import pytest
@@ -107,6 +110,18 @@ def test_damaged_or_other_versions_report_counts_as_none(text, tmp_path):
     assert results.read(home=tmp_path) is None
     results.save(dataclasses.replace(report(), seconds=1.0), tmp_path)
     assert results.read(home=tmp_path).seconds == 1.0
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO])
+def test_report_that_can_not_be_read_is_not_absent(number, tmp_path, monkeypatch):
+    results.save(report(), tmp_path)
+
+    def fail(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(io, "open", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        results.read(home=tmp_path)
 
 
 def test_file_that_is_no_text_or_no_file_counts_as_none(tmp_path):

@@ -32,6 +32,8 @@ def path(tmp_path, monkeypatch):
             min_gpu_memory_gib=16,
             min_compute_capability="7.0",
             min_driver_version="580.65.06",
+            min_cpus=4,
+            min_memory_gib=16,
             files={"/opt/gpu-ci/bin/runc": "file 755 0:0 sha256:00"},
             wheels="/var/lib/juju/agents/unit-worker-0/resources/selftest-wheels/wheels.tar",
         ),

@@ -9,6 +9,7 @@ import time
 
 from gpuci import store, usage, wrapper
 from gpuci.table import Holder
+from tests.killing import die_before
 from tests.unit.wrapper_rig import GOLDEN, GPUS
 
 UUIDS = [gpu["uuid"] for gpu in GPUS]
@@ -60,7 +61,7 @@ class Caller:
                 if prepare:
                     prepare()
                 if die_at:
-                    die_before(die_at)
+                    die_before(die_at, DEADLY)
                 wrapper.main([*self.places, *words])
             except SystemExit as end:
                 os._exit(end.code)
@@ -76,24 +77,6 @@ class Caller:
 
     def records(self):
         return sorted(path.stem for path in (self.rig.store / "containers").glob("*.json"))
-
-
-def die_before(left):
-    """From now on this process dies in front of so many deadly calls."""
-
-    def deadly(function):
-        def call(*args, **named):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **named)
-
-        return call
-
-    for module, names in DEADLY.items():
-        for name in names:
-            setattr(module, name, deadly(getattr(module, name)))
 
 
 def hold(rig, call):

@@ -9,7 +9,7 @@ import re
 import typing
 
 from ci.concourse import escaping
-from machine import files, services, templates, users
+from machine import files, scarcity, services, templates, users
 
 CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
@@ -71,12 +71,20 @@ def setting(path: pathlib.Path, name: str) -> str | None:
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether a service on this machine's loopback answers 200 to a GET, within a second."""
+    """Whether a service on this machine's loopback answers 200 to a GET, within a second.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be asked.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", path)
         return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
+    except http.client.HTTPException:
+        return False
+    except OSError as error:
+        if scarcity.is_told_by(error):
+            raise
         return False
     finally:
         connection.close()

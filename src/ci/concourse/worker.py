@@ -122,20 +122,16 @@ def is_connected() -> bool:
     return connection.lasts(pid, tuple(hosts.split(",")), patience)
 
 
-def retire(
-    timeout: float,
-    progress: collections.abc.Callable[[str], None],
-    farewell: float = FAREWELL_SECONDS,
-) -> bool:
+def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> bool:
     """Let the worker finish its builds and leave the cluster; it is not started again.
 
     What SIGUSR2 and then SIGTERM do is in 8.2.5 worker/beacon.go:118-169. Web deletes a worker
     that retires; one whose key it takes no more waits for that in vain.
 
     Args:
-        timeout: how long the builds may take, in seconds; then it leaves without them.
+        timeout: how long the builds may take, in seconds; then it leaves without them, and at
+            the latest FAREWELL_SECONDS after web was seen to have no connection to it any more.
         progress: told what is waited for.
-        farewell: the same from when web has no connection to it any more.
 
     Returns:
         Whether it ran.
@@ -146,11 +142,11 @@ def retire(
     services.signal(SERVICE, "SIGUSR2")
     end = time.monotonic() + timeout
     alone = math.inf
-    while (left := min(end, alone + farewell) - time.monotonic()) > 0:
+    while (left := min(end, alone + FAREWELL_SECONDS) - time.monotonic()) > 0:
         progress(f"Retiring the worker: its builds have {left:.0f} s left")
         if _wait_until_gone(pid, min(left, 15)):
             break
-        if end - time.monotonic() > farewell:
+        if end - time.monotonic() > FAREWELL_SECONDS:
             alone = math.inf if _may_have_web() else min(alone, time.monotonic())
     for _ in range(2):
         # The first deletes it from the cluster at once, the second ends what still drains.

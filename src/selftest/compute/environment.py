@@ -155,7 +155,7 @@ def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Env
     _check_room(kit)
     try:
         _make(here, kit, archive, progress)
-    except (wheels.ArchiveError, process.CommandError) as error:
+    except (wheels.ArchiveError, packages.PackageError, process.CommandError) as error:
         files.ensure_absent(here.folder)
         said = _last_words(error) if isinstance(error, process.CommandError) else str(error)
         raise UnavailableError(f"{said}. {_how_to_attach(kit, application)}") from error

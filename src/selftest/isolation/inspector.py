@@ -14,6 +14,7 @@ from selftest.check import Check, Outcome, Result
 from selftest.containers import Container, ContainerError, Containers, Step
 from selftest.isolation import views
 from selftest.isolation.views import View
+from selftest.pulse import StarvedError
 from selftest.settings import Settings
 
 # How long a container's look around may take, in seconds: NVML may have to wake the GPUs.
@@ -69,6 +70,8 @@ class Inspector:
         except (ValueError, KeyError, TypeError) as error:
             said = done.stderr.strip().rpartition("\n")[2] or str(error)
             raise ContainerError(f"{_PROBE[3]} ended with {done.returncode}: {said}") from error
+        if lacking := views.lacks(view):
+            raise StarvedError(f"{container.id} can't be looked into: {', '.join(lacking)}")
         self.looks += 1
         for path in views.leaks(view, self.nodes):
             self.leaked.setdefault(path, container.id)

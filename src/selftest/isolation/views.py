@@ -15,6 +15,7 @@ import typing
 
 from gpu import kernel
 from gpu.inventory import Gpu, Vendor
+from machine import scarcity
 from selftest import rootfs
 from selftest.rootfs import Mount
 
@@ -95,6 +96,14 @@ def parse(text: str) -> View:
         nvml_error="" if silent else answer["error"],
         environment=said["environment"],
     )
+
+
+def lacks(view: View) -> list[str]:
+    """What the container was refused since the machine is out of it: such a view shows nothing."""
+    own = [view.nodes[path] for path in view.gpu_nodes]
+    numbers = {error for _, error in (*own, *view.planted.values())}
+    told = [view.nvml_error, *(os.strerror(number) for number in sorted(numbers) if number > 0)]
+    return [words for words in told if scarcity.is_told_by(words)]
 
 
 def host_nodes(gpus: collections.abc.Iterable[Gpu]) -> tuple[Node, ...]:

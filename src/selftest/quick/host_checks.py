@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The checks of the machine: its GPUs against those that it had, driver, toolkit, files, disk."""
+"""The checks of the machine: its GPUs against those that it had, driver, toolkit, files, size."""
 
 import dataclasses
 import os
@@ -11,11 +11,13 @@ from ci.concourse import worker
 from gpu import detect
 from gpu.inventory import Gpu, Inventory, State, Vendor
 from host import facts
-from plan import obstacles, versions
-from plan.state import Machine
+from plan import host_states, toolkit_policy, versions
+from plan.host_facts import Facts
+from plan.options import Options
+from plan.state import Driver, Machine
 from selftest import results
 from selftest.check import Check, Level, Outcome, Result
-from selftest.quick import device_nodes, known, wrapper_checks
+from selftest.quick import device_nodes, host_size, known, wrapper_checks
 from selftest.quick.known import Known
 from selftest.settings import Settings
 
@@ -61,6 +63,7 @@ CHECKS: typing.Final = (
     wrapper_checks.LAUNCHER,
     wrapper_checks.CONFIGURATION,
     device_nodes.CHECK,
+    *host_size.CHECKS,
     DISK,
 )
 
@@ -80,6 +83,7 @@ class Look:
         damage: why those can't be told; empty where they can.
         unknown: why the software can't be told; empty where it can.
         root: where the machine's files lie.
+        driver: what there is of NVIDIA's driver, as far as that was looked at.
     """
 
     inventory: Inventory
@@ -88,6 +92,7 @@ class Look:
     damage: str = ""
     unknown: str = ""
     root: pathlib.Path = pathlib.Path("/")
+    driver: Driver = Driver()
 
     @property
     def lost(self) -> tuple[Known, ...]:
@@ -152,6 +157,7 @@ def run(settings: Settings, look: Look) -> list[Result]:
     else:
         why = "inventory failed" if usable else prevented
         found.append(device_nodes.CHECK.result(Outcome.PREVENTED, why))
+    found += host_size.run(settings, look.root)
     disk = _disk(look.root)
     # A write that fails would take the verdict with it.
     if usable and disk.outcome is not Outcome.FAILED:
@@ -246,11 +252,25 @@ def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
     )
 
 
+def _facts(settings: Settings, look: Look) -> Facts:
+    return Facts(
+        inventory=look.inventory,
+        driver=look.driver,
+        toolkit=look.machine.toolkit,
+        options=Options(
+            gpu_vendor=settings.vendor,
+            gpu_driver=settings.gpu_driver,
+            allow_vulnerable_toolkit=settings.allow_vulnerable_toolkit,
+        ),
+        unit=settings.unit,
+    )
+
+
 def _driver(settings: Settings, look: Look) -> Result:
     inventory = look.inventory
     if look.all_lost:
         return DRIVER.result(Outcome.PREVENTED, "inventory failed")
-    obstacle = obstacles.of_state(inventory, settings.application, settings.vendor)
+    obstacle = host_states.of_gpus(_facts(settings, look))
     if obstacle is None:
         version = inventory.driver or "the kernel's own"
         text = f"{inventory.vendor.display} driver {version}"
@@ -291,22 +311,32 @@ def _toolkit(settings: Settings, look: Look) -> Result:
         return TOOLKIT.result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
     if look.unknown:
         return TOOLKIT.result(Outcome.PREVENTED, look.unknown)
-    threshold = f"at least {obstacles.SAFE_TOOLKIT}"
-    obstacle = obstacles.of_toolkit(toolkit)
-    if obstacle is None:
-        version = toolkit.version if toolkit else ""
+    threshold = f"at least {toolkit_policy.SAFE}"
+    # What our GPUs need, whatever else may be found now.
+    inventory = dataclasses.replace(look.inventory, vendor=Vendor.NVIDIA)
+    seen = dataclasses.replace(_facts(settings, look), inventory=inventory)
+    obstacle = host_states.of_toolkit(seen)
+    version = toolkit.version if toolkit else ""
+    known = toolkit_policy.advisories(version)
+    has = ", ".join(f"{one.cve} (CVSS {one.severity})" for one in known)
+    if obstacle is None and not known:
         return TOOLKIT.result(Outcome.PASSED, version, value=version, threshold=threshold)
-    if toolkit is None:
-        text = f"toolkit missing: {obstacle.what}"
-    elif not toolkit.version:
-        text = f"toolkit's version unknown: {obstacle.what}"
-    else:
-        has = [f"{one.cve} (CVSS {one.severity})" for one in obstacles.advisories(toolkit.version)]
-        text = f"toolkit vulnerable: {toolkit.version} has {', '.join(has)}"
+    if obstacle is None:
+        return TOOLKIT.result(
+            Outcome.WARNING,
+            f"toolkit vulnerable, and allowed: {version} has {has}",
+            value=version,
+            threshold=threshold,
+            remedy=f"juju config {settings.application} allow-vulnerable-toolkit=false",
+        )
+    text = {
+        "toolkit vulnerable": f"toolkit vulnerable: {version} has {has}",
+        "toolkit without a version": f"toolkit's version unknown: {obstacle.what}",
+    }.get(obstacle.state, f"{obstacle.state}: {obstacle.what}")
     return TOOLKIT.result(
         Outcome.FAILED,
         text,
-        value=toolkit and toolkit.version,
+        value=toolkit and version,
         threshold=threshold,
         remedy=obstacle.remedy,
     )

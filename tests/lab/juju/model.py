@@ -258,10 +258,13 @@ class Model:
         sql = "SELECT name, value FROM option WHERE app = ?"
         return values | {r["name"]: json.loads(r["value"]) for r in self.store.rows(sql, app)}
 
-    def set_config(self, app: str, values: Mapping[str, str], reset: Sequence[str] = ()) -> None:
+    def set_config(
+        self, app: str, values: Mapping[str, str], reset: Sequence[str] = (), times: int = 2
+    ) -> None:
         """Set options from typed text, and put others back to their defaults.
 
-        Of a reset alone Juju 4.0.15 tells no unit (domain/application/state/application.go,
+        Juju usually tells of one command's changes twice, here `times`. Of a reset alone Juju
+        4.0.15 tells no unit (domain/application/state/application.go,
         UnsetApplicationConfigKeys makes no new hash of them): the next event reads them.
 
         Raises:
@@ -270,11 +273,9 @@ class Model:
         self.application(app)
         declared = self.store.meta(app)["options"]
         parsed = charmfile.parse_options(declared, values)
-        for name in reset:
-            if name not in declared:
-                raise WrongUse(
-                    f"unknown option {name!r}: the charm has {', '.join(sorted(declared))}"
-                )
+        for name in set(reset) - declared.keys():
+            have = ", ".join(sorted(declared))
+            raise WrongUse(f"unknown option {name!r}: the charm has {have}")
         before = self.config(app)
         with self.store.transaction():
             for name, value in parsed.items():
@@ -283,8 +284,7 @@ class Model:
             for name in reset:
                 self.store.do("DELETE FROM option WHERE app = ? AND name = ?", app, name)
             if values and self.config(app) != before:
-                # Juju usually tells of one command's changes twice.
-                self._tell_all(app, "config-changed", times=2)
+                self._tell_all(app, "config-changed", times)
 
     def _tell_all(self, app: str, kind: str, times: int = 1) -> None:
         for unit in self.store.column("SELECT name FROM unit WHERE app = ? ORDER BY number", app):

@@ -1,0 +1,287 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""NVIDIA's driver: what there is of it, and having it installed, loaded, matched and let go."""
+
+import collections.abc
+import dataclasses
+import json
+import logging
+import pathlib
+import typing
+
+from host import driver_files, driver_packages, facts, kernel_modules, memory
+from host.driver_packages import DriverError
+from machine import apt, files, packages, process, services
+from plan.parts import DriverPlan
+from plan.state import Driver
+
+Progress = collections.abc.Callable[[str], None]
+
+_SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
+_MANAGER: typing.Final = "nvidia-fabricmanager.service"
+# What holds the module as long as it runs, and can be away for a moment where no job runs.
+_SERVICES: typing.Final = (_MANAGER, "nvidia-persistenced.service", "nvidia-dcgm.service")
+# What was taken from a reload's way, to be put back; and whose start at boot is our doing.
+_RELOAD: typing.Final = memory.STATE / "driver-reload.json"
+_ENABLED: typing.Final = memory.STATE / "driver-services.json"
+
+_log = logging.getLogger(__name__)
+
+__all__ = ["DriverError", "ensure", "look", "release", "reload"]
+
+
+def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
+    """What there is of NVIDIA's driver. The packages are always this machine's.
+
+    Args:
+        root: where /proc, /sys, /etc, /usr, /lib and /boot lie.
+
+    Raises:
+        host.facts.UnknownError: something of it can't be looked at.
+        machine.packages.PackageError: dpkg can't tell.
+    """
+    found = driver_packages.look()
+    if found.versions:
+        ours = bool(found.versions.keys() & packages.owned(driver_packages.OWNER))
+    else:
+        ours = _is_half_ours()
+    try:
+        container = (root / "run/systemd/container").exists()
+        running = kernel_modules.kernel(root)
+        following = "" if container else kernel_modules.next_kernel(root)
+        kernels = () if container else (running, following)
+        return Driver(
+            container=container,
+            kernel=running,
+            next_kernel=following,
+            modules=kernel_modules.on_disk(root, tuple(dict.fromkeys(kernels))),
+            loaded=kernel_modules.loaded(root),
+            library=driver_files.library(root),
+            branch=found.branch,
+            version=found.version,
+            ours=ours,
+            bound=container and driver_files.is_bound(root),
+            secure_boot=driver_files.is_secure_boot(root),
+            refused=kernel_modules.refused(root),
+            nvswitch=not container and driver_files.has_nvswitch(root),
+        )
+    except OSError as error:
+        raise facts.unknown(error) from error
+
+
+def ensure(plan: DriverPlan, progress: Progress) -> bool:
+    """Have the driver as planned: its packages, its module loaded, the fabric manager's service.
+
+    A driver that is there stays at its version. A kernel that came since, and runs or is to run
+    after the next boot, gets its module. What modprobe says against loading is no error here:
+    `look` tells it.
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        machine.packages.PackageError: that can't be done; the text says why, with the next step.
+        host.facts.UnknownError: what there is can't be told.
+    """
+    changed = _end_reload()
+    found = look()
+    if _is_half_ours():
+        apt.end_interruption()
+        found = look()
+    if plan.userspace:
+        return _ensure_userspace(plan.userspace, found, progress) or changed
+    if found.container:
+        return changed
+    # Before the packages, which make the boot's first files of it.
+    changed |= kernel_modules.oust_nouveau()
+    changed |= _ensure_packages(plan, found, progress)
+    changed |= _load(progress)
+    if plan.fabric_manager and kernel_modules.is_loaded():
+        changed |= _ensure_manager()
+    return changed
+
+
+def reload(progress: Progress) -> bool:
+    """Load the module that is on the disk in place of the loaded one.
+
+    Returns:
+        Whether that was done; False if something holds the loaded one.
+
+    Raises:
+        DriverError: the new one can't be loaded; the text is what modprobe said.
+    """
+    progress("reloading NVIDIA's kernel module")
+    running = [name for name in _SERVICES if services.main_pid(name)]
+    modules = kernel_modules.stack()
+    # Before the first one stops: what a killed hook has taken away, the next one puts back.
+    files.ensure_directory(_RELOAD.parent)
+    files.ensure_file(_RELOAD, json.dumps({"services": running, "modules": modules[::-1]}))
+    try:
+        for name in running:
+            services.ensure_stopped(name)
+        out = kernel_modules.unload(modules)
+    finally:
+        _end_reload()
+    refused = kernel_modules.refused(kernel_modules.ROOT)
+    if out and refused:
+        raise DriverError(
+            f"NVIDIA's kernel module is out and can't be loaded again: {refused}: see 'sudo dmesg "
+            "| tail', or reboot"
+        )
+    return out
+
+
+def release() -> bool:
+    """Let go of the driver: others may move it. It stays, and so does what is loaded.
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        machine.packages.PackageError: apt can't take the holds away.
+    """
+    changed = _end_reload()
+    enabled = files.read_text(_ENABLED)
+    for name in json.loads(enabled) if enabled else ():
+        # It goes on: stopped, it would take the GPUs from running jobs.
+        process.run([_SYSTEMCTL, "disable", name], timeout=60, check=False)
+    changed |= files.ensure_absent(_ENABLED)
+    changed |= kernel_modules.release()
+    return packages.release_holds(driver_packages.OWNER) or changed
+
+
+def _ensure_packages(plan: DriverPlan, found: Driver, progress: Progress) -> bool:
+    if _is_foreign(found):
+        if plan.branch and found.branch and plan.branch != found.branch:
+            raise DriverError(
+                f"gpu-driver={plan.branch}, and the driver {found.branch} {found.version} here "
+                "did not come by this charm, which leaves it alone: set gpu-driver=auto, or run "
+                f"'{_purge()}'"
+            )
+        return False
+    if not found.ours:
+        return _install(plan.branch, found, progress, fabric_manager=plan.fabric_manager)
+    if plan.branch and plan.branch != found.branch:
+        if found.loaded:
+            raise DriverError(
+                f"gpu-driver={plan.branch}, and {found.branch} {found.version} is loaded: run the "
+                f"action upgrade-driver with branch={plan.branch}, which waits for jobs"
+            )
+        return _install(plan.branch, found, progress, fabric_manager=plan.fabric_manager)
+    return _complete(plan, found, progress)
+
+
+def _install(branch: str, found: Driver, progress: Progress, *, fabric_manager: bool) -> bool:
+    progress("looking for the NVIDIA driver that fits")
+    branch, metapackage = driver_packages.recommended(branch)
+    kernels = (found.kernel, found.next_kernel)
+    wanted = driver_packages.chosen(branch, metapackage, kernels, fabric_manager=fabric_manager)
+    progress(f"installing NVIDIA driver {branch}")
+    return packages.ensure(driver_packages.OWNER, wanted, progress)
+
+
+def _complete(plan: DriverPlan, found: Driver, progress: Progress) -> bool:
+    """Have what a killed hook left out, or another kernel or option asks for since."""
+    lacking = driver_packages.missing(found, fabric_manager=plan.fabric_manager)
+    there = packages.owned(driver_packages.OWNER)
+    if lacking:
+        progress(f"completing NVIDIA driver {found.branch}")
+    # Without anything lacking it only holds again what somebody let go.
+    changed = packages.ensure(driver_packages.OWNER, {**there, **lacking}, progress)
+    for kernel in dict.fromkeys((found.kernel, found.next_kernel)):
+        if kernel and kernel not in dict(found.modules):
+            changed |= _give_module(found, kernel, progress)
+    return changed
+
+
+def _give_module(found: Driver, kernel: str, progress: Progress) -> bool:
+    """Give a kernel the module of our driver, if the archives have it at the driver's version."""
+    for wanted in driver_packages.module_sets(found, kernel):
+        progress(f"installing the NVIDIA module for kernel {kernel}")
+        return packages.ensure(driver_packages.OWNER, wanted, progress)
+    return False
+
+
+def _load(progress: Progress) -> bool:
+    kernel = kernel_modules.kernel(kernel_modules.ROOT)
+    if not kernel_modules.is_loaded():
+        if kernel_modules.is_loaded("nouveau"):  # it goes at the next boot
+            return False
+        if not kernel_modules.on_disk(kernel_modules.ROOT, (kernel,)):
+            return False
+        progress("loading NVIDIA's kernel module")
+    try:
+        return kernel_modules.load()
+    except process.CommandError as error:
+        raise DriverError(f"{error}: see 'sudo dmesg | tail'", passes=True) from error
+
+
+def _ensure_manager() -> bool:
+    """Have the fabric manager run, now and after each boot."""
+    try:
+        changed = False
+        if services.show(_MANAGER, "UnitFileState")["UnitFileState"] != "enabled":
+            # Before it is done, so that it is undone whatever ends this hook.
+            files.ensure_directory(_ENABLED.parent)
+            files.ensure_file(_ENABLED, json.dumps([_MANAGER]))
+            process.run([_SYSTEMCTL, "enable", _MANAGER], timeout=60)
+            changed = True
+        return services.ensure_running(_MANAGER, restart=False) or changed
+    except process.CommandError as error:
+        raise DriverError(
+            f"the fabric manager of the GPUs' NVSwitches does not start: {error}: see "
+            f"'journalctl -u {_MANAGER}'"
+        ) from error
+
+
+def _end_reload() -> bool:
+    """Put back what a reload took away: modules beside nvidia itself, and services."""
+    said = files.read_text(_RELOAD)
+    if said is None:
+        return False
+    record = json.loads(said)
+    try:
+        kernel_modules.load()
+        kernel_modules.add(tuple(record["modules"]))
+        for name in record["services"]:
+            services.ensure_running(name, restart=False)
+    except process.CommandError as error:
+        _log.warning("after a reload of NVIDIA's kernel module: %s", error)
+    return files.ensure_absent(_RELOAD)
+
+
+def _ensure_userspace(version: str, found: Driver, progress: Progress) -> bool:
+    if found.bound:
+        return False
+    if found.library == version and found.version == version:
+        there = packages.owned(driver_packages.OWNER) if found.ours else {}
+        return bool(there) and packages.ensure(driver_packages.OWNER, there, progress)
+    # The loaded module is the host's.
+    if _is_foreign(dataclasses.replace(found, loaded="")):
+        if version in (found.library, found.version):
+            return False
+        remedy = f"run '{_purge()}'" if found.version else "remove them as they came"
+        raise DriverError(
+            f"the NVIDIA libraries {found.library or found.version} here did not come by this "
+            f"charm, and the host's driver is {version}: {remedy} to get those of that version"
+        )
+    progress(f"looking for the NVIDIA libraries {version}, as the host's driver is")
+    packages.refresh()
+    wanted = driver_packages.userspace(version)
+    return packages.ensure(driver_packages.OWNER, wanted, progress)
+
+
+def _purge() -> str:
+    return f"sudo apt-get purge {' '.join(sorted(driver_packages.look().versions))}"
+
+
+def _is_foreign(found: Driver) -> bool:
+    """Whether there is something of a driver that did not come by this charm."""
+    if found.ours or found.branch:
+        return not found.ours
+    return bool(found.loaded or found.library or found.modules) and not _is_half_ours()
+
+
+def _is_half_ours() -> bool:
+    """Whether a killed hook has left packages of ours that are not wholly installed."""
+    return bool(packages.begun(driver_packages.OWNER))

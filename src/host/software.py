@@ -1,0 +1,66 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""All software that the charm brings for the host's GPUs: brought, given up, taken away."""
+
+import collections.abc
+import functools
+import logging
+
+from host import driver, driver_change, driver_packages, extra_packages, settings, toolkit
+from machine import packages
+from plan.parts import DriverPlan, HostPlan, ToolkitPlan
+
+Progress = collections.abc.Callable[[str], None]
+
+_log = logging.getLogger(__name__)
+
+
+def ensure(plan: HostPlan, progress: Progress) -> bool:
+    """Have it as planned. Return True if anything changed.
+
+    Killed at any point, it can be called again.
+
+    Raises:
+        machine.packages.PackageError: something can't be had; what comes before it is there.
+    """
+    changed = _give_up(plan)
+    works: list[collections.abc.Callable[[Progress], bool]] = []
+    if isinstance(wanted := plan.driver, DriverPlan):
+        works.append(functools.partial(driver.ensure, wanted))
+    if isinstance(toolkit_plan := plan.toolkit, ToolkitPlan):
+        works.append(functools.partial(toolkit.ensure, toolkit_plan))
+    works.append(functools.partial(extra_packages.ensure, plan.packages))
+    for number, work in enumerate(works, 1):
+        changed |= work(_numbered(progress, f"{number} of {len(works)}"))
+    if plan.settings:
+        changed |= settings.ensure(plan.nvidia)
+    return changed
+
+
+def _give_up(plan: HostPlan) -> bool:
+    changed = False
+    if plan.driver is None:
+        changed |= driver.release()
+    if plan.toolkit is None:
+        changed |= toolkit.release()
+    if not plan.settings:
+        changed |= settings.remove()
+    return changed
+
+
+def _numbered(progress: Progress, step: str) -> Progress:
+    return lambda line: progress(f"{line} ({step})")
+
+
+def remove() -> None:
+    """Take away all of it that nobody else needs.
+
+    A driver in use stays, no longer held: whoever uses it would lose it in the middle of a job.
+    """
+    settings.remove()
+    driver.release()
+    toolkit.release()
+    if users := driver_change.users():
+        _log.warning("NVIDIA's driver stays, since it is in use by %s", ", ".join(users))
+        packages.disown(driver_packages.OWNER)
+    packages.remove_installed()

@@ -1,0 +1,82 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Which software the host's GPUs need and the charm brings. Pure.
+
+What somebody else installed is used as it is. What the charm brought is kept as it was planned,
+but a driver is never replaced by another in a hook: the action upgrade-driver does that.
+"""
+
+import typing
+
+from gpu.inventory import State, Vendor
+from plan import host_states
+from plan.host_facts import Facts
+from plan.options import Part
+from plan.parts import DriverPlan, HostPlan, Keep, ToolkitPlan
+from plan.state import UnitState
+
+NVIDIA_REPOSITORY: typing.Final = "https://nvidia.github.io/libnvidia-container"
+
+# A card of NVIDIA's that somebody else is to have, or none at all.
+_NOTHING_TO_DRIVE: typing.Final = (State.NO_GPU, State.VFIO, State.NOT_PASSED)
+
+
+def make(state: UnitState) -> HostPlan | Keep:
+    """What is to be on this host."""
+    options, facts = state.options, host_states.facts(state)
+    if Part.HOST in state.frozen:
+        return Keep.AS_IS
+    if facts is None:
+        return HostPlan()
+    inventory = facts.inventory
+    if inventory.vendor is not Vendor.NVIDIA or inventory.state in _NOTHING_TO_DRIVE:
+        # A card that is gone for now takes nothing with it.
+        return HostPlan(Keep.AS_IS, Keep.AS_IS, options.host_packages, settings=True)
+    toolkit = _toolkit(state, facts)
+    extra = options.host_packages
+    return HostPlan(_driver(state), toolkit, extra, settings=True, nvidia=True)
+
+
+def needs_reboot(state: UnitState) -> bool:
+    """Whether a reboot by the charm is what the driver on the disk needs."""
+    facts = host_states.facts(state)
+    found = host_states.of_gpus(facts) if facts else None
+    return found is not None and found.reboots and found.passes
+
+
+def _driver(state: UnitState) -> DriverPlan | Keep:
+    driver, options = state.driver, state.options
+    if options.gpu_driver == "none" or driver.changing or _is_somebody_elses(state):
+        return Keep.AS_IS
+    if driver.container:
+        wrong = driver.loaded and not driver.bound and driver.version != driver.loaded
+        return DriverPlan(userspace=driver.loaded) if wrong else Keep.AS_IS
+    fits = {driver.kernel, driver.next_kernel} - {""} <= {kernel for kernel, _ in driver.modules}
+    whole = driver.ours and driver.version and fits
+    if whole and (driver.loaded or driver.refused):
+        return Keep.AS_IS
+    branch = "" if options.gpu_driver == "auto" else options.gpu_driver
+    return DriverPlan(branch=driver.branch or branch, fabric_manager=driver.nvswitch)
+
+
+def _is_somebody_elses(state: UnitState) -> bool:
+    """Whether there is anything of a driver that this charm did not bring."""
+    driver = state.driver
+    if driver.ours:
+        return False
+    # In a container the loaded module is the host's.
+    return bool(driver.version or driver.library or (driver.loaded and not driver.container))
+
+
+def _toolkit(state: UnitState, facts: Facts) -> ToolkitPlan | Keep:
+    options, packaged, version = state.options, state.packaged, facts.wanted_toolkit
+    if state.machine.toolkit and not packaged.ours:
+        return Keep.AS_IS
+    refused = host_states.of_toolkit(facts)
+    if refused and refused.state.startswith("chosen toolkit"):
+        return Keep.AS_IS
+    if version in packaged.bad and packaged.previous:
+        version = packaged.previous  # The way back to it was broken off.
+    elif version in packaged.bad and packaged.version:
+        return Keep.AS_IS
+    return ToolkitPlan(version, options.toolkit_mirror or NVIDIA_REPOSITORY, options.toolkit_key)

@@ -1,0 +1,162 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A machine with two GPUs and a driver, for tests of its upgrade: what it is asked, it does."""
+
+import dataclasses
+import datetime
+
+from driver_upgrade import action, pool, walk
+from driver_upgrade.action import Wish
+from host import driver, driver_change, memory
+from host.driver_change import Choice
+from machine.packages import PackageError
+from oci import quarantine, wrapper
+from plan.parts import GpuPlan
+from plan.state import Driver
+from selftest import results, run, service, settings
+from selftest.check import Check, Level, Outcome
+from tests.unit.situations import GPUS, RUNTIME
+
+OLD = Choice("580-server", "580.65.06", {"nvidia-utils-580-server": "580.65.06-0ubuntu1"})
+NEW = Choice("580-server", "580.95.05", {"nvidia-utils-580-server": "580.95.05-0ubuntu1"})
+OTHER = Choice("595-server", "595.71.05", {"nvidia-utils-595-server": "595.71.05-0ubuntu1"})
+KEPT = settings.Settings("worker/0", gpus=GPUS)
+CHECK = Check("grant", Level.ISOLATION, "each task has its GPU", each_gpu=True)
+WISH = Wish("worker/0")
+REASON = "driver upgrade: from 580.65.06 of 580-server to 580.95.05 of 580-server"
+
+
+class Killed(BaseException):
+    """Nothing after it is done."""
+
+
+class World:
+    """A machine with two GPUs and a driver; what it is asked for is noted and done at once.
+
+    Attributes:
+        fails: by version of the driver: what its self-test comes to for each GPU.
+        dies_in: the name of the step in which this process is killed.
+    """
+
+    def __init__(self):
+        self.found = Driver(kernel="6.8.0-60-generic", ours=True)
+        self.installed, self.loaded = OLD, OLD.version
+        self.offered = {"580-server": NEW, "595-server": OTHER}
+        self.users, self.holds, self.dies_in = (), False, ""
+        self.install_errors, self.load_errors, self.fails = {}, {}, {}
+        self.report, self.steps, self.outs, self.said = None, [], [], []
+        self.prevented = Outcome.PASSED
+
+    def do(self, name):
+        if self.dies_in == name:
+            self.dies_in = ""
+            raise Killed
+        self.steps.append(name)
+        self.outs.append(sorted(pool.out()))
+
+    def look(self):
+        version = self.installed.version
+        return dataclasses.replace(
+            self.found, branch=self.installed.branch, version=version, loaded=self.loaded
+        )
+
+    def newest(self, branch, _):
+        if branch not in self.offered:
+            raise PackageError(f"{branch} is none of 580-server, 595-server")
+        return self.offered[branch]
+
+    def install(self, choice, other, _):
+        assert choice != other
+        self.do("install")
+        if error := self.install_errors.get(choice.version):
+            raise error
+        self.installed = choice
+        return True
+
+    def reload(self, _):
+        self.do("reload")
+        if self.holds:
+            return False
+        if error := self.load_errors.get(self.installed.version):
+            self.loaded = ""
+            raise error
+        self.loaded = self.installed.version
+        return True
+
+    def start(self, level):
+        assert level is Level.ISOLATION
+        self.do("start")
+        return results.new_run()
+
+    def follow(self, name, seconds, progress):
+        self.do("follow")
+        progress("Checking the machine and its GPUs")
+        self.test(name)
+        return self.report
+
+    def test(self, name="", *, level=Level.ISOLATION):
+        """What a self-test of the driver that is loaded does, whoever started it."""
+        outcomes = {gpu.uuid: self.prevented for gpu in GPUS} | self.fails.get(self.loaded, {})
+        found = tuple(
+            CHECK.result(outcome, f"{outcome.value} with {self.loaded}", gpu=uuid)
+            for uuid, outcome in outcomes.items()
+        )
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.report = results.Report(
+            name or results.new_run(),
+            "abc",
+            level,
+            "cuda",
+            "",
+            results.outcome(found),
+            now,
+            4.2,
+            found,
+        )
+        run._take_out(KEPT, "cuda", found)
+        run._bring_back(KEPT, self.report)
+
+    def quarantined(self):
+        return {entry.uuid: entry.check for entry in quarantine.read()}
+
+
+def make(tmp_path, monkeypatch):
+    """A World in place of the rooms, with its state in a folder."""
+    world = World()
+    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+        monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
+    wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(GPUS, RUNTIME)))
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(memory, "STATE", tmp_path / "state")
+    monkeypatch.setattr(service, "LOCK", tmp_path / "selftest.lock")
+    monkeypatch.setattr(pool, "_POLL", 0)
+    for module, names in (
+        (driver, ("look", "reload")),
+        (driver_change, ("newest", "install")),
+        (service, ("start", "follow")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(world, name))
+    monkeypatch.setattr(driver_change, "present", lambda _: world.installed)
+    monkeypatch.setattr(driver_change, "users", lambda: world.users)
+    monkeypatch.setattr(driver_change, "lost", lambda _: "")
+    monkeypatch.setattr(driver_change, "preview", lambda choice: f"changes: {[*choice.packages]}")
+    monkeypatch.setattr(service, "running", lambda: None)
+    monkeypatch.setattr(settings, "read", lambda: KEPT)
+    monkeypatch.setattr(results, "read", lambda *_: world.report)
+    return world
+
+
+def upgrade(world, **wish):
+    return action.upgrade(dataclasses.replace(WISH, **wish), world.said.append)
+
+
+def settle(world):
+    return walk.settle(world.said.append)
+
+
+def is_done(world, choice):
+    """Whether a driver is there, all GPUs are in use, and nothing more is to be done."""
+    return (world.installed, world.loaded) == (choice, choice.version) and not (
+        world.quarantined() or settle(world)
+    )

@@ -1,0 +1,50 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What web and worker have in common: whether a service answers."""
+
+import errno
+import http.server
+import resource
+import threading
+
+import pytest
+
+from ci.concourse import service
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/" else 404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def port():
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_a_service_answers_with_200_or_not_at_all(port):
+    assert service.answers(port, "/")
+    assert not service.answers(port, "/else")
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as other:
+        closed = other.server_address[1]
+    assert not service.answers(closed, "/")
+
+
+def test_a_service_that_can_not_be_asked_has_not_failed_to_answer(port):
+    """Web would be restarted for new keys, in place of a signal, though it is well."""
+    number, usual = 0, resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, usual[1]))
+    try:
+        service.answers(port, "/")
+    except OSError as error:
+        number = error.errno
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert number == errno.EMFILE

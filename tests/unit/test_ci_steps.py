@@ -1,0 +1,69 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What a reboot would end: steps that run, not containers that are only kept."""
+
+import os
+import time
+
+import pytest
+
+from ci.concourse import steps
+
+
+@pytest.fixture
+def container(tmp_path):
+    """A container of a step that ended long ago, and its machine's root."""
+    folder = tmp_path / str(steps.TASKS).lstrip("/") / "4f0c"
+    folder.mkdir(parents=True)
+    (folder / "init.pid").write_text("100")
+    process(tmp_path, 100, "/garden/4f0c")
+    age(folder, 3600)
+    return folder
+
+
+def age(folder, seconds):
+    then = time.time() - seconds
+    os.utime(folder, (then, then))
+
+
+def process(root, pid, cgroup):
+    (root / f"proc/{pid}").mkdir(parents=True)
+    (root / f"proc/{pid}/cgroup").write_text(f"5:devices:{cgroup}\n0::/x\n")
+
+
+def test_a_machine_without_containers_runs_none(tmp_path):
+    assert steps.running(tmp_path) == ()
+
+
+def test_a_container_that_is_only_kept_is_no_step(container, tmp_path):
+    assert steps.running(tmp_path) == ()
+    (container / "task.pid").write_text("200")  # it has ended
+    age(container, 3600)
+    assert steps.running(tmp_path) == ()
+
+
+def test_a_step_and_a_session_count(container, tmp_path):
+    (container / "7d3f1c5e.pid").write_text("200")
+    age(container, 3600)
+    process(tmp_path, 200, "/garden/4f0c")
+    assert steps.running(tmp_path) == ("4f0c",)
+
+
+def test_a_number_that_another_process_has_by_now_does_not(container, tmp_path):
+    (container / "task.pid").write_text("200")
+    age(container, 3600)
+    process(tmp_path, 200, "/system.slice/ssh.service")
+    assert steps.running(tmp_path) == ()
+
+
+def test_a_container_that_was_just_made_counts(container, tmp_path):
+    age(container, 5)
+    assert steps.running(tmp_path) == ("4f0c",)
+
+
+def test_what_can_not_be_read_is_not_taken_for_rest(container, tmp_path):
+    (container / "task.pid").write_text("200")
+    age(container, 3600)
+    (tmp_path / "proc/200/cgroup").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        steps.running(tmp_path)

@@ -1,0 +1,191 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The way from one NVIDIA driver to another: where the new one fails, and what a kill leaves."""
+
+import pytest
+
+from driver_upgrade import action, walk
+from driver_upgrade.action import UpgradeError
+from host import driver_record, facts
+from machine.packages import PackageError
+from oci import quarantine
+from selftest import service, settings
+from selftest.check import Level, Outcome
+from tests.unit import driver_world
+from tests.unit.driver_world import NEW, OLD, WISH, Killed, is_done, settle, upgrade
+from tests.unit.situations import GPUS
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    return driver_world.make(tmp_path, monkeypatch)
+
+
+BAD = {GPUS[0].uuid: Outcome.FAILED}
+
+
+def test_a_driver_that_fails_is_taken_back(world):
+    world.fails = {NEW.version: BAD}
+    with pytest.raises(UpgradeError) as failed:
+        upgrade(world)
+    assert str(failed.value) == (
+        "The new driver, 580.95.05 of 580-server, failed: grant failed: failed with 580.95.05. "
+        "580.65.06 of 580-server is back and passed the self-test; the GPUs are in use again"
+    )
+    assert failed.value.results["self-test"] == "passed"
+    assert is_done(world, OLD)
+    assert "taken back: grant failed: failed with 580.95.05" in walk.said()
+    assert action.preview(WISH)["last"] == walk.said()
+    world.fails = {}
+    upgrade(world)
+    assert is_done(world, NEW)
+    assert walk.said() == ""
+
+
+@pytest.mark.parametrize("known", ["report", "quarantine"])
+def test_a_gpu_that_has_failed_before_is_not_the_new_drivers_fault(world, known):
+    world.fails = {OLD.version: BAD, NEW.version: BAD}
+    if known == "report":
+        world.test()
+        quarantine.lift(GPUS[0].uuid)
+    else:
+        quarantine.put(GPUS[0].uuid, "Xid 79", "xid", "quick", "reboot")
+    assert upgrade(world)["self-test"] == "passed"
+    assert (world.installed, world.quarantined()) == (NEW, {GPUS[0].uuid: "grant"})
+    assert driver_record.read() is None
+
+
+def test_a_gpu_that_an_operator_took_out_speaks_against_the_new_driver(world):
+    quarantine.cordon(GPUS[0].uuid, "swapping the fan")
+    world.fails = {NEW.version: BAD}
+    with pytest.raises(UpgradeError, match="is back and passed"):
+        upgrade(world)
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_packages_that_do_not_come_leave_the_old_driver(world, passes):
+    world.install_errors = {NEW.version: PackageError("no space left", passes=passes)}
+    with pytest.raises(UpgradeError, match=r"failed: no space left. 580.65.06 of .* is back and"):
+        upgrade(world)
+    assert is_done(world, OLD)
+    assert "reload" not in world.steps
+
+
+def test_modules_that_can_not_be_loaded_bring_the_old_driver_back(world):
+    world.load_errors = {NEW.version: PackageError("Key was rejected by service")}
+    with pytest.raises(UpgradeError, match=r"Key was rejected by service.* is back and passed"):
+        upgrade(world)
+    assert is_done(world, OLD)
+
+
+def test_a_self_test_that_ends_without_a_verdict_brings_the_old_driver_back(world, monkeypatch):
+    def hang(*_):
+        if world.loaded == NEW.version:
+            raise service.SelftestError("The self-test ended without a verdict: out of time")
+        return world.follow(*_)
+
+    monkeypatch.setattr(service, "follow", hang)
+    with pytest.raises(UpgradeError, match=r"out of time.* is back and passed"):
+        upgrade(world)
+    assert is_done(world, OLD)
+
+
+def test_where_both_fail_it_says_so_and_ends(world):
+    world.fails = {NEW.version: BAD, OLD.version: BAD}
+    with pytest.raises(UpgradeError, match=r"Going back failed too: with 580.65.06 .*, grant"):
+        upgrade(world)
+    assert world.installed == OLD
+    assert world.quarantined() == {GPUS[0].uuid: "grant"}
+    assert settle(world) is False
+
+
+def test_where_the_old_packages_are_gone_the_new_ones_stay_and_gpus_are_out(world):
+    world.fails = {NEW.version: BAD}
+    gone = PackageError("the archives have no nvidia-utils-580-server 580.65.06")
+    world.install_errors = {OLD.version: gone}
+    with pytest.raises(UpgradeError, match=r"Going back failed too: .*the archives have no"):
+        upgrade(world)
+    assert settle(world) is False
+    assert GPUS[0].uuid in world.quarantined()
+
+
+def test_a_way_back_that_is_closed_for_now_is_gone_at_the_next_event(world):
+    world.fails = {NEW.version: BAD}
+    world.install_errors = {OLD.version: PackageError("apt is locked", passes=True)}
+    with pytest.raises(UpgradeError, match=r"apt is locked: .*going back: installing, which the"):
+        upgrade(world)
+    with pytest.raises(PackageError):
+        settle(world)
+    world.install_errors = {}
+    assert settle(world) is True
+    assert is_done(world, OLD)
+    assert "taken back" in walk.said()
+
+
+def test_a_gpu_that_could_not_be_tested_stays_out_until_a_test_passes(world):
+    world.prevented = Outcome.PREVENTED
+    shown = upgrade(world)
+    assert shown["self-test"] == "incomplete: prevented with 580.95.05"
+    assert "juju run worker/0 gpu-selftest" in shown["next"]
+    assert settle(world) is False
+    assert len(world.quarantined()) == 2
+    world.prevented = Outcome.PASSED
+    world.test(level=Level.QUICK)
+    assert settle(world) is True, "a quick one proves nothing, so one of isolation is made"
+    assert is_done(world, NEW)
+    assert driver_record.read() is None
+
+
+def test_another_self_test_is_waited_for(world, monkeypatch):
+    monkeypatch.setattr(service, "wait_for_others", lambda _: "pid 7")
+    assert upgrade(world)["self-test"].startswith("incomplete: another self-test runs")
+    world.test()
+    assert settle(world) is True
+    assert is_done(world, NEW)
+
+
+@pytest.mark.parametrize("step", ["install", "reload", "start", "follow"])
+@pytest.mark.parametrize("reboots", [False, True])
+def test_killed_at_any_step_the_next_hook_ends_it(world, step, reboots):
+    world.dies_in = step
+    with pytest.raises(Killed):
+        upgrade(world)
+    assert len(world.quarantined()) == 2
+    if reboots:
+        world.loaded = world.installed.version
+    assert settle(world) is True
+    assert is_done(world, NEW)
+    assert driver_record.read() is None
+
+
+@pytest.mark.parametrize("step", ["install", "reload", "start", "follow"])
+def test_killed_at_any_step_back_the_next_hook_ends_it(world, step):
+    world.fails = {NEW.version: BAD}
+    world.install_errors = {OLD.version: PackageError("apt is locked", passes=True)}
+    with pytest.raises(UpgradeError):
+        upgrade(world)
+    world.install_errors, world.dies_in = {}, step
+    with pytest.raises(Killed):
+        settle(world)
+    assert settle(world) is True
+    assert is_done(world, OLD)
+
+
+def test_where_tasks_get_no_gpu_any_more_nothing_is_tested(world, monkeypatch):
+    world.dies_in = "install"
+    with pytest.raises(Killed):
+        upgrade(world)
+    monkeypatch.setattr(settings, "read", lambda: None)
+    assert settle(world) is True
+    assert (world.installed, driver_record.read()) == (NEW, None)
+
+
+def test_without_an_upgrade_there_is_nothing_to_settle_or_say(world):
+    assert settle(world) is False
+    assert (walk.said(), world.steps) == ("", [])
+
+
+def test_what_can_not_be_read_is_not_taken_for_no_upgrade(world):
+    driver_record.path().mkdir(parents=True)
+    with pytest.raises(facts.UnknownError):
+        settle(world)
