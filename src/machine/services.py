@@ -13,6 +13,7 @@ from machine import files, process, waiting
 
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _UNITS: typing.Final = pathlib.Path("/etc/systemd/system")
+_ENDED: typing.Final = ("inactive", "failed")
 _Answer = typing.TypeVar("_Answer")
 
 # Longer than any unit's own TimeoutStopSec.
@@ -177,9 +178,14 @@ def _is_away(error: BaseException) -> bool:
 
 
 def _stop(name: str, state: dict[str, str]) -> bool:
-    if state["ActiveState"] in ("inactive", "failed"):
+    if state["ActiveState"] in _ENDED:
         return False
-    _systemctl("stop", name)
+    try:
+        _systemctl("stop", name)
+    except process.CommandError:
+        # Of a transient unit that is gone, as by a call of which only the answer was lost.
+        if show(name, "ActiveState")["ActiveState"] not in _ENDED:
+            raise
     return True
 
 
