@@ -27,6 +27,7 @@ SITE_PACKAGES = pathlib.Path(tenacity.__file__).parents[1]
 PREPARE = """
 rm -rf /etc/apt/sources.list.d && mkdir -p /etc/apt/sources.list.d
 echo 'deb [signed-by=/srv/test/archive.asc] copy:/srv/test/archive /' >/etc/apt/sources.list
+echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test
 apt-get -qq update
 """
 CALL = """

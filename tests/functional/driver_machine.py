@@ -16,7 +16,7 @@ from tests.lab.machines import Machine
 
 ROOT = pathlib.Path(__file__).parents[2]
 KERNEL = platform.release()
-NEXT = "6.99.0-1-generic"
+NEXT = "999.0.0-1-generic"  # newer than any that runs
 OLD, NEW = "580.65.06", "580.95.05"
 UBUNTU = "0ubuntu0.24.04.1"
 BRANCHES = ("580-server", "580-server-open", "535-server")

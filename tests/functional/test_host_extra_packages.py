@@ -36,6 +36,7 @@ PACKAGES = {
 PREPARE = f"""
 dpkg --purge --force-all {" ".join(PACKAGES)} 2>&1
 rm -rf /etc/apt/sources.list.d/*
+echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test
 echo 'deb [signed-by=/srv/key.asc] file:/srv/archive /' >/etc/apt/sources.list
 apt-get -qq update && apt-get -qqy install htop >/dev/null
 """
@@ -64,7 +65,7 @@ class Host:
     def ensure(self, *names):
         path = "PYTHONPATH=/srv/repo/src:/srv/packages"
         python = ["/usr/bin/env", path, "/usr/bin/python3", "-B", "-c", CALL, *names]
-        changed, self.told = json.loads(self.machine.enter(*python).stdout)
+        changed, self.told = json.loads(self.machine.enter(*python, timeout=180).stdout)
         return changed
 
     def have(self):

@@ -50,6 +50,8 @@ DAEMON = f"""[Unit]
 Description=NVIDIA Persistence Daemon
 
 [Service]
+# Else it is "started" while it is systemd's own child still, with no arguments of its own.
+Type=exec
 ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced {IDLE} --verbose
 """
 INSTALL = "[Install]\nWantedBy=multi-user.target\n"

@@ -57,6 +57,10 @@ except packages.PackageError as error:
     answer.update(error=str(error), passes=error.passes)
 print(json.dumps({**answer, "commands": commands, "said": said}, default=vars))
 """
+UNTIL_SERVED = """
+until /usr/bin/python3 -c 'import socket; socket.create_connection(("127.0.0.1", 8080))' 2>&1
+do sleep 0.1; done >/dev/null
+"""
 # What a refusal, and what the whole life of a toolkit, leaves as it was.
 LOOK = """
 dpkg -l; apt-mark showhold; apt-mark showauto
@@ -129,10 +133,7 @@ class Host:
     def serve(self, *, up):
         if up:
             serve = "/usr/bin/python3 -m http.server 8080 --bind 127.0.0.1 --directory /srv/mirror"
-            self.sh(
-                f"systemd-run -q --unit=mirror {serve}\n"
-                "until curl -so /dev/null http://127.0.0.1:8080; do sleep 0.1; done"
-            )
+            self.sh(f"systemd-run -q --unit=mirror {serve}\n{UNTIL_SERVED}")
         else:
             self.sh("systemctl stop mirror; systemctl reset-failed mirror 2>/dev/null || :")
 
@@ -160,7 +161,10 @@ def host(folder, mirror):
     binds = {"/srv/repo": ROOT, "/srv/packages": packages, "/srv/mirror": mirror.folder}
     try:
         host = Host(park.up("toolkit", binds_ro=binds), mirror.key.fingerprint)
-        host.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*; apt-get -qq update")
+        host.sh(
+            "echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test; "
+            "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*; apt-get -qq update"
+        )
         # Folders that stay are no difference.
         host.sh("mkdir -p /var/lib/gpu-ci /etc/apt/keyrings")
         host.serve(up=True)

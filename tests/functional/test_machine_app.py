@@ -111,11 +111,13 @@ def test_self_test_that_runs_stays_of_one_version_over_refreshes(refreshed):
 def test_command_runs_without_the_charm_and_writes_nothing_where_it_runs(refreshed):
     refreshed.sh(f"touch /run/go-on; mv {CHARM} {CHARM}.gone")
     listing = f"find {HOME} -printf '%p %i %T@ %C@\\n' | sort"
-    before = refreshed.sh(listing).stdout
-    report = json.loads(refreshed.sh(f"{LAUNCHER} --level quick --json", check=False).stdout)
-    assert report["outcome"] == "failed"  # no toolkit was installed here
-    assert refreshed.sh(listing).stdout == before
-    refreshed.sh(f"mv {CHARM}.gone {CHARM}")
+    try:
+        before = refreshed.sh(listing).stdout
+        report = json.loads(refreshed.sh(f"{LAUNCHER} --level quick --json", check=False).stdout)
+        assert report["outcome"] == "failed"  # no toolkit was installed here
+        assert refreshed.sh(listing).stdout == before
+    finally:
+        refreshed.sh(f"mv {CHARM}.gone {CHARM}")
 
 
 def test_one_by_hand_keeps_its_version_and_nobody_but_root_can(refreshed):

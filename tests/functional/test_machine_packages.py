@@ -356,13 +356,22 @@ def unattended(host):
     """The real unattended-upgrades on the machine, which the host need not have."""
     with tempfile.TemporaryDirectory(dir=host.folder) as folder:
         wanted = ["unattended-upgrades", "python3-distro-info"]
-        argv = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *wanted]
+        argv = [
+            "timeout",
+            "60",
+            "apt-get",
+            "-q",
+            "-o",
+            "APT::Sandbox::User=root",
+            "download",
+            *wanted,
+        ]
         cached = ROOT / ".soak/unattended-upgrades"
         if cached.is_dir():
             for deb in cached.glob("*.deb"):
                 shutil.copy(deb, folder)
         elif subprocess.run(
-            argv, cwd=folder, capture_output=True, check=False, timeout=60
+            argv, cwd=folder, capture_output=True, check=False, timeout=90
         ).returncode:
             pytest.skip("unattended-upgrades can't be downloaded")
         name = pathlib.Path(folder).name

@@ -20,7 +20,8 @@ INSTALL = f"packages.ensure('toolkit', {KIT}, said.append)"
 SERVE = """
 systemd-run --quiet --unit=mirror --collect --working-directory=/srv/test \\
     /usr/bin/python3 -m http.server 8000
-until curl -so /dev/null localhost:8000 || wget -qO /dev/null localhost:8000; do sleep 0.1; done
+until /usr/bin/python3 -c 'import socket; socket.create_connection(("localhost", 8000))' 2>&1
+do sleep 0.1; done >/dev/null
 """
 # All that a charm could leave of packages: what there is, holds, marks, apt's settings.
 SEEN = """

@@ -104,10 +104,10 @@ def test_a_hook_killed_half_way_runs_again_from_the_start(model, deploy):
     deploy("one")
     model.controller.settle()
     script = (
-        "echo begun >>/srv/steps\nopen-port 80\nconfig-get size\nsleep 1\necho done >>/srv/steps\n"
+        "echo begun >>/srv/steps\nopen-port 80\nconfig-get size\nsleep 6\necho done >>/srv/steps\n"
     )
     behave(model, "one/0", "update-status", script)
-    for number, moment in enumerate((Interruption(at_command=2), Interruption(after_seconds=0.5))):
+    for number, moment in enumerate((Interruption(at_command=2), Interruption(after_seconds=3))):
         model.store.do("DELETE FROM port")
         machine(model, "one/0").write("/srv/steps", "")
         model.controller.fire("one/0", "update-status", moment)
@@ -176,7 +176,7 @@ def said(model, unit, words):
 
 
 def test_a_removed_application_is_forgotten_and_its_relations_with_it(model, deploy):
-    deploy("one", {"server-relation-departed": "sleep 2; juju-log gone\n"}, units=2)
+    deploy("one", {"server-relation-departed": "sleep 15; juju-log gone\n"}, units=2)
     deploy("two", {"client-relation-broken": "juju-log broken\n"})
     model.integrations.integrate("one:server", "two:client")
     model.controller.settle()
