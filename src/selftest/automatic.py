@@ -144,6 +144,7 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         min_cpus=options.minimums.cpus,
         min_memory_gib=options.minimums.memory_gib,
         gpu_driver=options.gpu_driver,
+        auto_reboot=options.auto_reboot,
         allow_vulnerable_toolkit=options.allow_vulnerable_toolkit,
         files=wrapper.installed() if ready or not earlier else earlier.files,
         wheels=wheels,

@@ -28,7 +28,7 @@ class Settings:
         min_driver_version: such as `535` or `580.65.06`.
         min_cpus: how many processors the machine must have; 0: no minimum.
         min_memory_gib: its memory as sold, in GiB; 0: no minimum.
-        gpu_driver: as the option says it, for the words of remedies.
+        gpu_driver, auto_reboot: as the options say it, for the words of remedies.
         allow_vulnerable_toolkit: whether a toolkit with known vulnerabilities only warns.
         files: absolute path of each file of the wrapper to what it must be (oci.wrapper).
         wheels: path of the charm resource selftest-wheels; empty when not given.
@@ -44,6 +44,7 @@ class Settings:
     min_cpus: int = 0
     min_memory_gib: int = 0
     gpu_driver: str = "auto"
+    auto_reboot: bool = False
     allow_vulnerable_toolkit: bool = False
     files: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     wheels: str = ""

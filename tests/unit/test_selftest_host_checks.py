@@ -10,6 +10,7 @@ import pytest
 
 from gpu.inventory import Inventory, State, Vendor
 from host import facts
+from machine import packages
 from plan.state import Driver, Toolkit
 from selftest.check import Level, Outcome
 from selftest.quick import host_checks, known
@@ -17,6 +18,7 @@ from tests.unit.host_site import ENVIRONMENT, IS_ROOT, SERVICE, Room, Site, name
 from tests.unit.situations import GPUS, RUNTIME
 
 ONE, TWO = (gpu.uuid for gpu in GPUS)
+READ = known.read
 FILES = ["wrapper", "launcher", "runtime-config"]
 
 
@@ -81,16 +83,21 @@ def test_before_the_wrapper_is_there_its_checks_say_why(site):
     assert {one.text for one in results if one.check in FILES} == {"toolkit failed"}
 
 
+def looked(site, monkeypatch, machine=None):
+    """What the production code sees of the site."""
+    kept = site.path("var/lib/gpu-ci/inventory.json")
+    monkeypatch.setattr(known, "read", lambda path=kept: READ(path))
+    monkeypatch.setattr(host_checks.detect, "detect", lambda _: site.inventory)
+    monkeypatch.setattr(facts, "machine", machine or (lambda: site.machine))
+    return dataclasses.replace(host_checks.look(site.settings), root=site.root)
+
+
 def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(site, monkeypatch):
     def fail():
         raise facts.UnknownError("no time: nvidia-container-runtime --version")
 
-    read, kept = known.read, site.path("var/lib/gpu-ci/inventory.json")
-    monkeypatch.setattr(known, "read", lambda path=kept: read(path))
-    monkeypatch.setattr(host_checks.detect, "detect", lambda _: site.inventory)
-    monkeypatch.setattr(facts, "machine", fail)
-    look = host_checks.look(site.settings)
-    results = host_checks.run(site.settings, dataclasses.replace(look, root=site.root))
+    look = looked(site, monkeypatch, machine=fail)
+    results = host_checks.run(site.settings, look)
     assert named(results, Outcome.FAILED) == []
     assert named(results, Outcome.PREVENTED) == [("toolkit", ""), ("launcher", "")]
     assert {one.text for one in results if one.outcome is Outcome.PREVENTED} == {look.unknown}
@@ -190,13 +197,32 @@ def test_a_vulnerable_toolkit_that_is_allowed_warns_and_names_its_cves(site):
     assert warned.remedy == "juju config worker allow-vulnerable-toolkit=false"
 
 
-def test_the_state_of_the_driver_is_that_of_the_table(site):
+def test_the_state_of_the_driver_is_that_of_the_table(site, monkeypatch):
     site.unusable(State.MISMATCH)
-    driver = Driver(
+    found = Driver(
         kernel="6.8", modules=(("6.8", "580.65.06"),), loaded="580.54.01", version="580.65.06"
     )
-    failed = red(site.run(driver=driver))
+    monkeypatch.setattr(host_checks.driver, "look", lambda: found)
+    look = looked(site, monkeypatch)
+    failed = red(host_checks.run(site.settings, look))
     assert failed.text == (
         "driver and library differ: reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
     )
-    assert failed.remedy.startswith("sudo reboot when no job runs, or juju config worker auto-")
+    assert failed.remedy == "sudo reboot when no job runs"
+    monkeypatch.setattr(host_checks.driver, "look", lambda: dataclasses.replace(found, ours=True))
+    failed = red(host_checks.run(site.settings, looked(site, monkeypatch)))
+    assert failed.remedy.endswith(", or juju config worker auto-reboot=true")
+    rebooting = dataclasses.replace(site.settings, auto_reboot=True)
+    failed = red(host_checks.run(rebooting, looked(site, monkeypatch)))
+    assert failed.remedy == "the charm reboots when no job runs"
+
+
+def test_a_driver_that_can_not_be_looked_at_fails_nothing(site, monkeypatch):
+    def fail():
+        raise packages.PackageError("dpkg-query ran out of time", passes=True)
+
+    monkeypatch.setattr(host_checks.driver, "look", fail)
+    look = looked(site, monkeypatch)
+    assert look.unknown == "dpkg-query ran out of time"
+    results = host_checks.run(site.settings, look)
+    assert named(results, Outcome.FAILED) == []

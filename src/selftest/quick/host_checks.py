@@ -10,7 +10,8 @@ import typing
 from ci.concourse import worker
 from gpu import detect
 from gpu.inventory import Gpu, Inventory, State, Vendor
-from host import facts
+from host import driver, facts
+from machine import packages
 from plan import host_states, toolkit_policy, versions
 from plan.host_facts import Facts
 from plan.options import Options
@@ -83,7 +84,7 @@ class Look:
         damage: why those can't be told; empty where they can.
         unknown: why the software can't be told; empty where it can.
         root: where the machine's files lie.
-        driver: what there is of NVIDIA's driver, as far as that was looked at.
+        driver: what there is of NVIDIA's driver, if it is NVIDIA's GPUs.
     """
 
     inventory: Inventory
@@ -126,7 +127,9 @@ def look(settings: Settings) -> Look:
     seen = Look(detect.detect(settings.vendor), Machine(facts.architecture()))
     try:
         seen = dataclasses.replace(seen, machine=facts.machine())
-    except facts.UnknownError as error:
+        if seen.inventory.vendor is Vendor.NVIDIA:
+            seen = dataclasses.replace(seen, driver=driver.look())
+    except (facts.UnknownError, packages.PackageError) as error:
         seen = dataclasses.replace(seen, unknown=str(error))
     try:
         return dataclasses.replace(seen, known=known.read())
@@ -260,6 +263,7 @@ def _facts(settings: Settings, look: Look) -> Facts:
         options=Options(
             gpu_vendor=settings.vendor,
             gpu_driver=settings.gpu_driver,
+            auto_reboot=settings.auto_reboot,
             allow_vulnerable_toolkit=settings.allow_vulnerable_toolkit,
         ),
         unit=settings.unit,
@@ -282,22 +286,22 @@ def _driver(settings: Settings, look: Look) -> Result:
 
 
 def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
-    wanted, driver = settings.min_driver_version, look.inventory.driver
+    wanted, found = settings.min_driver_version, look.inventory.driver
     if not wanted:
         return DRIVER_VERSION.result(Outcome.SKIPPED, "min-driver-version is not set")
     if prevented:
         return DRIVER_VERSION.result(Outcome.PREVENTED, prevented)
-    if not driver:
+    if not found:
         return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version of its own")
     threshold = f"at least {wanted}"
-    if versions.numbers(driver) >= versions.numbers(wanted):
-        return DRIVER_VERSION.result(Outcome.PASSED, driver, value=driver, threshold=threshold)
+    if versions.numbers(found) >= versions.numbers(wanted):
+        return DRIVER_VERSION.result(Outcome.PASSED, found, value=found, threshold=threshold)
     nvidias = look.inventory.vendor is Vendor.NVIDIA
     install = f"sudo ubuntu-drivers install --gpgpu nvidia:{versions.numbers(wanted)[0]}-server"
     return DRIVER_VERSION.result(
         Outcome.FAILED,
-        f"driver too old: {driver} is below min-driver-version {wanted}",
-        value=driver,
+        f"driver too old: {found} is below min-driver-version {wanted}",
+        value=found,
         threshold=threshold,
         remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
         f"juju config {settings.application} min-driver-version=",
