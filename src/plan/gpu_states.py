@@ -23,8 +23,10 @@ _REBOOT: typing.Final = (
 _INSTALLS: typing.Final = (
     "installs the recommended server branch, or that of gpu-driver, and loads it"
 )
-_OR_REBOOT: typing.Final = (
-    "sudo reboot when no job runs, or juju config {application} auto-reboot=true"
+_REBOOT_BY_HAND: typing.Final = "sudo reboot when no job runs"
+_SIGNED: typing.Final = (
+    "have the signed module in place of DKMS's (sudo ubuntu-drivers install --gpgpu), or enrol "
+    "its key (sudo mokutil --import /var/lib/shim-signed/mok/MOK.der) and reboot"
 )
 
 
@@ -97,8 +99,8 @@ TABLE: typing.Final = (
         "NVIDIA's driver is installed, but nouveau has the GPU in this boot.",
         lambda facts: facts.is_in(State.NOUVEAU) and facts.is_built_for_next_boot,
         "reboot needed (driver {installed} installed, nouveau loaded)",
-        _OR_REBOOT,
-        f"keeps nouveau from the next boot; {_REBOOT}",
+        _REBOOT_BY_HAND,
+        f"for a driver of its own: keeps nouveau from the next boot; {_REBOOT}",
         reboots=True,
     ),
     HostState(
@@ -125,8 +127,7 @@ TABLE: typing.Final = (
         "The firmware lets only signed modules in, and this one's key is not enrolled.",
         lambda facts: facts.is_in(State.NO_DRIVER) and _is_refused_by_firmware(facts),
         "Secure Boot refuses the nvidia module ({refused})",
-        "have the signed one in place of DKMS's (sudo ubuntu-drivers install --gpgpu), or enrol "
-        "its key (sudo mokutil --import /var/lib/shim-signed/mok/MOK.der) and reboot",
+        _SIGNED,
         "installs signed modules only",
     ),
     HostState(
@@ -135,8 +136,7 @@ TABLE: typing.Final = (
         "The kernel does not take the module for another reason.",
         lambda facts: facts.is_in(State.NO_DRIVER) and bool(facts.driver.refused),
         "the kernel refuses the nvidia module ({refused})",
-        "see sudo dmesg for NVRM lines, or choose another branch: juju config {application} "
-        "gpu-driver=<branch>",
+        "see sudo dmesg for NVRM lines, or take another branch: {other_branch}",
         "tries again after each boot",
     ),
     HostState(
@@ -145,7 +145,23 @@ TABLE: typing.Final = (
         "The module is loaded and leaves the GPU alone: too old or too new for it, or a fault.",
         lambda facts: facts.is_in(State.NO_DRIVER) and bool(facts.driver.loaded),
         "NVIDIA driver {loaded} is loaded but does not take GPU {gpus}",
-        "see sudo dmesg for NVRM lines, and sudo ubuntu-drivers list --gpgpu for its branches",
+        "see sudo dmesg for NVRM lines; sudo ubuntu-drivers list --gpgpu names the branches for "
+        "it: {other_branch}",
+    ),
+    HostState(
+        "module not loaded, Secure Boot",
+        Kind.BLOCKS,
+        "The same as the next, where the firmware lets only signed modules in; the driver is "
+        "somebody else's.",
+        lambda facts: (
+            facts.is_in(State.NO_DRIVER)
+            and facts.is_built_for_this_kernel
+            and facts.driver.secure_boot
+            and facts.driver.is_anothers
+        ),
+        "GPU {gpus} has no driver: NVIDIA's {installed} is installed but not loaded, under Secure "
+        "Boot",
+        f"sudo modprobe nvidia; if its key is rejected, {_SIGNED}",
     ),
     HostState(
         "module not loaded",
@@ -154,7 +170,7 @@ TABLE: typing.Final = (
         lambda facts: facts.is_in(State.NO_DRIVER) and facts.is_built_for_this_kernel,
         "GPU {gpus} has no driver: NVIDIA's {installed} is installed but not loaded",
         "sudo modprobe nvidia; if it is refused, see sudo dmesg",
-        "loads it",
+        "loads that of a driver of its own",
         needs_driver_option=True,
     ),
     HostState(
@@ -163,7 +179,7 @@ TABLE: typing.Final = (
         "The running kernel lacks the module, the one that the next boot takes has it.",
         lambda facts: facts.is_in(State.NO_DRIVER) and facts.is_built_for_next_boot,
         "reboot needed (driver {installed} installed for kernel {boot_kernel}, {kernel} runs)",
-        _OR_REBOOT,
+        _REBOOT_BY_HAND,
         _REBOOT,
         reboots=True,
     ),
@@ -246,7 +262,7 @@ TABLE: typing.Final = (
             facts.is_in(State.MISMATCH) and facts.is_upgraded and facts.has_module_of_upgrade
         ),
         "reboot needed (driver {installed} installed, {loaded} loaded)",
-        _OR_REBOOT,
+        _REBOOT_BY_HAND,
         _REBOOT,
         reboots=True,
     ),
@@ -312,6 +328,24 @@ NOTES: typing.Final = (
         ),
         "reboot needed (driver {installed} installed, {loaded} loaded)",
         charm="nothing as long as it works",
+    ),
+    HostState(
+        "other branch installed",
+        Kind.NOTE,
+        "gpu-driver names another branch than that of the charm's driver, which works.",
+        lambda facts: facts.wants_another_branch and facts.driver.ours,
+        "gpu-driver={chosen_driver}, and {branch} is installed",
+        "juju run {unit} upgrade-driver branch={chosen_driver}",
+        "nothing: no hook replaces a driver by another",
+    ),
+    HostState(
+        "other branch installed, other driver",
+        Kind.NOTE,
+        "The same with a driver that somebody else installed.",
+        lambda facts: facts.wants_another_branch and not facts.driver.ours,
+        "gpu-driver={chosen_driver}, and {branch} is somebody else's",
+        "juju config {application} gpu-driver=auto",
+        "nothing: it is used as it is",
     ),
     HostState(
         "module missing for the next boot",

@@ -27,7 +27,7 @@ def make(state: UnitState) -> HostPlan | Keep:
     if Part.HOST in state.frozen:
         return Keep.AS_IS
     if facts is None:
-        return HostPlan()
+        return HostPlan(packages=options.host_packages if options.has_worker else ())
     inventory = facts.inventory
     if inventory.vendor is not Vendor.NVIDIA or inventory.state in _NOTHING_TO_DRIVE:
         # A card that is gone for now takes nothing with it.
@@ -46,26 +46,16 @@ def needs_reboot(state: UnitState) -> bool:
 
 def _driver(state: UnitState) -> DriverPlan | Keep:
     driver, options = state.driver, state.options
-    if options.gpu_driver == "none" or driver.changing or _is_somebody_elses(state):
+    if options.gpu_driver == "none" or driver.changing or driver.is_anothers:
         return Keep.AS_IS
     if driver.container:
-        wrong = driver.loaded and not driver.bound and driver.version != driver.loaded
-        return DriverPlan(userspace=driver.loaded) if wrong else Keep.AS_IS
+        needs_libraries = driver.loaded and not driver.bound
+        return DriverPlan(userspace=driver.loaded) if needs_libraries else Keep.AS_IS
     fits = {driver.kernel, driver.next_kernel} - {""} <= {kernel for kernel, _ in driver.modules}
-    whole = driver.ours and driver.version and fits
-    if whole and (driver.loaded or driver.refused):
-        return Keep.AS_IS
+    if driver.ours and driver.version and fits and driver.refused and not driver.loaded:
+        return Keep.AS_IS  # Another try in this boot would be refused too.
     branch = "" if options.gpu_driver == "auto" else options.gpu_driver
     return DriverPlan(branch=driver.branch or branch, fabric_manager=driver.nvswitch)
-
-
-def _is_somebody_elses(state: UnitState) -> bool:
-    """Whether there is anything of a driver that this charm did not bring."""
-    driver = state.driver
-    if driver.ours:
-        return False
-    # In a container the loaded module is the host's.
-    return bool(driver.version or driver.library or (driver.loaded and not driver.container))
 
 
 def _toolkit(state: UnitState, facts: Facts) -> ToolkitPlan | Keep:

@@ -104,14 +104,17 @@ class Facts:
         return dict(self.driver.modules).get(self.boot_kernel) in ("", self.installed)
 
     @property
-    def may_install(self) -> bool:
-        """Whether the driver is the charm's matter: there is none, or it is its own."""
-        return self.driver.ours or not self.is_installed
+    def can_reboot(self) -> bool:
+        """Whether a reboot would be the charm's, were it let: its own driver needs one."""
+        return self.driver.ours and not self.driver.refused
 
     @property
-    def may_reboot(self) -> bool:
-        """Whether a reboot is the charm's: it is let, and its own driver can be loaded by one."""
-        return self.options.auto_reboot and self.driver.ours and not self.driver.refused
+    def wants_another_branch(self) -> bool:
+        """Whether gpu-driver names a branch, and that of the driver here is another, or none."""
+        branch = self.options.gpu_driver
+        there = self.driver.branch or self.driver.is_anothers
+        named = branch not in ("auto", "none", self.driver.branch)
+        return bool(there) and named and self.is_nvidias and not self.driver.container
 
     @property
     def has_rebooted(self) -> bool:
@@ -139,6 +142,9 @@ class Facts:
             "loaded": self.loaded or "of an unknown version",
             "installed": self.installed or "of an unknown version",
             "refused": driver.refused,
+            "chosen_driver": self.options.gpu_driver,
+            "branch": driver.branch or self.loaded or "one without packages",
+            "other_branch": _other_branch(driver, self.unit),
             "module": _module(driver, kernel),
             "boot_module": _module(driver, self.boot_kernel or kernel),
             "runtime": self.toolkit.path if self.toolkit else "",
@@ -177,6 +183,13 @@ def _gravest(version: str) -> str:
     known = sorted(toolkit_policy.advisories(version), key=lambda one: -one.severity)
     others = f" and {len(known) - 1} more" if len(known) > 1 else ""
     return f"{known[0].cve}{others}" if known else ""
+
+
+def _other_branch(driver: Driver, unit: str) -> str:
+    """How the operator gets a driver of another branch."""
+    if driver.is_anothers:
+        return "install one of another branch the way this one came"
+    return f"juju run {unit} upgrade-driver branch=<branch>"
 
 
 def _module(driver: Driver, kernel: str) -> str:

@@ -85,13 +85,16 @@ def _obstacle(row: HostState, facts: Facts) -> Obstacle | None:
     if row.kind is not Kind.BLOCKS:
         return None
     what, remedy = _texts(row, facts)
-    if row.reboots and facts.may_reboot:
+    if row.reboots and facts.can_reboot and not facts.options.auto_reboot:
+        remedy += f", or juju config {facts.application} auto-reboot=true"
+    elif row.reboots and facts.can_reboot:
         # One that did not help is no reason for another, and another, and another.
         passes = not facts.has_rebooted
         remedy = "the charm reboots when no job runs" if passes else _REBOOTED
         return Obstacle(what, remedy, row.name, reboots=True, passes=passes)
     # The charm would do it, were it let; a driver that somebody else installed it never touches.
-    if row.needs_driver_option and facts.options.gpu_driver == "none" and facts.may_install:
+    kept_out = facts.options.gpu_driver == "none" and not facts.driver.is_anothers
+    if row.needs_driver_option and kept_out:
         remedy += f", or juju config {facts.application} gpu-driver=auto"
     return Obstacle(what, remedy, row.name, reboots=row.reboots)
 

@@ -153,7 +153,11 @@ class Options:
     @property
     def frozen(self) -> frozenset[Part]:
         """The parts that stay as they are, since an option of theirs can't be used."""
-        return frozenset(_PARTS.get(one.option, Part.GPU) for one in self.wrong)
+        parts = {_PARTS.get(one.option, Part.GPU) for one in self.wrong}
+        # Whose GPUs are used decides what the host needs for them.
+        if any(one.option == "gpu-vendor" for one in self.wrong):
+            parts.add(Part.HOST)
+        return frozenset(parts)
 
 
 def parse(
@@ -310,7 +314,7 @@ _READERS: typing.Final[
     "gpu_driver": lambda raw: _pattern(
         raw,
         "gpu-driver",
-        r"auto|none|[0-9]{3}(?:-server)?(?:-open)?",
+        r"auto|none|[0-9]{3,4}(?:-server)?(?:-open)?",
         "is no driver: use auto, none, or a branch such as 580-server",
     ),
     "auto_reboot": lambda raw: bool(raw.get("auto-reboot", False)),

@@ -80,6 +80,13 @@ class Driver:
     nvswitch: bool = False
     changing: bool = False
 
+    @property
+    def is_anothers(self) -> bool:
+        """Whether there is anything of a driver that this charm did not bring."""
+        # In a container the loaded module is the host's.
+        loaded = self.loaded and not self.container
+        return not self.ours and bool(self.version or self.library or self.modules or loaded)
+
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:

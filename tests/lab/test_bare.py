@@ -127,7 +127,9 @@ def test_a_vulnerable_toolkit_is_refused_unless_it_is_allowed(bare):
     assert bare.versions(*TOOLKIT) == {KNOWN_GOOD}
 
 
-def test_giving_up_the_gpus_gives_back_sources_pins_and_holds(bare):
+def test_giving_up_the_gpus_gives_back_sources_pins_and_holds_until_they_are_wanted_again(bare):
+    kept = bare.changed(APT)
+    assert all(kept.values())
     running = bare.start_task(f"sleep 8; {PROBE}")
     bare.configure(enable_gpu="false")
     try:
@@ -139,6 +141,7 @@ def test_giving_up_the_gpus_gives_back_sources_pins_and_holds(bare):
     finally:
         bare.configure(enable_gpu="true")
     assert bare.status() == READY
+    assert bare.changed(APT) == kept
     bare.wait_for_tag("gpu-count=2")
 
 

@@ -112,8 +112,8 @@ GPU_ROWS = {
     "refused by Secure Boot": (
         facts(State.NO_DRIVER, changed(INSTALLED, refused=REFUSED, secure_boot=True)),
         (
-            f"Secure Boot refuses the nvidia module ({REFUSED}): have the signed one in place of "
-            "DKMS's (sudo ubuntu-drivers install --gpgpu), or enrol its key (sudo mokutil "
+            f"Secure Boot refuses the nvidia module ({REFUSED}): have the signed module in place "
+            "of DKMS's (sudo ubuntu-drivers install --gpgpu), or enrol its key (sudo mokutil "
             "--import /var/lib/shim-signed/mok/MOK.der) and reboot"
         ),
     ),
@@ -121,14 +121,24 @@ GPU_ROWS = {
         facts(State.NO_DRIVER, changed(INSTALLED, refused="No such device", secure_boot=True)),
         (
             "the kernel refuses the nvidia module (No such device): see sudo dmesg for NVRM "
-            "lines, or choose another branch: juju config worker gpu-driver=<branch>"
+            "lines, or take another branch: juju run worker/0 upgrade-driver branch=<branch>"
         ),
     ),
     "GPU not taken": (
         facts(State.NO_DRIVER, LOADED),
         (
             f"NVIDIA driver {NEW} is loaded but does not take GPU {CARD}: see sudo dmesg for NVRM "
-            "lines, and sudo ubuntu-drivers list --gpgpu for its branches"
+            "lines; sudo ubuntu-drivers list --gpgpu names the branches for it: juju run worker/0 "
+            "upgrade-driver branch=<branch>"
+        ),
+    ),
+    "module not loaded, Secure Boot": (
+        facts(State.NO_DRIVER, changed(INSTALLED, ours=False, secure_boot=True)),
+        (
+            f"GPU {CARD} has no driver: NVIDIA's {NEW} is installed but not loaded, under Secure "
+            "Boot: sudo modprobe nvidia; if its key is rejected, have the signed module in place "
+            "of DKMS's (sudo ubuntu-drivers install --gpgpu), or enrol its key (sudo mokutil "
+            "--import /var/lib/shim-signed/mok/MOK.der) and reboot"
         ),
     ),
     "module not loaded": (
@@ -286,6 +296,17 @@ NOTES = {
     "reboot pending": (
         facts(driver=UPGRADED),
         f"reboot needed (driver {NEW} installed, {OLD} loaded)",
+    ),
+    "other branch installed": (
+        facts(gpu_driver="595-server"),
+        (
+            "gpu-driver=595-server, and 580-server is installed: juju run worker/0 upgrade-driver "
+            "branch=595-server"
+        ),
+    ),
+    "other branch installed, other driver": (
+        facts(driver=changed(LOADED, ours=False, branch="", version=""), gpu_driver="580"),
+        (f"gpu-driver=580, and {NEW} is somebody else's: juju config worker gpu-driver=auto"),
     ),
     "module missing for the next boot": (
         facts(driver=changed(LOADED, next_kernel=NEXT)),

@@ -53,14 +53,23 @@ def test_without_gpus_being_asked_for_all_is_given_up():
     assert plan.make(unit("web")).host == HostPlan()
 
 
+def test_the_operators_packages_are_on_a_worker_with_and_without_gpus():
+    options = {"host-packages": "jq, htop"}
+    assert made(situation(gpu(0), options=options)).packages == ("jq", "htop")
+    assert plan.make(unit(options=options)).host == HostPlan(packages=("jq", "htop"))
+    assert plan.make(unit("web", options=options)).host == HostPlan()
+
+
 def test_a_unit_that_leaves_or_is_no_known_kind_stays_as_it_is():
     assert plan.make(unit(leaving=True)).host is Keep.AS_IS
     assert plan.make(unit(options={"deployment-mode": "x"})).host is Keep.AS_IS
 
 
-@pytest.mark.parametrize("driver", [OURS, THEIRS])
-def test_a_driver_that_works_is_left_alone(driver):
-    assert made(situation(gpu(0)), driver=driver).driver is Keep.AS_IS
+def test_a_driver_that_works_is_left_alone_and_ours_is_kept_whole_and_held():
+    assert made(situation(gpu(0)), driver=THEIRS).driver is Keep.AS_IS
+    assert made(situation(gpu(0)), driver=OURS).driver == DriverPlan("580-server")
+    upgraded = dataclasses.replace(OURS, changing=True)
+    assert made(situation(gpu(0)), driver=upgraded).driver is Keep.AS_IS
 
 
 @pytest.mark.parametrize(
@@ -70,6 +79,7 @@ def test_a_driver_that_works_is_left_alone(driver):
         dataclasses.replace(BARE, loaded="550.1", library=""),  # from NVIDIA's own installer
         dataclasses.replace(BARE, library="550.1"),
         dataclasses.replace(THEIRS, loaded="", modules=()),
+        dataclasses.replace(BARE, modules=((KERNEL, "580.65.06"),)),
     ],
 )
 @pytest.mark.parametrize("wish", ["auto", "595-server", "none"])
@@ -96,6 +106,7 @@ def test_a_branch_is_installed_where_there_is_none_and_replaces_none_in_a_hook()
         {"modules": ()},
         {"next_kernel": "6.8.0-61-generic"},
         {"version": "", "branch": "", "library": ""},  # apt was killed
+        {"library": ""},  # and the module loaded by the boot after
     ],
 )
 def test_what_is_missing_of_ours_is_brought_again(changes):
@@ -121,7 +132,7 @@ def test_in_a_container_ours_follow_the_host():
     ours = dataclasses.replace(CONTAINER, version="580.54.01", library="580.54.01", ours=True)
     assert made(without(ours, state=State.MISMATCH)).driver == DriverPlan(userspace="580.65.06")
     same = dataclasses.replace(ours, version="580.65.06")
-    assert made(situation(gpu(0)), driver=same).driver is Keep.AS_IS
+    assert made(situation(gpu(0)), driver=same).driver == DriverPlan(userspace="580.65.06")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +204,12 @@ def test_what_could_not_be_done_is_not_tried_again_in_the_same_hook():
     failed = dataclasses.replace(without(), failures=(Failure(Part.HOST, "no such package"),))
     assert host.make(failed) is Keep.AS_IS
     assert plan.make(dataclasses.replace(situation(gpu(0)), failures=failed.failures)).gpu
+
+
+def test_a_vendor_that_is_none_brings_nobodys_software():
+    found = situation(state=State.NO_DRIVER, options={"gpu-vendor": "amdd"})
+    wanted = plan.make(dataclasses.replace(found, driver=BARE))
+    assert (wanted.host, wanted.gpu) == (Keep.AS_IS, Keep.AS_IS)
 
 
 @pytest.mark.parametrize(

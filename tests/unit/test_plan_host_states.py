@@ -15,6 +15,7 @@ from plan.parts import GpuPlan, Plan, WorkerPlan
 from plan.state import Driver, Packaged
 from plan.status import Line, Running
 from tests.unit.host_situations import (
+    CONTAINER,
     GPU_ROWS,
     INSTALLED,
     LOADED,
@@ -177,13 +178,34 @@ def test_a_reboot_is_the_charms_only_where_it_may_and_once(name):
                 rebooted_for=before,
             )
         )
-        remedy = "sudo reboot when no job runs, or juju config worker auto-reboot=true"
-        if ours and auto_reboot:
+        remedy = "sudo reboot when no job runs"
+        if ours and not auto_reboot:
+            remedy += ", or juju config worker auto-reboot=true"
+        elif ours:
             remedy = "the charm reboots when no job runs"
             if before == NEW:
                 remedy = "the charm has rebooted once for it: see sudo dmesg for nvidia and NVRM"
         assert (obstacle.remedy, obstacle.reboots) == (remedy, True)
         assert obstacle.passes == (remedy == "the charm reboots when no job runs")
+
+
+def test_where_the_module_was_refused_no_reboot_is_offered():
+    found = facts(State.MISMATCH, changed(UPGRADED, refused=REFUSED), auto_reboot=True)
+    obstacle = host_states.of_gpus(found)
+    assert (obstacle.remedy, obstacle.passes) == ("sudo reboot when no job runs", False)
+
+
+def test_another_branch_is_asked_for_the_way_this_driver_came():
+    found = facts(State.NO_DRIVER, changed(LOADED, ours=False))
+    remedy = host_states.of_gpus(found).remedy
+    assert remedy.endswith("install one of another branch the way this one came")
+
+
+@pytest.mark.parametrize("option", ["auto", "none", "580-server"])
+def test_a_driver_of_the_chosen_branch_or_of_any_needs_no_word(option):
+    assert host_states.notes(facts(gpu_driver=option)) == ()
+    container = facts(driver=changed(CONTAINER, library=NEW), gpu_driver="595-server")
+    assert host_states.notes(container) == ()
 
 
 @pytest.mark.parametrize(

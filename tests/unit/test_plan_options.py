@@ -350,7 +350,7 @@ def test_no_value_does_more_than_be_refused(options):
     [
         ("deployment_mode", Part.UNIT),
         ("concourse_version", Part.RELEASE),
-        ("gpu_vendor", Part.GPU),
+        ("gpu_driver", Part.HOST),
         ("gpu_wait_timeout", Part.GPU),
         ("tsa_host", Part.WORKER),
         ("container_dns_servers", Part.WORKER),
@@ -373,4 +373,5 @@ def test_all_that_is_wrong_is_listed():
         "min-driver-version",
         "web-port",
     ]
-    assert options.frozen == {Part.GPU, Part.WEB}
+    # Whose GPUs they are decides which software they need.
+    assert options.frozen == {Part.GPU, Part.HOST, Part.WEB}
