@@ -38,7 +38,7 @@ class Ring:
         listed = self.gpg("--list-keys", "--with-colons", f"{name}@test")
         return re.search(r":{9}([0-9A-F]{40}):", listed)[1]
 
-    def add(self, fingerprint, ends, at="20200101T000000"):
+    def add(self, fingerprint, ends, at="20200102T000000"):
         clock = ["--faked-system-time", at]
         self.gpg(*clock, "--quick-add-key", fingerprint, "ed25519", "sign", ends)
 
