@@ -148,8 +148,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
         repaired = None
         if isinstance(wanted.gpu, GpuPlan):
             repaired, state = self._try(state, Part.GPU, wrapper.apply, wanted.gpu)
-        if state.inventory and state.inventory.gpus:
-            cordons.ensure(state.cordoned)
+        if wanted.unusable or (state.inventory and state.inventory.gpus):
+            cordons.ensure(state.cordoned, wanted.unusable)
         return dataclasses.replace(state, repaired=bool(repaired))
 
     def _test(self, state: UnitState, wanted: Plan) -> UnitState:

@@ -11,7 +11,7 @@ from gpu import detect, foreign, kernel
 from gpu.inventory import Inventory, Vendor
 from host import driver, driver_record, facts, memory, network, toolkit
 from machine import packages
-from oci import cordons, leases, quarantine
+from oci import cordons, leases, quarantine, wrapper
 from plan.state import Driver, Machine, Network, Packaged, RememberedIds, UnitState, Web
 from relations import juju, peers, postgresql, tsa
 from selftest import automatic
@@ -45,6 +45,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         upgrade=walk.said() if asked else "",
         cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
         remembered=memory.remembered_ids() if asked else RememberedIds(),
+        handed_out=wrapper.handed_out() if asked else (),
         quarantined=quarantine.read() if asked else (),
         verdict=verdict,
         tarball=juju.resource(model, juju.TARBALL),

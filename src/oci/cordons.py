@@ -9,19 +9,30 @@ from gpuci import policy
 from machine import files
 from oci import wrapper
 
+Gpus = collections.abc.Iterable[tuple[str, str]]
+"""UUIDs, each with the reason."""
+
 
 def reasons() -> dict[str, str]:
-    """The UUIDs of the GPUs that are cordoned now, each with the reason.
+    """The UUIDs of the GPUs that others use, each with the reason; not those that are unusable.
 
     Raises:
         OSError: the folder can't be read.
     """
-    return policy.cordons(str(wrapper.CORDONS))
+    return policy.cordons(str(wrapper.CORDONS), policy.SELF_TEST_CONTAINER)
 
 
-def ensure(cordoned: collections.abc.Iterable[tuple[str, str]]) -> bool:
-    """Cordon these GPUs (UUID and reason) and no others. Return True if that changed anything."""
+def ensure(cordoned: Gpus, unusable: Gpus = ()) -> bool:
+    """Cordon these GPUs and no others. Return True if that changed anything.
+
+    Args:
+        cordoned: those that others use: for nobody.
+        unusable: those that are of no use to tasks now: for the self-test alone, which finds out
+            whether they are again.
+    """
     wanted = {f"{uuid}.json": {"reason": reason} for uuid, reason in cordoned}
+    for uuid, reason in unusable:
+        wanted[f"{uuid}.json"] = {"reason": reason, "by": "self-test"}
     changed = False
     for path in wrapper.CORDONS.glob("*.json"):
         if path.name not in wanted:

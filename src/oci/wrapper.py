@@ -107,6 +107,15 @@ def allowed() -> Policy | None:
     return policy.read(str(POLICY))
 
 
+def handed_out() -> tuple[str, ...]:
+    """UUIDs of the GPUs that the wrapper gives to tasks; none where it refuses them all."""
+    try:
+        found = allowed()
+    except Refused:
+        return ()
+    return tuple(dict.fromkeys(device.gpu for device in found.devices)) if found else ()
+
+
 def installed() -> dict[str, str]:
     """What each file, link and folder of the wrapper is, as oci.manifest tells it; by path.
 

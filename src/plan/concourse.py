@@ -51,18 +51,24 @@ def longest_wait(state: UnitState) -> int:
     return timeout - REST_OF_CALL if timeout else LONGEST_WAIT
 
 
+def wait_timeout(state: UnitState) -> int:
+    """How long a task waits for its GPUs here, in seconds."""
+    return min(state.options.gpu_wait_timeout, longest_wait(state))
+
+
 def worker(
-    state: UnitState, choice: gpus.Choice, gpu: GpuPlan | Keep | None, problems: list[Problem]
+    state: UnitState,
+    choice: gpus.Choice,
+    gpu: GpuPlan | Keep | None,
+    unusable: gpus.Unusable,
+    problems: list[Problem],
 ) -> WorkerPlan | Keep | None:
-    """How the worker is to run; what stands against it is added to `problems`."""
+    """How the worker is to run; what stands against it is added to `problems`.
+
+    One whose GPUs are all of no use now is asked for none: what it did get would be refused.
+    """
     options, tsa = state.options, state.tsa
-    hosts, keys = tsa.hosts, tsa.public_keys
-    if options.tsa_hosts:
-        hosts, keys = options.tsa_hosts, (options.tsa_public_key,)
-    elif options.has_web:
-        known = state.web.secrets is not None
-        hosts = (f"127.0.0.1:{TSA_PORT}",) if known else ()
-        keys = (state.web.tsa_public_key,) if known else ()
+    hosts, keys = _way_to_web(state)
     if wrong := _against_worker(state):
         problems.append(wrong)
         return Keep.AS_IS
@@ -72,21 +78,36 @@ def worker(
         if not options.has_web:  # else web itself has said so
             problems.append(_missing_tsa(state))
         return Keep.AS_IS if tsa.related or options.has_web else None
-    if gpu is Keep.AS_IS:
+    if gpu is Keep.AS_IS and len(unusable) < max(1, len(state.handed_out)):
         return Keep.AS_IS
-    timeout = max(gpu.wait_timeout + REST_OF_CALL, REQUEST_TIMEOUT) if gpu else 0
-    pool = gpus.pool(state, choice)
+    pool, promised = gpus.pool(state, choice), options.tags
+    if isinstance(gpu, GpuPlan):
+        promised = tags.of_gpus(state, pool)
+    elif gpu is Keep.AS_IS:
+        promised = tags.instead(state, tags.NO_GPU_USABLE)
     return WorkerPlan(
         name=state.worker_name,
         tsa_hosts=hosts,
         tsa_public_keys=keys,
         private_key=options.worker_private_key,
-        tags=tags.of_gpus(state, pool) if gpu else options.tags,
+        tags=promised,
         dns_servers=options.container_dns_servers,
         wrapped=gpu is not None,
-        request_timeout=timeout,
-        max_active_tasks=_max_active_tasks(state, gpu, pool) if gpu else 0,
+        request_timeout=max(wait_timeout(state) + REST_OF_CALL, REQUEST_TIMEOUT) if gpu else 0,
+        max_active_tasks=_max_active_tasks(state, gpu, pool) if isinstance(gpu, GpuPlan) else 0,
     )
+
+
+def _way_to_web(state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Addresses and host keys of the TSA that is this worker's; both empty while unknown."""
+    options, web = state.options, state.web
+    if options.tsa_hosts:
+        return options.tsa_hosts, (options.tsa_public_key,)
+    if not options.has_web:
+        return state.tsa.hosts, state.tsa.public_keys
+    if web.secrets is None:
+        return (), ()
+    return (f"127.0.0.1:{TSA_PORT}",), (web.tsa_public_key,)
 
 
 def _max_active_tasks(state: UnitState, gpu: GpuPlan, pool: gpus.Choice) -> int:

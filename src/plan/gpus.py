@@ -18,6 +18,10 @@ _SOLD_GIB: typing.Final = (
 )  # fmt: skip
 
 
+Unusable = tuple[tuple[str, str], ...]
+"""UUIDs of GPUs, each with why it is of no use to tasks now."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The GPUs that gpu-device-ids allows, under the indexes that the operator knows them by.
@@ -136,6 +140,24 @@ def problem_with(state: UnitState, choice: Choice) -> Problem | None:
         or _too_few(state, choice.gpus)
         or _obstacle(host_states.of_toolkit(facts))
     )
+
+
+def unusable(state: UnitState, choice: Choice) -> Unusable:
+    """GPUs that the wrapper gives to tasks and that are of no use to them now (plan.parts.Plan).
+
+    It goes by what was right before, as long as nothing that tasks could have is here.
+    """
+    facts = host_states.facts(state)
+    if facts is None or problem_with(state, choice) is None:
+        return ()
+    wrong = host_states.blocking(facts)
+    if wrong and not wrong.is_of_an_option:
+        return tuple((uuid, wrong.what) for uuid in state.handed_out)
+    here = {gpu.uuid: gpu for gpu in facts.inventory.gpus}
+    sliced = {uuid for uuid, gpu in here.items() if not gpu.devices}
+    why = {uuid: "not on this machine" for uuid in state.handed_out if uuid not in here}
+    why |= dict.fromkeys(sliced, "in MIG mode without a MIG device")
+    return tuple((uuid, why[uuid]) for uuid in state.handed_out if uuid in why)
 
 
 def _obstacle(found: host_states.Obstacle | None) -> Problem | None:

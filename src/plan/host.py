@@ -63,7 +63,7 @@ def _toolkit(state: UnitState, facts: Facts) -> ToolkitPlan | Keep:
     if state.machine.toolkit and not packaged.ours:
         return Keep.AS_IS
     refused = host_states.of_toolkit(facts)
-    if refused and refused.state.startswith("chosen toolkit"):
+    if refused and refused.is_of_an_option:
         return Keep.AS_IS
     if version in packaged.bad and packaged.previous:
         version = packaged.previous  # The way back to it was broken off.

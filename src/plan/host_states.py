@@ -31,6 +31,11 @@ class Obstacle:
     reboots: bool = False
     passes: bool = False
 
+    @property
+    def is_of_an_option(self) -> bool:
+        """Whether an option can't be followed, and what is here works on as it is."""
+        return self.state.startswith("chosen toolkit")
+
     def __str__(self) -> str:
         return f"{self.what}: {self.remedy}"
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from gpu.inventory import Gpu
-from plan.gpus import Choice
+from plan.gpus import Choice, Unusable
 from plan.problems import Problem
 from plan.state import Database, WebSecrets
 
@@ -152,6 +152,8 @@ class Plan:
 
     Attributes:
         choice: the GPUs that gpu-device-ids allows here.
+        unusable: UUIDs of GPUs that the wrapper gives to tasks and that are of no use to them now,
+            each with what is the matter.
         reboot: the driver that is installed takes a reboot, and the charm may do that.
     """
 
@@ -161,5 +163,6 @@ class Plan:
     worker: WorkerPlan | Keep | None
     web: WebPlan | Keep | None
     choice: Choice = Choice()
+    unusable: Unusable = ()
     host: HostPlan | Keep = Keep.AS_IS
     reboot: bool = False

@@ -22,18 +22,19 @@ def make(state: UnitState) -> Plan:
     release = concourse.release(state, problems)
     choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
     gpu = _gpu(state, choice, problems) if options.has_worker else None
+    unusable = () if Part.GPU in frozen else gpus.unusable(state, choice)
     web = worker = None
     if options.has_web:
         web = Keep.AS_IS if Part.WEB in frozen else concourse.web(state, problems)
     if options.has_worker:
         as_is = Part.WORKER in frozen
-        worker = Keep.AS_IS if as_is else concourse.worker(state, choice, gpu, problems)
+        worker = Keep.AS_IS if as_is else concourse.worker(state, choice, gpu, unusable, problems)
     if release is None or Part.RELEASE in frozen:
         web, worker = web and Keep.AS_IS, worker and Keep.AS_IS
     if gpu is None and worker is Keep.AS_IS:
         gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
     reboot = options.auto_reboot and host.needs_reboot(state)
-    return Plan(tuple(problems), release, gpu, worker, web, choice, software, reboot)
+    return Plan(tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot)
 
 
 def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:
@@ -53,7 +54,7 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
         nvidia_runtime=toolkit.path if by_runtime and toolkit else "",
         allocation=options.gpu_allocation,
         gpus_per_task=options.gpus_per_task,
-        wait_timeout=min(options.gpu_wait_timeout, concourse.longest_wait(state)),
+        wait_timeout=concourse.wait_timeout(state),
         hijack_limit=60 * options.hijack_gpu_limit,
         privileged_tasks=options.privileged_tasks,
         driver_capabilities=options.nvidia_driver_capabilities,

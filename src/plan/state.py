@@ -347,6 +347,7 @@ class UnitState:
         cordoned: UUIDs of GPUs that are no task's for now, each with the reason, such as
             `in use outside CI: pid 4711 (python3)`; what stands before `:` does not change by
             the minute.
+        handed_out: UUIDs of the GPUs that the wrapper here gives to tasks; empty: it gives none.
         quarantined: GPUs that are out of use until further notice, those that are gone too.
         verdict: None before the first self-test.
         tarball: path of the charm resource `concourse`; empty when not given, None where Juju
@@ -371,6 +372,7 @@ class UnitState:
     rebooted_for: str = ""
     upgrade: str = ""
     cordoned: tuple[tuple[str, str], ...] = ()
+    handed_out: tuple[str, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     verdict: Verdict | None = None
     remembered: RememberedIds = RememberedIds()

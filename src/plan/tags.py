@@ -9,8 +9,9 @@ import typing
 from plan.gpus import Choice, devices, memory_gib
 from plan.state import UnitState
 
-# The tag of a worker whose GPUs are all in quarantine.
+# The tag of a worker whose GPUs are all in quarantine, and of one that has none to use now.
 NO_GPU_LEFT: typing.Final = "gpu-quarantined"
+NO_GPU_USABLE: typing.Final = "gpu-unusable"
 
 # Those that a pipeline would ask for at least.
 _LADDER_GIB: typing.Final = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 180, 192, 288)
@@ -31,7 +32,7 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     """
     inventory, gpus = state.inventory, choice.gpus
     if not gpus:
-        return tuple(dict.fromkeys((NO_GPU_LEFT, *state.options.tags)))
+        return instead(state, NO_GPU_LEFT)
     count, memory = len(devices(gpus)), min(memory_gib(gpu) for gpu in gpus)
     tags = ["gpu", f"gpu-type={gpus[0].vendor.value}", f"gpu-count={count}"]
     if state.options.gpu_device_ids:
@@ -49,6 +50,11 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     tags += [f"gpu-memory>={size}GiB" for size in _LADDER_GIB if size <= memory]
     tags += [f"cuda>={release}" for release in _cuda_up_to(inventory.cuda if inventory else "")]
     return tuple(dict.fromkeys((*tags, *state.options.tags)))
+
+
+def instead(state: UnitState, tag: str) -> tuple[str, ...]:
+    """Tags of a worker that has no GPU for tasks: one that says why, and the operator's own."""
+    return tuple(dict.fromkeys((tag, *state.options.tags)))
 
 
 def _model_tag(model: str) -> str:

@@ -304,7 +304,7 @@ def test_a_driver_that_fits_no_more_takes_all_gpus_out_until_it_is_mended(as_dep
         assert (results["gpu-0"], results["gpu-1"]) == ("failed: driver", "failed: driver")
         kind, message = site.status()
         assert (kind, "differ in version" in message) == ("blocked", True), message
-        done = site.task("true", params={})
+        done = site.task("true", "gpu-unusable", params={})
         assert "is quarantined: driver and library differ" in done.stdout
     finally:
         site.machine().run([FAKEGPU, "nvml-fault", "none"])

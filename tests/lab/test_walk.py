@@ -172,6 +172,12 @@ def test_a_failing_driver_blocks_with_the_remedy_and_jobs_go_on(as_deployed, fau
     try:
         kind, message = site.status()
         assert (kind, said in message) == ("blocked", True), message
+        # Concourse sends nobody who asks for a GPU, and who comes by the one tag left is told why.
+        assert site.wait_for_tag("gpu-unusable") == ["gpu-unusable"]
+        refused = site.task("echo never-seen", "gpu-unusable")
+        assert refused.returncode != 0
+        assert "this worker has 0 GPUs for tasks now (GPU 0 (GPU-" in refused.stdout
+        assert said in refused.stdout
         output, _ = running.communicate(timeout=60)
         assert "finished" in output
     finally:

@@ -49,6 +49,21 @@ def test_cordons_come_and_go_with_their_reasons(folder, tmp_path):
     assert (cordons.reasons(), read_by_the_wrapper(tmp_path)) == ({}, {})
 
 
+def test_what_is_of_no_use_now_is_for_the_self_test_alone_and_nobodys_use(folder, tmp_path):
+    unusable = (("GPU-1", "GPU 0000:02:00.0 is on the host but not in this container"),)
+    assert cordons.ensure((FOREIGN,), unusable)
+    assert not cordons.ensure((FOREIGN,), unusable)
+    assert cordons.reasons() == dict((FOREIGN,))
+    why = f"quarantined: {unusable[0][1]}"
+    assert read_by_the_wrapper(tmp_path) == {
+        "GPU-0": FOREIGN[1], **dict.fromkeys(("MIG-1-0", "MIG-1-1"), why),
+    }  # fmt: skip
+    testing = policy.cordons(str(folder), f"{policy.SELF_TEST_CONTAINER}lease")
+    assert testing == {"GPU-0": FOREIGN[1]}
+    assert cordons.ensure((FOREIGN,))
+    assert read_by_the_wrapper(tmp_path) == {"GPU-0": FOREIGN[1]}
+
+
 def test_a_file_that_is_no_cordon_any_more_is_healed(folder, tmp_path):
     cordons.ensure((FOREIGN,))
     (folder / "GPU-0.json").write_text("{")

@@ -159,6 +159,7 @@ def founds(draw):
             foreign_runc=draw(mostly("", st.just("/opt/containerd/bin/runc"))),
         ),
         inventory=draw(inventories()) if asked else None,
+        handed_out=draw(some(*(f"GPU-{card}" for card in CARDS))) if asked else (),
         remembered=RememberedIds(before, known, tuple(range(len(known)))),
         tarball=draw(st.sampled_from(["", "/r/concourse.tgz"])),
         installed=draw(st.sampled_from(["", *VERSIONS])),
@@ -216,8 +217,13 @@ def tags_and_policy_agree(found, made):
     wrong = found.options.has_worker and not found.leaving and problem_with(found, choice)
     if wrong:
         assert wrong in made.problems
-        assert not isinstance(made.worker, WorkerPlan)
         assert made.gpu is Keep.AS_IS
+        if isinstance(made.worker, WorkerPlan):
+            assert {uuid for uuid, _ in made.unusable} == {*found.handed_out} != set()
+            assert made.worker.tags[0] == "gpu-unusable"
+            assert made.worker.wrapped
+        return
+    assert made.unusable == ()
     if isinstance(made.gpu, GpuPlan):
         assert made.gpu.gpus
         assert all(gpu.devices and gpu in found.inventory.gpus for gpu in made.gpu.gpus)
@@ -267,7 +273,8 @@ def a_wait_ends_before_concourse_gives_up(found, made):
     if not isinstance(made.worker, WorkerPlan):
         return
     if not isinstance(made.gpu, GpuPlan):
-        assert (made.worker.request_timeout, made.worker.max_active_tasks) == (0, 0)
+        assert made.worker.max_active_tasks == 0
+        assert bool(made.worker.request_timeout) == bool(made.unusable)
         return
     options, wait = found.options, made.gpu.wait_timeout
     patience = found.tsa.request_timeout

@@ -1,0 +1,89 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Workers whose GPUs can't be used now: what they say, promise and hand out until they can."""
+
+import dataclasses
+
+import pytest
+
+from gpu.inventory import Inventory, State
+from plan import plan
+from plan.parts import Keep
+from plan.state import Packaged, RememberedIds, Toolkit
+from tests.unit.situations import GPUS, READY, RUNTIME, gpu_unit, said, unit
+
+GPU_PROBLEMS = {
+    **{
+        state.value: {"inventory": Inventory(state, detail="0000:01:00.0")}
+        for state in State
+        if state is not State.READY
+    },
+    "unknown id": {"options": {"gpu-device-ids": "7"}},
+    "chosen one gone": {
+        "options": {"gpu-device-ids": "1"},
+        "inventory": dataclasses.replace(READY, gpus=GPUS[:1]),
+        "remembered": RememberedIds(("1",), (("1", GPUS[1].uuid),), (1,)),
+    },
+    "no toolkit": {"machine": {"toolkit": None}},
+    "old toolkit": {"machine": {"toolkit": Toolkit(RUNTIME, "1.19.0")}},
+    "unknown toolkit": {"machine": {"toolkit": Toolkit(RUNTIME, "")}},
+    "MIG without devices": {
+        "inventory": dataclasses.replace(
+            READY, gpus=(dataclasses.replace(GPUS[0], mig_enabled=True), GPUS[1])
+        )
+    },
+}
+
+
+def troubled(name):
+    values = dict(GPU_PROBLEMS[name])
+    options = {"enable-gpu": True, **values.pop("options", {})}
+    return unit(options=options, **values)
+
+
+@pytest.mark.parametrize("name", GPU_PROBLEMS)
+def test_a_worker_whose_gpus_fail_is_blocked_and_runs_on_as_it_is(name):
+    made = plan.make(troubled(name))
+    ((kind, _),) = said(troubled(name))
+    assert kind == "blocked"
+    assert (made.gpu, made.worker) == (Keep.AS_IS, Keep.AS_IS)
+    assert made.release
+
+
+@pytest.mark.parametrize("name", GPU_PROBLEMS)
+def test_gpus_that_are_of_no_use_now_are_promised_to_nobody_and_refused_in_words(name):
+    found = troubled(name)
+    both = dataclasses.replace(found, handed_out=tuple(gpu.uuid for gpu in GPUS))
+    made = plan.make(both)
+    assert made.gpu is Keep.AS_IS
+    if name == "unknown id":  # an option that can't be followed takes nothing away
+        assert (made.worker, made.unusable) == (Keep.AS_IS, ())
+        return
+    few = {"chosen one gone": GPUS[1:], "MIG without devices": GPUS[:1]}.get(name)
+    if few:
+        assert [uuid for uuid, _ in made.unusable] == [gpu.uuid for gpu in few]
+        assert made.worker is Keep.AS_IS
+        both = dataclasses.replace(both, handed_out=tuple(gpu.uuid for gpu in few))
+        made = plan.make(both)
+    assert [uuid for uuid, _ in made.unusable] == list(both.handed_out)
+    assert all(text and text.isprintable() for _, text in made.unusable)
+    assert made.worker.tags == ("gpu-unusable",)
+    well = plan.make(gpu_unit()).worker
+    assert made.worker == dataclasses.replace(well, tags=made.worker.tags, max_active_tasks=0), (
+        "it is restarted for its tags alone"
+    )
+
+
+def test_a_chosen_toolkit_that_is_refused_takes_no_gpu_from_tasks():
+    options = {"enable-gpu": True, "nvidia-container-toolkit-version": "1.17.8"}
+    found = unit(
+        options=options, handed_out=(GPUS[0].uuid,), packaged=Packaged("1.20.0-1", ours=True)
+    )
+    made = plan.make(found)
+    assert (made.gpu, made.worker, made.unusable) == (Keep.AS_IS, Keep.AS_IS, ())
+    assert said(found)[0][0] == "blocked"
+
+
+def test_each_problem_of_gpus_has_a_text_of_its_own():
+    texts = {said(troubled(name))[0] for name in GPU_PROBLEMS}
+    assert len(texts) == len(GPU_PROBLEMS)
