@@ -53,8 +53,8 @@ TABLE: typing.Final = (
         "The option gpu-vendor names a maker of whom there is no GPU.",
         lambda facts: facts.is_in(State.NO_GPU) and facts.options.gpu_vendor != "auto",
         "gpu-vendor '{vendor}': no such GPU found on the PCI bus{integrated}",
-        "pass one through (lxc config device add <instance> gpu0 gpu), juju config {application} "
-        "gpu-vendor=auto, or juju config {application} enable-gpu=false",
+        "{find_one}, juju config {application} gpu-vendor=auto, or juju config {application} "
+        "enable-gpu=false",
     ),
     HostState(
         "no GPU",
@@ -62,8 +62,7 @@ TABLE: typing.Final = (
         "The PCI bus has none, or one that is part of a processor.",
         lambda facts: facts.is_in(State.NO_GPU),
         "No GPU found on the PCI bus{integrated}",
-        "pass one through (lxc config device add <instance> gpu0 gpu), or juju config "
-        "{application} enable-gpu=false",
+        "{find_one}, or juju config {application} enable-gpu=false",
     ),
     HostState(
         "passthrough",
@@ -80,8 +79,7 @@ TABLE: typing.Final = (
         "The host's driver has the GPU, this container has no device node of it.",
         lambda facts: facts.is_in(State.NOT_PASSED),
         "GPU {gpus} is on the host but not in this container",
-        "pass it in (lxc config device add <instance> gpu0 gpu), or juju config {application} "
-        "enable-gpu=false",
+        "{pass_in} on that host, or juju config {application} enable-gpu=false",
     ),
     HostState(
         "no driver on the host",
@@ -210,7 +208,7 @@ TABLE: typing.Final = (
         lambda facts: facts.is_in(State.NO_LIBRARY) and facts.driver.bound,
         "NVIDIA driver {loaded} is loaded but libnvidia-ml.so.1 is missing among the libraries "
         "that LXD has bound in",
-        "sudo ldconfig; if that does not help, lxc restart <instance>",
+        "sudo ldconfig; if that does not help, lxc restart {instance}",
         "installs nothing beside LXD's",
     ),
     HostState(
@@ -219,8 +217,8 @@ TABLE: typing.Final = (
         "In a container: the devices are here, NVML's library is not.",
         lambda facts: facts.is_in(State.NO_LIBRARY) and facts.driver.container,
         "NVIDIA driver {loaded} is loaded but libnvidia-ml.so.1 is missing in this container",
-        "install libnvidia-compute of the same version, or have LXD bind the host's in "
-        "(lxc config device set <instance> <device> id=nvidia.com/gpu=all)",
+        "install {libraries} of that version, or have LXD 6 bind the host's in (lxc config device "
+        "set {instance} <device> id=nvidia.com/gpu=all)",
         _LIBRARIES,
         needs_driver_option=True,
     ),
@@ -230,7 +228,7 @@ TABLE: typing.Final = (
         "On a machine: the module is loaded, NVML's library is not there.",
         lambda facts: facts.is_in(State.NO_LIBRARY),
         "NVIDIA driver {loaded} is loaded but libnvidia-ml.so.1 is missing",
-        "install libnvidia-compute of the same version",
+        "install {libraries} of that version",
         "installs it for a driver of its own",
         needs_driver_option=True,
     ),
@@ -241,7 +239,7 @@ TABLE: typing.Final = (
         lambda facts: facts.is_in(State.MISMATCH) and facts.driver.bound,
         "NVIDIA driver and libnvidia-ml.so.1 differ in version ({versions}), and LXD has bound "
         "the library in",
-        "lxc restart <instance>, so that LXD binds those of the loaded driver in",
+        "lxc restart {instance}, so that LXD binds those of the loaded driver in",
         "installs nothing beside LXD's",
     ),
     HostState(
@@ -250,7 +248,7 @@ TABLE: typing.Final = (
         "The host's driver has changed under this container.",
         lambda facts: facts.is_in(State.MISMATCH) and facts.driver.container,
         "NVIDIA driver and libnvidia-ml.so.1 differ in version ({versions})",
-        "install libnvidia-compute {loaded} in this container",
+        "install {libraries} of version {loaded} in this container",
         _LIBRARIES,
         needs_driver_option=True,
     ),
@@ -299,7 +297,7 @@ TABLE: typing.Final = (
         "amdgpu has the GPU, its compute interface KFD does not, or /dev/kfd is not here.",
         lambda facts: facts.is_in(State.NO_KFD),
         "GPU {gpus} is not in KFD, through which ROCm programs compute",
-        "pass /dev/kfd in (lxc config device add <instance> kfd unix-char source=/dev/kfd), or "
+        "pass /dev/kfd in (lxc config device add {instance} kfd unix-char source=/dev/kfd), or "
         "look for kfd in dmesg",
     ),
     HostState(

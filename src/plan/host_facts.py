@@ -23,6 +23,13 @@ _DRIVER_SOURCES: typing.Final = {
 }
 
 
+# How a GPU comes to a machine, and to a container, which is shown all that its host has.
+_FIND_ONE: typing.Final = {
+    False: "put one in, or, where this is a virtual machine, pass one through to it",
+    True: "put one into the host of this container",
+}
+
+
 class Kind(enum.Enum):
     """What a state comes to."""
 
@@ -38,6 +45,7 @@ class Facts:
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
         rebooted_for: the version of the driver for which the charm last rebooted the machine.
+        instance: this container's name on its host; empty on a machine, or if unknown.
     """
 
     inventory: Inventory
@@ -47,6 +55,7 @@ class Facts:
     packaged: Packaged = Packaged()
     options: Options = Options()
     rebooted_for: str = ""
+    instance: str = ""
 
     @property
     def application(self) -> str:
@@ -130,6 +139,10 @@ class Facts:
         return {
             "application": self.application,
             "unit": self.unit,
+            "instance": self.instance or "<instance>",
+            "pass_in": _pass_in(self.instance or "<instance>", found.detail),
+            "find_one": _FIND_ONE[driver.container],
+            "libraries": f"libnvidia-compute-{self.loaded.partition('.')[0] or '<branch>'}",
             "gpus": found.detail,
             "versions": found.detail,
             "nvml": found.detail,
@@ -183,6 +196,17 @@ def _gravest(version: str) -> str:
     known = sorted(toolkit_policy.advisories(version), key=lambda one: -one.severity)
     others = f" and {len(known) - 1} more" if len(known) > 1 else ""
     return f"{known[0].cve}{others}" if known else ""
+
+
+def _pass_in(instance: str, gpus: str) -> str:
+    """The commands of LXD's host by which a container gets these GPUs: a device for each.
+
+    By PCI address: LXD 5.0.2 gives all cards for an id that it does not know.
+    """
+    return " && ".join(
+        f"lxc config device add {instance} gpu{number} gpu pci={address}"
+        for number, address in enumerate(gpus.split(", "))
+    )
 
 
 def _other_branch(driver: Driver, unit: str) -> str:

@@ -51,6 +51,7 @@ def facts(state: UnitState) -> Facts | None:
         packaged=state.packaged,
         options=state.options,
         unit=state.unit,
+        instance=state.machine.instance,
         rebooted_for=state.rebooted_for,
     )
 

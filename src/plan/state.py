@@ -115,12 +115,14 @@ class Machine:
         toolkit: the NVIDIA container runtime, if there is one.
         rival: who else owns containerd's socket, as a systemd unit or process name; or empty.
         foreign_runc: path of a runc that containerd would find before our wrapper; or empty.
+        instance: its name on its host, where it is a system container; empty on a machine.
     """
 
     architecture: str
     toolkit: Toolkit | None = None
     rival: str = ""
     foreign_runc: str = ""
+    instance: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -257,7 +257,7 @@ def _verdict_words(state: UnitState, shown: set[str]) -> str:
 
 def _in_brackets(remedy: str) -> str:
     """The first step of a remedy; the report of the self-test has all of it."""
-    step = re.split(r" \(|[;:]|\. ", remedy)[0]
+    step = re.split(r" \(|;|: |\. ", remedy)[0]
     return f" ({step})" if step else ""
 
 

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import os
+import platform
 import sys
 
 import pytest
@@ -133,7 +134,7 @@ FAULTS = [
     (
         "chmod 660 /dev/nvidia1", "chmod 666 /dev/nvidia1", "device-nodes", TWO,
         "device node closed: /dev/nvidia1 has mode 0660 (0:root)",
-        "on the host: lxc config device set <instance> <device> mode=0666",
+        f"lxc config device set {platform.node()} <device> mode=0666 on the host",
     ),
     (
         "mount -t tmpfs -o size=900m tmpfs /var/lib/concourse", "umount /var/lib/concourse",
@@ -251,11 +252,12 @@ def test_a_fault_of_a_node_fails_its_gpu_or_all(site, fault):
 
 def test_in_a_container_the_host_must_mend_it(site):
     site.put("run/systemd/container", "lxc\n")
+    site.put("proc/sys/kernel/hostname", "juju-a1b2-0\n")
     site.path("dev/nvidia-uvm").unlink()
     failed = red(site.run())
     assert failed.remedy == (
-        "on the host: lxc config device add <instance> nvidia-uvm unix-char "
-        "source=/dev/nvidia-uvm mode=0666"
+        "lxc config device add juju-a1b2-0 nvidia-uvm unix-char source=/dev/nvidia-uvm mode=0666 "
+        "on the host"
     )
 
 

@@ -10,7 +10,7 @@ from plan.options import Options
 from plan.state import Driver, Packaged, Toolkit
 from tests.unit.situations import GPUS, RUNTIME, TOOLKIT
 
-CARD = "0000:01:00.0"
+CARD, SECOND = "0000:01:00.0", "0000:02:00.0"
 NOW, NEXT = "6.8.0-59-generic", "6.8.0-60-generic"
 METAL = Driver(kernel=NOW, next_kernel=NOW)
 OLD, NEW = "580.54.01", "580.65.06"
@@ -32,6 +32,7 @@ def facts(state=State.READY, driver=LOADED, toolkit=TOOLKIT, packaged=None, **op
         given |= {"gpus": GPUS}
     else:
         given.setdefault("detail", CARD)
+    instance = options.pop("instance", "")
     return Facts(
         inventory=Inventory(state, driver=driver.loaded, **given),
         driver=driver,
@@ -39,6 +40,7 @@ def facts(state=State.READY, driver=LOADED, toolkit=TOOLKIT, packaged=None, **op
         packaged=packaged or Packaged(),
         options=Options(**options),
         unit="worker/0",
+        instance=instance,
     )
 
 
@@ -54,16 +56,16 @@ GPU_ROWS = {
     "no such GPU": (
         facts(State.NO_GPU, vendor=Vendor.AMD, detail="", gpu_vendor="amd"),
         (
-            "gpu-vendor 'amd': no such GPU found on the PCI bus: pass one through (lxc config "
-            "device add <instance> gpu0 gpu), juju config worker gpu-vendor=auto, or juju config "
-            "worker enable-gpu=false"
+            "gpu-vendor 'amd': no such GPU found on the PCI bus: put one in, or, where this is a "
+            "virtual machine, pass one through to it, juju config worker gpu-vendor=auto, or juju "
+            "config worker enable-gpu=false"
         ),
     ),
     "no GPU": (
         facts(State.NO_GPU, METAL, detail=""),
         (
-            "No GPU found on the PCI bus: pass one through (lxc config device add <instance> gpu0 "
-            "gpu), or juju config worker enable-gpu=false"
+            "No GPU found on the PCI bus: put one in, or, where this is a virtual machine, pass "
+            "one through to it, or juju config worker enable-gpu=false"
         ),
     ),
     "passthrough": (
@@ -74,10 +76,11 @@ GPU_ROWS = {
         ),
     ),
     "container without devices": (
-        facts(State.NOT_PASSED, CONTAINER),
+        facts(State.NOT_PASSED, CONTAINER, instance="juju-a1b2-0", detail=f"{CARD}, {SECOND}"),
         (
-            f"GPU {CARD} is on the host but not in this container: pass it in (lxc config device "
-            "add <instance> gpu0 gpu), or juju config worker enable-gpu=false"
+            f"GPU {CARD}, {SECOND} is on the host but not in this container: lxc config device "
+            f"add juju-a1b2-0 gpu0 gpu pci={CARD} && lxc config device add juju-a1b2-0 gpu1 gpu "
+            f"pci={SECOND} on that host, or juju config worker enable-gpu=false"
         ),
     ),
     "no driver on the host": (
@@ -180,7 +183,7 @@ GPU_ROWS = {
         facts(State.NO_LIBRARY, CONTAINER),
         (
             f"NVIDIA driver {NEW} is loaded but libnvidia-ml.so.1 is missing in this container: "
-            "install libnvidia-compute of the same version, or have LXD bind the host's in (lxc "
+            "install libnvidia-compute-580 of that version, or have LXD 6 bind the host's in (lxc "
             "config device set <instance> <device> id=nvidia.com/gpu=all)"
         ),
     ),
@@ -188,7 +191,7 @@ GPU_ROWS = {
         facts(State.NO_LIBRARY, changed(METAL, loaded=NEW)),
         (
             f"NVIDIA driver {NEW} is loaded but libnvidia-ml.so.1 is missing: install "
-            "libnvidia-compute of the same version"
+            "libnvidia-compute-580 of that version"
         ),
     ),
     "LXD's libraries differ": (
@@ -207,7 +210,7 @@ GPU_ROWS = {
         ),
         (
             f"NVIDIA driver and libnvidia-ml.so.1 differ in version ({NEW} and {OLD}): install "
-            f"libnvidia-compute {NEW} in this container"
+            f"libnvidia-compute-580 of version {NEW} in this container"
         ),
     ),
     "reboot needed": (

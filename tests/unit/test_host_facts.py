@@ -62,6 +62,13 @@ def test_a_machine_with_nothing_in_the_way(root):
     assert facts.machine(root) == Machine(facts.architecture())
 
 
+def test_a_container_has_the_name_by_which_its_host_knows_it(root):
+    for name, text in {"run/systemd/container": "lxc", "proc/sys/kernel/hostname": "c1\n"}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert facts.machine(root).instance == "c1"
+
+
 @pytest.mark.parametrize(
     ("kernel", "debian"),
     [("x86_64", "amd64"), ("aarch64", "arm64"), ("riscv64", "riscv64")],

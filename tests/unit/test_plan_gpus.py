@@ -163,11 +163,11 @@ def test_a_cordoned_gpu_is_told_without_what_changes_by_the_minute():
 
 
 STATES = {
-    State.NO_GPU: "No GPU found on the PCI bus (0000:01:00.0): pass one through (lxc config dev",
+    State.NO_GPU: "No GPU found on the PCI bus (0000:01:00.0): put one in, or, where this is a",
     State.VFIO: "GPU 0000:01:00.0 is bound to vfio-pci for a virtual machine: give it back to",
     State.NOUVEAU: "GPU 0000:01:00.0 is driven by nouveau, which runs no CUDA: install NVIDIA's",
     State.NO_DRIVER: "GPU 0000:01:00.0 has no driver: install it with sudo ubuntu-drivers install",
-    State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: pass",
+    State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: lxc config",
     State.NO_LIBRARY: "NVIDIA driver 580.95.05 is loaded but libnvidia-ml.so.1 is missing",
     State.MISMATCH: "NVIDIA driver and libnvidia-ml.so.1 differ in version (0000:01:00.0): ",
     State.NVML_ERROR: "NVML failed: 0000:01:00.0: see dmesg for NVRM and Xid lines, then reboot",
@@ -210,9 +210,9 @@ def test_a_remedy_is_that_of_the_vendor(vendor, driver, install):
 def test_a_vendor_that_is_not_here_is_named_with_the_way_to_any_other():
     options = {"gpu-vendor": "amd"}
     assert problem(situation(state=State.NO_GPU, vendor=Vendor.AMD, options=options)) == (
-        "gpu-vendor 'amd': no such GPU found on the PCI bus: pass one through (lxc config device "
-        "add <instance> gpu0 gpu), juju config worker gpu-vendor=auto, or juju config worker "
-        "enable-gpu=false"
+        "gpu-vendor 'amd': no such GPU found on the PCI bus: put one in, or, where this is a "
+        "virtual machine, pass one through to it, juju config worker gpu-vendor=auto, or juju "
+        "config worker enable-gpu=false"
     )
 
 

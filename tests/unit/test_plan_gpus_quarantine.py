@@ -103,6 +103,10 @@ def test_each_way_back_is_named():
         ),
         (Verdict("passed", partial=True), "2x NVIDIA, self-test of one GPU passed"),
         (
+            Verdict("failed", failure="x", remedy="lxc config device add c gpu0 gpu pci=0:1:0.0"),
+            "2x NVIDIA, self-test failed: x (lxc config device add c gpu0 gpu pci=0:1:0.0)",
+        ),
+        (
             Verdict("failed", failure="GPU 2 is gone", remedy="look in dmesg"),
             "2x NVIDIA, self-test failed: GPU 2 is gone (look in dmesg)",
         ),

@@ -109,6 +109,28 @@ def test_a_lost_gpu_keeps_the_index_that_the_operator_knew(site):
     assert red(site.run()).text.startswith("lost: GPU 5 (")
 
 
+def test_one_that_was_taken_out_of_a_container_is_no_fault_and_the_way_back_is_named(site):
+    site.machine = dataclasses.replace(site.machine, instance="juju-a1b2-0")
+    site.put("sys/bus/pci/devices/0000:02:00.0/vendor", "0x10de")
+    site.lose(TWO)
+    results = site.run()
+    assert named(results, Outcome.FAILED) == []
+    (warned,) = (one for one in results if one.gpu == TWO)
+    assert (warned.check, warned.outcome) == ("inventory", Outcome.WARNING)
+    assert warned.text.endswith("0000:02:00.0) is passed into this container no more")
+    assert warned.remedy == (
+        "lxc config device add juju-a1b2-0 gpu1 gpu pci=0000:02:00.0 on its host; if it was taken "
+        f"out for good: juju run worker/0 gpu-uncordon gpu={TWO} reason=removed"
+    )
+    # It does not answer, though it is here.
+    site.inventory = dataclasses.replace(site.inventory, lost=("0000:02:00.0",))
+    assert red(site.run()).gpu == TWO
+    # On a machine nobody takes one away but a fault, or a hand.
+    site.inventory = dataclasses.replace(site.inventory, lost=())
+    site.machine = dataclasses.replace(site.machine, instance="")
+    assert red(site.run()).text.startswith("lost: GPU 1 (")
+
+
 def test_another_card_in_its_place_brings_no_gpu_back(site):
     other = dataclasses.replace(GPUS[1], uuid="GPU-other")
     site.inventory = dataclasses.replace(site.inventory, gpus=(GPUS[0], other))

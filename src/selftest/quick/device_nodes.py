@@ -140,11 +140,12 @@ def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
 
 def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
     if kernel.in_container(root):
+        instance = kernel.text(root / "proc/sys/kernel/hostname").strip() or "<instance>"
         return (
-            f"on the host: lxc config device set <instance> <device> mode=0666 (of {node.path})"
+            f"lxc config device set {instance} <device> mode=0666 on the host (of {node.path})"
             if what == "closed"
-            else f"on the host: lxc config device add <instance> {pathlib.Path(node.path).name} "
-            f"unix-char source={node.path} mode=0666"
+            else f"lxc config device add {instance} {pathlib.Path(node.path).name} unix-char "
+            f"source={node.path} mode=0666 on the host"
         )
     if what != "closed":
         # A reboot empties /dev, so that only what no reboot makes has to be removed by hand.

@@ -100,6 +100,12 @@ class Look:
         """GPUs that were here and are not."""
         return tuple(gpu for gpu in self.known if self._is_lost(gpu))
 
+    def is_withdrawn(self, gpu: Known) -> bool:
+        """Whether a GPU that is gone from this container is still one of its host's."""
+        there = (self.root / "sys/bus/pci/devices" / gpu.pci_address).exists()
+        answers_not = gpu.pci_address in self.inventory.lost
+        return bool(self.machine.instance) and there and not answers_not
+
     def _is_lost(self, gpu: Known) -> bool:
         """Whether nothing but a fault, or a hand on the machine, explains that it is not there.
 
@@ -239,7 +245,20 @@ def _inventory(settings: Settings, look: Look) -> list[Result]:
 
 
 def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
-    """What a GPU that is gone comes to; one that was no task's fails nothing."""
+    """What a GPU that is gone comes to; one that was no task's fails nothing.
+
+    Nor does one that somebody has taken out of a container: its host has it as before.
+    """
+    forget = f"juju run {settings.unit} gpu-uncordon gpu={gpu.uuid} reason=removed"
+    if look.is_withdrawn(gpu):
+        return INVENTORY.result(
+            Outcome.WARNING,
+            f"GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) is passed into this container "
+            "no more",
+            gpu=gpu.uuid,
+            remedy=f"lxc config device add {look.machine.instance} gpu{gpu.index} gpu "
+            f"pci={gpu.pci_address} on its host; if it was taken out for good: {forget}",
+        )
     seen = "does not answer" if gpu.pci_address in look.inventory.lost else "is gone"
     text = f"lost: GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) {seen}"
     instead = [one.uuid for one in look.inventory.gpus if one.pci_address == gpu.pci_address]
@@ -250,8 +269,7 @@ def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
         text,
         gpu=gpu.uuid,
         remedy="sudo dmesg | grep -e 'fallen off the bus' -e Xid; reboot, or power off and reseat "
-        f"the card. If it was taken out: juju run {settings.unit} gpu-uncordon gpu={gpu.uuid} "
-        "reason=removed",
+        f"the card. If it was taken out: {forget}",
     )
 
 
