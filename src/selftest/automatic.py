@@ -49,23 +49,33 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     subject = _subject(state, wanted, inventory)
     on_start = state.options.selftest_on_start
     service.install(on_start=on_start)
-    unknown = ""
-    if not trial.starts(state):
-        state = trial.end(state, wanted, subject, progress)
+    unknown, tried = "", bool(state.packaged.previous)
+    # By a test that ended after its hook, too, or that the operator has run.
+    state, subject = _tried(state, wanted, inventory, subject, progress)
     due = _due(subject, repaired=state.repaired)
-    if (on_start or state.packaged.previous) and isinstance(wanted.gpu, GpuPlan) and due:
+    if (on_start or tried) and isinstance(wanted.gpu, GpuPlan) and due:
         unknown = _test(due, progress)
-        after = trial.end(state, wanted, subject, progress)
+        after, _ = _tried(state, wanted, inventory, subject, progress)
         if after is not state:
-            # What it was upgraded from works again before this hook ends.
             state = after
-            wrapper.apply(wanted.gpu)
-            _subject(state, wanted, inventory)
             unknown = _test(Level.ISOLATION, progress)
     elif ended := service.broken_off():
         unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
     said = Verdict("incomplete", failure=unknown) if unknown else verdict()
     return dataclasses.replace(state, quarantined=quarantine.read(), verdict=said)
+
+
+def _tried(
+    state: UnitState, wanted: Plan, inventory: Inventory, subject: str, progress: Progress
+) -> tuple[UnitState, str]:
+    """End a toolkit's trial if there is a verdict; what is here then, and is to be proven."""
+    after = trial.end(state, wanted, subject, progress)
+    if after is state:
+        return state, subject
+    if isinstance(wanted.gpu, GpuPlan):
+        # What it was upgraded from works again before this hook ends.
+        wrapper.apply(wanted.gpu)
+    return after, _subject(after, wanted, inventory)
 
 
 def _subject(state: UnitState, wanted: Plan, inventory: Inventory) -> str:

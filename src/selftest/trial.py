@@ -3,6 +3,7 @@
 """Another version of the container toolkit is on trial until containers have worked with it."""
 
 import dataclasses
+import typing
 
 from host import facts, toolkit
 from machine import packages
@@ -13,6 +14,8 @@ from plan.state import UnitState
 from selftest import results
 from selftest.check import Level, Outcome, Progress
 from selftest.results import Report
+
+_SECOND: typing.Final = len("2026-11-21T17:00:00")
 
 
 def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> UnitState:
@@ -33,12 +36,13 @@ def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> Uni
         machine.packages.PackageError: it can't go back now; the next hook tries again.
     """
     planned = wanted.host.toolkit if isinstance(wanted.host, HostPlan) else None
-    before, report = state.packaged.previous, results.read()
+    before = state.packaged.previous
     if not before or not isinstance(planned, ToolkitPlan):
         return state
     if planned.version != state.packaged.version:  # which could not be had
         return state
-    if starts(state):
+    report = results.read() if _starts(state) else None
+    if _starts(state):
         if report is None or report.subject != subject:
             return state
         if not report.level.includes(Level.ISOLATION):
@@ -49,14 +53,15 @@ def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> Uni
             return state
     progress(f"No container worked with container toolkit {planned.version}: back to {before}")
     toolkit.roll_back(planned, before, progress)
-    _give_back(state, report)
+    if report:
+        _give_back(report)
     try:
         return dataclasses.replace(state, machine=facts.machine(), packaged=toolkit.look())
     except facts.UnknownError as error:
         raise packages.PackageError(str(error), passes=True) from error
 
 
-def starts(state: UnitState) -> bool:
+def _starts(state: UnitState) -> bool:
     """Whether the toolkit that is here tells its version: else nothing can be tested with it."""
     found = state.machine.toolkit
     return found is not None and bool(versions.numbers(found.version))
@@ -68,18 +73,20 @@ def _is_to_blame(report: Report) -> bool:
     return bool(_failed(report, Level.ISOLATION) - sick) and "" not in sick
 
 
-def _failed(report: Report | None, level: Level) -> set[str]:
+def _failed(report: Report, level: Level) -> set[str]:
     """The ids of the GPUs that failed at a level; empty for what concerns all."""
-    found = report.results if report else ()
-    return {one.gpu for one in found if one.level is level and one.outcome is Outcome.FAILED}
+    failed = (one for one in report.results if one.outcome is Outcome.FAILED)
+    return {one.gpu for one in failed if one.level is level}
 
 
-def _give_back(state: UnitState, report: Report | None) -> None:
+def _give_back(report: Report) -> None:
     """End the quarantine of GPUs for which the toolkit that is gone is to blame.
 
     Where a job has a GPU, the next test can't prove all of isolation, and would leave them there.
     """
-    others = {entry.uuid for entry in state.quarantined} | _failed(report, Level.QUICK)
+    sick = _failed(report, Level.QUICK)
     for entry in quarantine.read():
-        if entry.by == quarantine.SELF_TEST and entry.uuid not in others:
+        # What was out before stays out. Both are in UTC.
+        new = entry.since[:_SECOND] >= report.started[:_SECOND]
+        if new and entry.by == quarantine.SELF_TEST and entry.uuid not in sick:
             quarantine.lift(entry.uuid)

@@ -11,11 +11,12 @@ import json
 
 import pytest
 
+from host import facts, toolkit
 from oci import quarantine, wrapper
 from plan import plan
 from plan.options import Minimums
 from plan.state import Machine, Packaged, Toolkit, Verdict
-from selftest import automatic, last_pass, results, service, settings, trial
+from selftest import automatic, last_pass, results, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
@@ -44,6 +45,7 @@ class Charm:
         self.calls.clear()
         found = dataclasses.replace(self.found, **values)
         found = dataclasses.replace(found, repaired=repaired)
+        self.machine = found.machine
         after = automatic.ensure(found, plan.make(found), self.say)
         return after, list(self.calls)
 
@@ -67,7 +69,7 @@ class Charm:
         self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None, gpu="", made=None
     ):
         kept = settings.read()
-        now = last_pass.subject(kept, self.found.inventory, self.found.machine)
+        now = last_pass.subject(kept, self.found.inventory, self.machine)
         checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
         self.last = results.Report(
             run=results.new_run(),
@@ -138,22 +140,71 @@ def test_a_change_of_what_it_proves_has_it_run_again(charm, outcome):
     assert charm.ensure(inventory=changed)[1] == RUNS
 
 
-def test_a_toolkit_that_was_taken_back_is_tested_and_told_in_the_same_hook(charm, monkeypatch):
-    charm.report()
-    before = Machine("amd64", Toolkit("/runtime", "1.19.1"))
-    back = Packaged("1.19.1-1", ours=True, bad=("1.20.0-1",))
+TRIED = {
+    "machine": Machine("amd64", Toolkit("/runtime", "1.20.0")),
+    "packaged": Packaged("1.20.0-1", ours=True, previous="1.19.1-1"),
+}
+BACK = {
+    "machine": Machine("amd64", Toolkit("/runtime", "1.19.1")),
+    "packaged": Packaged("1.19.1-1", ours=True, bad=("1.20.0-1",)),
+}
+GOES_BACK = ["No container worked with container toolkit 1.20.0-1: back to 1.19.1-1", "wrapper"]
+NO_CONTAINER = Check("lease", Level.ISOLATION, "a task", each_gpu=True, remedy="compare")
 
-    def end(state, _wanted, _subject, progress):
-        progress("back")
-        return dataclasses.replace(state, machine=before, packaged=back)
 
-    monkeypatch.setattr(trial, "end", end)
+@pytest.fixture
+def trying(charm, monkeypatch):
+    """The same whose toolkit is on trial."""
+
+    def go_back():
+        charm.machine = BACK["machine"]
+        return charm.machine
+
+    monkeypatch.setattr(toolkit, "roll_back", lambda *_: True)
+    monkeypatch.setattr(toolkit, "keep", lambda: charm.say("kept"))
+    monkeypatch.setattr(toolkit, "look", lambda: BACK["packaged"])
+    monkeypatch.setattr(facts, "machine", go_back)
     monkeypatch.setattr(wrapper, "apply", lambda _: charm.say("wrapper"))
-    tried = Packaged("1.20.0-1", ours=True, previous="1.19.1-1")
-    new = Machine("amd64", Toolkit("/runtime", "1.20.0+new"))
-    after, calls = charm.ensure(machine=new, packaged=tried)
-    assert calls == [*RUNS, "back", "wrapper", *RUNS[1:]]
-    assert (after.machine, after.packaged) == (before, back)
+    charm.report(subject="the toolkit before")
+    charm.found = dataclasses.replace(charm.found, **TRIED)
+    return charm
+
+
+@pytest.mark.parametrize("on_start", [True, False])
+@pytest.mark.parametrize("ends", ["in the hook", "after it"])
+def test_a_toolkit_that_no_container_works_with_goes_in_the_hook_that_sees_it(
+    trying, monkeypatch, ends, on_start
+):
+    wanted = options(trying, selftest_on_start=on_start)
+    bad = NO_CONTAINER.result(Outcome.FAILED, "no container", gpu="GPU-0")
+    tests = iter([lambda: trying.report("failed", made=(bad,)), trying.report])
+    monkeypatch.setattr(service, "follow", lambda *_: next(tests)() or "a report")
+    run = ["start isolation"]
+    if ends == "after it":
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "follow", lambda *_: None)
+            after, calls = trying.ensure(options=wanted)
+        assert (calls[1:], after.packaged) == (run, TRIED["packaged"])
+        next(tests)()
+        run = []
+    after, calls = trying.ensure(options=wanted)
+    assert calls == [f"boot {on_start}", *run, *GOES_BACK, "start isolation"]
+    assert {"machine": after.machine, "packaged": after.packaged} == BACK
+    trying.found = dataclasses.replace(trying.found, **BACK)
+    assert trying.ensure(options=wanted)[1] == [f"boot {on_start}"]
+
+
+def test_a_toolkit_that_a_test_outside_the_hook_has_proven_is_kept(trying):
+    assert trying.ensure()[1] == RUNS
+    trying.report()
+    assert trying.ensure()[1] == ["boot True", "kept"]
+
+
+def test_a_toolkit_that_does_not_start_goes_without_a_test(trying):
+    broken = Machine("amd64", Toolkit("/runtime", ""))
+    after, calls = trying.ensure(machine=broken)
+    assert calls == ["boot True", GOES_BACK[0]]
+    assert after.packaged == BACK["packaged"]
 
 
 def test_a_failure_is_the_operators_until_the_charm_has_repaired_something(charm):
