@@ -191,16 +191,17 @@ def unneeded() -> set[str]:
     done = _run(argv, _LOOK, stdin=_FORGET_KEPT)
     if done.returncode:
         raise apt_errors.explain("look for unneeded packages", done.stdout, done.stderr)
-    return set(re.findall(r"^Remv (\S+)", done.stdout, re.MULTILINE))
+    return set(re.findall(r"^(?:Remv|Purg) (\S+)", done.stdout, re.MULTILINE))
 
 
 def purge(*names: str) -> None:
-    """Remove packages with their configuration.
+    """Remove packages with their configuration, torn ones too.
 
     Raises:
         PackageError: if apt can't.
     """
-    _patiently(_doing("remove", names), ["purge", *names], check=True)
+    torn_too = ["-o", "Dpkg::Options::=--force-remove-reinstreq"]
+    _patiently(_doing("remove", names), ["purge", *torn_too, *names], check=True)
 
 
 def mark(how: str, *names: str) -> None:
@@ -235,6 +236,10 @@ def _patiently(doing: str, arguments: list[str], *, check: bool = False) -> proc
 
     def call() -> process.Completed:
         done = _run(argv, _UPDATE if arguments == ["update"] else _TIMEOUT)
+        if done.returncode and apt_errors.is_interrupted(done.stderr):
+            # Since the last look, such as by a killed package manager that was waited for.
+            end_interruption()
+            done = _run(argv, _TIMEOUT)
         if done.returncode:
             error = apt_errors.explain(doing, done.stdout, done.stderr)
             if check or isinstance(error, apt_errors.BusyError):
@@ -248,14 +253,18 @@ def _run(
     argv: list[str], timeout: float, *, told: bool = True, stdin: str | None = None
 ) -> process.Completed:
     try:
-        return process.run(
+        done = process.run(
             argv, timeout=timeout, env=_ENVIRONMENT, check=False, told=told, stdin=stdin
         )
+        killed = process.CommandError(argv, done.returncode, "")
+        if killed.starved:
+            raise killed
     except process.CommandError as error:
-        raise PackageError(
-            f"{error}: see /var/log/apt/term.log, then run 'sudo dpkg --configure -a'",
-            passes=error.starved,
-        ) from error
+        remedy = "the next event tries again"
+        if timeout == _TIMEOUT:  # what has so long leaves something behind
+            remedy = "see /var/log/apt/term.log, then run 'sudo dpkg --configure -a'"
+        raise PackageError(f"{error}: {remedy}", passes=error.starved) from error
+    return done
 
 
 def _indented(text: str) -> list[str]:

@@ -6,6 +6,8 @@ import collections.abc
 import re
 import typing
 
+from machine import scarcity
+
 # Words of apt 2.4 to 3.0 and dpkg 1.21 to 1.22, in English as LANG=C.UTF-8 gives them.
 _BUSY: typing.Final = re.compile(
     r"could not get lock|unable to lock|unable to acquire the dpkg frontend lock|"
@@ -36,9 +38,13 @@ _UNREACHABLE: typing.Final = re.compile(
     r"Temporary failure resolving|Connection (?:failed|timed out|refused)|timed out",
     re.IGNORECASE,
 )
+_INTERRUPTED: typing.Final = re.compile(
+    r"^E: (?:dpkg was interrupted|Sub-process /usr/bin/dpkg exited unexpectedly)", re.MULTILINE
+)
 _FAILED: typing.Final = re.compile(
     r"^dpkg: error processing (?:package|archive) (\S+) \(--\S+\):\n\s*(.*)$", re.MULTILINE
 )
+_CONFIGURE: typing.Final = "run 'sudo dpkg --configure -a'"
 _ENOUGH: typing.Final = 300  # characters of what a program said; a status is read in one line
 
 
@@ -84,12 +90,25 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
             f"'ps -fp {number or other or 'PID'}'",
             passes=True,
         )
+    if is_interrupted(stderr):
+        return PackageError(f"can't {doing}: dpkg was interrupted: {_CONFIGURE}")
+    if scarcity.is_told_by(stderr):
+        return PackageError(
+            f"can't {doing}: the machine is short of memory or processes "
+            f"({_short(' / '.join(complaints(stderr)) or stderr)}): see 'free -h'",
+            passes=True,
+        )
     unmet = [" ".join(line.split()) for line in _UNMET.findall(stdout)]
     said = " / ".join(unmet or complaints(stderr)) or stderr or stdout
     return source_error(doing, complaints(stderr)) or PackageError(
         f"can't {doing}: apt said {_short(said)!r}: "
         "see /var/log/apt/term.log and run 'sudo apt-get --fix-broken install'"
     )
+
+
+def is_interrupted(stderr: str) -> bool:
+    """Whether apt refuses since dpkg was killed at work: see machine.apt.end_interruption."""
+    return bool(_INTERRUPTED.search(stderr))
 
 
 def source_error(doing: str, lines: collections.abc.Sequence[str]) -> PackageError | None:
@@ -150,7 +169,7 @@ def _failed_package(doing: str, failed: re.Match[str], stdout: str, stderr: str)
     said = f", it said {_short(before[-1].strip())!r}" if before else ""
     return (
         f"can't {doing}: package {name} failed ({how.strip()}{said}): see /var/log/apt/term.log, "
-        "mend it and run 'sudo dpkg --configure -a'"
+        f"mend it and {_CONFIGURE}"
     )
 
 

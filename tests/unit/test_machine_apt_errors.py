@@ -74,6 +74,19 @@ COMPLAINTS = [
         "E: Conflicting values set for option Signed-By regarding source https://n.io/ /: a != b",
         (False, False, "another source of the same repository"),
     ),
+    # Which apt refuses to mend by --fix-broken.
+    (
+        "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct it.",
+        (False, False, "dpkg was interrupted: run 'sudo dpkg --configure -a'"),
+    ),
+    (
+        "E: Could not get lock /var/lib/dpkg/lock - open (11: Resource temporarily unavailable)",
+        (True, False, "another is at work"),
+    ),
+    (
+        "E: Cannot fork - fork (12: Cannot allocate memory)",
+        (True, False, "short of memory or processes (Cannot fork"),
+    ),
     ("E: Something new\nE: And more", (False, False, "apt said 'Something new / And more'")),
     ("", (False, False, "apt said")),
 ]
