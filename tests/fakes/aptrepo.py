@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 
 # As clients know it; the name says that nobody should take it for more.
@@ -132,18 +133,28 @@ def publish(folder: pathlib.Path, key: Key | None, **fields: str) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(map(_stanza, sorted(folder.glob("*.deb"))))
-    (folder / "Packages").write_text(text)
+    replace(folder / "Packages", text.encode())
     when = email.utils.formatdate(usegmt=True).replace("GMT", "UTC")
     about = {"Origin": "tests", "Label": "tests", "Suite": "stable", "Date": when, **fields}
     lines = (f"{field.replace('_', '-')}: {value}\n" for field, value in about.items())
     digest = hashlib.sha256(text.encode()).hexdigest()
     release = f"{''.join(lines)}SHA256:\n {digest} {len(text.encode())} Packages\n"
-    _replace(folder / "Release", release)
+    replace(folder / "Release", release.encode())
     signed = folder / "InRelease"
     if key:
-        _replace(signed, key.clearsign(release))
+        replace(signed, key.clearsign(release).encode())
     else:
         signed.unlink(missing_ok=True)
+
+
+def replace(path: pathlib.Path, content: bytes) -> None:
+    """Write a file anew, later by a second at least: web servers tell by whole seconds."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    if path.exists():
+        later = max(time.time(), path.stat().st_mtime + 1)
+        os.utime(new, (later, later))
+    new.replace(path)
 
 
 def _place(path: pathlib.Path, content: bytes | str | pathlib.Path) -> None:
@@ -169,9 +180,3 @@ def _stanza(deb: pathlib.Path) -> str:
         f"{control}\nFilename: ./{deb.name}\nSize: {deb.stat().st_size}\n"
         f"SHA256: {digest.hexdigest()}\n\n"
     )
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text)
-    new.replace(path)

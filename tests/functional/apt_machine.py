@@ -23,8 +23,11 @@ NEEDS = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
 SITE_PACKAGES = pathlib.Path(tenacity.__file__).parents[1]
+# Else the distribution's own apt may begin in the middle of a test.
+ALONE = "systemctl mask -q --now apt-daily.timer apt-daily-upgrade.timer"
 # Only what a test has made is known to apt, and a lock is waited for no longer than it must be.
-PREPARE = """
+PREPARE = f"""
+{ALONE}
 rm -rf /etc/apt/sources.list.d && mkdir -p /etc/apt/sources.list.d
 echo 'deb [signed-by=/srv/test/archive.asc] copy:/srv/test/archive /' >/etc/apt/sources.list
 echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test

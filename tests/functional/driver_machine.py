@@ -12,6 +12,7 @@ import platform
 import tempfile
 
 from tests.fakes import aptrepo, kernelmodule
+from tests.functional.apt_machine import ALONE
 from tests.lab.machines import Machine
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -76,8 +77,9 @@ LISTED = "".join(
     for branch in ("590", *BRANCHES)
 )
 # A bare machine: nothing of NVIDIA's, and nspawn's own trace hidden.
-SETUP = """
+SETUP = f"""
 set -eu
+{ALONE}
 rm -f /run/systemd/container
 mount -o remount,bind,rw /sys; mkdir -p /sys/module
 grep -q ' /sys/module ' /proc/mounts || mount -t tmpfs tmpfs /sys/module

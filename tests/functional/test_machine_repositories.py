@@ -69,7 +69,7 @@ def changed(host, *names):
         yield
     finally:
         for name, content in kept.items():
-            (host.mirror / name).write_bytes(content)
+            aptrepo.replace(host.mirror / name, content)
 
 
 def test_all_is_as_before_when_it_has_gone(host):
@@ -155,23 +155,25 @@ def test_what_was_tampered_with_is_refused(host):
     host.value(ENSURE, repository=about(host))
     with changed(host, "InRelease"):
         text = (host.mirror / "InRelease").read_text()
-        (host.mirror / "InRelease").write_text(text.replace("Label: tests", "Label: texts"))
+        text = text.replace("Label: tests", "Label: texts")
+        aptrepo.replace(host.mirror / "InRelease", text.encode())
         wrong = host.error(INSTALL)
     assert wrong["signature"] is True
     assert "BADSIG" in wrong["error"]
     with changed(host, "Packages"):
         text = (host.mirror / "Packages").read_text()
-        (host.mirror / "Packages").write_text(text.replace("gpuci-stranger", "gpuci-strange1"))
+        text = text.replace("gpuci-stranger", "gpuci-strange1")
+        aptrepo.replace(host.mirror / "Packages", text.encode())
         wrong = host.error(INSTALL)
     assert "is not what its signature says" in wrong["error"]
     deb = "gpuci-kit-base_1_all.deb"
     with changed(host, deb):
         content = bytearray((host.mirror / deb).read_bytes())
         content[-2000] ^= 1
-        (host.mirror / deb).write_bytes(content)
+        aptrepo.replace(host.mirror / deb, bytes(content))
         wrong = host.error(INSTALL)
         assert "is not what its signature says" in wrong["error"]
-        (host.mirror / deb).write_bytes(content + b"more")
+        aptrepo.replace(host.mirror / deb, bytes(content + b"more"))
         wrong = host.error(INSTALL)
         assert "is not what its signature says" in wrong["error"]
     assert host.have() == {"gpuci-before": "1"}
