@@ -31,9 +31,10 @@ def ensure(
         Whether anything changed.
 
     Raises:
-        machine.packages.PackageError: if apt can't do it, or one would bring part of a driver.
+        machine.packages.PackageError: if apt can't do it, or one would change part of a driver.
     """
-    given_up = {*packages.owned(OWNER)} & {*HOST_PACKAGES} - {*names}
+    came = packages.owned(OWNER).keys() | packages.begun(OWNER)
+    given_up = came & {*HOST_PACKAGES} - {*names}
     changed = bool(given_up) and packages.remove_installed(*given_up)
     if not names:
         return changed
@@ -50,9 +51,10 @@ def _refuse_drivers(missing: list[str]) -> None:
     # Of what no archive has the installation itself says so.
     for name in filter(packages.available, missing):
         simulated = apt.simulate(name)
-        parts = sorted(filter(_OF_DRIVERS.fullmatch, (*simulated.new, *simulated.changed)))
+        moved = (*simulated.new, *simulated.changed, *simulated.removed)
+        parts = sorted(filter(_OF_DRIVERS.fullmatch, moved))
         if parts:
             raise packages.PackageError(
-                f"package {name} would bring {', '.join(parts)}, which belongs to a driver or the "
-                f"kernel: take {name} off the option host-packages"
+                f"package {name} would change {', '.join(parts)}, which belongs to a driver or "
+                f"the kernel: take {name} off the option host-packages"
             )

@@ -39,6 +39,10 @@ class Record:
         """All that came by the charm."""
         return {name for entry in self.entries for name in entry.new}
 
+    def names(self) -> set[str]:
+        """All that it names."""
+        return {name for entry in self.entries for name in entry.asked | entry.new | entry.held}
+
     def held(self) -> set[str]:
         """All that the charm has held."""
         return {name for entry in self.entries for name in entry.held}
@@ -52,6 +56,15 @@ class Record:
         self.entries.append(entry)
         return entry
 
+    def asked_for(self, names: set[str]) -> Entry:
+        """The entry of a call without an owner; one is made where there is none."""
+        for entry in self.entries:
+            if not entry.owner and entry.asked == names:
+                return entry
+        entry = Entry(names)
+        self.entries.append(entry)
+        return entry
+
     def forget(self, names: set[str]) -> None:
         """Strike out packages that are gone."""
         for entry in self.entries:
@@ -61,7 +74,7 @@ class Record:
 
     def write(self) -> None:
         """Keep it; entries without a package are left out."""
-        kept = [entry for entry in self.entries if entry.asked]
+        kept = [entry for entry in self.entries if entry.asked or entry.new]
         if not kept:
             files.ensure_absent(_PATH)
             return

@@ -64,11 +64,10 @@ def ensure_installed(*names: str) -> bool:
     wanted = [*_torn(record, missing), *missing]
     with _because_of(failure, dict.fromkeys(missing, "")):
         simulated = apt.simulate(*wanted)
-    _check_foreign(simulated, {}, record)
-    # Written before the first file lands: what a killed hook has half installed is ours too.
-    record.entries.append(Entry({*missing}, {*simulated.new}))
-    record.write()
-    apt.install(*wanted)
+    entry = record.asked_for({*missing})
+    _check_foreign(simulated, {}, record, entry)
+    entry.new |= {*simulated.new}
+    _install(record, wanted)
     return True
 
 
@@ -98,7 +97,7 @@ def ensure(
     """
     record = package_record.read()
     entry = record.of(owner)
-    due = _due(versions, record.new())
+    due = _due(versions, record)
     if due:
         try:
             _change(record, entry, versions, due, progress)
@@ -190,35 +189,54 @@ def remove_installed(*names: str) -> bool:
         entry.new |= came & entry.asked
     candidates = came - {name for entry in left for name in entry.asked}
     _unhold(candidates & held)
-    seen = apt.known(*candidates)
+    seen = _finished(candidates)
     # Whoever holds one of them since wants it.
-    here = sorted(name for name in candidates if _is_here(seen, name) and not seen[name].held)
+    here = sorted(n for n in candidates if _is_begun_at_least(seen, n) and not seen[n].held)
     apt.mark("auto", *here)
     gone = sorted(apt.unneeded() & {*here}) if here else []
     if gone:
         apt.end_interruption()
         apt.purge(*gone)
     record.forget({*gone})
+    for entry in meant:
+        if not entry.asked:
+            # What is there by halves is nobody's.
+            entry.new = {name for name in entry.new & {*here} if seen[name].begun}
+            entry.held = set()
     record.write()
     return True
 
 
-def _due(versions: collections.abc.Mapping[str, str], ours: set[str]) -> list[str]:
+def _due(versions: collections.abc.Mapping[str, str], record: Record) -> list[str]:
     """Which of these packages are missing, or of another version, which only ours may be."""
-    seen = apt.known(*versions)
+    seen = apt.known(*versions, *record.names())
+    _forget_absent(record, seen)
     due = list[str]()
     for name, version in versions.items():
         if not _is_here(seen, name):
             due.append(name)
         elif version not in ("", seen[name].version):
-            if name not in ours:
+            if name not in record.new():
                 raise _not_ours(name, seen[name].version, version)
             due.append(name)
     return due
 
 
+def _finished(names: set[str]) -> Known:
+    """What dpkg has of packages when those that were begun are finished, as far as they can be."""
+    seen = apt.known(*names)
+    if not any(one.begun for one in seen.values()):
+        return seen
+    apt.end_interruption()
+    return apt.known(*names)
+
+
 def _is_here(seen: Known, name: str) -> bool:
     return name in seen and seen[name].installed
+
+
+def _is_begun_at_least(seen: Known, name: str) -> bool:
+    return name in seen and (seen[name].installed or seen[name].begun)
 
 
 def _change(
@@ -239,15 +257,32 @@ def _change(
     ]
     with _because_of(failure, fixed):
         simulated = apt.simulate(*wanted)
-    _check_foreign(simulated, versions, record)
-    # Before the first file lands: what a killed hook has half installed is ours too.
+    _check_foreign(simulated, versions, record, entry)
     entry.new |= {*simulated.new} | record.new() & {*mine}
     entry.asked |= {*mine}
-    record.write()
     progress(f"Installing {_named(due, fixed, len(simulated.new) + len(simulated.changed))}")
-    apt.install(*wanted)
+    _install(record, wanted)
     record.forget({*simulated.removed})
     record.write()
+
+
+def _install(record: Record, wanted: list[str]) -> None:
+    # Before the first file lands: what a killed hook has half installed is ours too.
+    record.write()
+    try:
+        apt.install(*wanted)
+    except PackageError:
+        with contextlib.suppress(PackageError):
+            _forget_absent(record, apt.known(*record.names()))
+        raise
+
+
+def _forget_absent(record: Record, seen: Known) -> None:
+    """Strike out what did not come, or has gone: whoever else brings it, it is not ours."""
+    absent = {name for name in record.names() if not _is_begun_at_least(seen, name)}
+    if absent:
+        record.forget(absent)
+        record.write()
 
 
 def _prepare() -> PackageError | None:
@@ -302,9 +337,11 @@ def _check_foreign(
     simulated: apt.Simulated,
     versions: collections.abc.Mapping[str, str],
     record: Record,
+    entry: Entry,
 ) -> None:
     """Refuse what would move another's package, unless it is a free one that is to go up."""
     ours, our_holds = record.new(), record.held()
+    others = {name: one.owner for one in record.entries for name in one.held - entry.new}
     touched = (*simulated.new, *simulated.changed, *simulated.removed)
     for name, seen in apt.known(*touched).items():
         if seen.held and name not in our_holds:
@@ -312,6 +349,11 @@ def _check_foreign(
                 f"package {name} is held on this machine, and not by this charm, which would have "
                 f"to change it: run 'sudo apt-mark unhold {name}'"
             )
+    for name in sorted(others.keys() & {*simulated.changed, *simulated.removed}):
+        raise PackageError(
+            f"package {name} is held for this charm's {others[name]}, and would have to change "
+            f"for {', '.join(sorted(versions or entry.asked))}: ask for what goes together"
+        )
     for name, old in simulated.removed.items():
         if name not in ours:
             raise PackageError(

@@ -12,6 +12,7 @@ import pytest
 import tenacity
 
 from tests.fakes import aptrepo
+from tests.functional.apt_machine import ALONE
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,8 +33,10 @@ PACKAGES = {
     "lshw": "",
     "nvtop": "libnvidia-compute-510",
     "libnvidia-compute-510": "",
+    "strace": "",
 }
 PREPARE = f"""
+{ALONE}
 dpkg --purge --force-all {" ".join(PACKAGES)} 2>&1
 rm -rf /etc/apt/sources.list.d/*
 echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test
@@ -83,7 +86,8 @@ def booted():
         key = aptrepo.Key.make(pathlib.Path(folder, "gpg"))
         archive = pathlib.Path(folder, "archive")
         for name, depends in PACKAGES.items():
-            aptrepo.package(archive, name, "1", depends)
+            more = {"Conflicts": "libnvidia-compute-510"} if name == "strace" else {}
+            aptrepo.package(archive, name, "1", depends, **more)
         aptrepo.publish(archive, key)
         park = Park(pathlib.Path(folder, "park"))
         binds = {"/srv/repo": ROOT, "/srv/packages": python, "/srv/archive": archive}
@@ -133,7 +137,7 @@ def test_one_that_somebody_has_taken_away_comes_again(host):
 def test_one_that_brings_a_driver_is_refused_in_words(host):
     said = host.ensure("lshw", "nvtop")
     assert said == (
-        "package nvtop would bring libnvidia-compute-510, which belongs to a driver or the "
+        "package nvtop would change libnvidia-compute-510, which belongs to a driver or the "
         "kernel: take nvtop off the option host-packages"
     )
     assert host.have() == {"htop"}
@@ -142,6 +146,8 @@ def test_one_that_brings_a_driver_is_refused_in_words(host):
     try:
         assert host.ensure("nvtop") is True
         assert host.ensure() is True
+        said = "package strace would change libnvidia-compute-510"
+        assert host.ensure("strace").startswith(said)
         assert "libnvidia-compute-510" in host.have()
     finally:
         host.sh("dpkg --purge nvtop libnvidia-compute-510 2>&1")

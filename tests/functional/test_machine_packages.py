@@ -3,60 +3,21 @@
 """Packages by the real apt in a machine, from signed repositories: what came for us goes."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
-import time
 
 import pytest
 
+from machine import waiting
 from tests.fakes import aptrepo
 from tests.functional.apt_machine import NEEDS, ROOT, apt_machine
+from tests.functional.apt_packages import KIT, MODULES, all_at, ensure, fill
 
 pytestmark = NEEDS
 
-# Name and dependencies. "before" is on the machine already.
-PACKAGES = {
-    "gpuci-tool": "gpuci-library, gpuci-before",
-    "gpuci-library": "",
-    "gpuci-before": "",
-    "gpuci-other": "",
-    "gpuci-theirs": "gpuci-library",
-    "gpuci-extra": "",
-}
-# Fails, or takes its time, as long as a file says so.
-SLOW = """
-name=$DPKG_MAINTSCRIPT_PACKAGE-$DPKG_MAINTSCRIPT_NAME
-while [ -e "/run/gpuci-slow-$name" ]; do sleep 0.1; done
-"""
-BAD = """
-[ "$1" = configure ] || exit 0
-[ ! -e /run/gpuci-bad ] || { echo "no module for this kernel" >&2; exit 3; }
-"""
-# By its name one that apt keeps for the running kernel.
-MODULES = f"linux-modules-gpuci-{os.uname().release.replace('_', '-')}"
-KIT = {"gpuci-kit": "1", "gpuci-kit-base": "1"}
 OLD_RECORD = [{"asked": ["gpuci-tool"], "new": ["gpuci-tool", "gpuci-library"]}]
-
-
-def fill(host):
-    for name, depends in PACKAGES.items():
-        more = {"Recommends": "gpuci-extra"} if name == "gpuci-tool" else {}
-        aptrepo.package(host.archive, name, "1", depends, **more)
-    for version in ("1", "2", "3"):
-        exactly = f"gpuci-kit-base (= {version}), gpuci-common"
-        aptrepo.package(
-            host.archive, "gpuci-kit", version, exactly, files={"/etc/gpuci-kit": version}
-        )
-        aptrepo.package(host.archive, "gpuci-kit-base", version, scripts={"postinst": SLOW + BAD})
-    for version in ("1", "2"):
-        aptrepo.package(host.archive, "gpuci-common", version, scripts={"preinst": SLOW})
-    aptrepo.package(host.archive, "gpuci-rival", "1", Conflicts="gpuci-other")
-    aptrepo.package(host.archive, "gpuci-next", "1", Conflicts="gpuci-kit-base")
-    aptrepo.package(host.archive, MODULES, "1")
-    aptrepo.package(host.archive, "gpuci-broken", "1", "gpuci-nowhere (>= 2)")
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +35,6 @@ def as_at_first(host):
 
 def names(host):
     return set(host.have())
-
-
-def ensure(versions, owner="toolkit", **more):
-    extra = "".join(f", {key}={value!r}" for key, value in more.items())
-    return f"packages.ensure({owner!r}, {versions!r}, said.append{extra})"
-
-
-def all_at(version):
-    return dict.fromkeys(KIT, version)
 
 
 def test_missing_ones_are_installed_without_what_is_only_recommended(host):
@@ -105,7 +57,8 @@ def test_what_came_for_us_goes_and_what_was_there_stays(host):
 
 def test_what_apt_never_removes_by_itself_goes_too(host):
     kept = "/etc/apt/apt.conf.d/99tests-kept"
-    host.sh(f"echo 'APT::NeverAutoRemove {{ \"^gpuci-other$\"; }};' >{kept}")
+    purges = 'APT::Get::Purge "true";'
+    host.sh(f"echo 'APT::NeverAutoRemove {{ \"^gpuci-other$\"; }}; {purges}' >{kept}")
     host.value(ensure({MODULES: "1", "gpuci-other": ""}, "driver"))
     assert host.holds() == {MODULES, "gpuci-other"}
     host.value("packages.remove_installed()")
@@ -254,6 +207,15 @@ def test_a_successor_takes_the_place_of_ours_and_leaves_nothing(host):
     assert names(host) == {"gpuci-before"}
 
 
+def test_what_is_held_for_one_owner_no_other_moves(host):
+    host.value(ensure(KIT))
+    for owner, wanted in (("driver", {"gpuci-next": "1"}), ("driver", {"gpuci-common": "1"})):
+        wrong = host.error(ensure(wanted, owner))
+        assert "is held for this charm's toolkit, and would have to change for" in wrong["error"]
+    assert host.have() == {**KIT, "gpuci-common": "2", "gpuci-before": "1"}
+    assert host.holds() == {*KIT, "gpuci-common"}
+
+
 def test_versions_that_there_are_and_what_cannot_be_had(host):
     assert host.value("packages.available('gpuci-kit')") == ["3", "2", "1"]
     assert host.value("packages.available('gpuci-nowhere')") == []
@@ -284,10 +246,23 @@ def test_a_package_that_fails_is_named_with_what_it_said_and_healed(host):
     assert host.have() == {**KIT, "gpuci-common": "2", "gpuci-before": "1"}
     assert host.holds() == {*KIT, "gpuci-common"}
     assert host.sh("dpkg --audit") == ""
+    # Nor does what can't be finished stay.
+    host.sh("touch /run/gpuci-bad")
+    host.error(ensure(all_at("2")))
+    assert host.value("packages.remove_installed()") is True
+    assert names(host) == {"gpuci-before"}
+    assert host.sh("dpkg --audit; ls /var/lib/gpu-ci") == ""
 
 
-@pytest.mark.parametrize("at", ["gpuci-kit-base-postinst", "gpuci-common-preinst"])
-def test_apt_killed_at_work_is_gone_on_with(host, at):
+@pytest.mark.parametrize(
+    ("at", "then"),
+    [
+        ("gpuci-kit-base-postinst", "goes on"),
+        ("gpuci-common-preinst", "goes on"),
+        ("gpuci-common-preinst", "is removed"),
+    ],
+)
+def test_apt_killed_at_work_is_gone_on_with_or_undone(host, at, then):
     host.sh(f"touch /run/gpuci-slow-{at}")
     call = ensure(KIT).replace("said.append", "print")
     script = (
@@ -298,18 +273,24 @@ def test_apt_killed_at_work_is_gone_on_with(host, at):
     host.machine.enter(*unit, "/usr/bin/python3", "-B", "-c", script)
     name, _, which = at.rpartition("-")
     script = f"/var/lib/dpkg/(info/{name}.{which}|tmp.ci/{which})"
-    deadline = time.monotonic() + 60
-    while not host.sh(f"pgrep -f '{script}' || :"):
-        assert time.monotonic() < deadline
+    assert waiting.until(lambda: host.sh(f"pgrep -f '{script}' || :"), 180, 0.3)
     host.machine.kill_unit("gpuci-killed")
-    host.sh("while systemctl -q is-active gpuci-killed; do sleep 0.05; done; rm /run/gpuci-slow-*")
+    active = "systemctl is-active gpuci-killed || :"
+    assert waiting.until(lambda: "inactive" in host.sh(active), 180, 0.3)
+    host.sh("rm /run/gpuci-slow-*")
     # It is known whose they are, though nothing is whole.
     assert set(host.record()[0]["new"]) == {*KIT, "gpuci-common"}
     assert "gpuci-kit" not in host.have()
     assert host.sh("dpkg --audit") != ""
-    assert host.value(ensure(KIT)) is True
-    assert host.have() == {**KIT, "gpuci-common": "2", "gpuci-before": "1"}
-    assert host.holds() == {*KIT, "gpuci-common"}
+    if then == "is removed":
+        assert host.value("packages.remove_installed()") is True
+        assert host.sh("ls /var/lib/gpu-ci") == ""
+        left = {}
+    else:
+        assert host.value(ensure(KIT)) is True
+        left = {**KIT, "gpuci-common": "2"}
+    assert host.have() == {**left, "gpuci-before": "1"}
+    assert host.holds() == {*left}
     assert host.sh("dpkg --audit") == ""
 
 
@@ -348,7 +329,26 @@ def test_a_full_disk_is_told(host):
     assert "df -h" in wrong["error"]
     assert wrong["passes"] is False
     assert names(host) == {"gpuci-before"}
-    assert host.value(ensure(KIT)) is True
+    # What did not come at all is the operator's when he brings it.
+    assert host.sh("ls /var/lib/gpu-ci") == ""
+    host.sh("apt-get -qqy install gpuci-other gpuci-library >/dev/null")
+    assert host.value(ensure({**KIT, "gpuci-other": "1", "gpuci-tool": "1"})) is True
+    assert host.holds() == {*KIT, "gpuci-common", "gpuci-tool"}
+    host.value("packages.remove_installed()")
+    assert names(host) == {"gpuci-before", "gpuci-other", "gpuci-library"}
+
+
+def test_what_a_hook_was_killed_before_is_forgotten_by_the_next(host):
+    asked = ["gpuci-other", "gpuci-tool"]
+    entry = {"asked": asked, "new": [*asked, "gpuci-library"], "owner": "toolkit", "held": []}
+    host.sh("mkdir -p /var/lib/gpu-ci")
+    host.sh(f"echo '{json.dumps([entry])}' >/var/lib/gpu-ci/packages.json")
+    host.value(ensure({"gpuci-common": ""}, "driver"))
+    host.sh("apt-get -qqy --no-install-recommends install gpuci-tool >/dev/null")
+    host.value(ensure({"gpuci-tool": "1"}))
+    assert host.holds() == {"gpuci-common"}
+    host.value("packages.remove_installed()")
+    assert names(host) == {"gpuci-before", "gpuci-library", "gpuci-tool"}
 
 
 @pytest.fixture(scope="module")
@@ -356,16 +356,7 @@ def unattended(host):
     """The real unattended-upgrades on the machine, which the host need not have."""
     with tempfile.TemporaryDirectory(dir=host.folder) as folder:
         wanted = ["unattended-upgrades", "python3-distro-info"]
-        argv = [
-            "timeout",
-            "60",
-            "apt-get",
-            "-q",
-            "-o",
-            "APT::Sandbox::User=root",
-            "download",
-            *wanted,
-        ]
+        argv = "timeout 60 apt-get -q -o APT::Sandbox::User=root download".split() + wanted
         cached = ROOT / ".soak/unattended-upgrades"
         if cached.is_dir():
             for deb in cached.glob("*.deb"):
