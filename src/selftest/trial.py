@@ -43,9 +43,7 @@ def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> Uni
         return state
     report = results.read() if _starts(state) else None
     if _starts(state):
-        if report is None or report.subject != subject:
-            return state
-        if not report.level.includes(Level.ISOLATION):
+        if report is None or report.subject != subject or not _is_whole(report):
             return state
         if not _is_to_blame(report):
             if report.outcome == "passed":
@@ -65,6 +63,10 @@ def _starts(state: UnitState) -> bool:
     """Whether the toolkit that is here tells its version: else nothing can be tested with it."""
     found = state.machine.toolkit
     return found is not None and bool(versions.numbers(found.version))
+
+
+def _is_whole(report: Report) -> bool:
+    return report.level.includes(Level.ISOLATION)
 
 
 def _is_to_blame(report: Report) -> bool:

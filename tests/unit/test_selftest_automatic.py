@@ -1,117 +1,28 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""When the charm has the self-test run by itself, and what it then knows.
-
-systemd is proven in tests/functional and tests/lab; here a recorder takes its place.
-"""
+"""When the charm has the self-test run by itself, and what it then knows."""
 
 import dataclasses
-import datetime
 import json
 
 import pytest
 
-from host import facts, toolkit
-from oci import quarantine, wrapper
-from plan import plan
+from oci import quarantine
 from plan.options import Minimums
-from plan.state import Machine, Packaged, Toolkit, Verdict
-from selftest import automatic, last_pass, results, service, settings
+from plan.state import Verdict
+from selftest import automatic, last_pass, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
-from tests.unit.situations import TSA, gpu, situation
+from tests.unit.selftest_charm import CHECK, RUNS, present, worker
+from tests.unit.situations import situation
 
-CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
 DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
 HEAT = Check("throttle", Level.QUICK, "it is cool", remedy="fan", each_gpu=True, condemns=False)
 
 
-def present():
-    return datetime.datetime.now(datetime.timezone.utc)
-
-
-class Charm:
-    """A worker whose self-tests end as the test says, and what was asked of it."""
-
-    def __init__(self):
-        self.calls = []
-        self.last = None
-        self.proven = ""
-        self.running = self.broken_off = None
-        self.others = ""
-        self.found = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
-
-    def ensure(self, *, repaired=False, **values):
-        self.calls.clear()
-        found = dataclasses.replace(self.found, **values)
-        found = dataclasses.replace(found, repaired=repaired)
-        self.machine = found.machine
-        after = automatic.ensure(found, plan.make(found), self.say)
-        return after, list(self.calls)
-
-    def say(self, line):
-        self.calls.append(line)
-
-    def start(self, level):
-        self.calls.append(f"start {level.value}")
-        return "new"
-
-    def follow(self, name, seconds, progress):
-        assert 60 < seconds < 300
-        progress(f"following {name}")
-        return "a report"
-
-    def wait_for_others(self, seconds):
-        assert seconds <= 60
-        return self.others
-
-    def report(
-        self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None, gpu="", made=None
-    ):
-        kept = settings.read()
-        now = last_pass.subject(kept, self.found.inventory, self.machine)
-        checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
-        self.last = results.Report(
-            run=results.new_run(),
-            subject=now if subject is None else subject,
-            level=level,
-            device="cuda",
-            gpu=gpu,
-            outcome=outcome,
-            started=(present() - datetime.timedelta(seconds=age)).isoformat(timespec="seconds"),
-            seconds=1.0,
-            results=made
-            or (CHECK.result(checks.get(outcome, Outcome.PASSED), "Xid 79", gpu="GPU-0"),),
-        )
-        if outcome == "passed" and level is Level.ISOLATION and not gpu:
-            self.proven = self.last.subject
-
-
 @pytest.fixture
 def charm(tmp_path, monkeypatch):
-    charm = Charm()
-    monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
-    monkeypatch.setattr(wrapper, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
-    monkeypatch.setattr(
-        service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
-    )
-    monkeypatch.setattr(service, "remove", lambda: charm.calls.append("remove"))
-    monkeypatch.setattr(service, "running", lambda: charm.running)
-    monkeypatch.setattr(service, "broken_off", lambda: charm.broken_off)
-    monkeypatch.setattr(service, "wait_for_others", charm.wait_for_others)
-    monkeypatch.setattr(last_pass, "TESTED", tmp_path / "run" / "selftest.done")
-    monkeypatch.setattr(environment, "ROOT", tmp_path / "selftest")
-    last_pass.note_verdict()
-    monkeypatch.setattr(service, "start", charm.start)
-    monkeypatch.setattr(service, "follow", charm.follow)
-    monkeypatch.setattr(results, "read", lambda: charm.last)
-    monkeypatch.setattr(last_pass, "kept", lambda: charm.proven)
-    charm.ensure(options=charm.found.options)
-    return charm
-
-
-RUNS = ["boot True", "start isolation", "Self-test: following new"]
+    return worker(tmp_path, monkeypatch)
 
 
 def test_the_first_time_it_runs(charm):
@@ -138,73 +49,6 @@ def test_a_change_of_what_it_proves_has_it_run_again(charm, outcome):
     charm.report(outcome)
     changed = dataclasses.replace(charm.found.inventory, driver="595.71.05")
     assert charm.ensure(inventory=changed)[1] == RUNS
-
-
-TRIED = {
-    "machine": Machine("amd64", Toolkit("/runtime", "1.20.0")),
-    "packaged": Packaged("1.20.0-1", ours=True, previous="1.19.1-1"),
-}
-BACK = {
-    "machine": Machine("amd64", Toolkit("/runtime", "1.19.1")),
-    "packaged": Packaged("1.19.1-1", ours=True, bad=("1.20.0-1",)),
-}
-GOES_BACK = ["No container worked with container toolkit 1.20.0-1: back to 1.19.1-1", "wrapper"]
-NO_CONTAINER = Check("lease", Level.ISOLATION, "a task", each_gpu=True, remedy="compare")
-
-
-@pytest.fixture
-def trying(charm, monkeypatch):
-    """The same whose toolkit is on trial."""
-
-    def go_back():
-        charm.machine = BACK["machine"]
-        return charm.machine
-
-    monkeypatch.setattr(toolkit, "roll_back", lambda *_: True)
-    monkeypatch.setattr(toolkit, "keep", lambda: charm.say("kept"))
-    monkeypatch.setattr(toolkit, "look", lambda: BACK["packaged"])
-    monkeypatch.setattr(facts, "machine", go_back)
-    monkeypatch.setattr(wrapper, "apply", lambda _: charm.say("wrapper"))
-    charm.report(subject="the toolkit before")
-    charm.found = dataclasses.replace(charm.found, **TRIED)
-    return charm
-
-
-@pytest.mark.parametrize("on_start", [True, False])
-@pytest.mark.parametrize("ends", ["in the hook", "after it"])
-def test_a_toolkit_that_no_container_works_with_goes_in_the_hook_that_sees_it(
-    trying, monkeypatch, ends, on_start
-):
-    wanted = options(trying, selftest_on_start=on_start)
-    bad = NO_CONTAINER.result(Outcome.FAILED, "no container", gpu="GPU-0")
-    tests = iter([lambda: trying.report("failed", made=(bad,)), trying.report])
-    monkeypatch.setattr(service, "follow", lambda *_: next(tests)() or "a report")
-    run = ["start isolation"]
-    if ends == "after it":
-        with monkeypatch.context() as patch:
-            patch.setattr(service, "follow", lambda *_: None)
-            after, calls = trying.ensure(options=wanted)
-        assert (calls[1:], after.packaged) == (run, TRIED["packaged"])
-        next(tests)()
-        run = []
-    after, calls = trying.ensure(options=wanted)
-    assert calls == [f"boot {on_start}", *run, *GOES_BACK, "start isolation"]
-    assert {"machine": after.machine, "packaged": after.packaged} == BACK
-    trying.found = dataclasses.replace(trying.found, **BACK)
-    assert trying.ensure(options=wanted)[1] == [f"boot {on_start}"]
-
-
-def test_a_toolkit_that_a_test_outside_the_hook_has_proven_is_kept(trying):
-    assert trying.ensure()[1] == RUNS
-    trying.report()
-    assert trying.ensure()[1] == ["boot True", "kept"]
-
-
-def test_a_toolkit_that_does_not_start_goes_without_a_test(trying):
-    broken = Machine("amd64", Toolkit("/runtime", ""))
-    after, calls = trying.ensure(machine=broken)
-    assert calls == ["boot True", GOES_BACK[0]]
-    assert after.packaged == BACK["packaged"]
 
 
 def test_a_failure_is_the_operators_until_the_charm_has_repaired_something(charm):

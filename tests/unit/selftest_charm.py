@@ -1,0 +1,102 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The self-tests that the charm has run, without systemd, which tests/functional proves."""
+
+import dataclasses
+import datetime
+
+from oci import quarantine, wrapper
+from plan import plan
+from selftest import automatic, last_pass, results, service, settings
+from selftest.check import Check, Level, Outcome
+from selftest.compute import environment
+from tests.unit.situations import TSA, gpu, situation
+
+CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
+# What the charm does where a test is due.
+RUNS = ["boot True", "start isolation", "Self-test: following new"]
+
+
+def present():
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+class Charm:
+    """A worker whose self-tests end as the test says, and what was asked of it."""
+
+    def __init__(self):
+        self.calls = []
+        self.last = None
+        self.proven = ""
+        self.running = self.broken_off = None
+        self.others = ""
+        self.found = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
+
+    def ensure(self, *, repaired=False, **values):
+        self.calls.clear()
+        found = dataclasses.replace(self.found, **values)
+        found = dataclasses.replace(found, repaired=repaired)
+        self.machine = found.machine
+        after = automatic.ensure(found, plan.make(found), self.say)
+        return after, list(self.calls)
+
+    def say(self, line):
+        self.calls.append(line)
+
+    def start(self, level):
+        self.calls.append(f"start {level.value}")
+        return "new"
+
+    def follow(self, name, seconds, progress):
+        assert 60 < seconds < 300
+        progress(f"following {name}")
+        return "a report"
+
+    def wait_for_others(self, seconds):
+        assert seconds <= 60
+        return self.others
+
+    def report(
+        self, outcome="passed", level=Level.ISOLATION, *, age=0, subject=None, gpu="", made=None
+    ):
+        kept = settings.read()
+        now = last_pass.subject(kept, self.found.inventory, self.machine)
+        checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
+        self.last = results.Report(
+            run=results.new_run(),
+            subject=now if subject is None else subject,
+            level=level,
+            device="cuda",
+            gpu=gpu,
+            outcome=outcome,
+            started=(present() - datetime.timedelta(seconds=age)).isoformat(timespec="seconds"),
+            seconds=1.0,
+            results=made
+            or (CHECK.result(checks.get(outcome, Outcome.PASSED), "Xid 79", gpu="GPU-0"),),
+        )
+        if outcome == "passed" and level is Level.ISOLATION and not gpu:
+            self.proven = self.last.subject
+
+
+def worker(tmp_path, monkeypatch):
+    """One with two GPUs that has never been tested."""
+    charm = Charm()
+    monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(wrapper, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
+    monkeypatch.setattr(
+        service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
+    )
+    monkeypatch.setattr(service, "remove", lambda: charm.calls.append("remove"))
+    monkeypatch.setattr(service, "running", lambda: charm.running)
+    monkeypatch.setattr(service, "broken_off", lambda: charm.broken_off)
+    monkeypatch.setattr(service, "wait_for_others", charm.wait_for_others)
+    monkeypatch.setattr(last_pass, "TESTED", tmp_path / "run" / "selftest.done")
+    monkeypatch.setattr(environment, "ROOT", tmp_path / "selftest")
+    last_pass.note_verdict()
+    monkeypatch.setattr(service, "start", charm.start)
+    monkeypatch.setattr(service, "follow", charm.follow)
+    monkeypatch.setattr(results, "read", lambda: charm.last)
+    monkeypatch.setattr(last_pass, "kept", lambda: charm.proven)
+    charm.ensure(options=charm.found.options)
+    return charm
