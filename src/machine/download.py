@@ -165,7 +165,7 @@ def _read(url: str, limit: int, remedy: str) -> str:
     try:
         with _opener(url).open(url, timeout=_TEXT_TIMEOUT) as response:
             announced = int(response.headers.get("Content-Length") or 0)
-            data = response.read(limit + 1)
+            data = _next(response, limit + 1)
     except _FAILURES as error:
         raise _failure(url, error, remedy) from error
     if max(announced, len(data)) > limit:
@@ -200,6 +200,13 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler(schemes))
 
 
+def _next(response: http.client.HTTPResponse, most: int) -> bytes:
+    try:
+        return response.read(most)
+    except OSError as error:  # such as EHOSTUNREACH, which is none of _FAILURES
+        raise _PassingError(str(error) or type(error).__name__) from error
+
+
 def _store(
     response: http.client.HTTPResponse,
     part: pathlib.Path,
@@ -210,7 +217,7 @@ def _store(
     said = have * 100 // total // _STEP if total else 0
     with part.open("r+b" if have else "wb") as file:
         file.seek(have)
-        while chunk := response.read(_CHUNK):
+        while chunk := _next(response, _CHUNK):
             file.write(chunk)
             have += len(chunk)
             if total and have * 100 // total // _STEP > said:

@@ -2,7 +2,10 @@
 # See LICENSE file for licensing details.
 """Downloads: resumed, checked, retried where it helps, and told apart where it does not."""
 
+import contextlib
+import errno
 import hashlib
+import http.client
 import http.server
 import threading
 import urllib.parse
@@ -37,7 +40,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(BODY) - start))
         self.end_headers()
         end = len(BODY) // 2 if answer == "broken" else len(BODY)
-        self.wfile.write(BODY[start:end])
+        with contextlib.suppress(ConnectionError):  # a client that reads no further
+            self.wfile.write(BODY[start:end])
 
     def log_message(self, *_):
         pass
@@ -110,6 +114,18 @@ def test_http_errors_are_told_and_only_passing_ones_repeated(server, tmp_path, c
     with pytest.raises(download.DownloadError, match=f"the server answered {code}"):
         download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
     assert len(server.asked) == tries
+
+
+def test_a_route_that_is_lost_in_the_middle_passes(server, tmp_path, monkeypatch):
+    def lost(*_):
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", lost)
+    with pytest.raises(download.UnreachableError, match="No route to host"):
+        download.text(server.url, len(BODY), "x")
+    with pytest.raises(download.UnreachableError, match="No route to host"):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert len(server.asked) == 6
 
 
 def test_no_server_at_all(server, tmp_path):
