@@ -79,9 +79,11 @@ def ensure(nvidia: bool) -> bool:
         machine.process.CommandError: the kernel or systemd does not take one.
         OSError: something can't be looked at.
     """
+    if _CONTAINER.exists():
+        return False
     record = _read()
     changed = _ensure_mappings(record)
-    if not nvidia or _CONTAINER.exists():
+    if not nvidia:
         return changed
     changed |= _ensure_mode(record)
     return _ensure_persistence(record) or changed
@@ -110,7 +112,6 @@ def remove() -> bool:
 
 def _ensure_mappings(record: _Record) -> bool:
     now = _mappings()
-    # In a container that is the host's to say, or of no effect.
     low = now < MAPPINGS and os.access(_MAPPINGS_LIVE, os.W_OK)
     if "mappings" not in record:
         if not low:
@@ -133,7 +134,7 @@ def _set_mappings(most: int) -> None:
 
 def _can_go_back(before: int) -> bool:
     """Whether the limit is still ours, and no process has come to need it."""
-    if _mappings() != MAPPINGS or not os.access(_MAPPINGS_LIVE, os.W_OK):
+    if _CONTAINER.exists() or not os.access(_MAPPINGS_LIVE, os.W_OK) or _mappings() != MAPPINGS:
         return False
     return not any(_mapped(folder) > before for folder in _PROC.glob("[0-9]*"))
 
@@ -164,9 +165,7 @@ def _ensure_persistence(record: _Record) -> bool:
 
     Where it can't be had, tasks only begin more slowly, and the self-test warns.
     """
-    state = services.show(
-        _DAEMON, "LoadState", "ActiveState", "UnitFileState", "FragmentPath", "ExecStart"
-    )
+    state = services.show(_DAEMON, "LoadState", "ActiveState", "UnitFileState", "FragmentPath")
     if state["LoadState"] != "loaded" or not any(_DEV.glob(_NODES)):
         return False
     command = _without_idle(pathlib.Path(state["FragmentPath"]))
@@ -222,6 +221,8 @@ def _remove_nvidias(record: _Record) -> bool:
             _set_daemon_back(*record["daemon"])
         except process.CommandError as error:
             _log.warning("NVIDIA's persistence daemon can't be set back: %s", error)
+            if services.show(_DAEMON, "LoadState")["LoadState"] == "loaded":
+                return changed  # The next hook tries again, as long as there is one.
         del record["daemon"]
         _write(record)
     return changed
@@ -233,8 +234,10 @@ def _set_daemon_back(active: str, enabled: str) -> None:
     if active not in _RUNS:
         services.ensure_stopped(_DAEMON)
         return
-    idles = _IDLE in services.show(_DAEMON, "ExecStart")["ExecStart"]
-    if idles and services.main_pid(_DAEMON) and not _is_idle():
+    state = services.show(_DAEMON, "ActiveState", "ExecStart")
+    held = services.main_pid(_DAEMON) and not _is_idle()
+    # It failed where an earlier try could not start it.
+    if state["ActiveState"] == "failed" or (held and _IDLE in state["ExecStart"]):
         services.ensure_running(_DAEMON, restart=True)
 
 

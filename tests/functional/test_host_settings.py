@@ -202,6 +202,18 @@ def test_a_limit_that_can_not_be_set_is_left_alone(host):
         host.sh(f"mount -o remount,bind,rw {LIVE}")
 
 
+def test_in_a_container_the_limit_is_its_hosts(host):
+    host.ensure()
+    host.sh("mkdir -p /run/systemd; echo lxc >/run/systemd/container")
+    # As by an earlier revision, where AppArmor lets nobody write it.
+    assert host.remove() is True
+    assert host.limit() == 1048576
+    host.set_limit(65530)
+    assert host.ensure(nvidia=False) is False
+    assert host.limit() == 65530
+    assert not host.exists(SYSCTL)
+
+
 def test_the_daemon_holds_the_gpus_as_long_as_the_charm_wants_it(host):
     host.install(DAEMON, "systemctl start nvidia-persistenced")
     with_daemon = host.etc()
@@ -281,6 +293,19 @@ def test_a_daemon_that_can_not_be_started_stops_nothing(host):
     assert host.ensure() is True
     assert host.limit() == 1048576
     assert host.remove() is True
+
+
+def test_a_daemon_that_can_not_be_set_back_is_set_back_later(host):
+    host.install(DAEMON, "systemctl start nvidia-persistenced")
+    host.ensure()
+    program = "/usr/bin/nvidia-persistenced"
+    host.sh(f"mv {program} {program}.off")
+    assert host.remove() is True
+    assert "daemon" in json.loads(host.sh(f"cat {RECORD}"))
+    host.sh(f"mv {program}.off {program}")
+    assert host.remove() is True
+    assert IDLE in host.daemon()
+    assert host.remove() is False
 
 
 def test_another_makers_gpus_change_nothing_of_the_daemon(host):
