@@ -14,6 +14,7 @@ import typing
 
 from host import facts, memory, rival_sources
 from machine import download, files, openpgp, packages, repositories
+from plan import toolkit_policy
 from plan.parts import ToolkitPlan
 from plan.state import Packaged
 
@@ -91,7 +92,7 @@ def look() -> Packaged:
     """What there is of the toolkit as packages.
 
     Raises:
-        machine.process.CommandError: dpkg can't tell.
+        machine.packages.PackageError: dpkg can't tell.
     """
     version = packages.installed(_BASE).get(_BASE, "")
     # What a killed hook has left is finished by the next one.
@@ -174,7 +175,7 @@ def release() -> bool:
         Whether anything was changed.
 
     Raises:
-        machine.process.CommandError: a hold can't be taken away.
+        machine.packages.PackageError: a hold can't be taken away.
     """
     changed = repositories.remove(_NAME)
     changed |= packages.release_holds(_OWNER)
@@ -184,13 +185,15 @@ def release() -> bool:
 
 def _refuse_others(foreign: collections.abc.Mapping[str, str], version: str) -> None:
     for name, have in foreign.items():
-        if have != version:
-            raise ToolkitError(
-                f"{name} {have} is on this machine, which this charm did not install and leaves "
-                f"as it is, but {version} is wanted: juju config "
-                f"nvidia-container-toolkit-version={have}, or remove it with sudo apt-get remove "
-                f"{' '.join(foreign)}"
-            )
+        if have == version:
+            continue
+        refused = toolkit_policy.advisories(have) or toolkit_policy.is_too_old(have)
+        take = "" if refused else f"set nvidia-container-toolkit-version={have}, or "
+        raise ToolkitError(
+            f"{name} {have} is on this machine, which this charm did not install and leaves as it "
+            f"is, but {version} is wanted: {take}remove it with sudo apt-get remove "
+            f"{' '.join(foreign)}"
+        )
 
 
 def _refuse_rival_sources(plan: ToolkitPlan) -> None:
@@ -210,7 +213,7 @@ def _apply(plan: ToolkitPlan, key: _Key, before: str, progress: Progress) -> boo
     previous = record.previous or before if leaves else record.previous
     if (record.key, record.previous) != (key, previous):
         _write(dataclasses.replace(record, key=key, previous=previous))
-    changed = repositories.ensure(_repository(plan, key.text))
+    changed = _ensure_repository(plan, key, record, before)
     try:
         changed |= packages.ensure(_OWNER, dict.fromkeys(PACKAGES, plan.version), progress)
     except packages.PackageError as error:
@@ -220,6 +223,24 @@ def _apply(plan: ToolkitPlan, key: _Key, before: str, progress: Progress) -> boo
         raise
     if previous == plan.version:
         keep()  # What was on trial is gone.
+    return changed
+
+
+def _ensure_repository(plan: ToolkitPlan, key: _Key, record: _Record, before: str) -> bool:
+    """Have apt know the repository; at a new address not before its lists are to be had."""
+    known = repositories.uris()
+    changed = repositories.ensure(_repository(plan, key.text))
+    if not before or not known or _uri(plan) in known:
+        return changed
+    try:
+        packages.refresh()
+    except packages.PackageError:
+        # Else the operator's own apt fails over it.
+        mirror = known[0].removesuffix(_uri(dataclasses.replace(plan, mirror="")))
+        former = dataclasses.replace(plan, version=before, mirror=mirror)
+        repositories.ensure(_repository(former, record.key.text))
+        _write(record)
+        raise
     return changed
 
 
@@ -280,7 +301,7 @@ def _given(plan: ToolkitPlan) -> _Key:
     except openpgp.KeyUnreadableError as error:
         raise ToolkitError(
             f"nvidia-toolkit-key can't be used: {error}. Give the public key of {plan.mirror}, "
-            'ASCII-armoured: juju config nvidia-toolkit-key="$(cat KEY.asc)"'
+            'ASCII-armoured: set nvidia-toolkit-key="$(cat KEY.asc)"'
         ) from error
     return _Key(key.text, given=True, expires=key.expires)
 

@@ -28,14 +28,14 @@ class Rooms:
         self.have, self.owned, self.said = {}, {}, []
         self.served, self.asked = self.key(), 0
         self.refused = []  # what apt says to each call, before it works
-        self.repository = None
+        self.repository, self.refreshed = None, 0
 
     def key(self, text="key", days=100.0, fingerprint=toolkit.FINGERPRINT):
         expires = int(time.time() + days * DAY) if days else 0
         return openpgp.SigningKey(text, fingerprint, expires, 0 < expires < time.time())
 
     def text(self, url, limit, remedy):
-        assert url == "https://mirror.test/x/gpgkey"
+        assert url in ("https://mirror.test/x/gpgkey", "https://wrong.test/gpgkey")
         self.asked += 1
         if isinstance(self.served, Exception):
             raise self.served
@@ -49,6 +49,14 @@ class Rooms:
     def ensure_repository(self, repository):
         changed, self.repository = self.repository != repository, repository
         return changed
+
+    def uris(self):
+        return [self.repository.uri] if self.repository else []
+
+    def refresh(self):
+        self.refreshed += 1
+        if self.refused:
+            raise self.refused.pop(0)
 
     def ensure(self, owner, versions, progress):
         assert owner == "toolkit"
@@ -67,6 +75,8 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(openpgp, "read", rooms.read)
     monkeypatch.setattr(openpgp, "armoured", lambda text: text)
     monkeypatch.setattr(repositories, "ensure", rooms.ensure_repository)
+    monkeypatch.setattr(repositories, "uris", rooms.uris)
+    monkeypatch.setattr(packages, "refresh", rooms.refresh)
     monkeypatch.setattr(packages, "ensure", rooms.ensure)
     monkeypatch.setattr(packages, "ensure_installed", lambda *_: False)
     monkeypatch.setattr(packages, "owned", lambda _: rooms.owned)
@@ -187,6 +197,32 @@ def test_refused_signature_is_told_where_no_newer_key_can_be_had(rooms):
     with pytest.raises(packages.PackageError, match="NO_PUBKEY") as caught:
         ensure(dataclasses.replace(PLAN, version="1.19.1-1"))
     assert not caught.value.passes
+
+
+@pytest.mark.parametrize("more", [{}, {"key": GIVEN.key}, {"version": "1.21.0-1"}])
+def test_new_address_without_the_repository_does_not_stay(rooms, more):
+    ensure()
+    before, record = rooms.repository, toolkit._RECORD.read_text()
+    moved = dataclasses.replace(PLAN, mirror="https://wrong.test", **more)
+    for _ in range(2):
+        rooms.refused = [packages.PackageError("404 Not Found")]
+        with pytest.raises(packages.PackageError, match="404"):
+            ensure(moved)
+        assert (rooms.repository, toolkit._RECORD.read_text()) == (before, record)
+    assert ensure(moved)
+    assert rooms.repository.uri.startswith("https://wrong.test/stable/deb/")
+    assert not ensure(moved)
+    assert rooms.refreshed == 3
+
+
+def test_toolkit_of_somebody_else_is_not_named_where_it_would_be_refused(rooms):
+    for have, named in (("1.19.1-1", True), ("1.19.0-1", False), ("1.12.0-1", False)):
+        rooms.have = dict.fromkeys(toolkit.PACKAGES, have)
+        with pytest.raises(toolkit.ToolkitError, match="sudo apt-get remove") as caught:
+            ensure()
+        text = f": set nvidia-container-toolkit-version={have}, or remove it"
+        assert (text in str(caught.value)) == named
+        assert "juju config" not in str(caught.value)
 
 
 def test_bad_version_is_remembered_before_the_way_back(rooms):
