@@ -7,7 +7,7 @@ import functools
 import logging
 
 from host import driver, driver_change, driver_packages, extra_packages, settings, toolkit
-from machine import packages
+from machine import apt_errors, packages
 from plan.parts import DriverPlan, HostPlan, ToolkitPlan
 
 Progress = collections.abc.Callable[[str], None]
@@ -21,9 +21,10 @@ def ensure(plan: HostPlan, progress: Progress) -> bool:
     Killed at any point, it can be called again.
 
     Raises:
-        machine.packages.PackageError: something can't be had; what comes before it is there.
+        machine.packages.PackageError: something can't be had, this is the first; all else is there
+            but what another package manager at work is in the way of.
     """
-    changed = _give_up(plan)
+    changed, failure = _give_up(plan), None
     works: list[collections.abc.Callable[[Progress], bool]] = []
     if isinstance(wanted := plan.driver, DriverPlan):
         works.append(functools.partial(driver.ensure, wanted))
@@ -31,9 +32,16 @@ def ensure(plan: HostPlan, progress: Progress) -> bool:
         works.append(functools.partial(toolkit.ensure, toolkit_plan))
     works.append(functools.partial(extra_packages.ensure, plan.packages))
     for number, work in enumerate(works, 1):
-        changed |= work(_numbered(progress, f"{number} of {len(works)}"))
+        try:
+            changed |= work(_numbered(progress, f"{number} of {len(works)}"))
+        except packages.PackageError as error:
+            failure = failure or error
+            if isinstance(error, apt_errors.BusyError):
+                break  # The others would wait as long.
     if plan.settings:
         changed |= settings.ensure(plan.nvidia)
+    if failure:
+        raise failure
     return changed
 
 
