@@ -274,6 +274,14 @@ def test_second_time_only_looks(host):
     host.serve(up=True)
 
 
+def test_mirror_that_lacks_the_repository_does_not_take_its_place(host):
+    at_first = host.sh(LOOK)
+    answer = host.ensure("1.20.0-1", mirror=f"{MIRROR}/nowhere")
+    assert "a repository's address does not have it" in answer["error"]
+    assert host.sh(LOOK) == at_first
+    host.sh("apt-get update")
+
+
 def test_it_goes_down_and_up_all_four_together(host):
     assert host.ensure("1.17.8-1")["result"] is True
     assert host.have() == all_at("1.17.8-1")
