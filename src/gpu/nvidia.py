@@ -7,6 +7,7 @@ import re
 
 from gpu import kernel, nvml, pci
 from gpu.inventory import Inventory, State, Vendor
+from machine import nvidia_module
 
 
 def look(root: pathlib.Path) -> Inventory:
@@ -32,7 +33,7 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
     try:
         answer = nvml.read()
     except nvml.NvmlError as error:
-        kernel_driver = _kernel_driver(root)
+        kernel_driver = nvidia_module.version(lambda name: kernel.text(root / name))
         detail = {
             State.NO_LIBRARY: kernel_driver or "of an unknown version",
             State.MISMATCH: (
@@ -69,15 +70,3 @@ def _is_passed(gpu: pci.Device, root: pathlib.Path) -> bool:
 
 def _has_nodes(root: pathlib.Path) -> bool:
     return any(re.fullmatch(r"nvidia[0-9]+", node.name) for node in (root / "dev").glob("nvidia*"))
-
-
-def _kernel_driver(root: pathlib.Path) -> str:
-    """Version of the loaded nvidia.ko; empty if neither /sys nor /proc tells it."""
-    for path, pattern in (
-        ("sys/module/nvidia/version", r"^([0-9.]+)$"),
-        ("proc/driver/nvidia/version", r"Kernel Module.*?\s([0-9]+\.[0-9.]+)\s"),
-    ):
-        match = re.search(pattern, kernel.text(root / path), re.MULTILINE)
-        if match:
-            return match.group(1)
-    return ""

@@ -10,7 +10,7 @@ import re
 import struct
 import typing
 
-from machine import files, process
+from machine import files, nvidia_module, process
 
 ROOT: typing.Final = pathlib.Path("/")
 # What modprobe said when it could not load the module, and in which boot that was.
@@ -59,13 +59,20 @@ def kernel(root: pathlib.Path) -> str:
     return text(root / "proc/sys/kernel/osrelease")
 
 
+def boot(root: pathlib.Path) -> str:
+    """The id of this boot, which no other has."""
+    return text(root / "proc/sys/kernel/random/boot_id")
+
+
 def next_kernel(root: pathlib.Path) -> str:
     """The release which the next boot takes; empty where /boot has none.
 
     It is what /boot/vmlinuz leads to, which Ubuntu's kernels keep at the last one that came, or
     else the highest, as grub's first entry is.
     """
-    images = {path.name for path in _entries(root / "boot") if path.name.startswith("vmlinuz-")}
+    images = {
+        path.name for path in files.entries(root / "boot") if path.name.startswith("vmlinuz-")
+    }
     images = {name for name in images if not name.endswith((".old", ".signed", ".dpkg-new"))}
     link = root / "boot/vmlinuz"
     target = link.readlink().name if link.is_symlink() else ""
@@ -86,14 +93,7 @@ def is_loaded(module: str = "nvidia", root: pathlib.Path = ROOT) -> bool:
 
 def loaded(root: pathlib.Path) -> str:
     """Version of the loaded nvidia.ko; empty if there is none."""
-    for path, pattern in (
-        ("sys/module/nvidia/version", r"^([0-9.]+)$"),
-        ("proc/driver/nvidia/version", r"Kernel Module.*?\s([0-9]+\.[0-9.]+)\s"),
-    ):
-        match = re.search(pattern, text(root / path), re.MULTILINE)
-        if match:
-            return match.group(1)
-    return ""
+    return nvidia_module.version(lambda name: text(root / name))
 
 
 def refused(root: pathlib.Path) -> str:
@@ -102,7 +102,7 @@ def refused(root: pathlib.Path) -> str:
     if not said:
         return ""
     record: dict[str, str] = json.loads(said)
-    return record["said"] if record["boot"] == _boot(root) else ""
+    return record["said"] if record["boot"] == boot(root) else ""
 
 
 def load() -> bool:
@@ -181,13 +181,6 @@ def release() -> bool:
     return any(gone)
 
 
-def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
-    try:
-        return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _natural(name: str) -> list[tuple[int, str]]:
     """A key by which numbers in names count as such: 6.8.0-9 before 6.8.0-60."""
     return [(int(part or 0), rest) for part, rest in re.findall(r"([0-9]*)([^0-9]*)", name)]
@@ -240,7 +233,7 @@ def _section(path: pathlib.Path, name: bytes) -> bytes:
 def _users(module: str) -> int:
     """How many use a loaded module, besides those that would be unloaded with it."""
     folder = ROOT / "sys/module" / module
-    holders = {path.name for path in _entries(folder / "holders")} & set(_STACK)
+    holders = {path.name for path in files.entries(folder / "holders")} & set(_STACK)
     return int(text(folder / "refcnt") or 0) - len(holders)
 
 
@@ -254,8 +247,4 @@ def _add(module: str) -> None:
 def _refuse(said: str) -> None:
     record = ROOT / _REFUSED
     files.ensure_directory(record.parent)
-    files.ensure_file(record, json.dumps({"boot": _boot(ROOT), "said": said}) + "\n")
-
-
-def _boot(root: pathlib.Path) -> str:
-    return text(root / "proc/sys/kernel/random/boot_id")
+    files.ensure_file(record, json.dumps({"boot": boot(ROOT), "said": said}) + "\n")

@@ -17,6 +17,18 @@ def read_text(path: pathlib.Path) -> str | None:
         return None
 
 
+def entries(folder: pathlib.Path) -> list[pathlib.Path]:
+    """What is in a directory, in the order of the names; nothing where there is none.
+
+    Raises:
+        OSError: it can't be read, which does not say that nothing is in it.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def ensure_file(
     path: pathlib.Path, content: str | bytes, *, mode: int = 0o644, owner: str | None = None
 ) -> bool:
