@@ -3,6 +3,8 @@
 """What a reboot would end: steps that run, not containers that are only kept."""
 
 import os
+import pathlib
+import shutil
 import time
 
 import pytest
@@ -21,9 +23,9 @@ def container(tmp_path):
     return folder
 
 
-def age(folder, seconds):
+def age(container, seconds):
     then = time.time() - seconds
-    os.utime(folder, (then, then))
+    os.utime(container / "init.pid", (then, then))
 
 
 def process(root, pid, cgroup):
@@ -56,9 +58,19 @@ def test_a_number_that_another_process_has_by_now_does_not(container, tmp_path):
     assert steps.running(tmp_path) == ()
 
 
-def test_a_container_that_was_just_made_counts(container, tmp_path):
+@pytest.mark.parametrize("has_process", [True, False])
+def test_a_container_that_was_just_made_counts(container, tmp_path, has_process):
     age(container, 5)
+    if not has_process:
+        (container / "init.pid").unlink()
     assert steps.running(tmp_path) == ("4f0c",)
+
+
+def test_a_container_that_is_used_again_and_again_is_at_rest_between(container, tmp_path):
+    """As by Concourse's checks, each of which adds and removes a file of its process."""
+    (container / "check.pid").write_text("200")
+    (container / "check.pid").unlink()
+    assert steps.running(tmp_path) == ()
 
 
 def test_what_can_not_be_read_is_not_taken_for_rest(container, tmp_path):
@@ -67,3 +79,35 @@ def test_what_can_not_be_read_is_not_taken_for_rest(container, tmp_path):
     (tmp_path / "proc/200/cgroup").mkdir(parents=True)
     with pytest.raises(OSError, match="directory"):
         steps.running(tmp_path)
+
+
+@pytest.mark.parametrize("closed", ["concourse", "4f0c"])
+def test_a_folder_that_can_not_be_read_is_not_taken_for_rest(
+    container, tmp_path, monkeypatch, closed
+):
+    def refusing(call):
+        def refuse(path):
+            if pathlib.Path(path).name == closed:
+                raise PermissionError
+            return call(path)
+
+        return refuse
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    with pytest.raises(PermissionError):
+        steps.running(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "container"])
+def test_what_is_gone_meanwhile_runs_none(container, tmp_path, monkeypatch, what):
+    if what == "folder":
+        shutil.rmtree(container.parent)
+    elif what == "file":
+        shutil.rmtree(container)
+        container.write_text("no container")
+        old = time.time() - 3600
+        os.utime(container, (old, old))
+    else:
+        monkeypatch.setattr(steps, "_begins", lambda gone: shutil.rmtree(gone))
+    assert steps.running(tmp_path) == ()

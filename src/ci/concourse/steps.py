@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Whether steps run on this machine now: what a reboot would end."""
 
+import contextlib
 import pathlib
 import time
 import typing
@@ -25,20 +26,25 @@ def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
         OSError: that can't be told.
     """
     folder = root / str(TASKS).lstrip("/")
-    containers = sorted(folder.iterdir()) if folder.is_dir() else []
+    containers = files.entries(folder)
     return tuple(one.name for one in containers if _begins(one) or _has_step(one, root / "proc"))
 
 
 def _begins(container: pathlib.Path) -> bool:
-    try:
-        return time.time() - container.stat().st_mtime < _BEGINNING
-    except FileNotFoundError:
-        return False
+    """Whether it was just made; the folder itself changes with each process that begins in it."""
+    for path in (container / "init.pid", container):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return time.time() - path.stat().st_mtime < _BEGINNING
+    return False
 
 
 def _has_step(container: pathlib.Path, proc: pathlib.Path) -> bool:
-    numbers = (path for path in container.glob("*.pid") if path.name != "init.pid")
-    return any(_is_inside(proc / (files.read_text(path) or "-"), container) for path in numbers)
+    numbers = (path for path in files.entries(container) if path.suffix == ".pid")
+    return any(
+        _is_inside(proc / (files.read_text(path) or "-"), container)
+        for path in numbers
+        if path.name != "init.pid"
+    )
 
 
 def _is_inside(process: pathlib.Path, container: pathlib.Path) -> bool:
