@@ -98,7 +98,9 @@ class GpuCiWorkerCharm(ops.CharmBase):
         new, mode = isinstance(event, ops.InstallEvent), str(self.config["deployment-mode"])
         try:
             ownership.take(self._id, mode, new=new, progress=self._say)
-            self._authorize_workers()
+            keys, _ = tsa.read_worker_keys(self.model)
+            # Those of workers that are gone are revoked, which waits for nothing else.
+            web.authorize(filter(None, (*keys, worker.public_key())))
             state = look.at_unit(self.model, self._web_keys)
             state = self._equip(state, plan.make(state))
         except (facts.UnknownError, owner.TakenError) as error:
@@ -108,15 +110,15 @@ class GpuCiWorkerCharm(ops.CharmBase):
         state = self._test(state, plan.make(state))
         wanted = plan.make(state)
         state = self._finish(state, wanted)
-        if wanted.reboot and reboot.prepare(state, self._say):
-            self.unit.reboot()
+        # Juju reboots no machine within an action; the next event does.
+        may = wanted.reboot and not isinstance(event, ops.ActionEvent)
+        try:
+            if reboot.prepare(state, self._say, may=may):
+                self.unit.reboot()
+        except facts.UnknownError as error:
+            self._lines = [status.failed(error, passes=True)]
         running = status.Running(web.healthy(), worker.healthy(), worker.is_connected())
-        self._lines = status.lines(state, wanted, running)
-
-    def _authorize_workers(self) -> None:
-        """Revoke the keys of workers that are gone: this waits for nothing else."""
-        keys, _ = tsa.read_worker_keys(self.model)
-        web.authorize(filter(None, (*keys, worker.public_key())))
+        self._lines += status.lines(state, wanted, running)
 
     def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""

@@ -17,9 +17,6 @@ from oci import wrapper
 from plan.state import UnitId
 from selftest import automatic
 
-# How long a worker that is being removed may take to finish its builds.
-RETIRE_SECONDS: typing.Final = 300
-
 _CHARM: typing.Final = "gpu-ci-worker"
 
 
@@ -55,7 +52,7 @@ def leave(unit: UnitId, progress: collections.abc.Callable[[str], None]) -> None
     """Note that this unit's removal has begun, and retire its worker."""
     if owner.has(unit):
         memory.set_leaving()
-        worker.retire(RETIRE_SECONDS, progress)
+        worker.retire(worker.RETIRE_SECONDS, progress)
 
 
 def give_up(unit: UnitId) -> None:

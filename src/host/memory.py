@@ -7,6 +7,7 @@ import json
 import pathlib
 import typing
 
+from host import kernel_modules
 from machine import files
 from plan.state import RememberedIds
 
@@ -39,14 +40,21 @@ def remember_ids(ids: RememberedIds) -> bool:
 
 
 def rebooted_for() -> str:
-    """The version of the driver for which this charm last rebooted the machine; or empty."""
-    return files.read_text(_REBOOTED) or ""
+    """The version of the driver for which this charm last rebooted the machine; or empty.
+
+    A reboot that was asked for in this boot has not come yet, as where the hook was killed then.
+    """
+    version, _, boot = (files.read_text(_REBOOTED) or "").partition(" ")
+    return "" if boot and boot == kernel_modules.boot(kernel_modules.ROOT) else version
 
 
 def set_rebooted_for(version: str) -> None:
-    """Note that the machine is rebooted for this version of the driver."""
+    """Note that the machine is rebooted for this version of the driver; empty: forget it."""
+    if not version:
+        files.ensure_absent(_REBOOTED)
+        return
     files.ensure_directory(STATE)
-    files.ensure_file(_REBOOTED, version)
+    files.ensure_file(_REBOOTED, f"{version} {kernel_modules.boot(kernel_modules.ROOT)}")
 
 
 def is_leaving() -> bool:

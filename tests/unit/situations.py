@@ -161,7 +161,7 @@ class Rooms:
     driver: Driver = Driver()
     packaged: Packaged = Packaged()
     host: HostPlan | Keep = Keep.AS_IS
-    rebooted_for: str = ""
+    boot: str = "first boot"
     machine: Machine = MACHINE
     # What ops.testing has Juju offer where a test says nothing.
     interfaces: tuple[Interface, ...] = (Interface("eth0", addresses=("192.0.2.0",)),)
@@ -213,8 +213,8 @@ class Rooms:
             (look.toolkit, "look", lambda: self.packaged),
             (look.walk, "said", str),
             (charm.equipment, "ensure", self.equip),
-            (memory, "rebooted_for", lambda: self.rebooted_for),
-            (memory, "set_rebooted_for", lambda version: setattr(self, "rebooted_for", version)),
+            (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
+            (memory.kernel_modules, "boot", lambda _: self.boot),
         ):
             monkeypatch.setattr(room, name, answer)
 

@@ -92,41 +92,124 @@ def test_without_gpus_what_was_brought_is_given_up(context, rooms):
 @pytest.fixture
 def outdated(rooms, monkeypatch):
     """A machine whose driver on the disk is another than the loaded one."""
-    rooms.driver, rooms.inventory = OLD_LOADED, Inventory(State.MISMATCH, detail="580.95.05")
+    rooms.ready, rooms.driver = rooms.inventory, OLD_LOADED
+    rooms.inventory = Inventory(State.MISMATCH, detail="580.95.05")
     monkeypatch.setattr(reboot.steps, "running", lambda: ())
     return rooms
 
 
-def test_a_driver_that_needs_a_reboot_gets_one_where_it_may(context, outdated, monkeypatch):
+@pytest.fixture
+def asked(monkeypatch):
+    """The reboots that Juju was asked for."""
     asked = []
     monkeypatch.setattr(ops.Unit, "reboot", lambda *_, **__: asked.append("reboot"))
-    allowed = state(relations=[tsa()], enable_gpu=True, auto_reboot=True)
+    return asked
+
+
+@pytest.fixture
+def allowed():
+    return state(relations=[tsa()], enable_gpu=True, auto_reboot=True)
+
+
+def test_a_driver_that_needs_a_reboot_gets_one_where_it_may(context, outdated, allowed, asked):
     context.run(context.on.update_status(), allowed)
     assert asked == ["reboot"]
     assert "worker.retire" in outdated.calls
+    # A hook that was killed before Juju heard of it: the same boot goes on.
+    context.run(context.on.update_status(), allowed)
+    assert asked == ["reboot"] * 2
     # A second one would help no more.
+    outdated.boot = "second boot"
     after = context.run(context.on.update_status(), allowed)
-    assert asked == ["reboot"]
+    assert asked == ["reboot"] * 2
     assert isinstance(after.unit_status, testing.BlockedStatus)
+    assert "the charm has rebooted once for it" in after.unit_status.message
 
 
-def test_it_gets_none_while_a_job_runs_or_without_leave(context, outdated, worker, monkeypatch):
-    asked = []
-    monkeypatch.setattr(ops.Unit, "reboot", lambda *_, **__: asked.append("reboot"))
+def test_after_a_reboot_that_helped_the_same_driver_may_need_another(
+    context, outdated, allowed, asked
+):
+    needed, mismatch = outdated.driver, outdated.inventory
+    context.run(context.on.update_status(), allowed)
+    outdated.boot, outdated.inventory = "second boot", outdated.ready
+    outdated.driver = dataclasses.replace(needed, loaded=needed.version)
+    context.run(context.on.start(), allowed)
+    assert asked == ["reboot"]
+    outdated.driver, outdated.inventory = needed, mismatch
+    context.run(context.on.update_status(), allowed)
+    assert asked == ["reboot"] * 2
+
+
+def test_a_reboot_that_left_nouveau_with_the_gpus_has_not_helped(
+    context, outdated, allowed, asked
+):
+    outdated.driver = dataclasses.replace(OLD_LOADED, loaded=OLD_LOADED.version)
+    outdated.inventory = Inventory(State.NOUVEAU, detail="0000:01:00.0")
+    for outdated.boot in ("first boot", "second boot", "second boot"):
+        after = context.run(context.on.update_status(), allowed)
+    assert asked == ["reboot"]
+    assert "the charm has rebooted once for it" in after.unit_status.message
+
+
+@pytest.mark.usefixtures("outdated")
+def test_what_an_earlier_revision_kept_of_its_reboot_counts(context, allowed, asked):
+    charm.memory._REBOOTED.write_text(OLD_LOADED.version)
+    after = context.run(context.on.update_status(), allowed)
+    assert "the charm has rebooted once for it" in after.unit_status.message
+    assert asked == []
+
+
+def test_an_action_reboots_nothing_and_the_next_event_does(
+    context, outdated, allowed, asked, monkeypatch
+):
+    """Juju refuses a reboot within an action, which would leave the worker off."""
+    monkeypatch.setitem(charm.actions.ALL, "gpu-selftest", lambda _: {})
+    context.run(context.on.action("gpu-selftest"), allowed)
+    assert asked == []
+    assert "worker.retire" not in outdated.calls
+    context.run(context.on.update_status(), allowed)
+    assert asked == ["reboot"]
+
+
+def unknown():
+    raise PermissionError("/run/containerd is closed")
+
+
+@pytest.mark.usefixtures("outdated")
+@pytest.mark.parametrize("then", [lambda: ("4f0c",), unknown])
+def test_a_step_that_begins_while_the_worker_leaves_is_not_cut_off(
+    context, allowed, asked, monkeypatch, then
+):
+    waited = []
+
+    def retire(seconds, _):
+        waited.append(seconds)
+        monkeypatch.setattr(reboot.steps, "running", then)
+        return True
+
+    monkeypatch.setattr(reboot.worker, "retire", retire)
+    monkeypatch.setattr(reboot.worker, "resume", lambda: waited.append("resume"))
+    context.run(context.on.update_status(), allowed)
+    assert waited == [300, "resume"]
+    assert asked == []
+
+
+def test_it_gets_none_while_a_job_runs_or_without_leave(
+    context, outdated, worker, allowed, asked, monkeypatch
+):
     after = context.run(context.on.update_status(), worker)
     assert after.unit_status.message.startswith(
         "reboot needed (driver 580.95.05 installed, 580.65.06 loaded)"
     )
     monkeypatch.setattr(reboot.steps, "running", lambda: ("4f0c",))
-    allowed = state(relations=[tsa()], enable_gpu=True, auto_reboot=True)
     after = context.run(context.on.update_status(), allowed)
     assert isinstance(after.unit_status, testing.WaitingStatus)
-
-    def unknown():
-        raise PermissionError
-
     monkeypatch.setattr(reboot.steps, "running", unknown)
-    context.run(context.on.update_status(), allowed)
+    after = context.run(context.on.update_status(), allowed)
+    assert after.unit_status == testing.WaitingStatus(
+        "This machine can't be looked at, so nothing is changed for now: whether a job runs: "
+        "/run/containerd is closed"
+    )
     assert asked == []
 
 

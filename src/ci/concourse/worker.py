@@ -30,7 +30,9 @@ _START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
 # worker/beacon_runner.go), and has to last for 2; web may take longer to hear of a new one's key.
 _DIALS: typing.Final = 12.0
 _CONNECT: typing.Final = 30.0
-# How long a worker that leaves may take to finish builds whose results its web takes no more.
+# In seconds: how long a worker that leaves may take to finish its builds, and those whose results
+# its web takes no more.
+RETIRE_SECONDS: typing.Final = 300
 FAREWELL_SECONDS: typing.Final = 30
 _STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or is not there
 
@@ -154,6 +156,16 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
             services.signal(SERVICE, "SIGTERM")
             _wait_until_gone(pid, _STOP)
     return services.ensure_disabled(SERVICE)
+
+
+def resume() -> bool:
+    """Have a worker that was retired run again as it was set up. Return True if it did not.
+
+    Raises:
+        machine.process.CommandError: if systemd can't start it.
+    """
+    enabled = services.ensure_enabled(SERVICE)
+    return services.ensure_running(SERVICE, restart=False) or enabled
 
 
 def _may_have_web() -> bool:
