@@ -109,5 +109,5 @@ def test_what_is_gone_meanwhile_runs_none(container, tmp_path, monkeypatch, what
         old = time.time() - 3600
         os.utime(container, (old, old))
     else:
-        monkeypatch.setattr(steps, "_begins", lambda gone: shutil.rmtree(gone))
+        monkeypatch.setattr(steps, "_begins", shutil.rmtree)
     assert steps.running(tmp_path) == ()
