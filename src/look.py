@@ -29,6 +29,8 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         inventory = detect.detect(options.gpu_vendor) if asked else None
         verdict = automatic.verdict() if asked else None
         drives, packaged = at_software(inventory)
+        rebooted_for, upgrade = memory.rebooted_for(), walk.said() if asked else ""
+        quarantined = quarantine.read() if asked else ()
     except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
     name = f"{model.name}-{model.unit.name.replace('/', '-')}"
@@ -41,12 +43,12 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         inventory=inventory,
         driver=drives,
         packaged=packaged,
-        rebooted_for=memory.rebooted_for(),
-        upgrade=walk.said() if asked else "",
+        rebooted_for=rebooted_for,
+        upgrade=upgrade,
         cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
         remembered=memory.remembered_ids() if asked else RememberedIds(),
         handed_out=wrapper.handed_out() if asked else (),
-        quarantined=quarantine.read() if asked else (),
+        quarantined=quarantined,
         verdict=verdict,
         tarball=juju.resource(model, juju.TARBALL),
         wheels=juju.resource(model, juju.WHEELS) if asked else "",

@@ -125,7 +125,13 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
     assert rooms.calls == []
 
 
-@pytest.mark.parametrize(("room", "name"), [("detect", "detect"), ("automatic", "verdict")])
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        *(("detect", "detect"), ("automatic", "verdict"), ("walk", "said")),
+        *(("memory", "rebooted_for"), ("quarantine", "read")),
+    ],
+)
 def test_gpus_that_can_not_be_looked_at_wait_and_nothing_is_changed(
     context, rooms, monkeypatch, room, name
 ):
