@@ -109,8 +109,7 @@ def upgrade(wish: Wish, log: Progress) -> Results:
         record = walk.go_on(dataclasses.replace(record, step=Step.INSTALL), log)
         return _told(record, wish)
     except _UNUSABLE as error:
-        text = f"{error}: this {walk.said()}, which the charm's next event goes on with"
-        raise UpgradeError(text, _shown(before, after)) from error
+        raise UpgradeError(f"{error}: {_broken_off()}", _shown(before, after)) from error
 
 
 def _check(wish: Wish) -> tuple[Settings, Choice, Choice]:
@@ -166,6 +165,14 @@ def _not_ended(wish: Wish, why: str) -> str:
         f"in use again: try with wait=60, or end them (juju run {wish.unit} gpu-release gpu=... "
         "reason=... force=true)"
     )
+
+
+def _broken_off() -> str:
+    """What comes of an upgrade that an error has ended."""
+    record = driver_record.read()
+    if record is None or record.step in (Step.WAIT, Step.ENDED):
+        return "nothing was changed, and the GPUs are in use again after the charm's next event"
+    return f"this {walk.said()}, which the charm's next event goes on with"
 
 
 def _told(record: Record, wish: Wish) -> Results:

@@ -17,7 +17,10 @@ from selftest.settings import Settings
 CHECK: typing.Final = "driver-upgrade"
 """What quarantine says that GPUs failed which are out of use for the upgrade alone."""
 
-_REMEDY: typing.Final = "wait for its end, or for its reboot; the self-test then brings it back"
+_REMEDY: typing.Final = (
+    "wait for its end, or for its reboot; then the self-test brings it back, or "
+    "juju run {unit} gpu-selftest level=isolation"
+)
 # In seconds.
 _POLL: typing.Final = 2.0
 # Of the jobs or processes that are in the way, so many are named.
@@ -38,7 +41,8 @@ def take_out(kept: Settings, reason: str) -> None:
     out = {entry.uuid for entry in quarantine.read()}
     for gpu in kept.gpus:
         if gpu.uuid not in out:
-            quarantine.put(gpu.uuid, reason, CHECK, Level.ISOLATION.value, _REMEDY)
+            remedy = _REMEDY.format(unit=kept.unit)
+            quarantine.put(gpu.uuid, reason, CHECK, Level.ISOLATION.value, remedy)
 
 
 def out() -> list[str]:

@@ -81,7 +81,7 @@ def go_on(record: Record, progress: Progress) -> Record:
         Where it stands then.
 
     Raises:
-        machine.packages.PackageError: the old driver can't be had back now.
+        machine.packages.PackageError: the driver can't be loaded, or the old one be had back, now.
         selftest.service.SelftestError: the self-test can't be started.
         host.facts.UnknownError: the driver can't be looked at now.
         OSError: GPUs or leases can't.
@@ -130,6 +130,8 @@ def _load(record: Record, progress: Progress) -> Record:
             return record
         loaded = driver.look().loaded
     except PackageError as error:
+        if error.passes:
+            raise
         return _failed(record, str(error))
     if loaded != target:
         return _failed(record, f"{loaded or 'no module'} is loaded in place of {target}")
@@ -141,7 +143,7 @@ def _load(record: Record, progress: Progress) -> Record:
 def _test(record: Record, progress: Progress) -> Record:
     """Judge the driver by a self-test since it was loaded; the same record without a verdict."""
     kept = settings.read()
-    if kept is None:  # Tasks get no GPU any more, and before they do it is tested.
+    if kept is None:  # Tasks get no GPU any more, and those that were out stay so until a test.
         return dataclasses.replace(record, step=Step.ENDED)
     try:
         report = _report(record, _numbered(record, 5, progress))
@@ -152,7 +154,8 @@ def _test(record: Record, progress: Progress) -> Record:
     blamed = [one for one in report.results if _blames(one, record, kept)]
     if blamed:
         return _failed(record, f"{blamed[0].check} failed: {blamed[0].text}")
-    if pool.out():
+    # One that the settings no longer have is not tested, and waits for nothing here.
+    if {gpu.uuid for gpu in kept.gpus}.intersection(pool.out()):
         return record
     _numbered(record, 6, progress)("the GPUs that passed are in use again")
     return dataclasses.replace(record, step=Step.ENDED)
@@ -187,7 +190,7 @@ def _is_of(report: results.Report, record: Record) -> bool:
 
 def _blames(result: Result, record: Record, kept: Settings) -> bool:
     """Whether a GPU failed that was well before, or all did."""
-    concerned = {result.gpu} if result.gpu else {gpu.uuid for gpu in kept.gpus}
+    concerned = {result.gpu} if result.gpu else {gpu.uuid for gpu in kept.gpus} or {""}
     return results.condemns(result) and not concerned <= record.failed
 
 

@@ -3,6 +3,7 @@
 """The way from one NVIDIA driver to another: what is refused, and what delays it."""
 
 import dataclasses
+import errno
 import types
 
 import pytest
@@ -149,6 +150,22 @@ def test_a_dry_run_says_that_there_is_no_way_back(world, monkeypatch):
     monkeypatch.setattr(driver_change, "lost", lambda _: "nvidia-utils-580-server 580.65.06-0")
     shown = action.preview(WISH)["way-back"]
     assert shown == "none: the archives have nvidia-utils-580-server 580.65.06-0 no more"
+
+
+@pytest.mark.parametrize(
+    ("room", "name"), [(driver_record, "write"), (pool, "take_out"), (pool, "wait")]
+)
+def test_an_error_before_anything_is_changed_says_so(world, monkeypatch, room, name):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(room, name, fail)
+    with pytest.raises(UpgradeError) as failed:
+        upgrade(world)
+    assert str(failed.value) == (
+        "[Errno 28] No space left on device: nothing was changed, and the GPUs are in use again "
+        "after the charm's next event"
+    )
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 # See LICENSE file for licensing details.
 """The way from one NVIDIA driver to another: where the new one fails, and what a kill leaves."""
 
+import dataclasses
+
 import pytest
 
-from driver_upgrade import action, walk
+from driver_upgrade import action, pool, walk
 from driver_upgrade.action import UpgradeError
 from host import driver_record, facts
 from machine.packages import PackageError
@@ -12,7 +14,7 @@ from oci import quarantine
 from selftest import service, settings
 from selftest.check import Level, Outcome
 from tests.unit import driver_world
-from tests.unit.driver_world import NEW, OLD, WISH, Killed, is_done, settle, upgrade
+from tests.unit.driver_world import KEPT, NEW, OLD, WISH, Killed, is_done, settle, upgrade
 from tests.unit.situations import GPUS
 
 
@@ -122,6 +124,43 @@ def test_a_way_back_that_is_closed_for_now_is_gone_at_the_next_event(world):
     assert "taken back" in walk.said()
 
 
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_modules_that_can_not_be_loaded_for_now_are_at_the_next_event(world, goes_back):
+    target = OLD if goes_back else NEW
+    world.fails = {NEW.version: BAD} if goes_back else {}
+    error = PackageError("modprobe -r nvidia ran out of time", passes=True)
+    world.load_errors = {target.version: error}
+    with pytest.raises(UpgradeError, match=r"out of time: .*: loading, which the charm's next"):
+        upgrade(world)
+    with pytest.raises(PackageError):
+        settle(world)
+    world.load_errors = {}
+    assert settle(world) is True
+    assert is_done(world, target)
+
+
+def test_a_gpu_that_is_no_longer_chosen_delays_nothing(world, monkeypatch):
+    world.users = ("pid 4711 (python3)",)
+    upgrade(world)
+    world.users, world.loaded = (), NEW.version
+    monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=GPUS[:1]))
+    monkeypatch.setattr(driver_world, "GPUS", GPUS[:1])
+    monkeypatch.setattr(driver_world, "KEPT", settings.read())
+    assert settle(world) is True
+    assert driver_record.read() is None
+    assert world.quarantined() == {GPUS[1].uuid: pool.CHECK}, "it has not been tested"
+
+
+def test_a_worker_that_fails_as_a_whole_speaks_against_the_driver_without_gpus_too(
+    world, monkeypatch
+):
+    """As where the settings were written while no GPU could be used."""
+    monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=()))
+    world.fails = {NEW.version: {"": Outcome.FAILED}}
+    with pytest.raises(UpgradeError, match="grant failed"):
+        upgrade(world)
+
+
 def test_a_gpu_that_could_not_be_tested_stays_out_until_a_test_passes(world):
     world.prevented = Outcome.PREVENTED
     shown = upgrade(world)
@@ -178,6 +217,9 @@ def test_where_tasks_get_no_gpu_any_more_nothing_is_tested(world, monkeypatch):
     monkeypatch.setattr(settings, "read", lambda: None)
     assert settle(world) is True
     assert (world.installed, driver_record.read()) == (NEW, None)
+    # selftest-on-start=false leaves the rest to the operator.
+    (remedy,) = {entry.remedy for entry in quarantine.read()}
+    assert remedy.endswith("juju run worker/0 gpu-selftest level=isolation")
 
 
 def test_without_an_upgrade_there_is_nothing_to_settle_or_say(world):
