@@ -5,7 +5,7 @@
 import collections.abc
 
 from driver_upgrade import walk
-from host import software
+from host import driver, software
 from plan.parts import HostPlan, Keep
 
 
@@ -24,5 +24,7 @@ def ensure(plan: HostPlan | Keep, progress: collections.abc.Callable[[str], None
     """
     if plan is Keep.AS_IS:
         return False
-    settled = walk.settle(progress)
+    # Before an upgrade goes on, which would take what still runs for all that ran.
+    settled = driver.end_reload()
+    settled |= walk.settle(progress)
     return software.ensure(plan, progress) or settled

@@ -27,7 +27,15 @@ _ENABLED: typing.Final = memory.STATE / "driver-services.json"
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["DriverError", "ensure", "look", "release", "reload"]
+__all__ = ["DriverError", "end_reload", "ensure", "look", "release", "reload"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """What a reload has taken away, in the order in which it comes back."""
+
+    services: list[str] = dataclasses.field(default_factory=list[str])
+    modules: list[str] = dataclasses.field(default_factory=list[str])
 
 
 def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
@@ -83,20 +91,21 @@ def ensure(plan: DriverPlan, progress: Progress) -> bool:
         machine.packages.PackageError: that can't be done; the text says why, with the next step.
         host.facts.UnknownError: what there is can't be told.
     """
-    changed = _end_reload()
     found = look()
     if _is_half_ours():
         apt.end_interruption()
         found = look()
     if plan.userspace:
-        return _ensure_userspace(plan.userspace, found, progress) or changed
+        return _ensure_userspace(plan.userspace, found, progress)
     if found.container:
-        return changed
+        return False
     # Before the packages, which make the boot's first files of it.
-    changed |= kernel_modules.oust_nouveau()
+    changed = kernel_modules.oust_nouveau()
     changed |= _ensure_packages(plan, found, progress)
     changed |= _load(progress)
-    if plan.fabric_manager and kernel_modules.is_loaded():
+    # One of another version than the module does not start: that waits for a reboot.
+    loaded = kernel_modules.loaded(kernel_modules.ROOT) if plan.fabric_manager else ""
+    if loaded and loaded == driver_packages.look().version:
         changed |= _ensure_manager()
     return changed
 
@@ -108,27 +117,53 @@ def reload(progress: Progress) -> bool:
         Whether that was done; False if something holds the loaded one.
 
     Raises:
-        DriverError: the new one can't be loaded; the text is what modprobe said.
+        DriverError: the new one can't be loaded, or services can't be stopped for it; the text is
+            what modprobe or systemctl said.
     """
     progress("reloading NVIDIA's kernel module")
-    running = [name for name in _SERVICES if services.main_pid(name)]
-    modules = kernel_modules.stack()
-    # Before the first one stops: what a killed hook has taken away, the next one puts back.
-    files.ensure_directory(_RELOAD.parent)
-    files.ensure_file(_RELOAD, json.dumps({"services": running, "modules": modules[::-1]}))
+    end_reload()
+    modules, kept = kernel_modules.stack(), _taken() or _Taken()
     try:
+        running = [name for name in _SERVICES if name in kept.services or services.main_pid(name)]
+        # Before the first one stops: what a killed hook has taken away, the next one puts back.
+        _take(_Taken(running, [*dict.fromkeys([*kept.modules, *modules[::-1]])]))
         for name in running:
             services.ensure_stopped(name)
         out = kernel_modules.unload(modules)
+    except process.CommandError as error:
+        raise DriverError(f"{error}: see 'sudo dmesg | tail'", passes=error.starved) from error
     finally:
-        _end_reload()
-    refused = kernel_modules.refused(kernel_modules.ROOT)
-    if out and refused:
+        end_reload()
+    if out and not kernel_modules.is_loaded():
+        refused = kernel_modules.refused(kernel_modules.ROOT)
+        why = refused or "the machine has no time or memory for it now"
         raise DriverError(
-            f"NVIDIA's kernel module is out and can't be loaded again: {refused}: see 'sudo dmesg "
-            "| tail', or reboot"
+            f"NVIDIA's kernel module is out and can't be loaded again: {why}: see 'sudo dmesg "
+            "| tail', or reboot",
+            passes=not refused,
         )
     return out
+
+
+def end_reload() -> bool:
+    """Put back what a reload took away: modules beside nvidia itself, and services.
+
+    Each is tried, and what can't be put back now stays written down for the next time.
+
+    Returns:
+        Whether less is left than before.
+    """
+    kept = _taken()
+    if kept is None:
+        return False
+    try:
+        kernel_modules.load()
+        kernel_modules.add(tuple(kept.modules))
+    except process.CommandError as error:
+        _log.warning("after a reload of NVIDIA's kernel module: %s", error)
+        return False
+    left = [name for name in kept.services if not _is_back(name)]
+    return _take(_Taken(left, kept.modules)) if left else files.ensure_absent(_RELOAD)
 
 
 def release() -> bool:
@@ -140,7 +175,7 @@ def release() -> bool:
     Raises:
         machine.packages.PackageError: apt can't take the holds away.
     """
-    changed = _end_reload()
+    changed = end_reload()
     enabled = files.read_text(_ENABLED)
     for name in json.loads(enabled) if enabled else ():
         # It goes on: stopped, it would take the GPUs from running jobs.
@@ -234,20 +269,26 @@ def _ensure_manager() -> bool:
         ) from error
 
 
-def _end_reload() -> bool:
-    """Put back what a reload took away: modules beside nvidia itself, and services."""
+def _taken() -> _Taken | None:
     said = files.read_text(_RELOAD)
-    if said is None:
-        return False
-    record = json.loads(said)
+    return _Taken(**json.loads(said)) if said else None
+
+
+def _take(taken: _Taken) -> bool:
+    """Keep on the disk what is away. Return True if it was something else before."""
+    files.ensure_directory(_RELOAD.parent)
+    return files.ensure_file(_RELOAD, json.dumps(dataclasses.asdict(taken)))
+
+
+def _is_back(name: str) -> bool:
+    """Whether a service runs again; one that is gone with its package is not waited for."""
     try:
-        kernel_modules.load()
-        kernel_modules.add(tuple(record["modules"]))
-        for name in record["services"]:
+        if services.show(name, "LoadState")["LoadState"] == "loaded":
             services.ensure_running(name, restart=False)
     except process.CommandError as error:
         _log.warning("after a reload of NVIDIA's kernel module: %s", error)
-    return files.ensure_absent(_RELOAD)
+        return False
+    return True
 
 
 def _ensure_userspace(version: str, found: Driver, progress: Progress) -> bool:

@@ -116,6 +116,8 @@ for name, more in json.load(sys.stdin):
             answer = packages.ensure("driver", more, said.append)
         elif name == "reload":
             answer = driver.reload(said.append)
+        elif name == "end_reload":
+            answer = driver.end_reload()
         elif name == "look":
             answer = dataclasses.asdict(driver.look())
         elif name == "release":

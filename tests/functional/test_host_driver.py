@@ -25,6 +25,7 @@ BRANCH = "580-server"
 MODULES = f"linux-modules-nvidia-{BRANCH}-{KERNEL}"
 NEXT_MODULES = f"linux-modules-nvidia-{BRANCH}-{NEXT}"
 LOOK, OWNED, RELEASE = ("look", {}), ("owned", {}), ("release", {})
+END_RELOAD = ("end_reload", {})
 
 
 def of_driver(version, branch=BRANCH):
@@ -201,7 +202,7 @@ def test_module_in_use_is_not_reloaded_and_what_stood_in_its_way_comes_back(host
     host.sh("rm /srv/refuses; systemctl stop nvidia-persistenced")
     record = '{"services": ["nvidia-persistenced.service"], "modules": ["nvidia", "nvidia_uvm"]}'
     host.machine.write("/var/lib/gpu-ci/driver-reload.json", record)
-    assert host.calls(ensure(), ensure()) == [True, False]
+    assert host.calls(END_RELOAD, END_RELOAD) == [True, False]
     assert host.sh("ls /sys/module").split() == ["nvidia", "nvidia_uvm"]
     assert host.sh("systemctl is-active nvidia-persistenced") == "active\n"
     host.sh("systemctl stop nvidia-persistenced")
@@ -248,6 +249,19 @@ def test_nvswitches_get_the_fabric_manager_of_exactly_the_drivers_version(host):
     # Given up, it goes on for those that use it, and does not come back with the next boot.
     assert host.call("release") is True
     assert host.sh(f"{state} || :").split() == ["disabled", "active"]
+    assert host.held() == set()
+    # Wanted again, it is as it was; after that, looks are all.
+    assert host.call("ensure", fabric_manager=True) is True
+    assert host.sh(state).split() == ["enabled", "active"]
+    assert host.held() == set(host.have())
+    assert host.call("ensure", fabric_manager=True) is False
+    assert host.commands <= 11
+    # One that fits no module which is loaded before the next boot has to wait for that.
+    host.sh(f"systemctl stop nvidia-fabricmanager; echo {NEW} >/sys/module/nvidia/version")
+    assert host.call("ensure", fabric_manager=True) is False
+    host.sh(f"echo {OLD} >/sys/module/nvidia/version")
+    assert host.call("ensure", fabric_manager=True) is True
+    assert host.sh(state).split() == ["enabled", "active"]
     host.call("remove")
     assert host.have() == {}
 
