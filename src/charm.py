@@ -98,9 +98,9 @@ class GpuCiWorkerCharm(ops.CharmBase):
         new, mode = isinstance(event, ops.InstallEvent), str(self.config["deployment-mode"])
         try:
             ownership.take(self._id, mode, new=new, progress=self._say)
-            keys, _ = tsa.read_worker_keys(self.model)
-            # Those of workers that are gone are revoked, which waits for nothing else.
-            web.authorize(filter(None, (*keys, worker.public_key())))
+            # Keys of workers that are gone are revoked, which waits for nothing else.
+            known, _ = tsa.read_worker_keys(self.model)
+            web.authorize(filter(None, (*known, worker.public_key())))
             state = look.at_unit(self.model, self._web_keys)
             state = self._equip(state, plan.make(state))
         except (facts.UnknownError, owner.TakenError) as error:
@@ -110,9 +110,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
         state = self._test(state, plan.make(state))
         wanted = plan.make(state)
         state = self._finish(state, wanted)
-        # Juju reboots no machine within an action; the next event does.
-        may = wanted.reboot and not isinstance(event, ops.ActionEvent)
-        try:
+        try:  # Juju reboots no machine within an action; the next event does.
+            may = wanted.reboot and not isinstance(event, ops.ActionEvent)
             if reboot.prepare(state, self._say, may=may):
                 self.unit.reboot()
         except facts.UnknownError as error:

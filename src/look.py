@@ -27,17 +27,15 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     asked = options.enable_gpu and options.has_worker
     try:
         inventory = detect.detect(options.gpu_vendor) if asked else None
-        verdict = automatic.verdict() if asked else None
         drives, packaged = at_software(inventory)
         rebooted_for, upgrade = memory.rebooted_for(), walk.said() if asked else ""
-        quarantined = quarantine.read() if asked else ()
+        verdict, quarantined = (automatic.verdict(), quarantine.read()) if asked else (None, ())
     except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
-    name = f"{model.name}-{model.unit.name.replace('/', '-')}"
     return UnitState(
         options=options,
         unit=model.unit.name,
-        worker_name=worker.name() or name,
+        worker_name=worker.name() or f"{model.name}-{model.unit.name.replace('/', '-')}",
         machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
         network=at_network(model) if options.has_web else Network(),
         inventory=inventory,
