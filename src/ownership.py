@@ -14,7 +14,7 @@ from ci.concourse import local_postgresql, release, web, worker
 from host import memory, network, owner, software
 from machine import files
 from oci import wrapper
-from plan.state import UnitId
+from plan.unit_id import UnitId
 from selftest import automatic
 
 _CHARM: typing.Final = "gpu-ci-worker"

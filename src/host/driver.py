@@ -95,6 +95,8 @@ def ensure(plan: DriverPlan, progress: Progress) -> bool:
     if _is_half_ours():
         apt.end_interruption()
         found = look()
+    if found.is_anothers:
+        return False
     if plan.userspace:
         return _ensure_userspace(plan.userspace, found, progress)
     if found.container:
@@ -186,24 +188,9 @@ def release() -> bool:
 
 
 def _ensure_packages(plan: DriverPlan, found: Driver, progress: Progress) -> bool:
-    if _is_foreign(found):
-        if plan.branch and found.branch and plan.branch != found.branch:
-            raise DriverError(
-                f"gpu-driver={plan.branch}, and the driver {found.branch} {found.version} here "
-                "did not come by this charm, which leaves it alone: set gpu-driver=auto, or run "
-                f"'{_purge()}'"
-            )
-        return False
-    if not found.ours:
-        return _install(plan.branch, found, progress, fabric_manager=plan.fabric_manager)
-    if plan.branch and plan.branch != found.branch:
-        if found.loaded:
-            raise DriverError(
-                f"gpu-driver={plan.branch}, and {found.branch} {found.version} is loaded: run the "
-                f"action upgrade-driver with branch={plan.branch}, which waits for jobs"
-            )
-        return _install(plan.branch, found, progress, fabric_manager=plan.fabric_manager)
-    return _complete(plan, found, progress)
+    if found.ours:
+        return _complete(plan, found, progress)
+    return _install(plan.branch, found, progress, fabric_manager=plan.fabric_manager)
 
 
 def _install(branch: str, found: Driver, progress: Progress, *, fabric_manager: bool) -> bool:
@@ -297,30 +284,10 @@ def _ensure_userspace(version: str, found: Driver, progress: Progress) -> bool:
     if found.library == version and found.version == version:
         there = packages.owned(driver_packages.OWNER) if found.ours else {}
         return bool(there) and packages.ensure(driver_packages.OWNER, there, progress)
-    # The loaded module is the host's.
-    if _is_foreign(dataclasses.replace(found, loaded="")):
-        if version in (found.library, found.version):
-            return False
-        remedy = f"run '{_purge()}'" if found.version else "remove them as they came"
-        raise DriverError(
-            f"the NVIDIA libraries {found.library or found.version} here did not come by this "
-            f"charm, and the host's driver is {version}: {remedy} to get those of that version"
-        )
     progress(f"looking for the NVIDIA libraries {version}, as the host's driver is")
     packages.refresh()
     wanted = driver_packages.userspace(version)
     return packages.ensure(driver_packages.OWNER, wanted, progress)
-
-
-def _purge() -> str:
-    return f"sudo apt-get purge {' '.join(sorted(driver_packages.look().versions))}"
-
-
-def _is_foreign(found: Driver) -> bool:
-    """Whether there is something of a driver that did not come by this charm."""
-    if found.ours or found.branch:
-        return not found.ours
-    return bool(found.loaded or found.library or found.modules) and not _is_half_ours()
 
 
 def _is_half_ours() -> bool:

@@ -12,7 +12,7 @@ import typing
 
 from host import memory
 from machine import files, locks
-from plan.state import UnitId
+from plan.unit_id import UnitId
 
 RECORD: typing.Final = memory.STATE / "owner.json"
 

@@ -134,7 +134,6 @@ class Facts:
     def words(self) -> dict[str, str]:
         """What stands in the braces of the tables' texts."""
         driver, found = self.driver, self.inventory
-        version = self.toolkit.version if self.toolkit else ""
         kernel = driver.kernel or "of this machine"
         return {
             "application": self.application,
@@ -160,6 +159,13 @@ class Facts:
             "other_branch": _other_branch(driver, self.unit),
             "module": _module(driver, kernel),
             "boot_module": _module(driver, self.boot_kernel or kernel),
+            **self._toolkit_words,
+        }
+
+    @property
+    def _toolkit_words(self) -> dict[str, str]:
+        version = self.toolkit.version if self.toolkit else ""
+        return {
             "runtime": self.toolkit.path if self.toolkit else "",
             "toolkit": version,
             "chosen": self.chosen_toolkit,

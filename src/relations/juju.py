@@ -9,7 +9,8 @@ import ops
 
 from plan.option_values import OptionError
 from plan.options import Options, parse
-from plan.state import Offer, UnitId
+from plan.state import Offer
+from plan.unit_id import UnitId
 from relations import secrets
 
 # For those that only pass it on: this room and charm.py alone import ops.

@@ -28,12 +28,12 @@ from plan.state import (
     RememberedIds,
     Toolkit,
     Tsa,
-    UnitId,
     UnitState,
     Verdict,
     Web,
     WebSecrets,
 )
+from plan.unit_id import UnitId
 from tests import once
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 import ownership
 from ci.concourse import web, worker
 from host import memory, owner
-from plan.state import UnitId
+from plan.unit_id import UnitId
 
 CHARM = "name: gpu-ci-worker\nsummary: x\n"
 
