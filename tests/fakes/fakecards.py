@@ -236,6 +236,7 @@ def render_card(card: Card, version: str | None) -> dict[str, str]:
         f"{device}/device": f"{card.pci_device}\n",
         f"{device}/class": f"{card.pci_class}\n",
         f"{device}/numa_node": "0\n",
+        f"{device}/subsystem": Link("../.."),  # by which LXD takes its DRM card for one of PCI
         f"{device}/uevent": f"PCI_CLASS={int(card.pci_class, 16):X}\n"
         f"PCI_ID={card.pci_vendor[2:].upper()}:{card.pci_device[2:].upper()}\n"
         f"PCI_SLOT_NAME={card.pci}\n",
