@@ -1,0 +1,264 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What lxd-gpu knows of GPUs and LXD's devices: which there are, who has them, who gets which.
+
+Same input, same answer: nothing here asks LXD or changes anything. Standard library alone.
+"""
+
+import dataclasses
+import re
+
+# What this command has put is known by its name: gpuci-0000-01-00.0.
+PREFIX = "gpuci-"
+KFD = f"{PREFIX}kfd"
+# In the charm's order: maker, PCI vendor, drivers whose GPUs can be used.
+MAKERS = {
+    "nvidia": ("10de", ("nvidia",)),
+    "amd": ("1002", ("amdgpu",)),
+    "intel": ("8086", ("i915", "xe")),
+}
+# The graphics of every Intel processor, which the charm counts only where gpu-vendor says so.
+INTEL_GRAPHICS = "0000:00:02.0"
+ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+
+
+class Refused(Exception):
+    """What was asked for can't be done; the text says why, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """A GPU of this host, as LXD tells of it."""
+
+    address: str
+    driver: str
+    product: str
+    vendor: str
+    drm: str
+    uuid: str
+    name: str
+
+    @classmethod
+    def of(cls, told: dict) -> "Card":
+        """What an entry of `gpu.cards` in /1.0/resources says."""
+        nvidia = told.get("nvidia") or {}
+        names = nvidia.get("model"), told.get("product"), f"device {told.get('product_id')}"
+        return cls(
+            address=told.get("pci_address", ""),
+            driver=told.get("driver", ""),
+            product=told.get("product_id", ""),
+            vendor=told.get("vendor_id", ""),
+            drm=str((told.get("drm") or {}).get("id", "")),
+            uuid=nvidia.get("uuid", ""),
+            name=next(name for name in names if name),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.address}  {self.name}, driver {self.driver or 'none'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """An instance or a profile that devices are put into; `devices` are its own ones."""
+
+    kind: str  # config or profile, as lxc's commands are called
+    name: str
+    project: str
+    devices: dict[str, dict[str, str]]
+
+    @property
+    def ours(self) -> dict[str, dict[str, str]]:
+        """Those that this command has put there."""
+        return {name: it for name, it in self.devices.items() if name.startswith(PREFIX)}
+
+    def command(self, verb: str, device: str, *more: str) -> list[str]:
+        """What adds a device to it, or removes one."""
+        project = [] if self.project == "default" else ["--project", self.project]
+        return ["lxc", self.kind, "device", verb, self.name, device, *more, *project]
+
+    def removals(self, wanted: dict[str, dict[str, str]]) -> list[list[str]]:
+        """What takes away those of ours that are not wanted, or not so."""
+        return [
+            self.command("remove", name)
+            for name, device in self.ours.items()
+            if device != wanted.get(name)
+        ]
+
+    def additions(self, wanted: dict[str, dict[str, str]]) -> list[list[str]]:
+        """What then brings those that are wanted."""
+        commands: list[list[str]] = []
+        for name, device in wanted.items():
+            if self.devices.get(name) != device:
+                values = (f"{key}={value}" for key, value in device.items() if key != "type")
+                commands.append(self.command("add", name, device["type"], *values))
+        return commands
+
+
+def devices(cards: list[Card]) -> dict[str, dict[str, str]]:
+    """The devices that stand for these cards: by name what LXD keeps of each.
+
+    LXD gives a node the mode that the host's has, which a container's other users can't open.
+    """
+    wanted = {
+        PREFIX + card.address.replace(":", "-"): {
+            "type": "gpu",
+            "gputype": "physical",
+            "pci": card.address,
+            "mode": "0666",
+        }
+        for card in cards
+    }
+    if any(card.driver == "amdgpu" for card in cards):
+        wanted[KFD] = {
+            "type": "unix-char",
+            "source": "/dev/kfd",
+            "mode": "0666",
+            "required": "false",
+        }
+    return wanted
+
+
+def usable(cards: list[Card], vendor: str) -> list[Card]:
+    """The cards that the charm would use, in the order of their addresses, as nvidia-smi counts.
+
+    Raises:
+        Refused: there is none.
+    """
+    for maker in MAKERS if vendor == "auto" else [vendor]:
+        vendor_id, drivers = MAKERS[maker]
+        found = [
+            card
+            for card in cards
+            if card.vendor == vendor_id
+            and card.driver in drivers
+            and card.address
+            # A processor's own graphics only where the operator wants no other's.
+            and (card.address != INTEL_GRAPHICS or vendor != "auto")
+        ]
+        if found:
+            return sorted(found, key=lambda card: card.address)
+    told = "".join(f"\n  {card}" for card in cards if card.address) or " none"
+    raise Refused(
+        "this host has no GPU with a driver that CI tasks could use"
+        f"{'' if vendor == 'auto' else f' (gpu-vendor={vendor})'}; "
+        f"the GPUs that LXD sees (lxc query /1.0/resources):{told}"
+    )
+
+
+def selected(cards: list[Card], text: str) -> list[Card]:
+    """The cards that --gpus names by index or PCI address.
+
+    Raises:
+        Refused: one of these is not there, or named twice.
+    """
+    chosen: list[Card] = []
+    for word in text.lower().replace(" ", "").split(","):
+        address = ADDRESS.fullmatch(word)
+        if address:
+            full = f"{address[1] or '0000'}:{address[2]}"
+            found = [card for card in cards if card.address == full]
+        else:
+            found = cards[int(word) :][:1] if word.isdecimal() else []
+        if not found:
+            there = "".join(f"\n  {index}  {card}" for index, card in enumerate(cards))
+            raise Refused(f"--gpus: there is no GPU {word!r}; there are:{there}")
+        if found[0] in chosen:
+            raise Refused(f"--gpus: GPU {found[0].address} is named twice")
+        chosen += found
+    return chosen
+
+
+def covers(device: dict[str, str], card: Card) -> bool:
+    """Whether an LXD device of type gpu takes this card; in doubt it does."""
+    if device.get("type") != "gpu":
+        return False
+    if "pci" in device:
+        address = ADDRESS.fullmatch(device["pci"].lower())
+        return not address or f"{address[1] or '0000'}:{address[2]}" == card.address
+    # By CDI, which counts in its own way: only a UUID is certain.
+    if "=" in device.get("id", ""):
+        wanted = device["id"].partition("=")[2]
+        return not (wanted.startswith("GPU-") and card.uuid and wanted != card.uuid)
+    pairs = (("id", card.drm), ("vendorid", card.vendor), ("productid", card.product))
+    return all(device.get(key, value) == value for key, value in pairs)
+
+
+def holders(card: Card, instances: list[dict], spared: dict[str, dict[str, str]]) -> list[str]:
+    """The instances that have a card, by a device that is not among those `spared`."""
+    return [
+        instance["name"]
+        for instance in instances
+        if any(
+            covers(device, card) and spared.get(name) != device
+            for name, device in instance["expanded_devices"].items()
+        )
+    ]
+
+
+def divide(cards: list[str], has: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Deal cards to units as evenly as can be; `has` is what each unit has already.
+
+    Units that have most already get what is left over, so that a second deal changes nothing.
+    """
+    least, more = divmod(len(cards), len(has))
+    kept = {unit: [card for card in cards if card in mine] for unit, mine in has.items()}
+    richest = sorted(kept, key=lambda unit: -len(kept[unit]))
+    share = {unit: least + (place < more) for place, unit in enumerate(richest)}
+    dealt: dict[str, list[str]] = {}
+    for unit in richest:
+        taken = {card for others in dealt.values() for card in others}
+        dealt[unit] = [card for card in kept[unit] if card not in taken][: share[unit]]
+    taken = {card for mine in dealt.values() for card in mine}
+    free = [card for card in cards if card not in taken]
+    for unit in has:
+        lacks = share[unit] - len(dealt[unit])
+        dealt[unit], free = sorted(dealt[unit] + free[:lacks]), free[lacks:]
+    return {unit: dealt[unit] for unit in has}
+
+
+def choose(
+    cards: list[Card], named: list[Card], held: dict[str, list[str]], *, share: bool
+) -> list[Card]:
+    """The cards to give: those that are named, or else all that nobody else holds.
+
+    Args:
+        cards: all that can be used.
+        named: by the operator; none: he leaves it to us.
+        held: by address, who else has it.
+        share: whether also those are given that somebody else holds.
+
+    Raises:
+        Refused: somebody else holds one that is named, or all that there are.
+    """
+    wanted = named or cards
+    taken = [card for card in wanted if held[card.address] and not share]
+    if taken and (named or taken == wanted):
+        raise Refused(
+            "".join(
+                f"GPU {one.address} is held by {', '.join(held[one.address])}; " for one in taken
+            )
+            + "take it away there, or have it used by both with --share"
+        )
+    return [card for card in wanted if card not in taken]
+
+
+def deal(cards: list[Card], owners: dict[str, Owner], *, share: bool) -> dict[str, list[Card]]:
+    """Which unit gets which of these cards; with `share` each gets all.
+
+    Raises:
+        Refused: without it, there are fewer cards than units.
+    """
+    if share:
+        return dict.fromkeys(owners, cards)
+    if len(cards) < len(owners):
+        raise Refused(
+            f"{len(owners)} units want a GPU and {len(cards)} can be given: remove units, free or "
+            "name more cards, or have all units use the same with --share (a unit knows only its "
+            "own tasks, so two can meet on one card)"
+        )
+    has = {
+        unit: [device["pci"] for device in owner.ours.values() if "pci" in device]
+        for unit, owner in owners.items()
+    }
+    dealt = divide([card.address for card in cards], has)
+    return {unit: [card for card in cards if card.address in dealt[unit]] for unit in owners}
