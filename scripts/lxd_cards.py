@@ -8,6 +8,8 @@ Same input, same answer: nothing here asks LXD or changes anything. Standard lib
 import dataclasses
 import re
 
+from lxd_commands import Refused
+
 # What this command has put is known by its name: gpuci-0000-01-00.0.
 PREFIX = "gpuci-"
 KFD = f"{PREFIX}kfd"
@@ -20,10 +22,6 @@ MAKERS = {
 # The graphics of every Intel processor, which the charm counts only where gpu-vendor says so.
 INTEL_GRAPHICS = "0000:00:02.0"
 ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
-
-
-class Refused(Exception):
-    """What was asked for can't be done; the text says why, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,17 +18,17 @@ VGA = {"pci_address": "0000:05:00.0", "vendor_id": "1a03", "product_id": "2000",
 
 
 @contextlib.contextmanager
-def loaded():
-    """The command as a module, and its cards beside it; nothing compiled is left in the tree."""
+def loaded(script="lxd-gpu"):
+    """A command as a module, and its cards beside it; nothing compiled is left in the tree."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.syspath_prepend(SCRIPTS)
-        loader = importlib.machinery.SourceFileLoader("lxd_gpu", str(SCRIPTS / "lxd-gpu"))
-        spec = importlib.util.spec_from_loader("lxd_gpu", loader)
-        module = importlib.util.module_from_spec(spec)
+        name = script.replace("-", "_")
+        loader = importlib.machinery.SourceFileLoader(name, str(SCRIPTS / script))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
         loader.exec_module(module)
         yield module, sys.modules["lxd_cards"]
-        del sys.modules["lxd_cards"]
+        del sys.modules["lxd_cards"], sys.modules["lxd_commands"]
 
 
 def card(address, vendor="10de", driver="nvidia", drm=0, **more):
@@ -113,7 +113,7 @@ class Host:
     def change(self, _lxc, kind, _device, verb, owner, device, *values):
         self.asked.append((verb, owner, device))
         if device == self.broken:
-            raise sys.modules["lxd_cards"].Refused("lxc: Error: no")
+            raise sys.modules["lxd_commands"].Refused("lxc: Error: no")
         there = self.profiles[owner] if kind == "profile" else self.instances[owner]["devices"]
         if verb == "remove":
             del there[device]
