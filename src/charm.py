@@ -116,8 +116,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
                 self.unit.reboot()
         except facts.UnknownError as error:
             self._lines = [status.failed(error, passes=True)]
-        running = status.Running(web.healthy(), worker.healthy(), worker.is_connected())
-        self._lines += status.lines(state, wanted, running)
+        self._lines += status.lines(state, wanted, look.at_services())
 
     def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""

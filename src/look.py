@@ -12,6 +12,7 @@ from gpu.inventory import Inventory, Vendor
 from host import driver, driver_record, facts, memory, network, toolkit
 from machine import packages
 from oci import cordons, leases, quarantine, wrapper
+from plan import status
 from plan.state import Driver, Machine, Network, Packaged, RememberedIds, UnitState, Web
 from relations import juju, peers, postgresql, tsa
 from selftest import automatic
@@ -80,6 +81,16 @@ def at_network(model: juju.Model) -> Network:
         host.facts.UnknownError: the machine's addresses can't be told now.
     """
     return tsa.network(model, network.interfaces(), web.peer_address())
+
+
+def at_services() -> status.Running:
+    """What this unit's services tell just now."""
+    return status.Running(
+        web=web.healthy(),
+        worker=worker.healthy(),
+        connected=worker.is_connected(),
+        copies=worker.copies_volumes(),
+    )
 
 
 def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:

@@ -36,11 +36,17 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """Which of this unit's services answered just now, and whether web has let the worker in."""
+    """Which of this unit's services answered just now, and what else is told of the worker.
+
+    Attributes:
+        connected: web has let it in.
+        copies: its volumes are copies.
+    """
 
     web: bool = False
     worker: bool = False
     connected: bool = False
+    copies: bool = False
 
 
 # For an action too, which needs nothing else of this unit.
@@ -128,6 +134,11 @@ _WAITING: typing.Final = {
     ),
 }
 
+_COPIES: typing.Final = (
+    "volumes are copies, since no overlay can be mounted here: each image and get costs time and "
+    "disk (a machine or VM with /var/lib/concourse on ext4 or XFS spares them)"
+)
+
 
 def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     """All that is to be said of this unit, the worst first.
@@ -153,7 +164,7 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if not said and not plan.web and not plan.worker:
         said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
     said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
-    return said or [Line(Kind.ACTIVE, _ready(state, plan))]
+    return said or [Line(Kind.ACTIVE, _ready(state, plan, running))]
 
 
 def failed(why: object, *, passes: bool) -> Line:
@@ -170,7 +181,7 @@ def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
     return Line(kind, text.format(application=state.application, **dict(problem.about)))
 
 
-def _ready(state: UnitState, plan: Plan) -> str:
+def _ready(state: UnitState, plan: Plan, running: Running) -> str:
     if plan.web and plan.worker:
         role = "Web and worker ready"
     else:
@@ -182,6 +193,8 @@ def _ready(state: UnitState, plan: Plan) -> str:
         notes += host_states.notes(facts) if facts else ()
     if state.upgrade:
         notes.append(state.upgrade)
+    if plan.worker and running.copies:
+        notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):
         notes.append(f"kept database {state.local_database}")
     notes += [f"refused {text}" for text in (*state.web.refused, *state.tsa.refused)]

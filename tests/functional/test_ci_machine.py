@@ -167,7 +167,7 @@ def running(installed):
 
 def changing(commands):
     """Those of the commands that may change something."""
-    looks = ("systemctl show", "dpkg-query", "SELECT 'role'", "SELECT 1")
+    looks = ("systemctl show", "machine/layers.py", "dpkg-query", "SELECT 'role'", "SELECT 1")
     return [command for command in commands if not any(look in command for look in looks)]
 
 

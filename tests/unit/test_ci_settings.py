@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from ci.concourse import service
+from ci.concourse import service, volumes
 from ci.concourse import web as concourse_web
 from ci.concourse import worker as concourse_worker
 from machine import waiting
@@ -31,6 +31,7 @@ def files(monkeypatch):
         return True
 
     monkeypatch.setattr(service.files, "ensure_file", ensure_file)
+    monkeypatch.setattr(volumes, "choose", lambda had, _: had or "overlay")
     for module, names in (
         (service.files, ("ensure_directory", "ensure_absent")),
         (service.services, ("ensure_unit", "ensure_running", "main_pid")),
@@ -54,6 +55,40 @@ def worker(files, made):
 def web(files, made):
     concourse_web.apply(made.web, lambda _: None)
     return settings(files["web.env"])
+
+
+@pytest.mark.parametrize(
+    ("earlier", "chosen", "anew"),
+    [
+        (None, "naive", False),
+        (None, "overlay", False),
+        # Before the charm chose, Concourse did, whatever the kernel said to it.
+        ("CONCOURSE_NAME=a\n", "overlay", False),
+        ("CONCOURSE_NAME=a\n", "naive", True),
+        ("CONCOURSE_BAGGAGECLAIM_DRIVER=overlay\n", "overlay", False),
+        ("CONCOURSE_BAGGAGECLAIM_DRIVER=overlay\n", "naive", True),
+        ("CONCOURSE_BAGGAGECLAIM_DRIVER=naive\n", "naive", False),
+    ],
+)
+def test_a_worker_begins_anew_where_its_volumes_would_be_found_empty(
+    files, monkeypatch, tmp_path, earlier, chosen, anew
+):
+    done, environment = [], tmp_path / "worker.env"
+    if earlier:
+        environment.write_text(earlier)
+    monkeypatch.setattr(concourse_worker, "_ENVIRONMENT", environment)
+    monkeypatch.setattr(concourse_worker, "WORK_DIR", tmp_path)
+    monkeypatch.setattr(volumes, "choose", lambda had, _: chosen)
+    monkeypatch.setattr(concourse_worker, "retire", lambda *_: done.append("retired"))
+    for name in ("remove_containers", "remove_network"):
+        monkeypatch.setattr(
+            concourse_worker.leftovers, name, lambda *_: done.append("worker.env" in files)
+        )
+    told = worker(files, plan.make(unit()))
+    assert told["CONCOURSE_BAGGAGECLAIM_DRIVER"] == chosen
+    # Nothing says the new driver before the old one's volumes are gone.
+    gone = [False, False] if earlier else []
+    assert done == (["retired", *gone] if anew else [])
 
 
 def test_a_worker_without_gpus_keeps_concourses_own_limits(files):

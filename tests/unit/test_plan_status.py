@@ -58,6 +58,15 @@ def test_ready(made, refused, text):
     assert status.lines(found, made, BOTH) == [Line(Kind.ACTIVE, text)]
 
 
+def test_a_worker_that_copies_its_volumes_says_so():
+    copies = dataclasses.replace(BOTH, copies=True)
+    (line,) = status.lines(UNIT, Plan((), None, None, WORKER, None), copies)
+    assert line.kind is Kind.ACTIVE
+    assert line.text.startswith("Worker ready (volumes are copies, since no overlay can be mount")
+    web = Plan((), None, None, None, WEB)
+    assert status.lines(UNIT, web, copies) == status.lines(UNIT, web, BOTH)
+
+
 @pytest.mark.parametrize(
     ("running", "units"),
     [

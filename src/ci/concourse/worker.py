@@ -10,7 +10,7 @@ import re
 import time
 import typing
 
-from ci.concourse import connection, escaping, keys, leftovers, release, service
+from ci.concourse import connection, escaping, keys, leftovers, release, service, volumes
 from machine import files, process, services, templates, waiting
 from plan.parts import WorkerPlan
 
@@ -63,7 +63,8 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     """Have the worker run as planned; it is restarted only if something that it reads changed.
 
     That includes the release and the launcher of its containerd. Builds live through a restart,
-    before which `progress` is told, and after which it is waited for up to 30 seconds.
+    before which `progress` is told, and after which it is waited for up to 30 seconds. They do not
+    where its volumes have to be kept in another way: then it leaves the cluster and begins anew.
 
     Returns:
         Whether anything had to be changed.
@@ -72,6 +73,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
         machine.process.CommandError: if systemd can't start it.
     """
     ensure_key(plan.private_key)
+    driver = _driver(progress)
     # Containers in a user namespace of their own reach their root file system through these.
     for folder in (HOME, WORK_DIR, VOLUMES):
         files.ensure_directory(folder)
@@ -82,7 +84,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     revision, new = service.ensure_settings(
         _ENVIRONMENT,
         "worker.env",
-        _settings(plan),
+        _settings(plan, driver),
         content,
         tsa_keys,
         files.read_text(_PRIVATE_KEY) or "",
@@ -101,6 +103,21 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
 def name() -> str:
     """The name of the worker that was set up here, as web knows it; empty if none was."""
     return service.setting(_ENVIRONMENT, "CONCOURSE_NAME") or ""
+
+
+def volume_driver(root: pathlib.Path = pathlib.Path("/")) -> str:
+    """How the worker that was set up here keeps its volumes; empty if none was.
+
+    One of before the charm decided that has what Concourse takes by itself.
+    """
+    path = root / str(_ENVIRONMENT).lstrip("/")
+    found = service.setting(path, "CONCOURSE_BAGGAGECLAIM_DRIVER")
+    return found or (volumes.OVERLAY if path.exists() else "")
+
+
+def copies_volumes() -> bool:
+    """Whether the worker that was set up here copies volumes, as where no overlay works."""
+    return volume_driver() == volumes.NAIVE
 
 
 def healthy() -> bool:
@@ -183,17 +200,37 @@ def remove() -> bool:
         Whether anything was there.
     """
     removed = services.remove_unit(SERVICE)
-    # The work dir goes last: as long as something is in it, there are leftovers.
-    if WORK_DIR.is_dir() and any(WORK_DIR.iterdir()):
-        leftovers.remove_containers(release.ROOT, WORK_DIR)
-        leftovers.remove_network()
-        removed = files.ensure_absent(WORK_DIR)
+    removed |= _remove_work()
     for path in (_ENVIRONMENT, _PRIVATE_KEY, _TSA_KEYS):
         removed |= files.ensure_absent(path)
     for folder in (WORK_DIR, HOME):
         removed |= files.remove_if_empty(folder)
     removed |= connection.forget()
     return service.remove_empty_folders() or removed
+
+
+def _remove_work() -> bool:
+    # The work dir goes last: as long as something is in it, there are leftovers.
+    if not WORK_DIR.is_dir() or not any(WORK_DIR.iterdir()):
+        return False
+    leftovers.remove_containers(release.ROOT, WORK_DIR)
+    leftovers.remove_network()
+    return files.ensure_absent(WORK_DIR)
+
+
+def _driver(progress: collections.abc.Callable[[str], None]) -> str:
+    """Choose how volumes are to be kept; without the old ones if that changes.
+
+    Another driver would find those empty, and steps an image without a file. Web forgets them
+    with the worker.
+    """
+    had = volume_driver()
+    driver = volumes.choose(had, WORK_DIR)
+    if had and driver != had:
+        progress("Beginning the worker anew: its volumes can't be mounted any more")
+        retire(FAREWELL_SECONDS, progress)
+        _remove_work()
+    return driver
 
 
 def _unit(tags: tuple[str, ...]) -> str:
@@ -203,10 +240,11 @@ def _unit(tags: tuple[str, ...]) -> str:
     return templates.render(SERVICE, command=command, environment=_ENVIRONMENT, volumes=VOLUMES)
 
 
-def _settings(plan: WorkerPlan) -> dict[str, typing.Any]:
+def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
     return {
         "name": plan.name,
         "work_dir": str(WORK_DIR),
+        "volume_driver": driver,
         "tsa_hosts": ",".join(plan.tsa_hosts),
         "tsa_public_key": str(_TSA_KEYS),
         "private_key": str(_PRIVATE_KEY),
