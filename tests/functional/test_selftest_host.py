@@ -51,7 +51,8 @@ SETUP = """
 rm /opt/concourse/current/bin/containerd
 cp "$(command -v sleep)" /opt/concourse/current/bin/containerd
 mkdir -p /etc/concourse /var/lib/concourse /var/lib/gpu-ci /etc/systemd/system
-echo 'CONCOURSE_CONTAINERD_BIN="/opt/gpu-ci/bin/containerd-launcher"' >/etc/concourse/worker.env
+echo 'CONCOURSE_BAGGAGECLAIM_DRIVER=naive' >/etc/concourse/worker.env
+echo 'CONCOURSE_CONTAINERD_BIN="/opt/gpu-ci/bin/containerd-launcher"' >>/etc/concourse/worker.env
 echo 'ExecStart=concourse "--tag=gpu-type=nvidia"' >/etc/systemd/system/concourse-worker.service
 """
 
@@ -139,6 +140,10 @@ FAULTS = [
     (
         "mount -t tmpfs -o size=900m tmpfs /var/lib/concourse", "umount /var/lib/concourse",
         "disk", "", "disk full: 0.9 GB free for /var/lib/concourse", "sudo du -xh",
+    ),
+    (
+        "mount -B -o ro /var/lib/concourse /var/lib/concourse",
+        "umount /var/lib/concourse", "volumes", "", "no volumes: ", "journalctl -k",
     ),
 ]  # fmt: skip
 

@@ -116,6 +116,13 @@ def _disk(name: str, options: str) -> Fault:
     return _seen(name, mount, "disk", "make room", "disk full", condemns=False)
 
 
+_WORK = "/var/lib/concourse/worker"
+_VOLUMES = _seen(
+    "no-volumes", f"mount -B -o ro {_WORK} {_WORK}", "volumes", "journalctl -k", "no volumes",
+    condemns=False,
+)  # fmt: skip
+
+
 def _node(name: str, inject: str, gpus: tuple[int, ...], remedy: str, reason: str, **more):
     """A device node that is not as the driver makes it."""
     mend, reason = f"{FAKEGPU} apply", f"device node {reason}"
@@ -322,6 +329,7 @@ FAULTS = (
     *_NODES,
     _disk("disk-full", "size=64k"),
     _disk("inodes-used-up", "nr_inodes=1"),
+    _VOLUMES,
     *_SIZE,
     *_SOFTWARE,
     *_DRIVERS,

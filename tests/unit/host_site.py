@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.concourse import volumes
 from gpu.inventory import Gpu, Inventory, State
 from oci import nvidia, wrapper
 from plan.parts import GpuPlan
@@ -21,6 +22,13 @@ from tests.unit.situations import GPUS, MACHINE, READY, RUNTIME
 
 IS_ROOT = os.geteuid() == 0
 MOVED = "HOME BIN FRONT LAUNCHER SELFTEST LIB LINK CONFIG POLICY RUN STORE CORDONS LOG".split()
+# What the service asks for, and what its containerd has where systemd could set that.
+LIMITS = {"NOFILE": "1048576", "NPROC": "infinity", "MEMLOCK": "infinity"}
+KERNELS_LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max processes             unlimited            unlimited            processes
+Max open files            1048576              1048576              files
+Max locked memory         unlimited            unlimited            bytes
+"""
 DEVICES = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n510 nvidia-uvm\n\n"
 BLOCK = "Block devices:\n259 blkext\n"
 NODES = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
@@ -51,11 +59,16 @@ class Site:
         runc = self.put("opt/concourse/8.3.0/bin/runc", "#!/bin/sh\n")
         runc.chmod(0o755)
         (root / "opt/concourse/current").symlink_to("8.3.0")
-        self.put(SERVICE, 'ExecStart=concourse "worker" "--tag=gpu" "--tag=gpu-type=nvidia"\n')
+        asked = "".join(f"Limit{name}={most}\n" for name, most in LIMITS.items())
+        self.put(
+            SERVICE, f'ExecStart=concourse "worker" "--tag=gpu" "--tag=gpu-type=nvidia"\n{asked}'
+        )
         launcher = "/opt/gpu-ci/bin/containerd-launcher"
-        self.put(ENVIRONMENT, f'CONCOURSE_CONTAINERD_BIN="{launcher}"\n')
+        driver = "CONCOURSE_BAGGAGECLAIM_DRIVER=overlay\n"
+        self.put(ENVIRONMENT, f'{driver}CONCOURSE_CONTAINERD_BIN="{launcher}"\n')
         self.process("self", "/usr/bin/python3", "/usr/bin")
         self.process(4711, "/opt/concourse/8.3.0/bin/containerd", "/opt/gpu-ci/bin:/usr/bin")
+        self.put("proc/4711/limits", KERNELS_LIMITS)
         self.process(4712, "/usr/bin/containerd", "/usr/bin")
         self.process(4713, "/opt/concourse/8.3.0/bin/concourse", "/usr/bin")
         for name, numbers in NODES.items():
@@ -133,10 +146,16 @@ class Site:
     def unusable(self, state: State, detail: str = "0000:01:00.0") -> None:
         self.inventory = Inventory(state, detail=detail, driver="580.95.05")
 
+    def prove(self, driver: str, work_dir: Path) -> None:
+        """Make a volume with this driver, there; it is made."""
+        assert work_dir == self.root / "var/lib/concourse/worker"
+
     def run(self, **seen):
         """All results; without root, which makes no device nodes, none of those."""
         look = host_checks.Look(self.inventory, self.machine, self.known(), root=self.root, **seen)
-        found = host_checks.run(self.settings, look)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(volumes, "prove", self.prove)
+            found = host_checks.run(self.settings, look)
         return [one for one in found if IS_ROOT or one.check != device_nodes.CHECK.id]
 
 

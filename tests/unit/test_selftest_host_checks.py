@@ -8,13 +8,24 @@ import shutil
 
 import pytest
 
+from ci.concourse.volumes import VolumeError
 from gpu.inventory import Inventory, State, Vendor
 from host import facts
 from machine import packages
 from plan.state import Driver, Toolkit
+from selftest import results
 from selftest.check import Level, Outcome
 from selftest.quick import host_checks, known
-from tests.unit.host_site import ENVIRONMENT, IS_ROOT, SERVICE, Room, Site, named, red
+from tests.unit.host_site import (
+    ENVIRONMENT,
+    IS_ROOT,
+    KERNELS_LIMITS,
+    SERVICE,
+    Room,
+    Site,
+    named,
+    red,
+)
 from tests.unit.situations import GPUS, RUNTIME
 
 ONE, TWO = (gpu.uuid for gpu in GPUS)
@@ -123,6 +134,73 @@ def test_a_full_disk_fails_and_a_small_one_warns(site, room, now, outcome, text)
     assert bool(disk.remedy) == (outcome is not Outcome.PASSED)
     others = [one.check for one in results[:-1] if one.outcome in (Outcome.FAILED, outcome)]
     assert outcome is Outcome.PASSED or not others
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome"),
+    [(2.9, Outcome.FAILED), (3.1, Outcome.WARNING), (149, Outcome.WARNING), (151, Outcome.PASSED)],
+)
+def test_where_volumes_are_copies_the_disk_must_hold_them(site, room, now, outcome):
+    site.put(ENVIRONMENT, "CONCOURSE_BAGGAGECLAIM_DRIVER=naive\n")
+    room["now"] = Room(now)
+    disk = site.run()[-1]
+    assert (disk.check, disk.outcome) == ("disk", outcome)
+    assert disk.threshold == "at least 3 GB, better 150 GB"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (VolumeError("overlay: Operation not permitted", refused=True), Outcome.FAILED),
+        (VolumeError("overlay: Input/output error"), Outcome.FAILED),
+        (VolumeError("overlay: No space left on device", starved=True), Outcome.PREVENTED),
+    ],
+)
+def test_a_worker_that_makes_no_volume_never_passes(site, monkeypatch, error, outcome):
+    def fail(driver, work_dir):
+        raise error
+
+    monkeypatch.setattr(site, "prove", fail)
+    report = site.run()
+    (found,) = (one for one in report if one.check == "volumes")
+    assert (found.outcome, str(error) in found.text) == (outcome, True)
+    assert results.outcome(report) in ("failed", "incomplete")
+    assert not results.condemns(found)
+
+
+def test_without_a_worker_the_driver_is_tried_that_it_would_get(site, monkeypatch):
+    site.path(ENVIRONMENT).unlink()
+    tried = []
+
+    def prove(driver, work_dir):
+        tried.append(driver)
+        if driver == "overlay":
+            raise VolumeError("Operation not permitted", refused=True)
+
+    monkeypatch.setattr(site, "prove", prove)
+    (found,) = (one for one in site.run() if one.check == "volumes")
+    assert tried == ["overlay", "naive"]
+    assert (found.outcome, found.text) == (Outcome.PASSED, "copies (driver naive)")
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "key"),
+    [
+        ("Max locked memory         8388608              8388608              bytes",
+         "no more than 8388608 bytes of locked memory, not infinity", "limits.kernel.memlock,"),
+        ("Max open files            20000                20000                files",
+         "no more than 20000 open files, not 1048576", "limits.kernel.nofile,"),
+        ("Max open files            2000000              2000000              files", "", ""),
+    ],
+)  # fmt: skip
+def test_a_limit_that_systemd_could_not_set_is_said(site, row, words, key):
+    name = row.partition("  ")[0]
+    others = [one for one in KERNELS_LIMITS.splitlines() if not one.startswith(name)]
+    site.put("proc/4711/limits", "\n".join([*others, row, ""]))
+    (found,) = (one for one in site.run() if one.check == "limits")
+    assert found.outcome is (Outcome.WARNING if words else Outcome.PASSED)
+    assert words in found.text
+    assert key in found.remedy
 
 
 @pytest.mark.parametrize(

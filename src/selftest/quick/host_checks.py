@@ -3,11 +3,9 @@
 """The checks of the machine: its GPUs against those that it had, driver, toolkit, files, size."""
 
 import dataclasses
-import os
 import pathlib
 import typing
 
-from ci.concourse import worker
 from gpu import detect
 from gpu.inventory import Gpu, Inventory, State, Vendor
 from host import driver, facts
@@ -16,9 +14,8 @@ from plan import host_states, toolkit_policy, versions
 from plan.host_facts import Facts
 from plan.options import Options
 from plan.state import Driver, Machine
-from selftest import results
 from selftest.check import Check, Level, Outcome, Result
-from selftest.quick import device_nodes, host_size, known, wrapper_checks
+from selftest.quick import device_nodes, host_size, known, worker_checks, wrapper_checks
 from selftest.quick.known import Known
 from selftest.settings import Settings
 
@@ -45,16 +42,6 @@ TOOLKIT: typing.Final = Check(
     "NVIDIA's container toolkit has no known vulnerability",
     source="NVIDIA's product-security bulletins up to 5850",
 )
-DISK: typing.Final = Check(
-    "disk",
-    Level.QUICK,
-    "there is room for images, volumes and what tasks download",
-    # Below the first the smallest CUDA image can't be unpacked; the second is what the smoke test
-    # of the project's first users asks for.
-    source="1 GB: an image with CUDA's runtime alone is larger; 50 GB: models and environments",
-    unit="GB",
-    condemns=False,
-)
 CHECKS: typing.Final = (
     INVENTORY,
     DRIVER,
@@ -65,12 +52,8 @@ CHECKS: typing.Final = (
     wrapper_checks.CONFIGURATION,
     device_nodes.CHECK,
     *host_size.CHECKS,
-    DISK,
+    *worker_checks.CHECKS,
 )
-
-_GB: typing.Final = 1e9
-_FULL: typing.Final = 1.0
-_SCARCE: typing.Final = 50.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +150,11 @@ def run(settings: Settings, look: Look) -> list[Result]:
         why = "inventory failed" if usable else prevented
         found.append(device_nodes.CHECK.result(Outcome.PREVENTED, why))
     found += host_size.run(settings, look.root)
-    disk = _disk(look.root)
+    found += worker_checks.run(look.root)
     # A write that fails would take the verdict with it.
-    if usable and disk.outcome is not Outcome.FAILED:
+    if usable and found[-1].outcome is not Outcome.FAILED:
         _learn(settings, look)
-    return [*found, disk]
+    return found
 
 
 def _learn(settings: Settings, look: Look) -> None:
@@ -378,31 +361,3 @@ def _files(settings: Settings, look: Look, prevented: str) -> list[Result]:
     else:
         launcher = wrapper_checks.check_launcher(settings, look.machine, look.root)
     return [wrapper_checks.check_wrapper(settings, look.root), launcher, configuration]
-
-
-def _disk(root: pathlib.Path) -> Result:
-    """The least room of where Concourse works and where the self-test writes."""
-    free = {path: _free(root, path) for path in (worker.HOME, results.HOME)}
-    path = min(free, key=lambda path: free[path])
-    room = free[path]
-    threshold = f"at least {_FULL:g} GB, better {_SCARCE:g} GB"
-    text = f"{room:.1f} GB free for {path}"
-    remedy = (
-        f"sudo du -xh --max-depth=2 {path} | sort -h | tail; make room, or give {path} a larger "
-        "disk; the charm looks again by itself within 10 minutes"
-    )
-    if room < _FULL:
-        outcome, text = Outcome.FAILED, f"disk full: {text}"
-    else:
-        outcome = Outcome.PASSED if room >= _SCARCE else Outcome.WARNING
-    return DISK.result(outcome, text, value=round(room, 1), threshold=threshold, remedy=remedy)
-
-
-def _free(root: pathlib.Path, path: pathlib.Path) -> float:
-    """Room on a path's file system in GB; none where it has no inode left for another file."""
-    place = root / str(path).lstrip("/")
-    while not place.exists():
-        place = place.parent
-    found = os.statvfs(place)
-    out_of_inodes = found.f_files > 0 and found.f_favail == 0
-    return 0.0 if out_of_inodes else found.f_bavail * found.f_frsize / _GB
