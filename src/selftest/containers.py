@@ -345,11 +345,7 @@ def _sweep() -> None:
 
 
 def is_nested() -> bool:
-    """Whether this machine is a container with users of its own, as LXD's are.
-
-    runc sets no device rules there: they would need rights over the host (runc 1.3
-    libcontainer/cgroups/devices/v2.go).
-    """
+    """Whether this machine is a container with users of its own, as LXD's are."""
     return _USERS.read_text().split() != ["0", "0", "4294967295"]
 
 

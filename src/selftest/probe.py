@@ -6,6 +6,7 @@ There only the standard library is at hand, and this file by itself:
 
     {"nodes": [[path, major, minor, errno], ...],    character devices in /dev; errno 0: it opened
      "planted": [[path, major, minor, errno], ...],  those that the self-test mounted beside itself
+     "made": [[major, minor, errno], ...],           making a node of that number; errno 0: it was
      "nvml": {"error": words, "uuids": [uuid, ...]}, or null where there is no such library
      "environment": ["NAME=value", ...]}
 """
@@ -46,6 +47,17 @@ def _opened(path: str) -> int:
     except OSError as error:
         return error.errno or -1
     return 0
+
+
+def make(number: str) -> tuple[int, int, int]:
+    """What making a node of such a number, as `195:0`, answers."""
+    major, minor = map(int, number.split(":"))
+    path = f"/tmp/gpu-ci-{major}-{minor}"  # noqa: S108 the container's own
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(major, minor))
+    except OSError as error:
+        return major, minor, error.errno or -1
+    return major, minor, 0
 
 
 class _NvmlError(Exception):
@@ -118,13 +130,14 @@ def ask_nvml() -> dict[str, object] | None:
         return {"error": str(error), "uuids": []}
 
 
-def main(planted: str) -> None:
-    """Print it all."""
+def main(planted: str, *numbers: str) -> None:
+    """Print it all; of these numbers whether nodes can be made."""
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
         entries = file.read().decode(errors="replace").split("\0")
     whole = {
         "nodes": look("/dev"),
         "planted": look(planted),
+        "made": [make(number) for number in numbers],
         "nvml": ask_nvml(),
         "environment": [entry for entry in entries if entry],
     }
@@ -132,4 +145,4 @@ def main(planted: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

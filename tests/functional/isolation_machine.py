@@ -33,6 +33,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gpus = detect.detect().gpus
 def progress(text):
     print(text, file=sys.stderr, flush=True)
+if "nested" in sys.argv:
+    from selftest import containers
+    containers.is_nested = lambda: True
 found = isolation.run(Settings("worker/0", gpus=gpus), gpus, progress)
 print(json.dumps([dataclasses.asdict(one) for one in found], default=lambda enum: enum.value))
 """
@@ -81,9 +84,9 @@ class Machine:
         self.path(name).write_text(text)
         self.path(name).chmod(0o755)
 
-    def test(self):
-        """Results by check; those of GPUs by check and index."""
-        found = json.loads(self.command(sys.executable, "-c", RUN))
+    def test(self, *words):
+        """Results by check; those of GPUs by check and index. `nested`: as where no rules are."""
+        found = json.loads(self.command(sys.executable, "-c", RUN, *words))
         assert [one["check"] for one in found if one["check"] != "lease"] == [
             check.id for check in doors.CHECKS if check is not doors.LEASE
         ]

@@ -104,6 +104,34 @@ def test_a_sabotage_turns_its_own_checks_red(machine, sabotages, red, prevented)
     assert machine.leftovers() == []
 
 
+# Whose containers are in no user namespace, and may make every device's node.
+MAKES_NODES = """#!/usr/bin/python3
+import json, os, sys
+if "create" in sys.argv:
+    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+    config = json.load(open(path))
+    linux = config["linux"]
+    linux["namespaces"] = [one for one in linux["namespaces"] if one["type"] != "user"]
+    del linux["uidMappings"], linux["gidMappings"]
+    linux["resources"]["devices"].append({"allow": True, "access": "m"})
+    json.dump(config, open(path, "w"))
+os.execv("/usr/sbin/runc", ["/usr/sbin/runc", *sys.argv[1:]])
+"""
+
+
+def test_in_a_container_the_user_namespace_keeps_tasks_from_other_gpus(machine):
+    """There are no device rules there, which is why those of this machine do not count here."""
+    machine.put("/opt/concourse/current/bin/runc", OPEN_RUNC)
+    results = machine.test("nested")
+    assert checks(results, "passed") == ALL, results
+    assert "could be made (mknod)" in results["device-cgroup"]["text"]
+    machine.put("/opt/concourse/current/bin/runc", MAKES_NODES)
+    results = machine.test("nested")
+    assert checks(results, "failed") == {"device-cgroup"}, results
+    assert "/dev/nvidia1 (mknod: made) in gpu-selftest-" in results["device-cgroup"]["text"]
+    assert "security.syscalls.intercept.mknod" in results["device-cgroup"]["remedy"]
+
+
 def slow(machine, which, seconds):
     """Have one container's making last so much longer."""
     machine.put(

@@ -40,6 +40,8 @@ NODES = (
     Node("/dev/dri/card0", (226, 0), UUIDS[0]),
     Node("/dev/dri/card1", (226, 1), UUIDS[1]),
 )
+# What it is answered that tries to make their nodes.
+REFUSED = {node.number: errno.EPERM for node in NODES}
 # What a container with GPU 0 has by NVIDIA's runtime.
 WELL = {
     "/dev/null": (1, 3, 0),
@@ -141,13 +143,16 @@ def test_a_library_that_can_not_be_loaded_is_not_absent(tmp_path):
     assert "cannot read file data" in nvml_in(tmp_path)["error"]
 
 
-def view(nodes=None, planted=None, nvml=None, environment=()):
+def view(nodes=None, planted=None, nvml=None, environment=(), made=None):
     def listed(devices):
         return [[path, *numbers] for path, numbers in devices.items()]
 
     said = {
         "nodes": listed(WELL if nodes is None else nodes),
         "planted": listed(planted or {}),
+        "made": [
+            [*number, error] for number, error in (REFUSED if made is None else made).items()
+        ],
         "nvml": nvml,
         "environment": [*environment],
     }
@@ -235,7 +240,7 @@ def test_a_look_without_room_on_the_machine_shows_nothing(named, lacking):
     """Neither a lease that is broken nor a device that did not open."""
     (told,) = views.lacks(view(**named))
     assert told.startswith(lacking)
-    said = {"nodes": [], "planted": [], "nvml": None, "environment": []}
+    said = {"nodes": [], "planted": [], "made": [], "nvml": None, "environment": []}
     for kind in ("nodes", "planted"):
         said[kind] = [[path, *numbers] for path, numbers in named.get(kind, {}).items()]
     said["nvml"] = named.get("nvml")
@@ -275,6 +280,26 @@ def test_a_node_that_was_not_given_must_not_open():
     assert views.leaks(view(planted=planted), NODES) == ["/dev/nvidia1"]
     planted["/.gpu-ci/1"] = (195, 1, 0)
     assert views.leaks(view(planted=planted), NODES) == ["/dev/nvidia1"]
+
+
+@pytest.mark.parametrize(
+    ("named", "ways"),
+    [
+        ({}, []),
+        ({"nodes": {"/dev/null": (1, 3, 0)}}, []),
+        # Though device rules, where there are any, would keep it from opening them.
+        ({"made": {**REFUSED, (195, 1): 0}}, ["/dev/nvidia1 (mknod: made)"]),
+        ({"made": {**REFUSED, (195, 1): errno.EIO}},
+         ["/dev/nvidia1 (mknod: Input/output error)"]),
+        ({"made": {n: e for n, e in REFUSED.items() if n != (195, 2)}},
+         ["/dev/nvidia2 (mknod: not tried)"]),
+        ({"nodes": {**WELL, "/dev/x": (195, 1, errno.EPERM)}},
+         ["/dev/nvidia0 (a node)", "/dev/dri/card0 (a node)", "/dev/x (a node)"]),
+        ({"nodes": {"/dev/x": (195, 2, errno.EPERM)}}, ["/dev/x (a node)"]),
+    ],
+)  # fmt: skip
+def test_without_device_rules_a_container_has_one_gpus_nodes_and_makes_none(named, ways):
+    assert views.ways_past(view(**named), NODES) == ways
 
 
 @pytest.mark.parametrize(

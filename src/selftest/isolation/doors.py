@@ -35,10 +35,18 @@ NO_LEASE: typing.Final = Check(
 DEVICE_CGROUP: typing.Final = Check(
     "device-cgroup",
     Level.ISOLATION,
-    "the kernel refuses a container every GPU's device that it was not given",
+    "the kernel refuses a container every GPU's device that it was not given, by device rules or, "
+    "in a container like LXD's, by its user namespace",
     remedy="see that this kernel has device control groups (`grep -e CONFIG_CGROUP_BPF= -e "
     "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, have runc anew: "
     f"{wrapper_checks.UNPACK}",
+)
+# runc sets no device rules there: they would need rights over the host (runc 1.3
+# libcontainer/cgroups/devices/v2.go). What has no node is kept from it by the user namespace.
+UNNEST: typing.Final = (
+    "on the host, have LXD make no nodes for it: `lxc config unset <instance> "
+    "security.syscalls.intercept.mknod`, `lxc restart <instance>`; then juju run APP/leader "
+    "gpu-selftest"
 )
 DISJOINT: typing.Final = Check(
     "disjoint", Level.ISOLATION, "two tasks at once get different GPUs", remedy=_STORE

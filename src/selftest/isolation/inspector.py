@@ -9,7 +9,7 @@ import typing
 from gpu.inventory import Gpu
 from gpuci.policy import SELF_TEST_CONTAINER
 from oci import wrapper
-from selftest import rootfs
+from selftest import containers, rootfs
 from selftest.check import Check, Outcome, Result
 from selftest.containers import Container, ContainerError, Containers, Step
 from selftest.isolation import views
@@ -32,7 +32,9 @@ class Inspector:
     Attributes:
         nodes: the nodes of all GPUs here.
         owners: the GPU of each device that tasks get, by the device's id.
-        leaked: path of each node that some container opened past its device rules, and which.
+        nested: this machine is itself a container, in which no device rules are set.
+        leaked: each way to a GPU past what it was given that some container has, and which: the
+            path of a node that it opened; where nested, see views.ways_past.
         looks: how many containers were looked into.
     """
 
@@ -41,6 +43,7 @@ class Inspector:
         self.owners: dict[str, Gpu] = {
             device: gpu for gpu in settings.gpus for device in gpu.devices
         }
+        self.nested = containers.is_nested()
         self.leaked: dict[str, str] = {}
         self.looks = 0
         self._made = made
@@ -64,7 +67,8 @@ class Inspector:
             ContainerError: it could not be looked into.
             StarvedError: the machine has no time or room for it.
         """
-        done = container.exec(_PROBE, timeout=_LOOK, exec_id=exec_id)
+        numbers = [f"{major}:{minor}" for major, minor in (node.number for node in self.nodes)]
+        done = container.exec([*_PROBE, *numbers], timeout=_LOOK, exec_id=exec_id)
         try:
             view = views.parse(done.stdout)
         except (ValueError, KeyError, TypeError) as error:
@@ -73,7 +77,8 @@ class Inspector:
         if lacking := views.lacks(view):
             raise StarvedError(f"{container.id} can't be looked into: {', '.join(lacking)}")
         self.looks += 1
-        for path in views.leaks(view, self.nodes):
+        past = views.ways_past if self.nested else views.leaks
+        for path in past(view, self.nodes):
             self.leaked.setdefault(path, container.id)
         return view
 
@@ -87,7 +92,7 @@ class Inspector:
         with self.create(name, step) as container:
             return self.look(container)
 
-    def failed(self, check: Check, text: str, **named: typing.Any) -> Result:
-        """A failure, whose remedy names this unit's application."""
-        remedy = check.remedy.replace("APP", self._application)
-        return check.result(Outcome.FAILED, text, remedy=remedy, **named)
+    def failed(self, check: Check, text: str, *, remedy: str = "", **named: typing.Any) -> Result:
+        """A failure, whose remedy, the check's own if none is given, names this application."""
+        told = (remedy or check.remedy).replace("APP", self._application)
+        return check.result(Outcome.FAILED, text, remedy=told, **named)

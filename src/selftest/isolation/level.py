@@ -229,16 +229,17 @@ class _Isolation:
 
     def _device_cgroup(self) -> Result:
         check, inspector = doors.DEVICE_CGROUP, self._inspector
-        if containers.is_nested():
-            why = "this machine is itself a container, in which runc sets no device rules"
-            return check.result(Outcome.SKIPPED, why)
         if not inspector.looks:
             return check.result(Outcome.PREVENTED, "no container could be looked into")
-        if inspector.leaked:
-            opened = ", ".join(f"{path} in {name}" for path, name in inspector.leaked.items())
-            return inspector.failed(check, f"GPUs can be opened past their nodes: {opened}")
-        count = len(inspector.nodes)
-        text = (
-            f"{inspector.looks} looks from inside: of {count} nodes none opened but those granted"
-        )
+        leaked = ", ".join(f"{path} in {name}" for path, name in inspector.leaked.items())
+        count, looks = len(inspector.nodes), f"{inspector.looks} looks from inside"
+        if inspector.nested:
+            if leaked:
+                text = f"tasks are not kept from GPUs by this container's user namespace: {leaked}"
+                return inspector.failed(check, text, remedy=doors.UNNEST)
+            text = f"{looks}, in a container without device rules: of {count} nodes none could be"
+            return check.result(Outcome.PASSED, f"{text} made (mknod), nor was another's there")
+        if leaked:
+            return inspector.failed(check, f"GPUs can be opened past their nodes: {leaked}")
+        text = f"{looks}: of {count} nodes none opened but those granted"
         return check.result(Outcome.PASSED, text)

@@ -52,6 +52,7 @@ class View:
     Attributes:
         nodes: path to number and errno of each device in its /dev; errno 0: it opened.
         planted: the same for nodes of the machine's GPUs that were mounted elsewhere in it.
+        made: number and errno of each node of them that it tried to make; errno 0: it did.
         nvml: UUIDs that NVML lists; None where there is no NVML, or no driver behind it.
         nvml_error: NVML's words if it does not answer.
         environment: entries such as `NAME=value`.
@@ -59,6 +60,7 @@ class View:
 
     nodes: dict[str, tuple[Number, int]]
     planted: dict[str, tuple[Number, int]]
+    made: dict[Number, int]
     nvml: list[str] | None
     nvml_error: str
     environment: list[str]
@@ -92,6 +94,7 @@ def parse(text: str) -> View:
     return View(
         nodes,
         planted_nodes,
+        {(major, minor): error for major, minor, error in said["made"]},
         nvml=None if silent else answer["uuids"],
         nvml_error="" if silent else answer["error"],
         environment=said["environment"],
@@ -101,7 +104,7 @@ def parse(text: str) -> View:
 def lacks(view: View) -> list[str]:
     """What the container was refused since the machine is out of it: such a view shows nothing."""
     own = [view.nodes[path] for path in view.gpu_nodes]
-    numbers = {error for _, error in (*own, *view.planted.values())}
+    numbers = {error for _, error in (*own, *view.planted.values())} | {*view.made.values()}
     told = [view.nvml_error, *(os.strerror(number) for number in sorted(numbers) if number > 0)]
     return [words for words in told if scarcity.is_told_by(words)]
 
@@ -176,6 +179,25 @@ def leaks(view: View, nodes: tuple[Node, ...]) -> list[str]:
         for path, (number, error) in view.planted.items()
         if error in _MAY_OPEN and number not in given
     ]
+
+
+def ways_past(view: View, nodes: tuple[Node, ...]) -> list[str]:
+    """What would let it at a GPU where no device rules are set: paths, each with why.
+
+    There a container has what has a node in it, so it must neither have others' nor make any. None
+    of these containers is given more than one GPU.
+    """
+    made = [node for node in nodes if view.made.get(node.number) != errno.EPERM]
+    found = [f"{node.path} (mknod: {_answer(view.made.get(node.number))})" for node in made]
+    owners = {node.number: node.gpu for node in nodes}
+    here = {path: owners[number] for path, (number, _) in view.nodes.items() if number in owners}
+    if len({*here.values()}) > 1 or "" in here.values():
+        found += [f"{path} (a node)" for path in here]
+    return found
+
+
+def _answer(number: int | None) -> str:
+    return "not tried" if number is None else os.strerror(number) if number else "made"
 
 
 def share_mig_nodes(seen: collections.abc.Sequence[View]) -> bool:
