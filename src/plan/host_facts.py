@@ -139,7 +139,10 @@ class Facts:
             "application": self.application,
             "unit": self.unit,
             "instance": self.instance or "<instance>",
-            "pass_in": _pass_in(self.instance or "<instance>", found.detail),
+            "pass_in": " && ".join(
+                pass_in(self.instance or "<instance>", address)
+                for address in found.detail.split(", ")
+            ),
             "find_one": _FIND_ONE[driver.container],
             "libraries": f"libnvidia-compute-{self.loaded.partition('.')[0] or '<branch>'}",
             "gpus": found.detail,
@@ -204,15 +207,13 @@ def _gravest(version: str) -> str:
     return f"{known[0].cve}{others}" if known else ""
 
 
-def _pass_in(instance: str, gpus: str) -> str:
-    """The commands of LXD's host by which a container gets these GPUs: a device for each.
+def pass_in(instance: str, address: str) -> str:
+    """The command of LXD's host by which a container gets a GPU: as scripts/lxd-gpu gives it.
 
     By PCI address: LXD 5.0.2 gives all cards for an id that it does not know.
     """
-    return " && ".join(
-        f"lxc config device add {instance} gpu{number} gpu pci={address}"
-        for number, address in enumerate(gpus.split(", "))
-    )
+    device = f"gpuci-{address.replace(':', '-')} gpu gputype=physical pci={address} mode=0666"
+    return f"lxc config device add {instance} {device}"
 
 
 def _other_branch(driver: Driver, unit: str) -> str:

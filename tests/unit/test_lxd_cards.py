@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from plan import host_facts
 from tests.unit import lxd_host
 from tests.unit.lxd_host import ONE, THREE, TWO, VGA, card
 
@@ -14,6 +15,12 @@ from tests.unit.lxd_host import ONE, THREE, TWO, VGA, card
 def cards():
     with lxd_host.loaded() as (_, cards):
         yield cards
+
+
+def test_the_commands_in_status_give_the_very_devices(cards):
+    (name, device), *_ = cards.devices([cards.Card.of(card(ONE))]).items()
+    keys = " ".join(f"{key}={value}" for key, value in device.items() if key != "type")
+    assert host_facts.pass_in("c1", ONE) == f"lxc config device add c1 {name} gpu {keys}"
 
 
 def test_any_deal_is_even_and_final(cards):

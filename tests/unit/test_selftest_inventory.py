@@ -119,7 +119,8 @@ def test_one_that_was_taken_out_of_a_container_is_no_fault_and_the_way_back_is_n
     assert (warned.check, warned.outcome) == ("inventory", Outcome.WARNING)
     assert warned.text.endswith("0000:02:00.0) is passed into this container no more")
     assert warned.remedy == (
-        "lxc config device add juju-a1b2-0 gpu1 gpu pci=0000:02:00.0 on its host; if it was taken "
+        "lxc config device add juju-a1b2-0 gpuci-0000-02-00.0 gpu gputype=physical "
+        "pci=0000:02:00.0 mode=0666 on its host; if it was taken "
         f"out for good: juju run worker/0 gpu-uncordon gpu={TWO} reason=removed"
     )
     # It does not answer, though it is here.

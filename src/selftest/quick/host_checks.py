@@ -11,7 +11,7 @@ from gpu.inventory import Gpu, Inventory, State, Vendor
 from host import driver, facts
 from machine import packages
 from plan import host_states, toolkit_policy, versions
-from plan.host_facts import Facts
+from plan.host_facts import Facts, pass_in
 from plan.options import Options
 from plan.state import Driver, Machine
 from selftest.check import Check, Level, Outcome, Result
@@ -239,8 +239,8 @@ def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
             f"GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) is passed into this container "
             "no more",
             gpu=gpu.uuid,
-            remedy=f"lxc config device add {look.machine.instance} gpu{gpu.index} gpu "
-            f"pci={gpu.pci_address} on its host; if it was taken out for good: {forget}",
+            remedy=f"{pass_in(look.machine.instance, gpu.pci_address)} on its host; if it was "
+            f"taken out for good: {forget}",
         )
     seen = "does not answer" if gpu.pci_address in look.inventory.lost else "is gone"
     text = f"lost: GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) {seen}"
