@@ -58,6 +58,7 @@ while not stopped and time.monotonic() - began < float(sys.argv[-1]) / 60:
     state = {"seconds": 1, "tflops": 650.0, "products": 1000, "mismatches": 7 * (how == "wrong")}
     if how != "silent" or not state:
         print(json.dumps(state), flush=True)
+        (here / f"told-{device}").touch()
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
 while how in ("silent", "deaf"):
@@ -249,10 +250,16 @@ def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place, m
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(burnin, "_STOP_SECONDS", 1.0)
+    def stop_once_both_have_told():
+        while len([*place.folder.glob("workload/told-*")]) < 2:
+            time.sleep(0.05)
+        time.sleep(0.5)  # it looks each tenth of a second
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(burnin, "_STOP_SECONDS", 3.0)
     place.how(**{SECOND.uuid.replace("-", "_"): "deaf"})
     before = signal.signal(signal.SIGTERM, interrupt)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    threading.Thread(target=stop_once_both_have_told, daemon=True).start()
     began = time.monotonic()
     try:
         found = place.run(FIRST, SECOND, minutes=60)
