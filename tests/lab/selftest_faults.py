@@ -169,7 +169,7 @@ _DRIVERS = (
         f"{FAKEGPU} nvml-fault none",
         "driver",
         "driver and library differ",
-        "reboot, or install matching versions",
+        "install libnvidia-compute-580 of version",
     ),
     _of_worker(
         "nvml-error",

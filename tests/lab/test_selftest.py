@@ -221,13 +221,18 @@ def as_deployed(site):
     site.wait_for_tag("gpu-count=2")
 
 
+def failures(said):
+    """What an action says of a GPU, but for warnings that this machine may deserve."""
+    return said.partition(", warned")[0]
+
+
 def test_a_sick_gpu_leaves_the_pool_and_a_reboot_brings_it_back_no_sooner(as_deployed):
     site = as_deployed
     say_xid_79(site, 1)
     results, message = act(site, "gpu-selftest", level="quick")
     assert message.startswith("Self-test failed: quick, 2 GPUs, ")
-    assert (results["verdict"], results["gpu-0"]) == ("failed", "passed")
-    assert results["gpu-1"] == "failed: xid"
+    assert (results["verdict"], failures(results["gpu-0"])) == ("failed", "passed")
+    assert failures(results["gpu-1"]) == "failed: xid"
     assert "Xid 79: the GPU has fallen off the bus" in results["report"]
     assert_gpu_1_is_out(site)
     done = site.task("true", params={"GPU_COUNT": "2"})
@@ -351,9 +356,8 @@ def test_what_a_job_has_is_not_tested_and_the_job_is_left_alone(as_deployed, gpu
 def test_the_action_shows_people_a_table_and_programs_json(as_deployed):
     results, message = act(as_deployed, "gpu-selftest", level="isolation", gpu="gpu-1")
     assert message == "", message
-    assert (results["verdict"], results["level"], results["gpu-1"]) == (
-        "passed", "isolation", "passed",
-    )  # fmt: skip
+    assert (results["verdict"], results["level"]) == ("passed", "isolation")
+    assert failures(results["gpu-1"]) == "passed"
     assert "gpu-0" not in results
     head, table = results["report"].split("\n\n")[:2]
     assert head.startswith("passed: quick and isolation, ")
