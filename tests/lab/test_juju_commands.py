@@ -5,7 +5,7 @@
 import pytest
 
 from tests.lab.errors import WrongUse
-from tests.lab.shellcharm import forget_hooks, hooks_of, machine, run_script
+from tests.lab.shellcharm import behave, forget_hooks, hooks_of, machine, run_script
 
 
 def test_only_the_leader_writes_for_the_application(model, deploy):
@@ -155,3 +155,47 @@ def test_resources_are_files_and_empty_ones_not_given(model, deploy, tmp_path):
     model.controller.settle()
     assert hooks_of(model, "two/0")[-2:] == ["upgrade-charm", "config-changed"]
     assert run_script(model, "two/0", 'cat "$(resource-get blob)"') == "content"
+
+
+# What a machine's own service does that wakes its unit.
+WAKER = """\
+cd /srv
+juju-exec -u one/0 'echo $JUJU_CONTEXT_ID.$JUJU_HOOK_NAME.$PWD; open-port 80; exit 7' >said 2>&1
+echo $? >status
+juju-exec -u one/0 'JUJU_DISPATCH_PATH=hooks/woken ./dispatch'
+juju-exec -u one/9 true 2>nobody
+"""
+
+
+def test_a_machine_runs_commands_as_its_unit_in_turn_with_hooks(model, deploy):
+    deploy("one")
+    model.controller.settle()
+    on = machine(model, "one/0")
+    on.write("/srv/waker", WAKER)
+    forget_hooks(model, "one/0")
+    hook = """
+        systemd-run --quiet --collect --unit=waker /bin/sh /srv/waker
+        juju-exec -u one/0 true 2>/srv/refused
+        sleep 1
+        [ ! -e /srv/status ] || echo it was not waited for >>/var/log/hooks
+    """
+    behave(model, "one/0", "update-status", hook)
+    model.update_status("one/0")
+    ended = "[ -s /srv/nobody ]"
+    model.controller.settle(lambda: not on.enter("/bin/sh", "-c", ended, check=False).returncode)
+    assert hooks_of(model, "one/0") == ["update-status", "woken"]
+    context, hook_name, folder = on.read("/srv/said").strip().split(".")
+    assert context.startswith("one/0-run-commands-")
+    assert (hook_name, folder) == ("", model.controller.agent("one/0").charm_dir)
+    assert on.read("/srv/status") == "7\n"
+    assert model.store.column("SELECT port FROM port") == ["80/tcp"]
+    assert "cannot be called from within a hook" in on.read("/srv/refused")
+    assert 'unit "one/9" not found' in on.read("/srv/nobody")
+    assert model.unit("one/0")["agent"] == "idle"
+
+
+def test_commands_of_a_machine_are_refused_when_no_agent_runs(model, deploy):
+    deploy("one")
+    model.controller.settle()
+    done = machine(model, "one/0").enter("juju-exec", "-u", "one/0", "true", check=False)
+    assert (done.returncode, "no agent of the lab answers" in done.stderr) == (1, True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.lab.errors import CommandError, MachineError
 from tests.lab.juju import addresses, charmfile, events, params, played
+from tests.lab.juju.commands import RUN_COMMANDS
 from tests.lab.juju.context import HookContext, ToolError
 from tests.lab.juju.server import TOOLS, HookServer
 from tests.lab.juju.store import Row, Store
@@ -38,6 +39,7 @@ shift 2
 dir=$1
 shift
 for tool in "$@"; do ln -sfn /var/lib/juju/lab/hooktool "$dir/$tool"; done
+ln -sfn /var/lib/juju/lab/hooktool /usr/bin/juju-exec
 """
 
 
@@ -162,8 +164,8 @@ class Agent:
         else:
             self._park.remove(self._machine_name)
 
-    def run_hook(self, event: Row) -> tuple[bool, HookContext]:
-        """Run an event's hook; commits nothing.
+    def run_hook(self, event: Row, script: str = "") -> tuple[bool, HookContext]:
+        """Run an event's hook, or this script in its stead; commits nothing.
 
         Returns:
             Whether it succeeded, and what it has written.
@@ -180,7 +182,7 @@ class Agent:
                 return True, context
             if event["kind"] == "upgrade-charm":
                 self.unpack()
-            return self._dispatch(event, context), context
+            return self._dispatch(event, context, script), context
         except (MachineError, ToolError) as error:
             self.log("ERROR", str(error))
             return False, context
@@ -195,14 +197,18 @@ class Agent:
         spec = self._store.meta(self._app)["actions"].get(name)
         return params.problem(name, spec, given) or None
 
-    def _dispatch(self, event: Row, context: HookContext) -> bool:
+    def _dispatch(self, event: Row, context: HookContext, script: str) -> bool:
         self._hook_unit = f"lab-hook-{unit_tag(self._unit)}-{event['id']}"
         machine = self.machine()
         timer = None
+        # It is meant for the hook that a test has fired, whatever comes before that one.
+        aside = self.interruption if script else None
+        self.interruption = None if script else self.interruption
         if self.interruption and self.interruption.after_seconds is not None:
             timer = threading.Timer(self.interruption.after_seconds, self.kill_hook)
             timer.start()
-        argv = ["/usr/bin/env", "-C", self.charm_dir, f"{self.charm_dir}/dispatch"]
+        program = ["/bin/bash", "-c", script] if script else [f"{self.charm_dir}/dispatch"]
+        argv = ["/usr/bin/env", "-C", self.charm_dir, *program]
         env = self._environment(event, context)
         try:
             with self._server.serving(context, self):
@@ -214,12 +220,12 @@ class Agent:
             return False
         finally:
             self._hook_unit = ""
-            self.interruption = None
+            self.interruption = aside
             if timer:
                 timer.cancel()
         for line in (done.stdout + done.stderr).splitlines():
             self.log("INFO", f"{hook_name(self._store, event)} {line}")
-        context.exit_status = done.returncode
+        context.exit_status, context.said = done.returncode, (done.stdout, done.stderr)
         return done.returncode == 0 and not self._killed.is_set()
 
     def before_command(self, context: HookContext) -> None:
@@ -281,6 +287,9 @@ class Agent:
             "TERM": "tmux-256color",
         }
         env |= {f"JUJU_CHARM_{kind}_PROXY": "" for kind in ("HTTP", "HTTPS", "FTP", "NO")}
+        if event["kind"] == RUN_COMMANDS:
+            env["JUJU_HOOK_NAME"] = ""
+            del env["JUJU_DISPATCH_PATH"]
         return env | self._event_environment(event)
 
     def _event_environment(self, event: Row) -> dict[str, str]:

@@ -72,6 +72,7 @@ class HookContext:
         self.reboot = ""
         self.action_failure: str | None = None
         self.exit_status = 0
+        self.said = ("", "")
         self.action_results: dict[str, Any] = {}
         self.drafts: dict[str, SecretDraft] = {}
         # Grants and removals, in order: functions that commit() calls.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from tests.lab.errors import LabError, MachineError
 from tests.lab.juju import events
 from tests.lab.juju.agent import Agent, Interruption, Outfitter, hook_name, unit_tag
+from tests.lab.juju.commands import RUN_COMMANDS, Commands
 from tests.lab.juju.context import HookContext
 from tests.lab.juju.server import HookServer
 from tests.lab.juju.store import Row, Store
@@ -52,7 +53,8 @@ class Controller:
         self.say = say
         self._retry_seconds = retry_seconds
         self._outfitter = outfitter
-        self._server = HookServer(self.shared / "hooks.sock")
+        self._commands = Commands(self.store)
+        self._server = HookServer(self.shared / "hooks.sock", self._commands.execute)
         self._agents: dict[str, Agent] = {}
         self._retry_at: dict[int, float] = {}
         self._stopping = False
@@ -90,24 +92,35 @@ class Controller:
         self.agent(unit).interruption = interruption
         self.settle()
 
-    def settle(self) -> None:
+    def settle(self, until: Callable[[], bool] = lambda: True, seconds: float = 60) -> None:
         """Run the agents until no unit has anything to do but those whose hooks keep failing.
+
+        Args:
+            until: what is to come true first, such as by what a machine does by itself.
+            seconds: how long that is waited for.
 
         Raises:
             KeyboardInterrupt: hooks that ran were killed and count as failed.
         """
         self._stopping = False
+        deadline = time.monotonic() + seconds
         self._install_hooktool()
         self._recover()
         self._notice_addresses()
         running: dict[concurrent.futures.Future[None], str] = {}
         with self._server, concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
             try:
-                while self._step(pool, running) or self._notice_addresses():
+                while (
+                    self._step(pool, running)
+                    or self._notice_addresses()
+                    or _is_to_come(until, deadline)
+                ):
                     pass
             except BaseException:
                 self._stop(running)
                 raise
+            finally:
+                self._commands.end()
 
     def _install_hooktool(self) -> None:
         tool = self.shared / "hooktool"
@@ -115,18 +128,8 @@ class Controller:
             return
         # By rename: it may be running at this moment.
         new = self.shared / "hooktool.new"
-        command = [
-            "gcc",
-            "-static",
-            "-Os",
-            "-s",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-o",
-            new,
-            HOOKTOOL,
-        ]
+        flags = ["-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror"]
+        command = ["gcc", *flags, "-o", new, HOOKTOOL]
         try:
             subprocess.run(command, check=True, timeout=120)
         except (OSError, subprocess.SubprocessError) as error:
@@ -180,6 +183,7 @@ class Controller:
         for event in self.store.rows("SELECT * FROM event WHERE state = 'running'"):
             self.agent(event["unit"]).kill_stale_hook(event)
             self._set_state(event, "failed")
+        self._commands.end()
 
     def _set_state(self, event: Row, state: str) -> None:
         self.store.do("UPDATE event SET state = ? WHERE id = ?", state, event["id"])
@@ -202,9 +206,9 @@ class Controller:
         for head in self._heads():
             event: Row | None = head
             if head["state"] == "failed" and not self._may_retry(head):
-                # Actions run although a hook has failed.
-                sql = "SELECT * FROM event WHERE unit = ? AND kind = 'action' ORDER BY id LIMIT 1"
-                event = self.store.row(sql, head["unit"])
+                # Actions and commands run although a hook has failed.
+                sql = "SELECT * FROM event WHERE unit = ? AND kind IN (?, ?) ORDER BY id LIMIT 1"
+                event = self.store.row(sql, head["unit"], "action", RUN_COMMANDS)
             if event and head["machine"] not in busy:
                 busy.add(head["machine"])
                 found.append(event)
@@ -228,9 +232,12 @@ class Controller:
         self._set_agent(unit, "executing", f"running {name}")
         begun = time.monotonic()
         agent.log("DEBUG", f"agent running {name}")
-        succeeded, context = agent.run_hook(event)
+        succeeded, context = agent.run_hook(event, self._commands.text(event))
         seconds = f"{time.monotonic() - begun:.1f} s"
-        if context.reboot == "now":
+        if event["kind"] == RUN_COMMANDS:
+            self._finish_commands(event, context, succeeded)
+            self.say(f"{unit}: {name} ({seconds})")
+        elif context.reboot == "now":
             self._reboot_now(event)
         elif event["kind"] == "action":
             self._finish_action(event, context, succeeded)
@@ -356,12 +363,32 @@ class Controller:
                 message,
                 event["action"],
             )
-            sql = "SELECT 1 FROM event WHERE unit = ? AND state = 'failed'"
-            if not self.store.value(sql, event["unit"]):
-                self._set_agent(event["unit"], "idle")
+            self._set_idle(event["unit"])
+
+    def _finish_commands(self, event: Row, context: HookContext, succeeded: bool) -> None:
+        """What they wrote counts, whatever their exit status."""
+        with self.store.transaction():
+            self.store.do("DELETE FROM event WHERE id = ?", event["id"])
+            if succeeded or context.exit_status:
+                context.commit()
+            self._set_idle(event["unit"])
+        self._commands.answer(event, context, succeeded)
+        if context.reboot:
+            self._reboot(event["unit"])
+
+    def _set_idle(self, unit: str) -> None:
+        if not self.store.value("SELECT 1 FROM event WHERE unit = ? AND state = 'failed'", unit):
+            self._set_agent(unit, "idle")
 
     def destroy(self) -> None:
         """Remove machines, network, model and logs: nothing stays. May be called twice."""
         self.store.close()
         self.park.destroy()
         shutil.rmtree(self.state_dir, ignore_errors=True)
+
+
+def _is_to_come(until: Callable[[], bool], deadline: float) -> bool:
+    if until() or time.monotonic() > deadline:
+        return False
+    time.sleep(0.2)
+    return True

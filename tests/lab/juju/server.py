@@ -59,10 +59,13 @@ class HookServer:
 
     Args:
         path: of the socket. All machines see its directory.
+        execute: runs the commands of a `juju-exec` with these arguments in a context of their own,
+            and returns its exit status, stdout and stderr.
     """
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, execute: Callable[[list[str]], tuple[int, str, str]]):
         self._path = path
+        self._execute = execute
         self._contexts: dict[str, HookContext] = {}
         self._watchers: dict[str, CommandWatcher] = {}
         self._server: socketserver.ThreadingUnixStreamServer | None = None
@@ -102,7 +105,9 @@ class HookServer:
         identity, tool, count, *rest = [*request.split("\0"), "", "", ""]
         size = int(count) if count.isdigit() else 0
         context = self._contexts.get(identity)
-        if not context:
+        if tool == "juju-exec":
+            reply = self._run_commands(identity, rest[:size])
+        elif not context:
             reply = _refusal(f'{tool}: no hook runs with context "{identity}"')
         elif tool not in TOOLS:
             reply = _refusal(f'unknown command "{tool}"')
@@ -112,6 +117,16 @@ class HookServer:
             )
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(reply)
+
+    def _run_commands(self, identity: str, arguments: list[str]) -> bytes:
+        if identity:
+            within = f'juju-exec cannot be called from within a hook, have context "{identity}"'
+            return _refusal(within, 2)
+        try:
+            status, *said = self._execute(arguments)
+        except ToolError as error:
+            return _refusal(str(error), error.status)
+        return b"\0".join(part.encode() for part in (str(status), *said))
 
     def _carry_out(
         self,
