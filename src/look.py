@@ -13,9 +13,11 @@ from host import driver, driver_record, facts, memory, network, toolkit
 from machine import packages
 from oci import cordons, leases, quarantine, wrapper
 from plan import status
-from plan.state import Driver, Machine, Network, Packaged, RememberedIds, UnitState, Web
+from plan.options import Options
+from plan.state import Driver, Machine, Network, Packaged, RememberedIds, UnitState, Verdict, Web
 from relations import juju, peers, postgresql, tsa
 from selftest import automatic
+from wake import nodes
 
 
 def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
@@ -27,10 +29,10 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     options = juju.read_options(model)
     asked = options.enable_gpu and options.has_worker
     try:
-        inventory = detect.detect(options.gpu_vendor) if asked else None
+        seen, inventory, verdict = at_gpus(options) if asked else ((), None, None)
         drives, packaged = at_software(inventory)
         rebooted_for, upgrade = memory.rebooted_for(), walk.said() if asked else ""
-        verdict, quarantined = (automatic.verdict(), quarantine.read()) if asked else (None, ())
+        quarantined = quarantine.read() if asked else ()
     except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
     return UnitState(
@@ -40,6 +42,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
         network=at_network(model) if options.has_web else Network(),
         inventory=inventory,
+        nodes=seen,
         driver=drives,
         packaged=packaged,
         rebooted_for=rebooted_for,
@@ -58,6 +61,15 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         local_database=local_postgresql.kept(),
         leaving=memory.is_leaving(),
     )
+
+
+def at_gpus(options: Options) -> tuple[tuple[str, ...], Inventory | None, Verdict | None]:
+    """The GPUs' nodes as this begins, the GPUs, and what the last self-test came to.
+
+    Raises:
+        OSError: that can't be told now.
+    """
+    return nodes.present(), detect.detect(options.gpu_vendor), automatic.verdict()
 
 
 def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged]:

@@ -150,6 +150,22 @@ def main_pid(name: str) -> int:
     return int(show(name, "MainPID")["MainPID"] or 0)
 
 
+def started_with(name: str, variable: str, value: str) -> bool:
+    """Whether a service's main process was started with this in its environment.
+
+    The process itself is asked: a hook that was killed after it wrote the files but before it
+    restarted the service has left nothing else that tells.
+    """
+    pid = main_pid(name)
+    if not pid:
+        return False
+    try:
+        environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return f"{variable}={value}".encode() in environment.split(b"\0")
+
+
 def signal(name: str, sig: str) -> bool:
     """Send a signal, such as `SIGHUP`, to a service's main process. Return False if none runs."""
     pid = main_pid(name)

@@ -317,6 +317,7 @@ class UnitState:
         planned_units: how many units the application has.
         network: where others reach this unit; empty where it serves no web.
         inventory: None where no GPU was asked for.
+        nodes: names of the GPUs' device nodes as the look at the machine began; the same.
         driver: what there is of NVIDIA's driver; nothing where no GPU of NVIDIA's was asked for.
         packaged: the same of its container toolkit.
         upgrade: why the last upgrade of the driver was taken back, or what it waits for; or empty.
@@ -344,6 +345,7 @@ class UnitState:
     machine: Machine
     network: Network = Network()
     inventory: Inventory | None = None
+    nodes: tuple[str, ...] = ()
     driver: Driver = Driver()
     packaged: Packaged = Packaged()
     rebooted_for: str = ""

@@ -15,6 +15,7 @@ from selftest import last_pass, results, service, settings, trial
 from selftest.check import Level, Outcome, Progress, Result
 from selftest.compute import environment
 from selftest.settings import Settings
+from wake import devices
 
 # How long a hook follows a test of isolation, in seconds: it takes 60 at most, and ends itself
 # after 90.
@@ -27,7 +28,7 @@ _TRY_AGAIN: typing.Final = 300
 
 
 def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
-    """Have the self-test on this machine, and run it where something changed that it proves.
+    """Have self-test and node watch on this machine, and test where what it proves has changed.
 
     Args:
         state: what this unit was decided on.
@@ -42,13 +43,13 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
         machine.app.AppError: the machine has no room for its programs.
         machine.packages.PackageError: a toolkit that no container works with can't go back now.
     """
-    inventory = state.inventory
+    inventory, on_start = state.inventory, state.options.selftest_on_start
     if inventory is None or state.leaving:
         remove()
         return state
     subject = _subject(state, wanted, inventory)
-    on_start = state.options.selftest_on_start
     service.install(on_start=on_start)
+    devices.install(state.unit, state.nodes)
     unknown, tried = "", bool(state.packaged.previous)
     # By a test that ended after its hook, too, or that the operator has run.
     state, subject = _tried(state, wanted, inventory, subject, progress)
@@ -105,8 +106,8 @@ def _test(level: Level, progress: Progress) -> str:
 
 
 def remove() -> bool:
-    """Take the self-test from this machine; what it found out stays. True if it was there."""
-    removed = [service.remove(), environment.remove(), settings.remove()]
+    """Take both from this machine; what was found out stays. True if anything was there."""
+    removed = [devices.remove(), service.remove(), environment.remove(), settings.remove()]
     return any(removed)
 
 

@@ -90,6 +90,11 @@ class Site:
         self.lab.model.update_status("worker/0")
         self.lab.settle()
 
+    def await_status(self, message: str, unit: str = "worker/0") -> None:
+        """Let the agents run, with no event but what machines ask for, until a unit says this."""
+        self.lab.controller.settle(lambda: self.status(unit)[1] == message, 60)
+        assert self.status(unit)[1] == message
+
     def tags(self, name: str = "lab-worker-0", seconds: float = 30) -> list[str]:
         """The tags of a worker that Concourse lists as running; waits for it."""
         worker = self.worker(name, seconds)

@@ -139,6 +139,19 @@ def test_a_lost_gpu_changes_tags_and_status(as_deployed):
     site.wait_for_tag("gpu-count=2")
 
 
+def test_a_card_that_goes_or_comes_is_noticed_before_an_update_status(as_deployed):
+    site = as_deployed
+    fakegpu = site.machine().run
+    fakegpu(["/usr/local/lib/fake-gpu/fakegpu", "lose", "0"])
+    try:
+        site.await_status("Worker ready (GPU: 1x NVIDIA, self-test passed)")
+        site.wait_for_tag("gpu-count=1")
+    finally:
+        fakegpu(["/usr/local/lib/fake-gpu/fakegpu", "restore", "0"])
+    site.await_status(READY[1])
+    site.wait_for_tag("gpu-count=2")
+
+
 def test_an_index_keeps_its_card_when_another_is_lost(as_deployed):
     site = as_deployed
     site.configure(gpu_device_ids="1")

@@ -11,6 +11,7 @@ from selftest import automatic, last_pass, results, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
+from wake import devices
 
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
 # What the charm does where a test is due.
@@ -26,6 +27,7 @@ class Charm:
 
     def __init__(self):
         self.calls = []
+        self.watches = []
         self.last = None
         self.proven = ""
         self.running = self.broken_off = None
@@ -88,6 +90,9 @@ def worker(tmp_path, monkeypatch):
         service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
     )
     monkeypatch.setattr(service, "remove", lambda: charm.calls.append("remove"))
+    monkeypatch.setattr(devices, "install", lambda *seen: charm.watches.append(seen))
+    # It runs from what the self-test then takes away.
+    monkeypatch.setattr(devices, "remove", lambda: charm.calls.append("watch no more"))
     monkeypatch.setattr(service, "running", lambda: charm.running)
     monkeypatch.setattr(service, "broken_off", lambda: charm.broken_off)
     monkeypatch.setattr(service, "wait_for_others", charm.wait_for_others)

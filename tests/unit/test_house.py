@@ -28,6 +28,7 @@ FLOORS = {
     "host": 6,
     "oci": 6,
     "ci": 6,
+    "wake": 6,
     "plan": 5,
     "ci.concourse.upstream": 1,
     "gpu.inventory": 0,

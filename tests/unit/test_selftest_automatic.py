@@ -25,6 +25,13 @@ def charm(tmp_path, monkeypatch):
     return worker(tmp_path, monkeypatch)
 
 
+def test_the_charm_is_woken_for_what_it_has_not_seen_whatever_the_gpus_state(charm):
+    broken = situation(state=charm.found.inventory.state.MISMATCH).inventory
+    for inventory in (charm.found.inventory, broken):
+        charm.ensure(inventory=inventory, nodes=("nvidia0", "nvidiactl"))
+        assert charm.watches.pop() == (charm.found.unit, ("nvidia0", "nvidiactl"))
+
+
 def test_the_first_time_it_runs(charm):
     assert charm.ensure()[1] == RUNS
 
@@ -227,10 +234,10 @@ def test_without_gpus_for_tasks_nothing_of_it_is_left(charm):
     after, calls = charm.ensure(inventory=None)
     # Gigabytes; what it has found out stays.
     assert [path.name for path in environment.ROOT.iterdir()] == ["last.json"]
-    assert (calls, after.verdict) == (["remove"], None)
+    assert (calls, after.verdict) == (["watch no more", "remove"], None)
     assert settings.read() is None
     charm.ensure()
-    assert charm.ensure(leaving=True)[1] == ["remove"]
+    assert charm.ensure(leaving=True)[1] == ["watch no more", "remove"]
 
 
 def test_while_the_gpus_cannot_be_used_what_was_known_of_them_stays(charm):

@@ -91,16 +91,5 @@ def answers(port: int, path: str) -> bool:
 
 
 def runs_with(service: str, wanted: str) -> bool:
-    """Whether a service's process was started with this revision in its environment.
-
-    The process itself is asked: a hook that was killed after it wrote the files but before it
-    restarted the service has left nothing else that tells.
-    """
-    pid = services.main_pid(service)
-    if not pid:
-        return False
-    try:
-        environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return f"{_REVISION}={wanted}".encode() in environment.split(b"\0")
+    """Whether a service's process was started with this revision in its environment."""
+    return services.started_with(service, _REVISION, wanted)

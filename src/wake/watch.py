@@ -1,0 +1,96 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Waits for GPUs' nodes to come and go, and wakes the charm once they have settled."""
+
+import collections.abc
+import contextlib
+import logging
+import time
+import typing
+
+from machine import inotify, process
+from wake import nodes
+
+# In seconds. A card comes with several nodes, and a driver with all of its cards.
+_QUIET: typing.Final = 1.0
+_AT_MOST: typing.Final = 5.0
+# How long the machine's other hooks have their turn, where nodes come and go all the time.
+_APART: typing.Final = 5.0
+# After a wake that failed, doubled for each further one: Juju's own events come meanwhile.
+_AGAIN: typing.Final = 30.0
+_LONGEST: typing.Final = 600.0
+
+_JUJU_EXEC: typing.Final = "/usr/bin/juju-exec"
+_COMMAND: typing.Final = "JUJU_DISPATCH_PATH=hooks/update-status ./dispatch"
+# It waits for the hook that runs, and for those of the machine's other units.
+_HOOKS: typing.Final = 900.0
+
+_log = logging.getLogger(__name__)
+
+
+def follow(
+    changes: inotify.Watch,
+    wake: collections.abc.Callable[[], None],
+    is_left: collections.abc.Callable[[], bool],
+) -> None:
+    """Wake the charm each time that the nodes are others than it knows, one wake at a time.
+
+    What it saw in a hook of Juju's own it knows. What changes during a wake leads to one more.
+
+    Args:
+        changes: of the names in /dev.
+        wake: returns when the charm has looked at the machine.
+        is_left: whether there is a charm to wake; this ends when there is none.
+
+    Raises:
+        OSError: /dev can't be looked at.
+    """
+    changes.add(nodes.DEV)
+    # At boot nothing is noted: Juju's first event will look at what is here.
+    told = nodes.present() if nodes.known() is None else None
+    pause = 0.0
+    while is_left():
+        now = _settled(changes)
+        if now in (told, nodes.known()):
+            pause = 0.0
+            _await_change(changes, None)
+            continue
+        _log.info("waking the charm: the GPUs' nodes are %s", " ".join(now) or "gone")
+        try:
+            wake()
+            told, pause = now, _APART
+        except process.CommandError as error:
+            pause = min(max(2 * pause, _AGAIN), _LONGEST)
+            _log.warning("%s; next try in %.0f s, if still due", error, pause)
+        time.sleep(pause)
+    _log.info("the charm is gone: nobody is left to wake")
+
+
+def wake(unit: str) -> None:
+    """Run the charm as at an update-status, by Juju and so under the machine's lock.
+
+    Raises:
+        machine.process.CommandError: Juju did not take it, or the charm failed.
+    """
+    process.run([_JUJU_EXEC, "-u", unit, _COMMAND], timeout=_HOOKS)
+
+
+def _settled(changes: inotify.Watch) -> tuple[str, ...]:
+    """The nodes, once none has come or gone for a while."""
+    end = time.monotonic() + _AT_MOST
+    while _await_change(changes, _QUIET) and time.monotonic() < end:
+        pass
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        changes.add(nodes.DRI)
+    return nodes.present()
+
+
+def _await_change(changes: inotify.Watch, seconds: float | None) -> bool:
+    """Wait for a name that may be a node's. Return whether one came."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            return False
+        if any(map(nodes.may_be, changes.names(left))):
+            return True

@@ -1,0 +1,168 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""When a GPU's node that comes or goes wakes the charm: a day of /dev, on a clock of its own.
+
+The kernel's own telling and systemd are proven in tests/functional.
+"""
+
+import itertools
+import pathlib
+import types
+
+import pytest
+
+from machine import process
+from wake import nodes, watch
+
+CARD = ("nvidia0", "nvidiactl")
+
+
+class Day:
+    """What comes and goes at which second, and at which second the charm is woken with what."""
+
+    def __init__(self, monkeypatch, tmp_path):
+        self.now = 0.0
+        self.events = []
+        self.woken = []
+        self.fails = self.takes = 0
+        self.notes = False
+        self.dev = tmp_path / "dev"
+        self.dev.mkdir()
+        self.watched = set()
+        monkeypatch.setattr(nodes, "DEV", self.dev)
+        monkeypatch.setattr(nodes, "DRI", self.dev / "dri")
+        monkeypatch.setattr(nodes, "NOTE", tmp_path / "run/devices")
+        clock = types.SimpleNamespace(monotonic=lambda: self.now, sleep=self.pass_time)
+        monkeypatch.setattr(watch, "time", clock)
+        self.left = True
+
+    def at(self, second, *names, gone=False):
+        self.events.append((second, names, gone))
+        self.events.sort()
+
+    def pass_time(self, seconds):
+        """All that happens until then; a program that is busy hears of it afterwards."""
+        self.now += seconds
+        for second, names, gone in self.events:
+            for name in names if second <= self.now else ():
+                self.put(name, gone)
+
+    def put(self, name, gone):
+        path = self.dev / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True) if gone else path.touch()
+
+    def add(self, folder):
+        self.watched.add(folder)
+        if not folder.is_dir():
+            raise FileNotFoundError(folder)
+
+    def names(self, seconds):
+        if not self.events:
+            if seconds is None:
+                self.left = False  # the day ends
+            self.now += seconds or 0
+            return ["kfd"] if seconds is None else []
+        second, names, gone = self.events[0]
+        if seconds is not None and second > self.now + seconds:
+            self.now += seconds
+            return []
+        self.now = max(self.now, second)
+        self.events.pop(0)
+        for name in names:
+            self.put(name, gone)
+        return [pathlib.PurePath(name).parts[0] for name in names]
+
+    def wake(self):
+        here = nodes.present()
+        self.woken.append((self.now, here))
+        self.pass_time(self.takes)
+        if self.fails:
+            self.fails -= 1
+            raise process.CommandError(["/usr/bin/juju-exec"], 1, "no agent")
+        if self.notes:
+            nodes.note(nodes.present())
+
+    def follow(self):
+        watch.follow(self, self.wake, lambda: self.left)
+        return self.woken
+
+
+@pytest.fixture
+def day(monkeypatch, tmp_path):
+    return Day(monkeypatch, tmp_path)
+
+
+def test_what_settles_is_one_wake_and_what_flutters_waits_five_seconds_at_most(day):
+    day.at(100, "nvidiactl")
+    day.at(100.8, "nvidia0")
+    for tenth in range(200):
+        day.at(200 + tenth / 2, "nvidia1", gone=bool(tenth % 2))
+    woken = day.follow()
+    assert woken[0] == (pytest.approx(101.8), CARD)
+    assert woken[1][0] == pytest.approx(205, abs=0.6)
+    assert all(b - a >= 5 for (a, _), (b, _) in itertools.pairwise(woken))
+
+
+def test_no_other_name_wakes_and_none_that_is_back_by_then(day):
+    nodes.note(CARD)
+    for name in CARD:
+        day.put(name, gone=False)
+    for second, name in enumerate(("null", "loop7", "nvidia-caps", "nvidia-uvm-tools", "sda1")):
+        day.at(10 + second, name)
+    day.at(20, "nvidia0", gone=True)
+    day.at(20.5, "nvidia0")
+    assert day.follow() == []
+
+
+def test_nodes_of_other_vendors_count_and_a_folder_that_comes_with_them_is_watched(day):
+    day.at(10, "kfd")
+    day.at(100, "dri/card1", "dri/renderD128")
+    assert day.follow() == [(11, ("kfd",)), (101, ("card1", "kfd", "renderD128"))]
+    assert day.watched == {nodes.DEV, nodes.DRI}
+
+
+def test_it_starts_with_a_wake_only_where_the_charm_knows_of_others(day):
+    day.put("nvidia0", gone=False)
+    assert day.follow() == []  # as at boot
+    nodes.note(("nvidia0", "nvidia1"))
+    day.left = True
+    assert day.follow() == [(pytest.approx(day.now, abs=10), ("nvidia0",))]
+
+
+def test_what_changes_during_a_wake_is_one_more_and_what_a_hook_has_seen_is_none(day):
+    day.takes = 60
+    day.at(10, "nvidia0")
+    day.at(20, "nvidia1")
+    day.at(30, "nvidia2")
+    assert [here for _, here in day.follow()] == [("nvidia0",), ("nvidia0", "nvidia1", "nvidia2")]
+    day.woken.clear()
+    day.left, day.notes = True, True
+    day.at(day.now + 10, "nvidia3")
+    day.at(day.now + 20, "nvidia4")
+    assert len(day.follow()) == 1
+
+
+def test_a_wake_that_fails_is_tried_again_ever_later_until_a_hook_has_looked(day):
+    day.fails = 7
+    day.at(10, "nvidia0")
+    seconds = [second for second, _ in day.follow()]
+    waits = [round(b - a) for a, b in itertools.pairwise(seconds)]
+    assert waits == [31, 61, 121, 241, 481, 601, 601]
+    day.woken.clear()
+    day.left, day.fails = True, 1
+    day.at(day.now + 100, "nvidia1")
+    sleep = watch.time.sleep
+
+    def see(pause):
+        nodes.note(nodes.present())  # in a hook that came meanwhile
+        sleep(pause)
+
+    watch.time.sleep = see
+    assert len(day.follow()) == 1
+
+
+def test_it_ends_where_no_charm_is_left(day):
+    day.at(10, "nvidia0")
+    day.left = False
+    assert day.follow() == []
