@@ -48,21 +48,22 @@ def follow(
     changes.add(nodes.DEV)
     # At boot nothing is noted: Juju's first event will look at what is here.
     told = nodes.present() if nodes.known() is None else None
-    pause = 0.0
+    patience = 0.0
     while is_left():
         now = _settled(changes)
         if now in (told, nodes.known()):
-            pause = 0.0
+            patience = 0.0
             _await_change(changes, None)
             continue
         _log.info("waking the charm: the GPUs' nodes are %s", " ".join(now) or "gone")
         try:
             wake()
-            told, pause = now, _APART
+            told, patience = now, 0.0
         except process.CommandError as error:
-            pause = min(max(2 * pause, _AGAIN), _LONGEST)
-            _log.warning("%s; next try in %.0f s, if still due", error, pause)
-        time.sleep(pause)
+            patience = min(max(2 * patience, _AGAIN), _LONGEST)
+            _log.warning("%s; again in %.0f s, or at the next change", error, patience)
+        time.sleep(_APART)
+        _await_change(changes, patience)
     _log.info("the charm is gone: nobody is left to wake")
 
 

@@ -148,7 +148,7 @@ def test_a_wake_that_fails_is_tried_again_ever_later_until_a_hook_has_looked(day
     day.at(10, "nvidia0")
     seconds = [second for second, _ in day.follow()]
     waits = [round(b - a) for a, b in itertools.pairwise(seconds)]
-    assert waits == [31, 61, 121, 241, 481, 601, 601]
+    assert waits == [36, 66, 126, 246, 486, 606, 606]
     day.woken.clear()
     day.left, day.fails = True, 1
     day.at(day.now + 100, "nvidia1")
@@ -160,6 +160,14 @@ def test_a_wake_that_fails_is_tried_again_ever_later_until_a_hook_has_looked(day
 
     watch.time.sleep = see
     assert len(day.follow()) == 1
+
+
+def test_after_a_wake_that_failed_the_next_change_is_noticed_as_soon_as_ever(day):
+    day.fails = 3
+    day.at(10, "nvidia0")
+    day.at(130, "nvidia1")
+    seconds = [second for second, here in day.follow() if "nvidia1" in here]
+    assert seconds[0] == pytest.approx(131)
 
 
 def test_it_ends_where_no_charm_is_left(day):
