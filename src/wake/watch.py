@@ -49,8 +49,10 @@ def follow(
     # At boot nothing is noted: Juju's first event will look at what is here.
     told = nodes.present() if nodes.known() is None else None
     patience = 0.0
-    while is_left():
+    while True:
         now = _settled(changes)
+        if not is_left():
+            break
         if now in (told, nodes.known()):
             patience = 0.0
             _await_change(changes, None)
