@@ -4,6 +4,7 @@
 
 import dataclasses
 import pathlib
+import typing
 
 from ci.concourse import local_postgresql, release, web, worker
 from driver_upgrade import walk
@@ -14,10 +15,24 @@ from machine import packages
 from oci import cordons, leases, quarantine, wrapper
 from plan import status
 from plan.options import Options
-from plan.state import Driver, Machine, Network, Packaged, RememberedIds, UnitState, Verdict, Web
+from plan.state import (
+    Driver,
+    Machine,
+    Network,
+    Packaged,
+    Quarantine,
+    RememberedIds,
+    UnitState,
+    Verdict,
+    Web,
+)
 from relations import juju, peers, postgresql, tsa
 from selftest import automatic
 from wake import nodes
+
+Gpus = tuple[tuple[str, ...], Inventory | None, Verdict | None, tuple[Quarantine, ...]]
+"""Nodes as the look begins, GPUs, what the last self-test came to, what is in quarantine."""
+_NO_GPUS: typing.Final[Gpus] = ((), None, None, ())
 
 
 def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
@@ -29,10 +44,9 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     options = juju.read_options(model)
     asked = options.enable_gpu and options.has_worker
     try:
-        seen, inventory, verdict = at_gpus(options) if asked else ((), None, None)
+        seen, inventory, verdict, quarantined = at_gpus(options) if asked else _NO_GPUS
         drives, packaged = at_software(inventory)
         rebooted_for, upgrade = memory.rebooted_for(), walk.said() if asked else ""
-        quarantined = quarantine.read() if asked else ()
     except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
     return UnitState(
@@ -63,13 +77,14 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     )
 
 
-def at_gpus(options: Options) -> tuple[tuple[str, ...], Inventory | None, Verdict | None]:
-    """The GPUs' nodes as this begins, the GPUs, and what the last self-test came to.
+def at_gpus(options: Options) -> Gpus:
+    """What there is of the GPUs.
 
     Raises:
         OSError: that can't be told now.
     """
-    return nodes.present(), detect.detect(options.gpu_vendor), automatic.verdict()
+    seen, inventory = nodes.present(), detect.detect(options.gpu_vendor)
+    return seen, inventory, automatic.verdict(), quarantine.read()
 
 
 def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged]:
