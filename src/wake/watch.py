@@ -47,13 +47,14 @@ def follow(
     """
     changes.add(nodes.DEV)
     # At boot nothing is noted: Juju's first event will look at what is here.
-    told = nodes.present() if nodes.known() is None else None
-    patience = 0.0
+    told, patience = (nodes.present() if nodes.known() is None else None), 0.0
     while True:
         now = _settled(changes)
         if not is_left():
             break
-        if now in (told, nodes.known()):
+        known = nodes.known()
+        told = None if now == known else told  # what it has seen since, it may lose again
+        if now in (told, known):
             patience = 0.0
             _await_change(changes, None)
             continue

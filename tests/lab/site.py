@@ -92,8 +92,9 @@ class Site:
 
     def await_status(self, message: str, unit: str = "worker/0") -> None:
         """Let the agents run, with no event but what machines ask for, until a unit says this."""
-        self.lab.controller.settle(lambda: self.status(unit)[1] == message, 60)
-        assert self.status(unit)[1] == message, self.sh("journalctl -u gpu-ci-devices")
+        self.lab.controller.settle(lambda: self.status(unit)[1] == message, 180)
+        journal = self.sh("journalctl --boot -u gpu-ci-devices")
+        assert self.status(unit)[1] == message, journal
 
     def tags(self, name: str = "lab-worker-0", seconds: float = 30) -> list[str]:
         """The tags of a worker that Concourse lists as running; waits for it."""

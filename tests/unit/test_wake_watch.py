@@ -143,6 +143,25 @@ def test_what_changes_during_a_wake_is_one_more_and_what_a_hook_has_seen_is_none
     assert len(day.follow()) == 1
 
 
+def test_what_a_hook_has_seen_come_back_may_go_again(day):
+    day.notes = True
+    for name in CARD:
+        day.put(name, gone=False)
+    nodes.note(CARD)
+    day.at(10, "nvidia0", gone=True)
+    day.at(100, "nvidia0")
+    day.at(200, "nvidia0", gone=True)
+    put = day.put
+
+    def put_before_a_hook(name, gone):
+        put(name, gone)
+        if not gone:
+            nodes.note(nodes.present())
+
+    day.put = put_before_a_hook
+    assert [here for _, here in day.follow()] == [("nvidiactl",), ("nvidiactl",)]
+
+
 def test_a_wake_that_fails_is_tried_again_ever_later_until_a_hook_has_looked(day):
     day.fails = 7
     day.at(10, "nvidia0")
