@@ -17,7 +17,6 @@ from plan.state import Driver
 
 Progress = collections.abc.Callable[[str], None]
 
-_SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _MANAGER: typing.Final = "nvidia-fabricmanager.service"
 # What holds the module as long as it runs, and can be away for a moment where no job runs.
 _SERVICES: typing.Final = (_MANAGER, "nvidia-persistenced.service", "nvidia-dcgm.service")
@@ -171,6 +170,8 @@ def end_reload() -> bool:
 def release() -> bool:
     """Let go of the driver: others may move it. It stays, and so does what is loaded.
 
+    A service whose start at boot systemd can't take back now stays written down.
+
     Returns:
         Whether anything was changed.
 
@@ -178,11 +179,13 @@ def release() -> bool:
         machine.packages.PackageError: apt can't take the holds away.
     """
     changed = end_reload()
-    enabled = files.read_text(_ENABLED)
-    for name in json.loads(enabled) if enabled else ():
-        # It goes on: stopped, it would take the GPUs from running jobs.
-        process.run([_SYSTEMCTL, "disable", name], timeout=60, check=False)
-    changed |= files.ensure_absent(_ENABLED)
+    try:
+        for name in json.loads(files.read_text(_ENABLED) or "[]"):
+            # It goes on: stopped, it would take the GPUs from running jobs.
+            services.ensure_not_enabled(name)
+        changed |= files.ensure_absent(_ENABLED)
+    except process.CommandError as error:
+        _log.warning("each boot starts it as before: %s", error)
     changed |= kernel_modules.release()
     return packages.release_holds(driver_packages.OWNER) or changed
 
@@ -242,12 +245,11 @@ def _ensure_manager() -> bool:
     """Have the fabric manager run, now and after each boot."""
     try:
         changed = False
-        if services.show(_MANAGER, "UnitFileState")["UnitFileState"] != "enabled":
+        if services.show(_MANAGER, "UnitFileState")["UnitFileState"] == "disabled":
             # Before it is done, so that it is undone whatever ends this hook.
             files.ensure_directory(_ENABLED.parent)
             files.ensure_file(_ENABLED, json.dumps([_MANAGER]))
-            process.run([_SYSTEMCTL, "enable", _MANAGER], timeout=60)
-            changed = True
+            changed = services.ensure_enabled(_MANAGER)
         return services.ensure_running(_MANAGER, restart=False) or changed
     except process.CommandError as error:
         raise DriverError(

@@ -182,3 +182,27 @@ def test_a_module_that_is_refused_is_told_as_such(machine):
         driver.reload(print)
     assert not refused.value.passes
     assert machine.running == {*SERVICES}
+
+
+def test_a_start_at_boot_that_systemd_can_not_take_back_now_is_taken_back_by_the_next_release(
+    tmp_path, monkeypatch
+):
+    record, asked = tmp_path / "driver-services.json", []
+
+    def take_back(name):
+        asked.append(name)
+        if len(asked) == 1:
+            raise process.CommandError(["/usr/bin/systemctl", "disable", name], None, "")
+        return True
+
+    record.write_text('["nvidia-fabricmanager.service"]')
+    monkeypatch.setattr(driver, "_ENABLED", record)
+    monkeypatch.setattr(driver, "_RELOAD", tmp_path / "driver-reload.json")
+    monkeypatch.setattr(driver.services, "ensure_not_enabled", take_back)
+    monkeypatch.setattr(driver.kernel_modules, "release", lambda: False)
+    monkeypatch.setattr(driver.packages, "release_holds", lambda _: False)
+    assert driver.release() is False
+    assert record.exists()
+    assert driver.release() is True
+    assert not record.exists()
+    assert asked == ["nvidia-fabricmanager.service"] * 2
