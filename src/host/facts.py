@@ -55,7 +55,7 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
             toolkit=_toolkit(root),
             rival=_rival(root / "proc"),
             foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
-            instance=_instance(root),
+            instance=instance(root),
         )
     except OSError as error:
         raise unknown(error) from error
@@ -66,8 +66,8 @@ def unknown(why: object) -> UnknownError:
     return UnknownError(f"This machine can't be looked at, so nothing is changed for now: {why}")
 
 
-def _instance(root: pathlib.Path) -> str:
-    """What a system container is called on its host: LXD gives it that name as its own."""
+def instance(root: pathlib.Path) -> str:
+    """What a system container is called on its host, as LXD gives it; empty on a machine."""
     if not (root / "run/systemd/container").exists():
         return ""
     return (root / "proc/sys/kernel/hostname").read_text().strip()

@@ -3,26 +3,18 @@
 """The operator's further packages by the real apt in a machine, from a repository of its own."""
 
 import json
-import os
 import pathlib
-import shutil
 import tempfile
 
 import pytest
-import tenacity
 
 from tests.fakes import aptrepo
-from tests.functional.apt_machine import ALONE
+from tests.functional.apt_machine import ALONE, NEEDS, SITE_PACKAGES
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
-    pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="not installed: systemd-nspawn"),
-    # A machine's keeper is meant to outlive who started it.
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
+pytestmark = NEEDS
 
 # Name and dependencies, as of Ubuntu 22.04. htop is on the machine already.
 PACKAGES = {
@@ -81,7 +73,6 @@ class Host:
 
 @pytest.fixture(scope="module")
 def booted():
-    python = pathlib.Path(tenacity.__file__).parents[1]
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
         key = aptrepo.Key.make(pathlib.Path(folder, "gpg"))
         archive = pathlib.Path(folder, "archive")
@@ -90,7 +81,7 @@ def booted():
             aptrepo.package(archive, name, "1", depends, **more)
         aptrepo.publish(archive, key)
         park = Park(pathlib.Path(folder, "park"))
-        binds = {"/srv/repo": ROOT, "/srv/packages": python, "/srv/archive": archive}
+        binds = {"/srv/repo": ROOT, "/srv/packages": SITE_PACKAGES, "/srv/archive": archive}
         try:
             host = Host(park.up("packages", binds_ro=binds))
             host.machine.write("/srv/key.asc", key.public)

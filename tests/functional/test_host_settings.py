@@ -7,25 +7,18 @@ persistence daemon is a shell script, started by Ubuntu's own unit.
 """
 
 import json
-import os
 import pathlib
-import shutil
 import subprocess
 import tempfile
 
 import pytest
-import tenacity
 
+from tests.functional.apt_machine import NEEDS, SITE_PACKAGES
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="machines need root"),
-    pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="not installed: systemd-nspawn"),
-    # A machine's keeper is meant to outlive who started it.
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-]
+pytestmark = NEEDS
 
 LIVE = "/proc/sys/vm/max_map_count"
 UNIT = "/etc/systemd/system/nvidia-persistenced.service"
@@ -108,11 +101,10 @@ class Host:
 
 @pytest.fixture(scope="module")
 def booted():
-    packages = pathlib.Path(tenacity.__file__).parents[1]
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
         park = Park(pathlib.Path(folder))
         try:
-            binds = {"/srv/repo": ROOT, "/srv/packages": packages}
+            binds = {"/srv/repo": ROOT, "/srv/packages": SITE_PACKAGES}
             host = Host(park.up("settings", binds_ro=binds))
             host.sh(PREPARE)
             yield host

@@ -13,6 +13,7 @@ import typing
 
 from gpu import kernel
 from gpu.inventory import Gpu, Vendor
+from host import facts
 from selftest.check import Check, Level, Outcome, Result
 
 CHECK: typing.Final = Check(
@@ -139,8 +140,7 @@ def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
 
 
 def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
-    if kernel.in_container(root):
-        instance = kernel.text(root / "proc/sys/kernel/hostname").strip() or "<instance>"
+    if instance := facts.instance(root):
         return (
             f"lxc config device set {instance} <device> mode=0666 on the host (of {node.path})"
             if what == "closed"

@@ -8,6 +8,7 @@ import re
 import typing
 
 from ci.concourse import release, volumes, worker
+from host import facts
 from machine import leftovers
 from oci import wrapper
 from selftest import results
@@ -99,7 +100,8 @@ def _limits(root: pathlib.Path) -> Result:
         Outcome.WARNING,
         f"systemd could set no more than {'; '.join(lower)}",
         remedy="where tasks need more (RDMA locks memory): in an LXD container, on its host "
-        f"`lxc config set <instance> <key> unlimited` for {', '.join(keys)}, and lxc restart",
+        f"`lxc config set {facts.instance(root) or '<instance>'} <key> unlimited` for "
+        f"{', '.join(keys)}, and lxc restart",
     )
 
 
