@@ -201,6 +201,10 @@ def test_a_limit_that_systemd_could_not_set_is_said(site, row, words, key):
     assert found.outcome is (Outcome.WARNING if words else Outcome.PASSED)
     assert words in found.text
     assert key in found.remedy
+    site.put("run/systemd/container", "lxc")
+    site.put("proc/sys/kernel/hostname", "juju-a1b2-0\n")
+    (found,) = (one for one in site.run() if one.check == "limits")
+    assert not words or "`lxc config set juju-a1b2-0 <key> unlimited`" in found.remedy
 
 
 @pytest.mark.parametrize(
