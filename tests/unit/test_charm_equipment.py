@@ -14,21 +14,10 @@ import reboot
 from gpu.inventory import Inventory, State
 from machine.packages import PackageError
 from plan.parts import DriverPlan, GpuPlan, HostPlan, Keep, ToolkitPlan
-from plan.state import Driver
+from tests.unit.host_situations import NEW, OLD, UPGRADED
 from tests.unit.situations import state, tsa
 
-KERNEL = "6.8.0-60-generic"
 BARE = Inventory(State.NO_DRIVER, detail="0000:01:00.0")
-OLD_LOADED = Driver(
-    kernel=KERNEL,
-    next_kernel=KERNEL,
-    modules=((KERNEL, "580.95.05"),),
-    loaded="580.65.06",
-    library="580.95.05",
-    branch="580-server",
-    version="580.95.05",
-    ours=True,
-)
 
 
 @pytest.fixture
@@ -92,8 +81,8 @@ def test_without_gpus_what_was_brought_is_given_up(context, rooms):
 @pytest.fixture
 def outdated(rooms, monkeypatch):
     """A machine whose driver on the disk is another than the loaded one."""
-    rooms.ready, rooms.driver = rooms.inventory, OLD_LOADED
-    rooms.inventory = Inventory(State.MISMATCH, detail="580.95.05")
+    rooms.ready, rooms.driver = rooms.inventory, UPGRADED
+    rooms.inventory = Inventory(State.MISMATCH, detail=NEW)
     monkeypatch.setattr(reboot.steps, "running", lambda: ())
     return rooms
 
@@ -143,7 +132,7 @@ def test_after_a_reboot_that_helped_the_same_driver_may_need_another(
 def test_a_reboot_that_left_nouveau_with_the_gpus_has_not_helped(
     context, outdated, allowed, asked
 ):
-    outdated.driver = dataclasses.replace(OLD_LOADED, loaded=OLD_LOADED.version)
+    outdated.driver = dataclasses.replace(UPGRADED, loaded=UPGRADED.version)
     outdated.inventory = Inventory(State.NOUVEAU, detail="0000:01:00.0")
     for outdated.boot in ("first boot", "second boot", "second boot"):
         after = context.run(context.on.update_status(), allowed)
@@ -153,7 +142,7 @@ def test_a_reboot_that_left_nouveau_with_the_gpus_has_not_helped(
 
 @pytest.mark.usefixtures("outdated")
 def test_what_an_earlier_revision_kept_of_its_reboot_counts(context, allowed, asked):
-    charm.memory._REBOOTED.write_text(OLD_LOADED.version)
+    charm.memory._REBOOTED.write_text(UPGRADED.version)
     after = context.run(context.on.update_status(), allowed)
     assert "the charm has rebooted once for it" in after.unit_status.message
     assert asked == []
@@ -199,7 +188,7 @@ def test_it_gets_none_while_a_job_runs_or_without_leave(
 ):
     after = context.run(context.on.update_status(), worker)
     assert after.unit_status.message.startswith(
-        "reboot needed (driver 580.95.05 installed, 580.65.06 loaded)"
+        f"reboot needed (driver {NEW} installed, {OLD} loaded)"
     )
     monkeypatch.setattr(reboot.steps, "running", lambda: ("4f0c",))
     after = context.run(context.on.update_status(), allowed)

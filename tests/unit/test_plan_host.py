@@ -10,22 +10,11 @@ from gpu.inventory import State, Vendor
 from plan import host, plan
 from plan.options import Part
 from plan.parts import DriverPlan, HostPlan, Keep, ToolkitPlan
-from plan.state import Driver, Failure, Packaged, Toolkit
+from plan.state import Failure, Packaged, Toolkit
+from tests.unit.host_situations import CONTAINER, LOADED, METAL, NEW, NEXT, NOW, OLD
 from tests.unit.situations import TOOLKIT, gpu, parse, refused, said, situation, unit
 
-KERNEL = "6.8.0-60-generic"
-BARE = Driver(kernel=KERNEL, next_kernel=KERNEL)
-OURS = dataclasses.replace(
-    BARE,
-    modules=((KERNEL, "580.65.06"),),
-    loaded="580.65.06",
-    library="580.65.06",
-    branch="580-server",
-    version="580.65.06",
-    ours=True,
-)
-THEIRS = dataclasses.replace(OURS, ours=False)
-CONTAINER = Driver(container=True, kernel=KERNEL, loaded="580.65.06")
+THEIRS = dataclasses.replace(LOADED, ours=False)
 GOOD = "1.20.0-1"
 
 
@@ -34,7 +23,7 @@ def made(found, /, **values):
     return host.make(dataclasses.replace(found, **values))
 
 
-def without(driver=BARE, *, toolkit=None, state=State.NO_DRIVER, **options):
+def without(driver=METAL, *, toolkit=None, state=State.NO_DRIVER, **options):
     """A machine whose GPUs can't be used yet."""
     options = {name.replace("_", "-"): value for name, value in options.items()}
     found = situation(state=state, toolkit=toolkit, driver="", options=options)
@@ -67,8 +56,8 @@ def test_a_unit_that_leaves_or_is_no_known_kind_stays_as_it_is():
 
 def test_a_driver_that_works_is_left_alone_and_ours_is_kept_whole_and_held():
     assert made(situation(gpu(0)), driver=THEIRS).driver is Keep.AS_IS
-    assert made(situation(gpu(0)), driver=OURS).driver == DriverPlan("580-server")
-    upgraded = dataclasses.replace(OURS, changing=True)
+    assert made(situation(gpu(0)), driver=LOADED).driver == DriverPlan("580-server")
+    upgraded = dataclasses.replace(LOADED, changing=True)
     assert made(situation(gpu(0)), driver=upgraded).driver is Keep.AS_IS
 
 
@@ -76,10 +65,10 @@ def test_a_driver_that_works_is_left_alone_and_ours_is_kept_whole_and_held():
     "driver",
     [
         THEIRS,
-        dataclasses.replace(BARE, loaded="550.1", library=""),  # from NVIDIA's own installer
-        dataclasses.replace(BARE, library="550.1"),
+        dataclasses.replace(METAL, loaded="550.1", library=""),  # from NVIDIA's own installer
+        dataclasses.replace(METAL, library="550.1"),
         dataclasses.replace(THEIRS, loaded="", modules=()),
-        dataclasses.replace(BARE, modules=((KERNEL, "580.65.06"),)),
+        dataclasses.replace(METAL, modules=((NOW, NEW),)),
     ],
 )
 @pytest.mark.parametrize("wish", ["auto", "595-server", "none"])
@@ -95,7 +84,7 @@ def test_none_touches_no_driver():
 
 def test_a_branch_is_installed_where_there_is_none_and_replaces_none_in_a_hook():
     assert made(without(gpu_driver="595-server")).driver == DriverPlan("595-server")
-    moved = dataclasses.replace(OURS, loaded="")
+    moved = dataclasses.replace(LOADED, loaded="")
     assert made(without(moved, gpu_driver="595-server")).driver == DriverPlan("580-server")
 
 
@@ -104,40 +93,40 @@ def test_a_branch_is_installed_where_there_is_none_and_replaces_none_in_a_hook()
     [
         {"loaded": ""},
         {"modules": ()},
-        {"next_kernel": "6.8.0-61-generic"},
+        {"next_kernel": NEXT},
         {"version": "", "branch": "", "library": ""},  # apt was killed
         {"library": ""},  # and the module loaded by the boot after
     ],
 )
 def test_what_is_missing_of_ours_is_brought_again(changes):
-    driver = dataclasses.replace(OURS, **changes)
+    driver = dataclasses.replace(LOADED, **changes)
     assert isinstance(made(situation(gpu(0)), driver=driver).driver, DriverPlan)
 
 
 def test_a_module_that_was_refused_is_not_loaded_again_before_a_reboot():
-    driver = dataclasses.replace(OURS, loaded="", refused="Key was rejected by service")
+    driver = dataclasses.replace(LOADED, loaded="", refused="Key was rejected by service")
     assert made(without(driver)).driver is Keep.AS_IS
 
 
 def test_nvswitches_need_a_fabric_manager():
-    assert made(without(dataclasses.replace(BARE, nvswitch=True))).driver.fabric_manager
+    assert made(without(dataclasses.replace(METAL, nvswitch=True))).driver.fabric_manager
 
 
 def test_a_container_gets_libraries_of_the_hosts_version_and_no_module():
     for state in (State.NO_LIBRARY, State.MISMATCH):
-        assert made(without(CONTAINER, state=state)).driver == DriverPlan(userspace="580.65.06")
+        assert made(without(CONTAINER, state=state)).driver == DriverPlan(userspace=NEW)
 
 
 def test_in_a_container_ours_follow_the_host():
-    ours = dataclasses.replace(CONTAINER, version="580.54.01", library="580.54.01", ours=True)
-    assert made(without(ours, state=State.MISMATCH)).driver == DriverPlan(userspace="580.65.06")
-    same = dataclasses.replace(ours, version="580.65.06")
-    assert made(situation(gpu(0)), driver=same).driver == DriverPlan(userspace="580.65.06")
+    ours = dataclasses.replace(CONTAINER, version=OLD, library=OLD, ours=True)
+    assert made(without(ours, state=State.MISMATCH)).driver == DriverPlan(userspace=NEW)
+    same = dataclasses.replace(ours, version=NEW)
+    assert made(situation(gpu(0)), driver=same).driver == DriverPlan(userspace=NEW)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"bound": True}, {"library": "580.65.06"}, {"version": "580.54.01"}, {"loaded": ""}],
+    [{"bound": True}, {"library": NEW}, {"version": OLD}, {"loaded": ""}],
 )
 def test_in_a_container_nothing_is_put_over_what_is_there(changes):
     driver = dataclasses.replace(CONTAINER, **changes)
@@ -146,7 +135,7 @@ def test_in_a_container_nothing_is_put_over_what_is_there(changes):
 
 @pytest.mark.parametrize("state", [State.NO_GPU, State.VFIO, State.NOT_PASSED])
 def test_a_card_that_is_not_here_neither_brings_nor_takes_anything(state):
-    wanted = made(without(OURS, state=state))
+    wanted = made(without(LOADED, state=state))
     assert (wanted.driver, wanted.toolkit) == (Keep.AS_IS, Keep.AS_IS)
 
 
@@ -208,7 +197,7 @@ def test_what_could_not_be_done_is_not_tried_again_in_the_same_hook():
 
 def test_a_vendor_that_is_none_brings_nobodys_software():
     found = situation(state=State.NO_DRIVER, options={"gpu-vendor": "amdd"})
-    wanted = plan.make(dataclasses.replace(found, driver=BARE))
+    wanted = plan.make(dataclasses.replace(found, driver=METAL))
     assert (wanted.host, wanted.gpu) == (Keep.AS_IS, Keep.AS_IS)
 
 
