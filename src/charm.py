@@ -22,7 +22,7 @@ from plan import plan, status
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
 from plan.state import Failure, UnitState
-from relations import juju, peers, postgresql, tsa
+from relations import juju, offers, peers, postgresql, tsa
 from selftest import automatic, service
 
 # What the operator must mend; each text says how.
@@ -181,6 +181,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             wrapper.remove()
         if not isinstance(wanted.gpu, Keep):
             memory.remember_ids(wanted.choice.remember)
+        offers.publish(self.model, wanted.offer, state.elsewhere)
         return state
 
     def _try(

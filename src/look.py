@@ -26,7 +26,7 @@ from plan.state import (
     Verdict,
     Web,
 )
-from relations import juju, peers, postgresql, tsa
+from relations import juju, offers, peers, postgresql, tsa
 from selftest import automatic
 from wake import nodes
 
@@ -45,8 +45,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     asked = options.enable_gpu and options.has_worker
     try:
         seen, inventory, verdict, quarantined = at_gpus(options) if asked else _NO_GPUS
-        drives, packaged = at_software(inventory)
-        rebooted_for, upgrade = memory.rebooted_for(), walk.said() if asked else ""
+        drives, packaged, upgrade, rebooted_for = at_software(inventory)
     except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
     return UnitState(
@@ -72,6 +71,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         tsa=tsa.read_webs(model),
         web=at_web(model, web_keys) if options.has_web else Web(),
         planned_units=peers.units(model),
+        elsewhere=offers.read(model),
         local_database=local_postgresql.kept(),
         leaving=memory.is_leaving(),
     )
@@ -87,18 +87,24 @@ def at_gpus(options: Options) -> Gpus:
     return seen, inventory, automatic.verdict(), quarantine.read()
 
 
-def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged]:
+def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged, str, str]:
     """What there is of the driver and container toolkit that these GPUs need.
 
+    Returns:
+        Them, what is said of the driver's last upgrade, and for which version of it this machine
+        was rebooted last.
+
     Raises:
-        machine.packages.PackageError, host.facts.UnknownError: that can't be told now.
+        OSError, machine.packages.PackageError, host.facts.UnknownError: that can't be told now.
     """
+    rebooted_for = memory.rebooted_for()
     if inventory is None:
-        return Driver(), Packaged()
+        return Driver(), Packaged(), "", rebooted_for
     if inventory.vendor is not Vendor.NVIDIA:
-        return Driver(container=kernel.in_container(pathlib.Path("/"))), Packaged()
+        found = Driver(container=kernel.in_container(pathlib.Path("/")))
+        return found, Packaged(), walk.said(), rebooted_for
     found = dataclasses.replace(driver.look(), changing=driver_record.is_open())
-    return found, toolkit.look()
+    return found, toolkit.look(), walk.said(), rebooted_for
 
 
 def at_network(model: juju.Model) -> Network:

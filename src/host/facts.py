@@ -3,6 +3,7 @@
 """What the machine itself says: architecture, NVIDIA runtime, what is in Concourse's way."""
 
 import contextlib
+import hashlib
 import pathlib
 import platform
 import re
@@ -56,6 +57,7 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
             rival=_rival(root / "proc"),
             foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
             instance=instance(root),
+            boot=boot(root),
         )
     except OSError as error:
         raise unknown(error) from error
@@ -68,9 +70,29 @@ def unknown(why: object) -> UnknownError:
 
 def instance(root: pathlib.Path) -> str:
     """What a system container is called on its host, as LXD gives it; empty on a machine."""
-    if not (root / "run/systemd/container").exists():
+    if not _is_container(root):
         return ""
     return (root / "proc/sys/kernel/hostname").read_text().strip()
+
+
+def boot(root: pathlib.Path) -> str:
+    """What tells this machine's kernel from every other; empty if that can't be told.
+
+    In a container systemd-nspawn (nspawn.c, setup_boot_id) and LXC (conf.c, lxc_setup_boot_id) put
+    an id of their own in the place of the kernel's. LXD shows the whole of /proc below /dev/.lxc
+    to one that may have containers in it (`security.nesting`), as Juju's do.
+    """
+    proc = root / ("dev/.lxc/proc" if _is_container(root) else "proc")
+    try:
+        told = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return ""
+    # What is told to other units is of no use for anything else.
+    return hashlib.sha256(f"gpu-ci-worker {told}".encode()).hexdigest()[:32] if told else ""
+
+
+def _is_container(root: pathlib.Path) -> bool:
+    return (root / "run/systemd/container").exists()
 
 
 def _toolkit(root: pathlib.Path) -> Toolkit | None:

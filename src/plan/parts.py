@@ -7,6 +7,7 @@ import enum
 
 from gpu.inventory import Gpu
 from plan.gpus import Choice, Unusable
+from plan.offers import GpuOffer
 from plan.problems import Problem
 from plan.state import Database, WebSecrets
 
@@ -155,6 +156,7 @@ class Plan:
         unusable: UUIDs of GPUs that the wrapper gives to tasks and that are of no use to them now,
             each with what is the matter.
         reboot: the driver that is installed takes a reboot, and the charm may do that.
+        offer: what other units are told of the GPUs here; None: nothing new.
     """
 
     problems: tuple[Problem, ...]
@@ -166,3 +168,4 @@ class Plan:
     unusable: Unusable = ()
     host: HostPlan | Keep = Keep.AS_IS
     reboot: bool = False
+    offer: GpuOffer | None = None

@@ -4,6 +4,7 @@
 
 from gpu.inventory import Vendor
 from plan import concourse, gpus, host
+from plan.offers import GpuOffer
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan
 from plan.problems import Problem, Reason, problem
@@ -34,7 +35,10 @@ def make(state: UnitState) -> Plan:
     if gpu is None and worker is Keep.AS_IS:
         gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
     reboot = options.auto_reboot and host.needs_reboot(state)
-    return Plan(tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot)
+    offer = _offer(state, gpu, unusable)
+    return Plan(
+        tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot, offer
+    )
 
 
 def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:
@@ -59,3 +63,15 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
         privileged_tasks=options.privileged_tasks,
         driver_capabilities=options.nvidia_driver_capabilities,
     )
+
+
+def _offer(state: UnitState, gpu: GpuPlan | Keep | None, unusable: gpus.Unusable) -> GpuOffer:
+    """What tasks are given here: of what stays as it is, what is still of use to them."""
+    if isinstance(gpu, GpuPlan):
+        given = gpu.gpus
+    elif gpu is Keep.AS_IS and state.inventory:
+        given = tuple(one for one in state.inventory.gpus if one.uuid in state.handed_out)
+    else:
+        given = ()
+    well = tuple(one for one in given if one.uuid not in dict(unusable))
+    return GpuOffer(state.unit, gpus.devices(well), state.machine.boot)

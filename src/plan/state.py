@@ -5,6 +5,7 @@
 import dataclasses
 
 from gpu.inventory import Inventory
+from plan.offers import Elsewhere
 from plan.options import Options, Part
 
 
@@ -91,6 +92,7 @@ class Machine:
         rival: who else owns containerd's socket, as a systemd unit or process name; or empty.
         foreign_runc: path of a runc that containerd would find before our wrapper; or empty.
         instance: its name on its host, where it is a system container; empty on a machine.
+        boot: what tells its kernel from every other (plan.offers.GpuOffer).
     """
 
     architecture: str
@@ -98,6 +100,7 @@ class Machine:
     rival: str = ""
     foreign_runc: str = ""
     instance: str = ""
+    boot: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,6 +335,7 @@ class UnitState:
             does not tell.
         wheels: path of the charm resource `selftest-wheels`; the same.
         installed: version of the Concourse that is on this machine; empty before the first.
+        elsewhere: which GPUs other units give to tasks.
         local_database: the database of a web on this machine, used or not, such as `concourse of
             web/0 of model ci`; empty if there is none.
         leaving: this unit is being removed: nothing is started any more.
@@ -361,6 +365,7 @@ class UnitState:
     tsa: Tsa = Tsa()
     web: Web = Web()
     planned_units: int = 1
+    elsewhere: Elsewhere = Elsewhere()
     local_database: str = ""
     leaving: bool = False
     repaired: bool = False

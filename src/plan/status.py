@@ -11,7 +11,7 @@ import enum
 import re
 import typing
 
-from plan import concourse, gpus, host_states
+from plan import concourse, gpus, host_states, offers
 from plan.parts import GpuPlan, Keep, Plan
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
@@ -191,14 +191,33 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(f"GPU: {gpu_note(state, plan.choice)}")
         facts = host_states.facts(state)
         notes += host_states.notes(facts) if facts else ()
+        notes += _shared(state, plan)
     if state.upgrade:
         notes.append(state.upgrade)
     if plan.worker and running.copies:
         notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):
         notes.append(f"kept database {state.local_database}")
-    notes += [f"refused {text}" for text in (*state.web.refused, *state.tsa.refused)]
+    refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
+    notes += [f"refused {text}" for text in refused]
     return f"{role} ({'; '.join(notes)})" if notes else role
+
+
+def _shared(state: UnitState, plan: Plan) -> list[str]:
+    """Which GPUs other units give to their tasks too."""
+    notes: list[str] = []
+    met = offers.shared(plan.offer, state.elsewhere.offers) if plan.offer else {}
+    for uuids, units in met.items():
+        cards = [
+            str(index)
+            for index, gpu in zip(plan.choice.indexes, plan.choice.gpus, strict=True)
+            if set(gpu.devices) & set(uuids)
+        ]
+        notes.append(
+            f"GPU {', '.join(cards)} also given to tasks by {', '.join(units)}: divide the cards "
+            f"(on the LXD host: scripts/lxd-gpu {state.application}) or set gpu-device-ids"
+        )
+    return notes
 
 
 def _cap_note(state: UnitState) -> str:

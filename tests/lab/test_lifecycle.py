@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Restarts, a second run, hooks killed half-way, units that come and go."""
 
+import json
 import os
 import re
 
@@ -142,6 +143,7 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
     site.lab.settle()
     assert site.status(unit) == READY
     site.worker(f"lab-{unit.replace('/', '-')}", 60)
+    assert_both_say_that_they_share_a_card(site, unit)
     site.configure(tag="both")
     try:
         for _ in range(2):
@@ -167,3 +169,21 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
     assert {kind: lines for kind, lines in left.items() if lines} == {}
     assert [worker["name"] for worker in site.fly.workers()] == ["lab-worker-0"]
     assert len(site.sh(keys, "web/0").splitlines()) == 1
+
+
+def assert_both_say_that_they_share_a_card(site, unit):
+    """Card 1 of the one is card 0 of the other, as where LXD passes it to both."""
+    fakegpu = "/usr/local/lib/fake-gpu/fakegpu"
+    card, own = (
+        json.loads(site.sh(f"{fakegpu} status", each))["gpus"][number]["uuid"]
+        for each, number in (("worker/0", 0), (unit, 1))
+    )
+    site.sh(f"{fakegpu} set 1 uuid={card}", unit)
+    site.lab.controller.fire(unit, "update-status")
+    site.lab.settle()
+    assert "; GPU 1 also given to tasks by worker/0: " in site.status(unit)[1]
+    assert f"; GPU 0 also given to tasks by {unit}: " in site.status()[1]
+    site.sh(f"{fakegpu} set 1 uuid={own}", unit)
+    site.lab.controller.fire(unit, "update-status")
+    site.lab.settle()
+    assert site.status(unit) == site.status() == READY

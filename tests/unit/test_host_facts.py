@@ -63,10 +63,28 @@ def test_a_machine_with_nothing_in_the_way(root):
 
 
 def test_a_container_has_the_name_by_which_its_host_knows_it(root):
-    for name, text in {"run/systemd/container": "lxc", "proc/sys/kernel/hostname": "c1\n"}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    written(root, "run/systemd/container", "lxc")
+    written(root, "proc/sys/kernel/hostname", "c1\n")
     assert facts.machine(root).instance == "c1"
+
+
+def test_containers_of_one_kernel_know_it_by_the_id_that_is_no_containers_own(root):
+    """LXC has put another in the place of the kernel's; LXD shows the whole of /proc elsewhere."""
+    assert facts.machine(root).boot == ""
+    written(root, "proc/sys/kernel/random/boot_id", "9f86d081\n")
+    boot = facts.machine(root).boot
+    assert re.fullmatch(r"[0-9a-f]{32}", boot)
+    written(root, "run/systemd/container", "lxc")
+    written(root, "proc/sys/kernel/hostname", "c1\n")
+    assert facts.machine(root).boot == ""
+    written(root, "proc/sys/kernel/random/boot_id", "0a0a0a0a\n")
+    written(root, "dev/.lxc/proc/sys/kernel/random/boot_id", "9f86d081\n")
+    assert facts.machine(root).boot == boot
+
+
+def written(root, name, text):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
 
 
 @pytest.mark.parametrize(

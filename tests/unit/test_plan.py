@@ -9,6 +9,7 @@ import pytest
 from ci.concourse.upstream import PINNED_SHA256
 from gpu.inventory import Inventory, MigDevice, State
 from plan import plan
+from plan.offers import GpuOffer
 from plan.options import MODES
 from plan.parts import GpuPlan, HostPlan, Keep, Plan, ReleasePlan, WebPlan, WorkerPlan
 from plan.state import Network, Offer, RememberedIds, Tsa, Web, WebSecrets
@@ -49,7 +50,8 @@ def test_a_worker_without_gpus():
         wrapped=False,
     )
     release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "")
-    assert made == Plan((), release, None, worker, None, host=HostPlan())
+    offer = GpuOffer("ci-gpu/3", ())
+    assert made == Plan((), release, None, worker, None, host=HostPlan(), offer=offer)
 
 
 def test_a_worker_with_gpus():

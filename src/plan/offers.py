@@ -1,0 +1,59 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Which units give the same GPU to their tasks. Pure.
+
+Leases are a unit's own: two tasks of different units can be on one card at once.
+"""
+
+import collections.abc
+import dataclasses
+import typing
+
+# The ids of cards that have none of their own: their place in a machine (gpu.inventory.Gpu).
+_PLACE: typing.Final = "PCI-"
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuOffer:
+    """The GPUs that a unit gives to tasks.
+
+    Attributes:
+        unit: Juju's name of it, such as `worker/1`.
+        uuids: of GPUs and MIG devices.
+        boot: what tells the running kernel from every other; empty if that can't be told.
+    """
+
+    unit: str
+    uuids: tuple[str, ...]
+    boot: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """What other units give to tasks, as far as they say; what was refused of their words."""
+
+    offers: tuple[GpuOffer, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def shared(
+    own: GpuOffer, others: collections.abc.Iterable[GpuOffer]
+) -> dict[tuple[str, ...], list[str]]:
+    """The UUIDs that other units give to tasks too, each set of them with those units."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for other in others:
+        if uuids := _common(own, other):
+            found.setdefault(uuids, []).append(other.unit)
+    return found
+
+
+def _common(own: GpuOffer, other: GpuOffer) -> tuple[str, ...]:
+    """The cards of both: on one kernel, what has one id; none on two.
+
+    Where the kernels can't be told apart, an id that stays with its card is believed.
+    """
+    known = bool(own.boot and other.boot)
+    if known and own.boot != other.boot:
+        return ()
+    common = [uuid for uuid in own.uuids if uuid in other.uuids]
+    return tuple(uuid for uuid in common if known or not uuid.startswith(_PLACE))

@@ -1,0 +1,86 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Which GPUs the units of a Concourse give to tasks, so that one card in two units is noticed.
+
+Units of one application tell their peers; those of several tell web, which passes it on. In a
+unit's databag `gpus` is `BOOT UUID UUID ...`, with `-` for a boot that can't be told; what web
+passes on is such lines, the unit's name before each. What is read changes status, nothing else.
+"""
+
+import collections.abc
+import re
+import typing
+
+import ops
+
+from plan.offers import Elsewhere, GpuOffer
+from relations import peers, tsa
+
+_OWN: typing.Final = "gpus"
+_PASSED_ON: typing.Final = "gpus-of-others"
+
+# Room for 1000 GPUs; a databag may have 16 MiB (Juju's limit of its database's documents).
+_LONGEST: typing.Final = 65_536
+_LINE: typing.Final = re.compile(
+    r"(?P<unit>[a-z][a-z0-9-]{0,100}/[0-9]{1,9}) (?P<boot>-|[0-9a-f]{32})"
+    r"(?P<uuids>(?: [A-Z]{3}-[A-Za-z0-9:./-]{1,80}){1,256})"
+)
+
+
+def read(model: ops.Model) -> Elsewhere:
+    """What other units give to tasks."""
+    found: dict[GpuOffer, None] = {}
+    refused: dict[str, None] = {}
+    for teller, line in _lines(model):
+        if match := _LINE.fullmatch(line):
+            uuids = tuple(match["uuids"].split())
+            found[GpuOffer(match["unit"], uuids, match["boot"].strip("-"))] = None
+        else:
+            refused[f"gpus of {teller}: no BOOT UUID ..."] = None
+    return Elsewhere(tuple(found), tuple(refused))
+
+
+def publish(model: ops.Model, own: GpuOffer | None, elsewhere: Elsewhere) -> None:
+    """Tell peers and webs what this unit gives to tasks; a web tells workers what others do.
+
+    Args:
+        model: this unit's.
+        own: what this unit gives; None: what was told of it stays.
+        elsewhere: what this unit knows of others.
+    """
+    for relation in _relations(model):
+        data = relation.data[model.unit]
+        if own:
+            _tell(data, _OWN, _text(own) if own.uuids else "")
+        if relation.name in tsa.WEB_ENDPOINTS:
+            known = {unit.name for unit in relation.units}
+            others = [one for one in elsewhere.offers if one.unit not in known]
+            _tell(data, _PASSED_ON, "\n".join(f"{one.unit} {_text(one)}" for one in others))
+
+
+def _text(offer: GpuOffer) -> str:
+    return " ".join((offer.boot or "-", *offer.uuids))
+
+
+def _tell(data: collections.abc.MutableMapping[str, str], key: str, value: str) -> None:
+    if value:
+        data[key] = value
+    elif key in data:
+        del data[key]
+
+
+def _lines(model: ops.Model) -> collections.abc.Iterator[tuple[str, str]]:
+    """Who says it, and a unit's name with what it gives to tasks."""
+    for relation in _relations(model):
+        for unit in sorted(relation.units, key=lambda unit: unit.name):
+            data = relation.data[unit]
+            if own := data.get(_OWN, ""):
+                yield unit.name, f"{unit.name} {own}"[:_LONGEST]
+            if relation.name in tsa.WORKER_ENDPOINTS:
+                for line in data.get(_PASSED_ON, "")[:_LONGEST].splitlines():
+                    yield unit.name, line
+
+
+def _relations(model: ops.Model) -> list[ops.Relation]:
+    endpoints = (peers.ENDPOINT, *tsa.WEB_ENDPOINTS, *tsa.WORKER_ENDPOINTS)
+    return [relation for endpoint in endpoints for relation in model.relations[endpoint]]
