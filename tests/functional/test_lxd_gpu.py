@@ -233,3 +233,16 @@ def test_amds_card_comes_with_the_node_that_rocm_computes_through(lxd):
         assert "Nothing to do" in lxd.lxd_gpu()[1]
     finally:
         lxd.sh(f"lxc stop -f {name}; {NVIDIA}")
+
+
+def test_containers_that_may_have_containers_see_the_id_of_their_kernels_boot(lxd):
+    """So that two units tell whether they have one card or two of the same id (host.facts)."""
+    own, shown = (f"{proc}/sys/kernel/random/boot_id" for proc in ("/proc", "/dev/.lxc/proc"))
+    names = lxd.deploy(2)
+    for name in names:
+        lxd.sh(f"lxc config set {name} security.nesting=true; lxc restart -f {name}")
+    look = "lxc exec {name} -- /bin/busybox cat {path}"
+    assert {lxd.sh(look.format(name=name, path=shown)) for name in names} == {
+        pathlib.Path(own).read_text()
+    }
+    assert len({lxd.sh(look.format(name=name, path=own)) for name in names}) == 2
