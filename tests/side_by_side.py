@@ -12,8 +12,8 @@ from xdist.scheduler import LoadScopeScheduling
 # its suite stands here.
 ROOMS = (
     "tests/lab/test_selftest.py",
-    "tests/attacks/",
     "tests/lab/",
+    "tests/attacks/",
     "tests/functional/test_selftest_isolation.py",
     "tests/unit/test_gpuci_leases.py",
     "tests/functional/",
@@ -25,8 +25,15 @@ LAST = "tests/functional/test_pack.py"
 ALONE = tuple(
     f"tests/lab/test_{name}.py"
     for name in (
-        *("bare", "bare_changes", "bare_machine", "cli", "download", "juju_commands"),
-        *("juju_events", "juju_machines", "juju_refusals", "juju_semantics", "kernel_log"),
+        *("bare", "bare_changes", "bare_machine", "cli", "deploy_lxd", "download"),
+        *(
+            "juju_commands",
+            "juju_events",
+            "juju_machines",
+            "juju_refusals",
+            "juju_semantics",
+            "kernel_log",
+        ),
         *("machines", "outfit", "vendors"),
     )
 )
@@ -34,9 +41,13 @@ ALONE = tuple(
 # Attacks are last in theirs, since they leave tasks without a GPU until the run ends.
 SHARED = {
     "tests/lab/test_selftest.py": "selftest and attacks",
+    "tests/attacks/test_denial.py": "lab",
+    "tests/attacks/test_secrets.py": "lab",
     "tests/attacks/": "selftest and attacks",
     "tests/lab/": "lab",
 }
+# How many times as much of the processors a process with a shared lab gets, which takes longest.
+PRECEDENCE = 8
 
 
 def room(nodeid: str) -> str:
