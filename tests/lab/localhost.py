@@ -48,7 +48,7 @@ def status(store: Store) -> dict[str, object]:
     return {
         "model": {"name": "lab", "controller": "lab", "cloud": "localhost"},
         "machines": {
-            unit["machine_id"]: {"instance-id": unit["machine"] or "pending"}
+            unit["machine_id"]: {"instance-id": unit["machine"] if unit["address"] else "pending"}
             for unit in store.rows("SELECT * FROM unit")
         },
         "applications": {
