@@ -24,6 +24,7 @@ RARE = (
     "tests/lab/test_all_in_one.py",
     "tests/lab/test_deploy_lxd.py",
     "tests/lab/test_lifecycle.py::test_a_hook_killed",
+    "tests/lab/test_lifecycle.py::test_a_second_run",
     "tests/lab/test_lifecycle.py::test_a_unit_is_added",
     "tests/lab/test_addresses.py::test_an_address_that_the_operator_names",
     # Driver, toolkit, their archives and packages, what the charm sets on a machine:
@@ -61,6 +62,7 @@ RARE = (
         for it in ("passes", "forgets")
     ),
     # Options and events one by one: the rest of these files, and unit/test_charm*.py.
+    "tests/lab/test_actions.py::test_actions_answer",
     "tests/lab/test_actions.py::test_lost_keys_of_web",
     "tests/lab/test_leases.py::test_a_task_opens_the_nodes_of_its_amd_gpu",
     "tests/lab/test_leases.py::test_switching_gpus_off_and_on",
@@ -68,6 +70,7 @@ RARE = (
     "tests/lab/test_walk.py::test_a_failing_driver_blocks_with_the_remedy_and_jobs_go_on[fault1",
     "tests/lab/test_walk.py::test_a_failing_driver_blocks_with_the_remedy_and_jobs_go_on[fault2",
     "tests/lab/test_walk.py::test_a_lost_gpu",
+    "tests/lab/test_walk.py::test_an_image_that_asks_for_all",
     "tests/lab/test_walk.py::test_an_index_keeps_its_card",
     "tests/lab/test_bare.py::test_giving_up_the_gpus",
     "tests/functional/test_wrapper_install.py::test_killed_at_any_step",

@@ -41,8 +41,6 @@ ALONE = tuple(
 # Attacks are last in theirs, since they leave tasks without a GPU until the run ends.
 SHARED = {
     "tests/lab/test_selftest.py": "selftest and attacks",
-    "tests/attacks/test_denial.py": "lab",
-    "tests/attacks/test_secrets.py": "lab",
     "tests/attacks/": "selftest and attacks",
     "tests/lab/": "lab",
 }
