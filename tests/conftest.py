@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests import once, rare, side_by_side
+from tests import once
 from tests.attacks import attacker as attacks
 from tests.lab import cgroups, concourse, outfit, walk
 from tests.lab.session import Lab, Progress
@@ -51,10 +51,10 @@ def pytest_unconfigure(config):
 def own_cgroups():
     """Side by side, containers of the same name are below other cgroups."""
     if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0 and cgroups.writable():
-        with cgroups.entered(f"gpuci-tests-{os.getpid()}") as made:
-            yield made
+        with cgroups.entered(f"gpuci-tests-{os.getpid()}"):
+            yield
     else:
-        yield []
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -64,9 +64,8 @@ def machines_work() -> None:
 
 
 @pytest.fixture(scope="session")
-def walked(machines_work, own_cgroups, tmp_path_factory: pytest.TempPathFactory):
+def walked(machines_work, tmp_path_factory: pytest.TempPathFactory):
     """A lab after `lab up`: web, worker with two GPUs, postgresql. Each test leaves it so."""
-    cgroups.weigh(own_cgroups, side_by_side.PRECEDENCE)
     say = Progress()
     lab = Lab(tmp_path_factory.mktemp("walk"), say)
     try:
@@ -123,17 +122,17 @@ def pytest_make_parametrize_id(val, argname):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With `-n`: what shares a lab stays in one process."""
-    return side_by_side.Scheduling(config, log)
+    from tests.side_by_side import Scheduling
+
+    return Scheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """`-m` knows the rare ones. With `-n`: what takes longest begins first."""
-    for item in items:
-        if item.nodeid.startswith(rare.RARE):
-            item.add_marker("rare")
+    """With `-n`: what takes longest begins first."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: side_by_side.turn(item.nodeid))
+        from tests.side_by_side import turn
+
+        items.sort(key=lambda item: turn(item.nodeid))
 
 
 def pytest_report_header() -> list[str]:

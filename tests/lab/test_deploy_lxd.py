@@ -13,6 +13,9 @@ import pytest
 from tests.lab import localhost
 from tests.lab.session import ROOT, Lab, Progress
 
+pytestmark = pytest.mark.skipif(
+    "GPUCI_SOAK" not in os.environ, reason="a lab of its own, a minute and more: make soak"
+)
 SCRIPT = ROOT / "scripts/deploy-lxd"
 
 
