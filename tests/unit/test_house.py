@@ -22,21 +22,28 @@ FLOORS = {
     "ownership": 9,
     "reboot": 9,
     "driver_upgrade": 8,
+    "health": 7,
     "selftest": 7,
     "relations": 6,
     "gpu": 6,
     "host": 6,
     "oci": 6,
     "ci": 6,
+    "receipts": 6,
     "wake": 6,
     "plan": 5,
     "ci.concourse.upstream": 1,
+    "health.decided": 1,
+    "health.seen": 1,
     "gpu.inventory": 0,
     "machine": 0,
     "plan.versions": 0,
 }
 # Same input, same answer: no clock, file, process or chance.
-PURE = {"plan", "plan.versions", "ci.concourse.upstream", "gpu.inventory"}
+PURE = {
+    *("plan", "plan.versions", "ci.concourse.upstream", "gpu.inventory"),
+    *("health.decided", "health.seen"),
+}
 IMPURE_MODULES = {
     *("datetime", "fcntl", "glob", "io", "machine", "os", "pathlib", "random", "secrets"),
     *("shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib.request"),

@@ -1,0 +1,192 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the watch has seen: frozen types only.
+
+Times are seconds since boot (CLOCK_BOOTTIME), as in the store of leases: no change of the clock
+touches them.
+"""
+
+import collections.abc
+import dataclasses
+import enum
+
+
+class Source(enum.Enum):
+    """Who told."""
+
+    EVENT = "NVML event"
+    KERNEL = "kernel log"
+    POLL = "poll"
+    BUS = "PCI"
+    COUNTER = "sysfs counter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One GPU that the watch is to look after.
+
+    Attributes:
+        uuid: the GPU's id, as in gpu.inventory.Gpu.
+        index: the number that people know it by.
+        pci_address: such as `0000:01:00.0`.
+        model: without the vendor's name, such as `A100-SXM4-80GB`.
+        devices: ids of what tasks get of it: its own, or those of its MIG devices.
+    """
+
+    uuid: str
+    index: int
+    pci_address: str
+    model: str
+    devices: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """One GPU at one look. None stands for what this GPU or its driver does not tell.
+
+    Attributes:
+        failure: the driver's words where the GPU does not answer at all; the rest is then None.
+        busy: how much of the last sampling period a kernel ran, in %.
+        memory_used_mib: without the driver's reserve.
+        memory_total_mib: all of it.
+        power_w: what it draws.
+        power_limit_w: what it may draw.
+        energy_j: what it has drawn since its driver was loaded.
+        temperature: in °C.
+        sm_clock_mhz: of the processors.
+        reasons: for a lower clock, as bits (nvml.h, nvmlClocksThrottleReasons).
+        ecc_corrected: since the driver was loaded.
+        ecc_uncorrected: the same of those that ECC could not correct.
+        remap_pending: memory rows wait for a reset to be remapped.
+        remap_failed: a row could not be remapped.
+        recovery_action: what the driver asks for (gpu.health.Health has the numbers).
+        pids: of the processes that compute on it, as this machine's /proc numbers them.
+    """
+
+    failure: str = ""
+    busy: int | None = None
+    memory_used_mib: int | None = None
+    memory_total_mib: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    temperature: int | None = None
+    sm_clock_mhz: int | None = None
+    reasons: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    recovery_action: int | None = None
+    pids: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One poll of all GPUs that came to its end.
+
+    Attributes:
+        at: when it began.
+        figures: by the GPU's UUID, of each that the driver has.
+        missing: UUIDs of watched GPUs that PCI's list has and the driver does not.
+        gone: UUIDs of those that PCI's list lacks too.
+    """
+
+    at: float
+    figures: collections.abc.Mapping[str, Figures]
+    missing: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One thing that a driver or the kernel told of one GPU.
+
+    Attributes:
+        at: when it came.
+        uuid: the GPU's.
+        source: EVENT or KERNEL; the text of KERNEL can be forged and alone decides nothing.
+        fault: the name of the fault's row in health.faults; empty: `xid` decides.
+        xid: its number; None where it is none.
+        text: the driver's own words, one printable line.
+    """
+
+    at: float
+    uuid: str
+    source: Source
+    fault: str = ""
+    xid: int | None = None
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hang:
+    """A call into the driver did not return within its deadline.
+
+    Attributes:
+        at: when that was noticed.
+        misses: how many in a row by now; no look or event of NVML came meanwhile.
+    """
+
+    at: float
+    misses: int
+
+
+Seen = Look | Message | Hang
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """A container with a lease.
+
+    Attributes:
+        container: its id.
+        bundle: the folder of its OCI bundle.
+        devices: ids of what it has, as in Card.devices.
+        since: when it got them.
+        in_use: whether it uses them still.
+        ours: it is the self-test's.
+    """
+
+    container: str
+    bundle: str
+    devices: tuple[str, ...]
+    since: float
+    in_use: bool
+    ours: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """All that one turn of the watch's parts rests on.
+
+    Attributes:
+        now: seconds since boot.
+        wall: seconds since the epoch, for what people read.
+        cards: the GPUs that are looked after.
+        seen: what came since the last turn, in the order in which it came.
+        look: the last good poll, perhaps an old one; None before the first.
+        holdings: who holds what; None where that can't be told now, which is not "nobody".
+        out: UUIDs of GPUs that get no task now, each with the reason in a few words.
+    """
+
+    now: float
+    wall: float
+    cards: tuple[Card, ...]
+    seen: tuple[Seen, ...] = ()
+    look: Look | None = None
+    holdings: tuple[Holding, ...] | None = ()
+    out: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    def holders(self, uuid: str) -> tuple[Holding, ...]:
+        """The containers that hold a GPU, or a part of it."""
+        devices = {device for card in self.cards if card.uuid == uuid for device in card.devices}
+        return tuple(
+            holding for holding in self.holdings or () if not devices.isdisjoint(holding.devices)
+        )
+
+    def cards_of(self, holding: Holding) -> tuple[Card, ...]:
+        """The GPUs that a container holds, in whole or in part."""
+        return tuple(
+            card for card in self.cards if not set(card.devices).isdisjoint(holding.devices)
+        )
