@@ -1,0 +1,169 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Self-tests of single GPUs that the watch asks for, which the charm makes: a file each.
+
+`<GPU's id>.json` has the attributes of Ask but the id; the watch writes it, the charm takes it
+away. `<GPU's id>.tried` has the ids of the runs that were made of it: the charm alone writes that,
+and it outlives what was asked, so that whoever has a GPU tested again and again does not get it
+tested all day.
+"""
+
+import collections.abc
+import dataclasses
+import datetime
+import json
+import logging
+import pathlib
+import re
+import typing
+
+from machine import files
+
+PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/retests")
+LEVELS: typing.Final = ("quick", "isolation", "compute", "burn-in")
+"""From the least to the most, as in selftest.check.Level."""
+
+# As in quarantine.
+_ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
+_RUN: typing.Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+_MOST_WORDS: typing.Final = 500
+_MOST_RUNS: typing.Final = 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """One GPU that is to be tested as soon as nobody uses it.
+
+    Attributes:
+        uuid: the GPU's id.
+        level: how much is to be tested.
+        why: one line.
+        since: when it was first asked for, ISO 8601 in UTC.
+    """
+
+    uuid: str
+    level: str
+    why: str
+    since: str
+
+
+def ask(uuid: str, level: str, why: str) -> bool:
+    """Have a GPU tested. Return True if that is more than was asked for before.
+
+    Raises:
+        ValueError: `uuid` can't be a GPU's, or there is no such level.
+        OSError: it can't be written.
+    """
+    path, earlier = _path(uuid), _find(uuid)
+    if level not in LEVELS:
+        raise ValueError(f"{level!r} is no level of the self-test")
+    if earlier and LEVELS.index(earlier.level) >= LEVELS.index(level):
+        return False
+    words = "".join(letter if letter.isprintable() else " " for letter in why)[:_MOST_WORDS]
+    since = earlier.since if earlier else _now()
+    files.ensure_directory(PATH, mode=0o700)
+    content = {"level": level, "why": words, "since": since}
+    return files.ensure_file(path, json.dumps(content) + "\n", mode=0o600)
+
+
+def read() -> tuple[Ask, ...]:
+    """All that is asked for, the oldest first. What is damaged is taken away, and that is logged.
+
+    Raises:
+        OSError: the folder or a file can't be read.
+    """
+    named = [path.name.removesuffix(".json") for path in PATH.glob("*.json")]
+    found = [_find(name) for name in sorted(named) if _ID.fullmatch(name)]
+    return tuple(sorted(filter(None, found), key=lambda entry: entry.since))
+
+
+def forget(uuid: str, level: str = LEVELS[-1]) -> bool:
+    """Take back what was asked for, but for more than `level`. Return True if it was there.
+
+    Raises:
+        ValueError: `uuid` can't be a GPU's.
+        OSError: it can't be read, or taken away.
+    """
+    path, found = _path(uuid), _find(uuid)
+    if found is None or LEVELS.index(found.level) > LEVELS.index(level):
+        return False
+    return files.ensure_absent(path)
+
+
+def tried(uuid: str, run: str) -> None:
+    """Note that a test of a GPU was started.
+
+    Args:
+        uuid: the GPU's id.
+        run: the test's id, as selftest.results.new_run makes it.
+
+    Raises:
+        ValueError: `uuid` can't be a GPU's.
+        OSError: it can't be written.
+    """
+    path = _path(uuid, "tried")
+    runs = [*tries(uuid), run][-_MOST_RUNS:]
+    files.ensure_directory(PATH, mode=0o700)
+    files.ensure_file(path, json.dumps(runs) + "\n", mode=0o600)
+
+
+def tries(uuid: str) -> tuple[str, ...]:
+    """The ids of the last tests that were started of a GPU, the newest last.
+
+    Raises:
+        ValueError: `uuid` can't be a GPU's.
+        OSError: that can't be read.
+    """
+    path = _path(uuid, "tried")
+    try:
+        found: object = json.loads(files.read_text(path) or "[]")
+    except ValueError:
+        found = None
+    runs = typing.cast("list[object]", found if isinstance(found, list) else [None])
+    sound = tuple(run for run in runs if isinstance(run, str) and _RUN.fullmatch(run))
+    if len(sound) != len(runs):
+        _log.warning("%s is damaged: what it had is forgotten", path)
+        files.ensure_absent(path)
+        return ()
+    return sound
+
+
+def remove() -> bool:
+    """Forget all that was asked and tried. Return True if anything was there."""
+    return files.ensure_absent(PATH)
+
+
+def _path(uuid: str, kind: str = "json") -> pathlib.Path:
+    if not _ID.fullmatch(uuid):
+        raise ValueError(f"{uuid!r} is no GPU's id")
+    return PATH / f"{uuid}.{kind}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _find(uuid: str) -> Ask | None:
+    """What is asked for of a GPU; None for nothing, or for a file that says nothing."""
+    path = _path(uuid)
+    try:
+        text = files.read_text(path)
+        if text is None:
+            return None
+        found: collections.abc.Mapping[str, typing.Any] = json.loads(text)
+        entry = Ask(uuid, **found)
+    except (ValueError, TypeError):  # no JSON, a list, a name that is not known
+        entry = None
+    if entry is None or not _is_sound(entry):
+        _log.warning("%s is damaged: that test is not made", path)
+        files.ensure_absent(path)
+        return None
+    return entry
+
+
+def _is_sound(entry: Ask) -> bool:
+    texts: list[object] = [*dataclasses.astuple(entry)]
+    printable = all(isinstance(text, str) and text.isprintable() for text in texts)
+    return printable and entry.level in LEVELS
