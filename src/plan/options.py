@@ -16,6 +16,10 @@ MODES: typing.Final = ("worker", "web", "all")
 VENDORS: typing.Final = ("auto", "nvidia", "amd", "intel")
 ALLOCATIONS: typing.Final = ("exclusive", "shared")
 PRIVILEGED: typing.Final = ("no-gpu", "gpu")
+HEALTH: typing.Final = ("on", "observe", "off")
+JOB_LOG: typing.Final = ("on", "faults", "off")
+UNUSED: typing.Final = ("ignore", "warn", "fail")
+RECOVERY: typing.Final = ("none", "reset", "reboot")
 
 # supported-driver-capabilities of nvidia-container-toolkit 1.20.
 CAPABILITIES: typing.Final = (
@@ -57,6 +61,7 @@ class Part(enum.Enum):
     HOST = "host"
     RELEASE = "release"
     GPU = "gpu"
+    WATCH = "watch"
     WORKER = "worker"
     WEB = "web"
 
@@ -70,6 +75,13 @@ _PARTS: typing.Final = {
             *("nvidia-toolkit-key", "host-packages"),
         ),
         Part.HOST,
+    ),
+    **dict.fromkeys(
+        (
+            *("gpu-health", "max-quarantined", "job-log", "gpu-unused", "gpu-metrics-port"),
+            "gpu-recovery",
+        ),
+        Part.WATCH,
     ),
     "concourse-version": Part.RELEASE,
     "concourse-sha256": Part.RELEASE,
@@ -100,6 +112,13 @@ class Options:
         toolkit_mirror: base URL of its repository, without a slash at its end.
         toolkit_key: the repository's public key, ASCII-armoured; empty: NVIDIA's own.
         selftest_on_start: whether the self-test runs by itself.
+        gpu_health: whether the GPUs are watched: one of HEALTH.
+        max_quarantined: of how many of them the watch may believe at once that they are broken, in
+            percent.
+        job_log: what jobs' logs are told of their GPUs: one of JOB_LOG.
+        gpu_unused: what becomes of a step that does not use its GPU: one of UNUSED.
+        gpu_metrics_port: TCP port of the GPUs' metrics; 0: none.
+        gpu_recovery: what may be done by itself for a GPU that needs it: one of RECOVERY.
         host_packages: further packages of the distribution that the machine is to have.
         minimums: what the self-test asks of the machine and of each GPU.
         tags: the operator's own tags, in order, without repeats.
@@ -126,6 +145,12 @@ class Options:
     toolkit_mirror: str = ""
     toolkit_key: str = ""
     selftest_on_start: bool = True
+    gpu_health: str = "on"
+    max_quarantined: int = 50
+    job_log: str = "on"
+    gpu_unused: str = "warn"
+    gpu_metrics_port: int = 19835
+    gpu_recovery: str = "none"
     host_packages: tuple[str, ...] = ()
     minimums: Minimums = Minimums()
     tags: tuple[str, ...] = ()
@@ -217,11 +242,13 @@ def _choice(
     return value
 
 
-def _number(raw: collections.abc.Mapping[str, object], option: str, most: int) -> int:
+def _number(
+    raw: collections.abc.Mapping[str, object], option: str, most: int, least: int = 0
+) -> int:
     text = _text(raw, option)
     number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else most + 1
-    if number > most:
-        raise OptionError(option, text, f"is out of range: use 0 to {most}")
+    if not least <= number <= most:
+        raise OptionError(option, text, f"is out of range: use {least} to {most}")
     return number
 
 
@@ -286,13 +313,23 @@ def _capabilities(raw: collections.abc.Mapping[str, object]) -> str:
     return text if text == "all" else ",".join(_list(raw, option, check)) or check(text)
 
 
-def _port(raw: collections.abc.Mapping[str, object]) -> int:
-    text = _text(raw, "web-port")
-    port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0
-    if not 0 < port < 65536 or port in TAKEN_PORTS:
-        taken = ", ".join(str(number) for number in TAKEN_PORTS)
-        raise OptionError("web-port", text, f"can't be used: use 1 to 65535 but not {taken}")
+def _port(
+    raw: collections.abc.Mapping[str, object], option: str, others: tuple[int, ...], least: int
+) -> int:
+    text, taken = _text(raw, option), (*TAKEN_PORTS, *others)
+    port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else -1
+    if not least <= port < 65536 or port in taken:
+        listed = ", ".join(map(str, taken))
+        raise OptionError(option, text, f"can't be used: use {least} to 65535 but not {listed}")
     return port
+
+
+def _metrics_port(raw: collections.abc.Mapping[str, object]) -> int:
+    # Where this unit's web listens too.
+    has_web = _text(raw, "deployment-mode") in ("web", "all")
+    web = _text(raw, "web-port") if has_web else ""
+    others = (int(web),) if re.fullmatch(r"[0-9]{1,5}", web) else ()
+    return _port(raw, "gpu-metrics-port", others, 0)
 
 
 # What makes each field of Options of Juju's config; each may raise an OptionError.
@@ -325,6 +362,12 @@ _READERS: typing.Final[
     ),
     "toolkit_key": lambda raw: option_values.pgp_key(_text(raw, "nvidia-toolkit-key")),
     "selftest_on_start": lambda raw: bool(raw.get("selftest-on-start", True)),
+    "gpu_health": lambda raw: _choice(raw, "gpu-health", HEALTH),
+    "max_quarantined": lambda raw: _number(raw, "max-quarantined", 100, 1),
+    "job_log": lambda raw: _choice(raw, "job-log", JOB_LOG),
+    "gpu_unused": lambda raw: _choice(raw, "gpu-unused", UNUSED),
+    "gpu_metrics_port": _metrics_port,
+    "gpu_recovery": lambda raw: _choice(raw, "gpu-recovery", RECOVERY),
     "host_packages": lambda raw: _list(raw, "host-packages", option_values.host_package),
     "minimums": _minimums,
     "tags": lambda raw: _list(raw, "tag", option_values.tag),
@@ -339,7 +382,7 @@ _READERS: typing.Final[
     "worker_private_key": lambda raw: option_values.private_key(
         str(raw.get("worker-private-key") or "")
     ),
-    "web_port": _port,
+    "web_port": lambda raw: _port(raw, "web-port", (), 1),
     "external_url": lambda raw: option_values.url("external-url", _text(raw, "external-url")),
     "advertise_address": lambda raw: option_values.advertised(_text(raw, "advertise-address")),
     "container_dns_servers": lambda raw: _list(

@@ -356,6 +356,12 @@ def test_no_value_does_more_than_be_refused(options):
         ("container_dns_servers", Part.WORKER),
         ("web_port", Part.WEB),
         ("external_url", Part.WEB),
+        ("gpu_health", Part.WATCH),
+        ("max_quarantined", Part.WATCH),
+        ("job_log", Part.WATCH),
+        ("gpu_unused", Part.WATCH),
+        ("gpu_metrics_port", Part.WATCH),
+        ("gpu_recovery", Part.WATCH),
     ],
 )
 def test_a_value_that_cannot_be_used_concerns_its_own_part_and_the_others_are_read(option, part):

@@ -109,6 +109,48 @@ def test_privileged_tasks():
         )
 
 
+WORDS = {
+    "gpu-health": ("on", "observe", "off"),
+    "job-log": ("on", "faults", "off"),
+    "gpu-unused": ("warn", "ignore", "fail"),
+    "gpu-recovery": ("none", "reset", "reboot"),
+}
+
+
+@pytest.mark.parametrize("option", WORDS)
+def test_the_words_of_the_watch(option):
+    attribute, words = option.replace("-", "_"), WORDS[option]
+    assert getattr(parse(), attribute) == words[0]
+    for word in words:
+        assert getattr(parse(**{attribute: word}), attribute) == word
+    for value in ("", words[0].upper(), "true", f"{words[0]},{words[1]}"):
+        assert refused(**{attribute: value}).startswith(f"{option} '{value}' is unknown: use ")
+
+
+def test_max_quarantined():
+    for value in (1, 50, "100"):
+        assert parse(max_quarantined=value).max_quarantined == int(value)
+    for value in (0, 101, "50%", ""):
+        assert refused(max_quarantined=value) == (
+            f"max-quarantined '{value}' is out of range: use 1 to 100"
+        )
+
+
+def test_gpu_metrics_port():
+    for value in (0, 1, "9400", 65535):
+        assert parse(gpu_metrics_port=value).gpu_metrics_port == int(value)
+    for value in (-1, 65536, 2222, 7777, "", "http"):
+        said = refused(gpu_metrics_port=value)
+        assert said.startswith(f"gpu-metrics-port '{value}' can't be used: use 0 to 65535 but not")
+
+
+def test_the_metrics_have_no_port_of_the_units_own_web():
+    assert parse(gpu_metrics_port=8080).gpu_metrics_port == 8080
+    assert refused(gpu_metrics_port=8080, deployment_mode="all").endswith("8888, 8080")
+    ports = {"gpu_metrics_port": 19835, "web_port": 19835}
+    assert refused(**ports, deployment_mode="all").startswith("gpu-metrics-port '19835' can't")
+
+
 NUMBERS = {"gpus-per-task": 128, "gpu-wait-timeout": 1800, "hijack-gpu-limit": 1440}
 
 
