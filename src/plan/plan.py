@@ -14,7 +14,8 @@ from plan.state import UnitState
 def make(state: UnitState) -> Plan:
     """Decide what this unit should be. What is wrong with one part leaves the others alone."""
     if state.leaving:
-        return Plan((), None, None, None, None)
+        # Juju tells peers late that a unit goes: it takes back by itself what it said.
+        return Plan((), None, None, None, None, offer=GpuOffer(state.unit, ()))
     options, frozen = state.options, state.frozen
     problems = [problem(Reason.BAD_OPTION, text=one.text) for one in options.wrong]
     if Part.UNIT in frozen:

@@ -11,7 +11,7 @@ import typing
 from gpu import health, xid
 from gpu.inventory import Gpu
 from oci import leases, quarantine
-from selftest import last_pass, results
+from selftest import absence, last_pass, results
 from selftest.burnin import level as burnin
 from selftest.check import Check, Level, Outcome, Progress, Result
 from selftest.compute import level as compute
@@ -19,6 +19,7 @@ from selftest.isolation import level as isolation
 from selftest.quick import gpu_checks, host_checks
 from selftest.results import Report
 from selftest.settings import Settings
+from wake import nodes
 
 # Those without which a GPU can't be asked how it is.
 _SILENT: typing.Final = (host_checks.INVENTORY.id, host_checks.DRIVER.id)
@@ -57,21 +58,21 @@ def run(
     level after quick that begins.
     """
     started, began = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    there = nodes.present()
     progress("Checking the machine and its GPUs")
     look = host_checks.look(settings)
+    # NVML makes nodes that are missing, as after a boot.
+    there = {*there, *nodes.present()}
     gpus = tuple(gpu for gpu in settings.gpus if request.gpu in ("", gpu.uuid))
-    found = host_checks.run(settings, look)
-    # NVML answers whatever else is wrong with this worker.
-    silent = [result for result in found if result.check in _SILENT]
-    found += _unless_prevented(
-        gpu_checks.CHECKS, gpus, silent, lambda good: _health(settings, good)
-    )
+    found = _quick(settings, gpus, look)
     for level, checks, make in _later(settings, request, progress):
+        found = absence.spared(found, there, nodes.present())
         if request.level.includes(level):
             reached(level)
             # No job gets it meanwhile: the next level may take hours.
             _take_out(settings, request.device, found)
             found += _unless_prevented(checks, gpus, found, make)
+    found = absence.spared(found, there, nodes.present())
     return Report(
         run=request.run,
         # What can't be told is to be tested again at the next event.
@@ -83,6 +84,15 @@ def run(
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - began, 1),
         results=tuple(found),
+    )
+
+
+def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: host_checks.Look) -> list[Result]:
+    found = host_checks.run(settings, look)
+    # NVML answers whatever else is wrong with this worker.
+    silent = [result for result in found if result.check in _SILENT]
+    return found + _unless_prevented(
+        gpu_checks.CHECKS, gpus, silent, lambda good: _health(settings, good)
     )
 
 

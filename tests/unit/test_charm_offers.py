@@ -127,3 +127,11 @@ def test_hostile_words_are_refused_in_words(context, with_boot, line):
     _, status = run(context, context.on.config_changed(), worker(), peers(), relation)
     assert "refused gpus of web/0: no BOOT UUID ..." in status.message
     assert status.message.isprintable()
+
+
+def test_a_unit_that_goes_takes_back_what_it_said(context, with_boot):
+    """Juju tells peers late that it went; meanwhile its cards may be another's."""
+    with_boot.leaving = True
+    relation = dataclasses.replace(peers(), local_unit_data={"gpus": OWN})
+    told, _ = run(context, context.on.config_changed(), worker(), relation)
+    assert "gpus" not in told[0]

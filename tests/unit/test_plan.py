@@ -115,7 +115,8 @@ def test_both_on_one_machine_need_no_relation_and_no_database():
 def test_one_that_is_leaving_starts_nothing():
     for mode in MODES:
         found = unit(mode, options={"enable-gpu": True}, leaving=True)
-        assert plan.make(found) == Plan((), None, None, None, None)
+        nothing = GpuOffer(found.unit, ())
+        assert plan.make(found) == Plan((), None, None, None, None, offer=nothing)
 
 
 # Found, what is read, and what becomes of gpu, worker and web: "new" for a plan.

@@ -97,10 +97,12 @@ def test_while_the_choice_is_wrong_what_was_right_before_is_offered():
     assert plan.make(found).offer == GpuOffer("worker/0", ("GPU-1",))
 
 
-@pytest.mark.parametrize("options", [{"deployment-mode": "x"}, {}])
-def test_nothing_new_is_told_by_a_unit_that_stays_as_it_is_or_goes(options):
-    found = gpu_unit(options, leaving=not options)
-    assert plan.make(found).offer is None
+def test_nothing_new_is_told_by_a_unit_that_stays_as_it_is():
+    assert plan.make(gpu_unit({"deployment-mode": "x"})).offer is None
+
+
+def test_one_that_goes_takes_back_what_it_offered():
+    assert plan.make(gpu_unit({}, leaving=True)).offer == GpuOffer("ci-gpu/3", ())
 
 
 def test_without_gpus_nothing_is_offered():

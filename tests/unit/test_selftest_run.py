@@ -326,3 +326,52 @@ def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):
         assert reached.pop() is Level.ISOLATION
         assert report.outcome == "failed"
         assert seen.pop() == ([SECOND], quarantined)
+
+
+@pytest.mark.parametrize(
+    ("after", "said", "outcome"),
+    [
+        ({"nvidia0"}, "nvidia1 went", Outcome.PREVENTED),
+        ({"nvidia0", "nvidia1", "nvidia2"}, "nvidia2 came", Outcome.PREVENTED),
+        ({"nvidia0", "nvidia1"}, "xid says: so", Outcome.FAILED),
+    ],
+)
+def test_a_card_that_is_taken_away_or_passed_in_meanwhile_condemns_none(
+    monkeypatch, after, said, outcome
+):
+    """As LXD does it to an instance; what fails then may be for that alone."""
+    now = {"nvidia0", "nvidia1"}
+    monkeypatch.setattr(run.nodes, "present", lambda: tuple(sorted(now)))
+    look = run.host_checks.Look(INVENTORY, MACHINE)
+    monkeypatch.setattr(run.host_checks, "look", lambda _: look)
+    monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(DISK), failed(HEAT, FIRST)])
+
+    def check(*_):
+        now.clear()
+        now.update(after)
+        return [failed(HEALTH, FIRST), passed(HEALTH, SECOND)]
+
+    monkeypatch.setattr(run, "_health", check)
+    report = run.run(SETTINGS, run.Request("r"), lambda _: None, lambda _: None)
+    run.conclude(SETTINGS, report)
+    told = {result.check: result for result in report.results if result.gpu == FIRST}
+    assert told["xid"].outcome is outcome
+    assert said in told["xid"].text
+    assert bool(out()) == (outcome is Outcome.FAILED)
+    # What takes no GPU out says what it said.
+    assert told["throttle"].outcome is Outcome.FAILED
+
+
+def test_nodes_that_nvml_makes_when_it_is_first_asked_spare_no_gpu(monkeypatch):
+    there = []
+    monkeypatch.setattr(run.nodes, "present", lambda: tuple(there))
+
+    def look(_settings):
+        there.append("nvidia0")
+        return run.host_checks.Look(INVENTORY, MACHINE)
+
+    monkeypatch.setattr(run.host_checks, "look", look)
+    monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
+    monkeypatch.setattr(run, "_health", lambda *_: [])
+    report = run.run(SETTINGS, run.Request("r"), lambda _: None, lambda _: None)
+    assert report.outcome == "failed"
