@@ -168,6 +168,8 @@ class Moment:
         look: the last good poll, perhaps an old one; None before the first.
         holdings: who holds what; None where that can't be told now, which is not "nobody".
         out: UUIDs of GPUs that get no task now, each with the reason in a few words.
+        cordoned: those of `out` that come back by themselves, since others use them or their
+            memory is still taken; the rest of `out` is in quarantine.
     """
 
     now: float
@@ -177,6 +179,7 @@ class Moment:
     look: Look | None = None
     holdings: tuple[Holding, ...] | None = ()
     out: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    cordoned: frozenset[str] = frozenset()
 
     def holders(self, uuid: str) -> tuple[Holding, ...]:
         """The containers that hold a GPU, or a part of it."""
