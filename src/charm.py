@@ -4,33 +4,25 @@
 """Juju's front door. No work is done here, but the whole way of a hook is: `_reconcile`."""
 
 import dataclasses
-import typing
 
 import ops
 
 import actions
+import attempts
 import equipment
 import look
 import ownership
 import reboot
-from ci.concourse import local_postgresql, release, web, worker
+from ci.concourse import release, web, worker
 from ci.concourse.upstream import TSA_PORT
 from host import facts, memory, network, owner
-from machine import app, download, packages
-from oci import cordons, nvidia, wrapper
+from oci import cordons, wrapper
 from plan import plan, status
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
-from plan.state import Failure, UnitState
+from plan.state import UnitState
 from relations import juju, offers, peers, postgresql, tsa
-from selftest import automatic, service
-
-# What the operator must mend; each text says how.
-BLOCKING: typing.Final = (
-    release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
-    nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
-)  # fmt: skip
-T = typing.TypeVar("T")
+from selftest import automatic
 
 
 class GpuCiWorkerCharm(ops.CharmBase):
@@ -120,7 +112,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
 
     def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""
-        changed, after = self._try(state, Part.HOST, equipment.ensure, wanted.host, self._say)
+        changed, after = attempts.make(state, Part.HOST, equipment.ensure, wanted.host, self._say)
         if changed is False:
             return after
         seen = look.at_unit(self.model, self._web_keys)
@@ -131,7 +123,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         options, stays = state.options, state.leaving or Part.WORKER in state.frozen
         key = ""
         if options.has_worker and not stays:
-            _, state = self._try(state, Part.WORKER, network.ensure)
+            _, state = attempts.make(state, Part.WORKER, network.ensure)
             key = worker.ensure_key(options.worker_private_key)
             tsa.publish_worker(self.model, key)
         elif Part.UNIT not in state.frozen and not options.has_worker:
@@ -142,12 +134,14 @@ class GpuCiWorkerCharm(ops.CharmBase):
             if self._web_keys.make() or (key and key not in state.web.worker_keys):
                 state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
         if wanted.release:
-            had, state = self._try(state, Part.RELEASE, release.ensure, wanted.release, self._say)
+            had, state = attempts.make(
+                state, Part.RELEASE, release.ensure, wanted.release, self._say
+            )
             state = dataclasses.replace(state, installed=had.version if had else state.installed)
             self.unit.set_workload_version(state.installed)
         repaired = None
         if isinstance(wanted.gpu, GpuPlan):
-            repaired, state = self._try(state, Part.GPU, wrapper.apply, wanted.gpu)
+            repaired, state = attempts.make(state, Part.GPU, wrapper.apply, wanted.gpu)
         if wanted.unusable or (state.inventory and state.inventory.gpus):
             cordons.ensure(state.cordoned, wanted.unusable)
         return dataclasses.replace(state, repaired=bool(repaired))
@@ -157,13 +151,15 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if Part.UNIT in state.frozen:
             return state
         # Without a verdict the worker stays as it is.
-        tested, state = self._try(state, Part.WORKER, automatic.ensure, state, wanted, self._say)
+        tested, state = attempts.make(
+            state, Part.WORKER, automatic.ensure, state, wanted, self._say
+        )
         return tested or state
 
     def _finish(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have web and worker as planned, and tell the others."""
         if isinstance(wanted.web, WebPlan):
-            done, state = self._try(state, Part.WEB, web.apply, wanted.web, self._say)
+            done, state = attempts.make(state, Part.WEB, web.apply, wanted.web, self._say)
             if done is not None:
                 self.unit.set_ports(wanted.web.port, TSA_PORT)
                 key = state.web.tsa_public_key
@@ -183,16 +179,6 @@ class GpuCiWorkerCharm(ops.CharmBase):
             memory.remember_ids(wanted.choice.remember)
         offers.publish(self.model, wanted.offer, state.elsewhere)
         return state
-
-    def _try(
-        self, state: UnitState, part: Part, work: typing.Callable[..., T], *arguments: object
-    ) -> tuple[T | None, UnitState]:
-        """Do something to one part, whose failure is no other's."""
-        try:
-            return work(*arguments), state
-        except BLOCKING as error:
-            failure = Failure(part, str(error), getattr(error, "passes", False))
-        return None, dataclasses.replace(state, failures=(*state.failures, failure))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FLOORS = {
     "charm": 10,
     "actions": 9,
+    "attempts": 9,
     "equipment": 9,
     "look": 9,
     "ownership": 9,
