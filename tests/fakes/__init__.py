@@ -43,7 +43,9 @@ __all__ = [
 HERE = Path(__file__).parent
 FAKEGPU = "/usr/local/lib/fake-gpu/fakegpu"
 STANDIN_RUNTIME = HERE / "nvidia-container-runtime-standin"
-PROGRAM = ("fakegpu", "fakecards.py", "fakekmsg.py", "fakemodules.py", "fakenodes.py")
+PROGRAM = (
+    *("fakegpu", "fakecards.py", "fakefaults.py", "fakekmsg.py", "fakemodules.py", "fakenodes.py"),
+)
 LIBRARIES = {"libnvidia-ml.so.1": "nvml.c", "libcuda.so.1": "cuda.c"}
 
 

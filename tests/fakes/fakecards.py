@@ -62,6 +62,7 @@ SETTABLE = """
     sram-uncorrected-volatile sram-uncorrected-aggregate sram-threshold-exceeded retired-pages
     retired-pages-single-bit retired-pages-pending remapped-rows-corrected
     remapped-rows-uncorrected remapped-rows-pending remapped-rows-failed
+    utilisation energy-mj event-types
 """.split()
 DIRECTORIES = (
     "sys/bus/pci/devices",

@@ -32,7 +32,8 @@ MODPROBE = """\
 )
 SMI = """\
 #!/bin/sh
-# Stands in for nvidia-smi: it lists the simulated cards, and knows no option.
+# Stands in for nvidia-smi: it lists the simulated cards, and resets one.
+[ "$1" != --gpu-reset ] || exec /usr/local/lib/fake-gpu/fakegpu reset "$3"
 echo "NVIDIA-SMI {version} (stand-in)"
 exec cat /proc/driver/nvidia/gpus/*/information
 """

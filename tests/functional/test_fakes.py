@@ -183,6 +183,65 @@ answer = code(n.nvmlDeviceGetPersistenceMode, h)
     assert answer == 3
 
 
+def test_events_reach_the_set_that_registered_for_their_type_and_card(ask):
+    answer = ask("""
+import time
+def wait(events):
+    found = n.nvmlEventSetWait_v2(events, 300)
+    return [n.nvmlDeviceGetIndex(found.device), found.eventType, found.eventData,
+        found.gpuInstanceId]
+put("events", "0 0x8 13\\n")  # before the set was made
+h = [n.nvmlDeviceGetHandleByIndex(i) for i in (0, 1)]
+put("gpus/1/event-types", "0x8\\n")
+events = n.nvmlEventSetCreate()
+n.nvmlDeviceRegisterEvents(h[0], n.nvmlDeviceGetSupportedEventTypes(h[0]) & 0x800a, events)
+n.nvmlDeviceRegisterEvents(h[1], 0x8, events)
+answer = [code(n.nvmlDeviceRegisterEvents, h[1], 0xa, events), code(wait, events)]
+with (state / "events").open("a") as file:
+    file.write("1 0x2 0\\n1 8 79\\n0 0x8000 1\\n0 8 31 2 0\\n")
+answer += [wait(events), wait(events), wait(events), code(wait, events)]
+put("gpus/1/fault", "fallen-off-bus\\n")
+answer += [code(wait, events), code(n.nvmlEventSetFree, events)]
+""")
+    whole, timeout, lost = 0xFFFFFFFF, 10, 15
+    told = [[1, 8, 79, whole], [0, 0x8000, 1, whole], [0, 8, 31, 2]]
+    assert answer == [3, timeout, *told, timeout, lost, 0]
+
+
+def test_a_card_draws_energy_while_time_goes_on(ask):
+    answer = ask("""
+import time
+h = n.nvmlDeviceGetHandleByPciBusId("00000000:01:00.0")
+put("gpus/0/power-mw", "100000\\n")
+put("gpus/0/energy-at", str(int(time.clock_gettime(time.CLOCK_BOOTTIME)) - 10))
+put("gpus/0/energy-mj", "5000000")
+before = n.nvmlDeviceGetTotalEnergyConsumption(h)
+time.sleep(0.05)
+answer = [before, n.nvmlDeviceGetTotalEnergyConsumption(h) - before]
+""")
+    assert 6_000_000 <= answer[0] <= 6_200_000
+    assert 5_000 <= answer[1] <= 2_000_000
+
+
+@pytest.mark.parametrize("call", ["nvmlInit()", "nvmlDeviceGetCount()", "nvmlDeviceGetUUID(h)"])
+def test_no_call_returns_while_the_driver_hangs(ask, call):
+    answer = ask(f"""
+import threading, time
+h = n.nvmlDeviceGetHandleByIndex(0)
+put("hang", "")
+thread = threading.Thread(target=lambda: n.{call}, daemon=True)
+thread.start()
+thread.join(0.5)
+answer = [thread.is_alive()]
+(state / "hang").unlink()
+thread.join(30)
+answer += [thread.is_alive()]
+put("hang", str(time.clock_gettime(time.CLOCK_BOOTTIME) + 0.3))
+answer += [code(n.nvmlDeviceGetUUID, h)]
+""")
+    assert answer == [True, False, 0]
+
+
 def listing(root):
     return {
         str(path.relative_to(root)): os.readlink(path) if path.is_symlink() else path.read_text()

@@ -5,6 +5,7 @@
 import json
 import os
 import shutil
+import sys
 import time
 
 import pytest
@@ -252,3 +253,47 @@ def test_the_version_names_the_runtime_then_runc(machine, runtime):
     lines = machine.run(runtime, "--version").stdout.splitlines()
     assert lines[0].startswith("NVIDIA Container Runtime version 1.")
     assert any(line.startswith("runc version") for line in lines)
+
+
+RUNNING = """
+import json
+import pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(1)
+field = n.nvmlDeviceGetFieldValues(h, [230])[0].value.uiVal
+print(json.dumps([n.nvmlDeviceGetUtilizationRates(h).gpu, n.nvmlDeviceGetPowerUsage(h),
+    n.nvmlDeviceGetMemoryInfo(h).used >> 20, field]))
+"""
+
+
+def test_a_card_computes_fails_and_is_reset_while_the_machine_runs(machine):
+    def told():
+        path = os.pathsep.join(sys.path)
+        command = ["env", f"PYTHONPATH={path}", sys.executable, "-c", RUNNING]
+        return json.loads(machine.run(*command).stdout)
+
+    machine.fakegpu("busy", "1", "50")
+    machine.fakegpu("memory", "1", "3000")
+    assert told() == [50, 230000, 3000, 0]
+    machine.fakegpu("xid", "1", "79")
+    machine.fakegpu("xid", "1", "31", "--only", "nvml")
+    machine.fakegpu("xid", "0", "48", "--only", "log")
+    machine.fakegpu("event", "1", "0x8000", "1")
+    events = machine.run("cat", "/var/lib/fake-gpu/events").stdout
+    assert events.splitlines() == ["1 0x8 79", "1 0x8 31", "1 0x8000 1"]
+    log = machine.run("cat", "/dev/kmsg").stdout
+    assert [code in log for code in (": 79, ", ": 31, ", ": 48, ")] == [True, False, True]
+    machine.fakegpu("set", "1", "field-230=1", "processes=4711 100")
+    refused = machine.run(FAKEGPU, "reset", "1", check=False)
+    assert "is currently in use by another process" in refused.stderr
+    machine.fakegpu("set", "1", "processes=")
+    machine.fakegpu("refuse-reset")
+    assert machine.run(FAKEGPU, "reset", "1", check=False).returncode
+    machine.fakegpu("refuse-reset", "off")
+    machine.fakegpu("reset", machine.cards()[1]["uuid"])
+    assert told()[3] == 0
+    assert machine.run("tail", "-1", "/var/lib/fake-gpu/events").stdout == "1 0x8000 0\n"
+    machine.fakegpu("hang")
+    assert machine.exists("/var/lib/fake-gpu/hang") == [True]
+    machine.fakegpu("boot")
+    assert machine.exists("/var/lib/fake-gpu/hang") == [False]

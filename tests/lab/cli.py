@@ -148,7 +148,11 @@ def add_unit_commands(add: Adder) -> None:
     it = add(
         "gpu", model.gpu, "Change a unit's simulated GPUs while it runs", "gpu lose worker/0 1"
     )
-    it.add_argument("verb", help="lose, restore, add, set, mig, driver, bind, install, status ...")
+    it.add_argument(
+        "verb",
+        help="lose, restore, xid, hang, busy, memory, event, reset, add, set, mig, driver, "
+        "bind, install, status ...",
+    )
     it.add_argument("unit")
     it.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...",

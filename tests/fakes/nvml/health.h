@@ -31,6 +31,30 @@ rc nvmlDeviceGetTemperatureThreshold(dev d, unsigned kind, unsigned *to)
     return small(d, kind ? "temperature-slowdown" : "temperature-shutdown", kind ? "92" : "95", to);
 }
 
+struct utilisation { unsigned gpu, memory; };
+
+rc nvmlDeviceGetUtilizationRates(dev d, struct utilisation *to)
+{
+    rc status = small(d, "utilisation", "0", &to->gpu);
+    if (!status)
+        to->memory = to->gpu / 2;
+    return status;
+}
+
+/* In mJ: what energy-mj says of the uptime energy-at, and what the card has drawn since then. */
+rc nvmlDeviceGetTotalEnergyConsumption(dev d, u64 *to)
+{
+    u64 since, power;
+    rc status = number(d, "energy-mj", "0", to);
+    if (!status)
+        status = number(d, "energy-at", "0", &since);
+    if (!status)
+        status = number(d, "power-mw", "60000", &power);
+    if (!status)
+        *to += (u64)((uptime() - since) * power);
+    return status;
+}
+
 struct margin { unsigned version; int celsius; };
 
 /* Told from Hopper on. */

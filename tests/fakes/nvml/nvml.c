@@ -6,6 +6,8 @@
  *
  *   $FAKE_GPU_DIR (default /var/lib/fake-gpu)
  *     driver-version  cuda-version (as 13.0)  driver (loaded|gone)  nvml-init-rc
+ *     hang   there while no call returns; with a number until that uptime
+ *     events   a line for each event: events.h
  *     gpus/<card>/uuid  model  memory-mib  minor  pci  ...   (all names: SETTABLE in tests/fakes/fakecards.py)
  *     gpus/<card>/driver (nvidia|vfio-pci|nouveau|none)  fault (fallen-off-bus|nvml-only)
  *     gpus/<card>/mig/<n>   there while MIG mode is on; each file holds the UUID of one MIG device
@@ -18,6 +20,7 @@
 #include "state.h"
 #include "health.h"
 #include "mig.h"
+#include "events.h"
 
 /* ---- library and system ---- */
 
@@ -27,6 +30,7 @@ rc nvmlInitWithFlags(unsigned flags)
     int any = 0;
 
     (void)flags;
+    hang();
     for (int i = 0; i < CARDS; i++) {
         whole[i] = (struct dev){i, -1};
         for (int j = 0; j < SLICES; j++)
@@ -65,6 +69,7 @@ const char *nvmlErrorString(rc code)
     case NOT_SUPPORTED: return "The requested operation is not available on target device";
     case NOT_FOUND: return "A query to find an object was unsuccessful";
     case SMALL: return "An input argument is not large enough";
+    case TIMEOUT: return "User provided timeout passed";
     case NO_DRIVER: return "NVIDIA driver is not loaded";
     case LOST: return "The GPU has fallen off the bus or has otherwise become inaccessible";
     case 16: return "The GPU requires a reset before it can be used again";
@@ -99,6 +104,7 @@ rc nvmlSystemGetCudaDriverVersion(int *to) { return nvmlSystemGetCudaDriverVersi
 
 rc nvmlDeviceGetCount_v2(unsigned *to)
 {
+    hang();
     if (inits < 1)
         return UNINITIALIZED;
     *to = seen_before(CARDS);
@@ -123,6 +129,26 @@ static void uuid_of(dev d, char *to)
         value(d->card, "uuid", "", to);
     else if (!slurp(to, TEXT, "gpus/%d/mig/%d", d->card, d->slice))
         *to = 0;
+}
+
+/* As sysfs writes it or as NVML does: the domain may have more digits. */
+rc nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, dev *to)
+{
+    char text[TEXT];
+    unsigned domain, bus, device, wanted[3];
+    if (inits < 1)
+        return UNINITIALIZED;
+    if (sscanf(bus_id, "%x:%x:%x", &wanted[0], &wanted[1], &wanted[2]) != 3)
+        return INVALID;
+    for (int i = 0; i < CARDS; i++) {
+        value(i, "pci", "", text);
+        if (seen(i) && sscanf(text, "%x:%x:%x", &domain, &bus, &device) == 3 && domain == wanted[0] &&
+            bus == wanted[1] && device == wanted[2]) {
+            *to = &whole[i];
+            return check(*to);
+        }
+    }
+    return NOT_FOUND;
 }
 
 rc nvmlDeviceGetHandleByUUID(const char *uuid, dev *to)

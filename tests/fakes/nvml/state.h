@@ -11,9 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NO_DRIVER = 9, LOST = 15 };
+enum { OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NO_DRIVER = 9, TIMEOUT = 10, LOST = 15 };
 enum { RM_MISMATCH = 18, VERSION_MISMATCH = 25 };
 enum { CARDS = 32, SLICES = 8, TEXT = 256 };
 
@@ -65,6 +66,21 @@ static int driven(int card)
     return slurp(text, TEXT, "gpus/%d/uuid", card) && is(card, "driver", "nvidia", "nvidia");
 }
 
+static double uptime(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+/* The file `hang` makes each call wait: until it is gone, or the uptime in it has come. */
+static void hang(void)
+{
+    char text[TEXT];
+    while (slurp(text, TEXT, "hang") && (!*text || uptime() < atof(text)))
+        usleep(50000);
+}
+
 static int seen(int card) { return driven(card) && !is(card, "fault", "", "fallen-off-bus"); }
 
 static unsigned seen_before(int card)
@@ -83,6 +99,7 @@ static int has_slice(int card, int slice)
 
 static rc check(dev d)
 {
+    hang();
     if (inits < 1)
         return UNINITIALIZED;
     if (!d)
