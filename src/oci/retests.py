@@ -25,7 +25,8 @@ LEVELS: typing.Final = ("quick", "isolation", "compute", "burn-in")
 
 # As in quarantine.
 _ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
-_RUN: typing.Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+# As selftest.results.new_run makes them.
+_RUN: typing.Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}")
 _MOST_WORDS: typing.Final = 500
 _MOST_RUNS: typing.Final = 20
 
@@ -97,7 +98,7 @@ def tried(uuid: str, run: str) -> None:
 
     Args:
         uuid: the GPU's id.
-        run: the test's id, as selftest.results.new_run makes it.
+        run: the test's id.
 
     Raises:
         ValueError: `uuid` can't be a GPU's.

@@ -8,10 +8,10 @@ import time
 import typing
 
 from gpu.inventory import Inventory
-from oci import quarantine, wrapper
+from oci import quarantine, retests, wrapper
 from plan.parts import GpuPlan, Plan
 from plan.state import UnitState, Verdict
-from selftest import last_pass, results, service, settings, trial
+from selftest import asked, last_pass, results, service, settings, trial
 from selftest.check import Level, Outcome, Progress, Result
 from selftest.compute import environment
 from selftest.settings import Settings
@@ -60,7 +60,9 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
         if after is not state:
             state = after
             unknown = _test(Level.ISOLATION, progress)
-    elif ended := service.broken_off():
+    if isinstance(wanted.gpu, GpuPlan):
+        asked.ensure(progress)
+    if not unknown and (ended := service.broken_off()):
         unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
     said = Verdict("incomplete", failure=unknown) if unknown else verdict()
     return dataclasses.replace(state, quarantined=quarantine.read(), verdict=said)
@@ -107,7 +109,7 @@ def _test(level: Level, progress: Progress) -> str:
 
 def remove() -> bool:
     """Take both from this machine; what was found out stays. True if anything was there."""
-    removed = [devices.remove(), service.remove(), environment.remove(), settings.remove()]
+    removed = [room.remove() for room in (devices, service, environment, settings, retests)]
     return any(removed)
 
 

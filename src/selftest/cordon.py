@@ -8,7 +8,7 @@ from gpuci.journal import Decision
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
-from oci import cordons, leases, quarantine, wrapper
+from oci import cordons, leases, quarantine, retests, wrapper
 from oci.leases import LeaseError
 from plan.state import Quarantine
 from selftest.quick import known
@@ -79,6 +79,7 @@ def uncordon(wish: str, reason: str, inventory: Inventory) -> dict[str, str]:
         if uuid not in entries and not gone:
             raise _not_out(uuid, entries)
         quarantine.lift(uuid)
+        retests.forget(uuid)
         if gone:
             known.forget(uuid)
         _note("gpu-uncordon", uuid, reason)
@@ -122,7 +123,7 @@ def _state_after(uuid: str, entry: Quarantine | None, *, gone: bool) -> str:
         return "forgotten, since it is no longer in this machine"
     if reason := cordons.reasons().get(uuid):
         return f"still cordoned: {reason}"
-    if entry and entry.by == quarantine.SELF_TEST:
+    if entry and entry.level:
         return f"in use again; gpu-selftest level={entry.level} shows whether it is well"
     return "in use again"
 

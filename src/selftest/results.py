@@ -66,6 +66,22 @@ def condemns(result: Result) -> bool:
     return result.outcome is Outcome.FAILED and result.condemns
 
 
+def is_against(result: Result) -> bool:
+    """Whether a GPU can't be said to hold to what it was tested for."""
+    return condemns(result) or result.outcome is Outcome.PREVENTED
+
+
+def passed(report: Report, uuid: str, level: Level) -> bool:
+    """Whether a report shows that a GPU holds to all checks up to a level."""
+    if not report.level.includes(level):
+        return False
+    return not any(
+        is_against(result)
+        for result in report.results
+        if result.gpu in ("", uuid) and level.includes(result.level)
+    )
+
+
 def new_run() -> str:
     """An id for a run that starts now, such as `20261121T170000Z-1a2b`; they sort by time."""
     now = datetime.datetime.now(datetime.timezone.utc)

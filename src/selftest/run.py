@@ -196,28 +196,13 @@ def _bring_back(settings: Settings, report: Report) -> None:
     """End the quarantine of those that pass the level that failed them."""
     tested = {gpu.uuid for gpu in settings.gpus if report.gpu in ("", gpu.uuid)}
     for entry in quarantine.read():
-        ours = entry.uuid in tested and entry.by != quarantine.OPERATOR
-        if ours and _passed(report, entry.uuid, entry.level):
+        # Without a level nothing but the operator's word brings it back.
+        ours = entry.uuid in tested and entry.by != quarantine.OPERATOR and entry.level
+        if ours and results.passed(report, entry.uuid, Level(entry.level)):
             quarantine.lift(entry.uuid)
 
 
 def _proves(report: Report) -> bool:
     """Whether all GPUs passed isolation."""
     whole = not report.gpu and report.level.includes(Level.ISOLATION)
-    return whole and not any(map(_is_against, report.results))
-
-
-def _is_against(result: Result) -> bool:
-    """Whether a GPU can't be said to hold to what it was tested for."""
-    return results.condemns(result) or result.outcome is Outcome.PREVENTED
-
-
-def _passed(report: Report, uuid: str, level: str) -> bool:
-    """Whether a report shows that a GPU holds to all checks up to a level."""
-    if not report.level.includes(Level(level)):
-        return False
-    return not any(
-        _is_against(result)
-        for result in report.results
-        if result.gpu in ("", uuid) and Level(level).includes(result.level)
-    )
+    return whole and not any(map(results.is_against, report.results))

@@ -5,7 +5,7 @@
 import dataclasses
 import datetime
 
-from oci import quarantine, wrapper
+from oci import quarantine, retests, wrapper
 from plan import plan
 from selftest import automatic, last_pass, results, service, settings
 from selftest.check import Check, Level, Outcome
@@ -45,8 +45,8 @@ class Charm:
     def say(self, line):
         self.calls.append(line)
 
-    def start(self, level):
-        self.calls.append(f"start {level.value}")
+    def start(self, level, gpu=""):
+        self.calls.append(f"start {level.value}" + (f" of {gpu}" if gpu else ""))
         return "new"
 
     def follow(self, name, seconds, progress):
@@ -85,6 +85,7 @@ def worker(tmp_path, monkeypatch):
     charm = Charm()
     monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
     monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     monkeypatch.setattr(wrapper, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
     monkeypatch.setattr(
         service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")

@@ -6,7 +6,7 @@ import pytest
 from ops import testing
 
 from machine import files
-from oci import quarantine, wrapper
+from oci import quarantine, retests, wrapper
 from plan.parts import GpuPlan
 from tests.unit.situations import GPUS, RUNTIME, state, tsa
 
@@ -25,6 +25,7 @@ def worker(rooms, tmp_path, monkeypatch):
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     for (module, name), real in REAL.items():
         monkeypatch.setattr(module, name, real)
     wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(GPUS, RUNTIME)))

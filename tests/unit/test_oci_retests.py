@@ -9,6 +9,7 @@ import pytest
 from oci import retests
 from selftest.check import Level
 
+RUN = "20261121T170000Z-1a2b"
 XID = "Xid 13 twice in 24 h, from different jobs"
 
 
@@ -41,7 +42,7 @@ def test_what_is_asked_is_read_until_it_is_forgotten(folder):
 
 def test_root_alone_reads_it(folder):
     retests.ask("GPU-0", "quick", XID)
-    retests.tried("GPU-0", "20261121T170000Z-1a2b")
+    retests.tried("GPU-0", RUN)
     assert folder.stat().st_mode & 0o7777 == 0o700
     assert {path.stat().st_mode & 0o7777 for path in folder.iterdir()} == {0o600}
 
@@ -83,7 +84,7 @@ def test_lines_of_a_driver_stay_one_printable_line(folder):
 def test_what_is_no_id_becomes_no_file(folder, uuid):
     for call in (
         lambda name: retests.ask(name, "quick", XID),
-        lambda name: retests.tried(name, "run"),
+        lambda name: retests.tried(name, RUN),
         retests.tries,
         retests.forget,
     ):
@@ -122,9 +123,11 @@ def test_a_damaged_file_is_dropped_and_said(folder, caplog, text):
 def test_tries_outlive_what_was_asked_and_are_the_last_twenty(folder):
     retests.ask("GPU-0", "quick", XID)
     for number in range(25):
-        retests.tried("GPU-0", f"run-{number}")
+        retests.tried("GPU-0", f"20261121T1700{number:02}Z-1a2b")
     retests.forget("GPU-0")
-    assert retests.tries("GPU-0") == tuple(f"run-{number}" for number in range(5, 25))
+    assert retests.tries("GPU-0") == tuple(
+        f"20261121T1700{number:02}Z-1a2b" for number in range(5, 25)
+    )
     assert retests.tries("GPU-1") == ()
     assert retests.remove()
     assert retests.tries("GPU-0") == ()
@@ -132,9 +135,9 @@ def test_tries_outlive_what_was_asked_and_are_the_last_twenty(folder):
 
 @pytest.mark.parametrize("text", ["{", "{}", "null", '["a", 7]', '["../x"]', '"abc"', "\xff"])
 def test_damaged_tries_are_dropped_and_said(folder, caplog, text):
-    retests.tried("GPU-0", "run")
+    retests.tried("GPU-0", RUN)
     (folder / "GPU-0.tried").write_text(text, encoding="latin-1")
     assert retests.tries("GPU-0") == ()
-    retests.tried("GPU-0", "again")
-    assert retests.tries("GPU-0") == ("again",)
+    retests.tried("GPU-0", RUN)
+    assert retests.tries("GPU-0") == (RUN,)
     assert "GPU-0.tried is damaged" in caplog.text

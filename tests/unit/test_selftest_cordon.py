@@ -10,7 +10,7 @@ from gpu.inventory import Inventory, State, Vendor
 from gpuci.store import Store
 from gpuci.table import Holder
 from gpuci.usage import Host
-from oci import cordons, leases, quarantine, wrapper
+from oci import cordons, leases, quarantine, retests, wrapper
 from plan.parts import GpuPlan
 from selftest import cordon
 from selftest.quick import known
@@ -62,6 +62,7 @@ def unit(tmp_path, monkeypatch):
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     path = tmp_path / "inventory.json"
     for function in (known.read, known.add, known.forget):
         monkeypatch.setattr(function, "__defaults__", (path,))
@@ -146,6 +147,7 @@ def test_where_tasks_get_no_gpu_none_is_cordoned(unit):
 def test_uncordon_lifts_either(unit):
     unit.run("gpu-cordon", "0")
     quarantine.put("GPU-1", XID, "xid", "quick", "")
+    retests.ask("GPU-1", "quick", XID)
     assert unit.run("gpu-uncordon", "0", "done") == {
         "gpu": "GPU-0",
         "was": "cordoned by the operator: swapping the fan",
@@ -157,6 +159,7 @@ def test_uncordon_lifts_either(unit):
         "state": "in use again; gpu-selftest level=quick shows whether it is well",
     }
     assert out() == []
+    assert retests.read() == (), "the operator's word is enough"
     assert unit.notes[1:] == [
         ("gpu-uncordon", "GPU-0: done"), ("gpu-uncordon", "GPU-1: a false alarm"),
     ]  # fmt: skip
