@@ -1,0 +1,291 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the watch tells Prometheus, and that it tells nothing old as if it were fresh."""
+
+import dataclasses
+import re
+import types
+
+import pytest
+
+from gpu import health
+from health import exporter, metrics
+from health.decided import Suspect
+from health.seen import Card, Figures, Hang, Holding, Look, Message, Moment, Source
+
+CARDS = (
+    Card("GPU-a", 0, "0000:01:00.0", "A100-SXM4-80GB", ("GPU-a",)),
+    Card("GPU-b", 1, "0000:02:00.0", 'odd "model"\\', ("MIG-1", "MIG-2")),
+)
+A = 'gpu="0",uuid="GPU-a",model="A100-SXM4-80GB"'
+FIGURES = Figures(
+    busy=71, memory_used_mib=1024, memory_total_mib=81920, power_w=301.5, power_limit_w=400.0,
+    energy_j=7200.25, temperature=64, sm_clock_mhz=1410, reasons=0x84, ecc_corrected=3,
+    ecc_uncorrected=0, remap_pending=True, remap_failed=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds since boot, which stand still unless a test moves them."""
+    clock = types.SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(metrics, "_now", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def told(clock, tmp_path):
+    return metrics.Metrics("1.2", "on", 15, tmp_path / "oci.log", names={}.get)
+
+
+def moment(at, **more):
+    return Moment(now=at, wall=at + 1_700_000_000, **{"cards": CARDS, **more})
+
+
+def look(at, **figures):
+    return Look(at, {"GPU-a": FIGURES, **figures})
+
+
+def samples(text):
+    """Values by what stands before them."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    assert len(found) == len(lines), "a sample is told twice"
+    return found
+
+
+def test_each_figure_has_its_unit_and_its_gpu(told):
+    told.turn(moment(1000, look=look(999)), [])
+    found = samples(told.text())
+    expected = {
+        "busy_ratio": "0.71",
+        "memory_used_bytes": str(1 << 30),
+        "memory_total_bytes": str(80 << 30),
+        "power_watts": "301.5",
+        "power_limit_watts": "400",
+        "energy_joules_total": "7200.25",
+        "temperature_celsius": "64",
+        "sm_clock_hertz": "1410000000",
+        "ecc_corrected_total": "3",
+        "ecc_uncorrected_total": "0",
+        "remap_pending": "1",
+        "remap_failed": "0",
+        "answers": "1",
+    }
+    for name, value in expected.items():
+        assert found[f"gpuci_gpu_{name}{{{A}}}"] == value
+    reasons = {name: found[f'gpuci_gpu_clock_reason{{{A},reason="{name}"}}'] for name in
+               exporter.CLOCK_REASONS}  # fmt: skip
+    assert {name for name, value in reasons.items() if value == "1"} == {
+        "software-power-cap",
+        "power-brake",
+    }
+
+
+def test_clock_reasons_are_those_of_the_self_test():
+    bits = exporter.CLOCK_REASONS
+    assert (bits["hardware-slowdown"], bits["software-thermal"]) == (
+        health.HARDWARE_SLOWDOWN,
+        health.SOFTWARE_THERMAL,
+    )
+    assert (bits["hardware-thermal"], bits["power-brake"], bits["software-power-cap"]) == (
+        health.HARDWARE_THERMAL,
+        health.POWER_BRAKE,
+        health.SOFTWARE_POWER_CAP,
+    )
+
+
+def test_what_a_gpu_does_not_tell_has_no_sample(told):
+    told.turn(moment(1000, look=Look(999, {"GPU-a": Figures(temperature=40)})), [])
+    found = samples(told.text())
+    assert f"gpuci_gpu_temperature_celsius{{{A}}}" in found
+    assert f"gpuci_gpu_power_watts{{{A}}}" not in found
+    assert "gpuci_gpu_clock_reason" not in told.text()
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Look(999, {"GPU-a": Figures(failure="GPU is lost")}),
+        Look(999, {}, missing=frozenset(["GPU-a"])),
+        Look(999, {}, gone=frozenset(["GPU-a"])),
+    ],
+)
+def test_a_gpu_that_does_not_answer_has_no_figures(told, seen):
+    told.turn(moment(1000, look=seen), [])
+    found = samples(told.text())
+    assert found[f"gpuci_gpu_answers{{{A}}}"] == "0"
+    assert f"gpuci_gpu_temperature_celsius{{{A}}}" not in found
+
+
+def test_figures_end_with_the_second_poll_that_does_not_come_back(told, clock):
+    told.turn(moment(1000, look=look(1000)), [])
+    clock.now = 1029
+    told.turn(moment(1029, look=look(1000)), [])
+    assert f"gpuci_gpu_busy_ratio{{{A}}}" in told.text()
+    clock.now = 1031
+    told.turn(moment(1031, look=look(1000), holdings=()), [])
+    found = samples(told.text())
+    assert not [name for name in found if name.startswith(("gpuci_gpu_busy", "gpuci_gpu_answ"))]
+    # What the worker itself knows is as fresh as ever.
+    assert found[f"gpuci_gpu_leased{{{A}}}"] == "0"
+    assert found["gpuci_last_good_poll_age_seconds"] == "31"
+    assert found["gpuci_last_good_poll_timestamp_seconds"] == "1700001000"
+
+
+def test_a_watch_that_stands_still_tells_its_age_and_nothing_as_fresh(told, clock):
+    told.turn(moment(1000, look=look(1000), out={"GPU-a": "Xid 79: off the bus"}), [])
+    clock.now = 1031
+    found = samples(told.text())
+    assert found["gpuci_watch_turn_age_seconds"] == "31"
+    stays = {metric.name for metric in exporter.TABLE if metric.stays}
+    names = {re.match(r"\w+", name).group() for name in found}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in names} <= stays
+
+
+def test_before_the_first_poll_its_age_is_the_watchs_own(told, clock):
+    clock.now = 1045
+    found = samples(told.text())
+    assert found["gpuci_last_good_poll_age_seconds"] == "45"
+    assert "gpuci_last_good_poll_timestamp_seconds" not in found
+
+
+def test_the_same_poll_keeps_its_time_when_the_clock_is_set(told):
+    told.turn(moment(1000, look=look(999)), [])
+    before = samples(told.text())["gpuci_last_good_poll_timestamp_seconds"]
+    told.turn(dataclasses.replace(moment(1005, look=look(999)), wall=5.0), [])
+    assert samples(told.text())["gpuci_last_good_poll_timestamp_seconds"] == before
+
+
+def test_leases_of_jobs_and_of_the_self_test(told):
+    holdings = (
+        Holding("build", "/b", ("GPU-a",), since=1, in_use=True),
+        Holding("gpu-selftest-x", "/s", ("MIG-2",), since=1, in_use=True, ours=True),
+    )
+    told.turn(moment(1000, holdings=holdings), [])
+    text = told.text()
+    b = r'gpu="1",uuid="GPU-b",model="odd \"model\"\\"'
+    assert f"gpuci_gpu_leased{{{A}}} 1\n" in text
+    assert f"gpuci_gpu_leased{{{b}}} 0\n" in text
+    assert f"gpuci_gpu_under_test{{{A}}} 0\n" in text
+    assert f"gpuci_gpu_under_test{{{b}}} 1\n" in text
+
+
+def test_a_lease_that_nobody_uses_is_none(told):
+    holdings = (Holding("build", "/b", ("GPU-a",), since=1, in_use=False),)
+    told.turn(moment(1000, holdings=holdings), [])
+    assert f"gpuci_gpu_leased{{{A}}} 0\n" in told.text()
+
+
+def test_an_error_is_not_taken_for_free_gpus(told):
+    told.turn(moment(1000, holdings=None), [])
+    assert "gpuci_gpu_leased" not in told.text()
+    assert f"gpuci_gpu_quarantined{{{A}}} 0\n" in told.text()
+
+
+def test_quarantine_and_cordon_are_told_apart_and_causes_are_few(told):
+    out = {"GPU-a": "Xid 79: it has fallen off the bus", "GPU-b": "in use outside CI"}
+    told.turn(moment(1000, out=out, cordoned=frozenset(["GPU-b"])), [])
+    text = told.text()
+    assert f"gpuci_gpu_quarantined{{{A}}} 1\n" in text
+    assert f"gpuci_gpu_cordoned{{{A}}} 0\n" in text
+    assert f'gpuci_gpu_quarantine_info{{{A},cause="Xid 79"}} 1\n' in text
+    assert text.count("gpuci_gpu_quarantine_info{") == 1
+    told.turn(moment(1001, out={"GPU-a": 'an operator\'s "words"\nof 2026'}), [])
+    assert f'gpuci_gpu_quarantine_info{{{A},cause="other"}} 1\n' in told.text()
+
+
+def test_jobs_are_named_where_they_are_known_and_never_by_their_containers(clock, tmp_path):
+    job = types.SimpleNamespace(team="main", pipeline="p\nq", job="train")
+    told = metrics.Metrics(
+        "1", "on", 15, tmp_path / "no", names={"c1": job, "c2": job}.get
+    )  # fmt: skip
+    holdings = tuple(
+        Holding(name, "/b", ("GPU-a",), since=1, in_use=True) for name in ("c1", "c2", "c3")
+    )
+    told.turn(moment(1000, holdings=holdings), [])
+    lines = [line for line in told.text().splitlines() if line.startswith("gpuci_lease_info")]
+    assert lines == [r'gpuci_lease_info{gpu="0",team="main",pipeline="p\nq",job="train"} 1']
+    assert not re.search(r"c[123]\b", told.text())
+
+
+def xid(code, source=Source.EVENT, uuid="GPU-a"):
+    return Message(1.0, uuid, source, xid=code)
+
+
+def test_an_xid_that_driver_and_kernels_log_tell_of_counts_once(told):
+    told.turn(moment(1000, seen=(xid(31), xid(31, Source.KERNEL))), [])
+    told.turn(moment(1001, seen=(xid(31, Source.KERNEL), xid(79, uuid="GPU-gone"))), [])
+    assert f'gpuci_gpu_xid_total{{{A},xid="31"}} 2\n' in told.text()
+    assert "GPU-gone" not in told.text()
+
+
+def test_forged_xids_make_no_series_without_end(told):
+    told.turn(moment(1000, seen=tuple(xid(code, Source.KERNEL) for code in range(1, 900))), [])
+    text = told.text()
+    assert text.count("gpuci_gpu_xid_total{") == 33
+    assert f'gpuci_gpu_xid_total{{{A},xid="other"}} {899 - 32}\n' in text
+
+
+def test_a_hung_driver_and_its_return(told):
+    told.turn(moment(1000, seen=(Hang(1000, 1),)), [])
+    assert samples(told.text())["gpuci_driver_hung"] == "0"
+    told.turn(moment(1001, seen=(Hang(1001, 2),)), [])
+    assert samples(told.text())["gpuci_driver_hung"] == "1"
+    told.turn(moment(1002), [])
+    assert samples(told.text())["gpuci_driver_hung"] == "1"
+    told.turn(moment(1003, seen=(look(1003),)), [])
+    found = samples(told.text())
+    assert (found["gpuci_driver_hung"], found["gpuci_driver_missed_calls_total"]) == ("0", "2")
+
+
+def test_the_breaker_stays_tripped_until_it_is_said_to_be_over(told):
+    told.turn(moment(1000), [Suspect("the driver does not answer")])
+    told.turn(moment(1001), [])
+    assert samples(told.text())["gpuci_breaker_tripped"] == "1"
+    told.turn(moment(1002), [Suspect("")])
+    assert samples(told.text())["gpuci_breaker_tripped"] == "0"
+
+
+def test_waits_and_refusals_come_from_the_wrappers_log(told, tmp_path):
+    told.turn(moment(1000), [])
+    (tmp_path / "oci.log").write_text(
+        '{"kind":"task","container":"c","granted":["GPU-a"],"waited_ms":12000,"reason":""}\n'
+        '{"kind":"task","container":"c","granted":["GPU-a"],"waited_ms":0,"reason":""}\n'
+        '{"kind":"task","container":"c","granted":[],"reason":"this task waited 240 s"}\n'
+    )
+    told.turn(moment(1001), [])
+    found = samples(told.text())
+    assert found['gpuci_lease_wait_seconds_bucket{le="1"}'] == "1"
+    assert found['gpuci_lease_wait_seconds_bucket{le="15"}'] == "2"
+    assert found['gpuci_lease_wait_seconds_bucket{le="+Inf"}'] == "2"
+    assert found["gpuci_lease_wait_seconds_sum"] == "12"
+    assert found['gpuci_refusals_total{reason="busy"}'] == "1"
+    assert found['gpuci_refusals_total{reason="other"}'] == "0"
+
+
+def test_a_log_that_can_not_be_read_costs_nothing_else_and_is_said_once(clock, tmp_path, caplog):
+    (tmp_path / "target").write_text("")
+    (tmp_path / "oci.log").symlink_to("target")
+    told = metrics.Metrics("1", "on", 15, tmp_path / "oci.log")
+    told.turn(moment(1000, look=look(999)), [])
+    told.turn(moment(1001, look=look(999)), [])
+    assert f"gpuci_gpu_busy_ratio{{{A}}} 0.71\n" in told.text()
+    assert caplog.text.count("metrics go on without waits and refusals") == 1
+
+
+def test_the_page_has_what_the_table_says_and_nothing_else(told):
+    told.turn(moment(1000, look=look(999)), [])
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", told.text(), re.MULTILINE))
+    assert kinds.items() <= {metric.name: metric.kind for metric in exporter.TABLE}.items()
+    for metric in exporter.TABLE:
+        assert re.fullmatch(r"gpuci_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert "\n" not in metric.help
+        assert not {"container", "build", "handle", "pid"} & set(metric.labels)
+
+
+def test_text_that_is_no_utf_8_is_told_all_the_same(told):
+    odd = dataclasses.replace(CARDS[0], model="\ud800")
+    told.turn(moment(1000, cards=(odd,)), [])
+    assert 'model="?"' in told.text().encode().decode()
