@@ -61,6 +61,7 @@ class Figures:
         remap_failed: a row could not be remapped.
         recovery_action: what the driver asks for (gpu.health.Health has the numbers).
         pids: of the processes that compute on it, as this machine's /proc numbers them.
+        drawing: how many processes draw on it, as display servers do; their memory is theirs.
     """
 
     failure: str = ""
@@ -79,6 +80,7 @@ class Figures:
     remap_failed: bool | None = None
     recovery_action: int | None = None
     pids: tuple[int, ...] | None = None
+    drawing: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +148,7 @@ class Holding:
         since: when it got them.
         in_use: whether it uses them still.
         ours: it is the self-test's.
+        waited: for how long it had to wait for them, in seconds; None: that is not known.
     """
 
     container: str
@@ -154,6 +157,7 @@ class Holding:
     since: float
     in_use: bool
     ours: bool = False
+    waited: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +174,8 @@ class Moment:
         out: UUIDs of GPUs that get no task now, each with the reason in a few words.
         cordoned: those of `out` that come back by themselves, since others use them or their
             memory is still taken; the rest of `out` is in quarantine.
+        driver: the driver's version, such as `580.95.05`; empty if it has none of its own.
+        cuda: the highest CUDA version of that driver, such as `13.0`; empty if not known.
     """
 
     now: float
@@ -180,6 +186,8 @@ class Moment:
     holdings: tuple[Holding, ...] | None = ()
     out: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     cordoned: frozenset[str] = frozenset()
+    driver: str = ""
+    cuda: str = ""
 
     def holders(self, uuid: str) -> tuple[Holding, ...]:
         """The containers that hold a GPU, or a part of it."""
