@@ -33,6 +33,9 @@ FLOORS = {
     "receipts": 6,
     "wake": 6,
     "plan": 5,
+    "receipts.account": 2,
+    "receipts.form": 1,
+    "receipts.report": 2,
     "ci.concourse.upstream": 1,
     "health.decided": 1,
     "health.seen": 1,
@@ -44,6 +47,7 @@ FLOORS = {
 PURE = {
     *("plan", "plan.versions", "ci.concourse.upstream", "gpu.inventory"),
     *("health.decided", "health.fault", "health.faults", "health.seen"),
+    *("receipts.account", "receipts.form", "receipts.report"),
 }
 IMPURE_MODULES = {
     *("datetime", "fcntl", "glob", "io", "machine", "os", "pathlib", "random", "secrets"),
