@@ -89,7 +89,7 @@ def gpu_inventory(call: Call) -> Results:
 
 def _gpus(call: Call) -> Inventory:
     try:
-        return detect.detect(gpu_vendor(call.options))
+        return detect.in_time(gpu_vendor(call.options))
     except OptionError as error:
         raise ActionError(str(error)) from error
     except OSError as error:

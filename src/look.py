@@ -83,7 +83,7 @@ def at_gpus(options: Options) -> Gpus:
     Raises:
         OSError: that can't be told now.
     """
-    seen, inventory = nodes.present(), detect.detect(options.gpu_vendor)
+    seen, inventory = nodes.present(), detect.in_time(options.gpu_vendor)
     return seen, inventory, automatic.verdict(), quarantine.read()
 
 

@@ -5,14 +5,21 @@
 import pathlib
 import typing
 
-from gpu import amd, intel, nvidia
+from gpu import amd, intel, nvidia, pci
 from gpu.inventory import Inventory, State, Vendor
+from machine import apart
 
+# In seconds. A driver that keeps no GPU ready takes a second or two for each of up to 16.
+PATIENCE: typing.Final = 20.0
+# Tells of a look that hangs still; gone at a reboot, as that is.
+HANGS: typing.Final = pathlib.Path("/run/gpu-ci/driver-hangs")
+
+_ROOT: typing.Final = pathlib.Path("/")
 # GPUs that others have, or nobody: another maker's may be ours.
 _NOT_OURS: typing.Final = (State.NO_GPU, State.VFIO, State.NOT_PASSED)
 
 
-def detect(vendor: str = "auto", root: pathlib.Path = pathlib.Path("/")) -> Inventory:
+def detect(vendor: str = "auto", root: pathlib.Path = _ROOT) -> Inventory:
     """Look for GPUs. Nothing is changed, and no GPU at all is an answer too.
 
     Args:
@@ -33,6 +40,20 @@ def detect(vendor: str = "auto", root: pathlib.Path = pathlib.Path("/")) -> Inve
         unusable.append(found)
     unusable.sort(key=lambda found: (found.state is State.NO_GPU, not found.detail))
     return unusable[0]
+
+
+def in_time(vendor: str = "auto") -> Inventory:
+    """The same of this machine, given up where the driver does not answer.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be told.
+    """
+    try:
+        return apart.call(lambda: detect(vendor), PATIENCE, note=HANGS)
+    except apart.HungError as error:
+        makers = [Vendor(vendor)] if vendor != "auto" else Vendor
+        there = [one for one in makers if pci.gpus(_ROOT, one)]
+        return Inventory(State.HUNG, detail=str(error), vendor=[*there, *makers][0])
 
 
 def _look(vendor: Vendor, root: pathlib.Path, *, integrated: bool) -> Inventory:

@@ -11,9 +11,10 @@ import re
 import time
 import typing
 
-from gpu import nvml
+from gpu import detect, nvml
 from gpu.inventory import Gpu, Inventory, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
+from machine import apart
 from plan.state import Lease
 
 Leases = collections.abc.Mapping[str, Lease]
@@ -46,6 +47,9 @@ _SESSION: typing.Final = re.compile(r"/user\.slice/user-[0-9]+\.slice/.")
 DIRTY_MIB: typing.Final = 1024
 DIRTY_SHARE: typing.Final = 0.02
 
+# How long the driver may take, in seconds. It has answered a moment before, within
+# detect.PATIENCE: a hook takes no longer than both.
+_PATIENCE: typing.Final = 8.0
 # How long a process that was killed may take to give its memory back.
 _SETTLE_SECONDS: typing.Final = 2
 # TASK_COMM_LEN of Linux, without the NUL.
@@ -94,12 +98,9 @@ def look(
 def _look_once(
     gpus: tuple[Gpu, ...], leases: Ask, known: Reasons, root: pathlib.Path
 ) -> dict[str, str]:
-    try:
-        uses = nvml.uses(gpu.uuid for gpu in gpus)
-    except nvml.NvmlError:  # it answered a moment ago; the next event's detection says why
-        return {**known}
+    uses = _uses(gpus)
     leased = leases()
-    if leased is None:
+    if uses is None or leased is None:
         return {**known}
     own = (root / "proc/self/ns/pid").readlink()
     all_processes = str(own) == _ALL_PROCESSES
@@ -129,6 +130,21 @@ def _look_once(
         elif _is_dirty(use) and not of_gpu:
             reasons[gpu.uuid] = f"dirty: {use.used_mib / 1024:.1f} GiB taken without a process"
     return reasons
+
+
+def _uses(gpus: tuple[Gpu, ...]) -> dict[str, nvml.Use] | None:
+    """Who uses the GPUs; None where that can't be told: the next event's detection says why."""
+
+    def ask() -> dict[str, nvml.Use] | None:
+        try:
+            return nvml.uses(gpu.uuid for gpu in gpus)
+        except nvml.NvmlError:
+            return None
+
+    try:
+        return apart.call(ask, _PATIENCE, note=detect.HANGS)
+    except apart.HungError:
+        return None
 
 
 def _is_dirty(use: nvml.Use) -> bool:

@@ -22,7 +22,8 @@ class Vendor(enum.Enum):
 class State(enum.Enum):
     """What stands between this machine and a usable GPU; READY when nothing does.
 
-    NOUVEAU and those with NVML in their name are NVIDIA's alone, NO_KFD is AMD's.
+    NOUVEAU and those with NVML in their name are NVIDIA's alone, NO_KFD is AMD's. What is not told
+    of an Inventory that is HUNG, such as its driver's version, is not known.
     """
 
     READY = "ready"
@@ -34,6 +35,7 @@ class State(enum.Enum):
     NO_LIBRARY = "no NVML library"
     MISMATCH = "driver and library differ"
     NVML_ERROR = "NVML failed"
+    HUNG = "the driver does not answer"
     NO_KFD = "not in KFD"
 
 

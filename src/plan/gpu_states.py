@@ -284,6 +284,15 @@ TABLE: typing.Final = (
         "reboot, or install matching versions",
     ),
     HostState(
+        "driver hangs",
+        Kind.BLOCKS,
+        "Whoever asks the driver gets no answer: a hook gives up after 20 s.",
+        lambda facts: facts.is_in(State.HUNG),
+        "The GPU driver does not answer",
+        "see sudo dmesg for NVRM and Xid lines; where it stays so, sudo reboot when no job runs",
+        "nothing: jobs that run are left alone, no task gets a GPU, and each event asks again",
+    ),
+    HostState(
         "NVML failed",
         Kind.BLOCKS,
         "Driver and library fit, and the GPU or its driver is faulty.",

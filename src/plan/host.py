@@ -34,6 +34,8 @@ def make(state: UnitState) -> HostPlan | Keep:
         return HostPlan(Keep.AS_IS, Keep.AS_IS, options.host_packages, settings=True)
     toolkit = _toolkit(state, facts)
     extra = options.host_packages
+    if inventory.state is State.HUNG:  # what there is can't be told
+        return HostPlan(Keep.AS_IS, Keep.AS_IS, extra, settings=True, nvidia=True)
     return HostPlan(_driver(state), toolkit, extra, settings=True, nvidia=True)
 
 

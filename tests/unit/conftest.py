@@ -57,7 +57,7 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(look.quarantine, "read", lambda: rooms.quarantined)
     monkeypatch.setattr(charm.automatic, "verdict", lambda: rooms.verdict)
     monkeypatch.setattr(charm.automatic, "ensure", rooms.test)
-    monkeypatch.setattr(look.detect, "detect", lambda _: rooms.inventory)
+    monkeypatch.setattr(look.detect, "in_time", lambda _: rooms.inventory)
     rooms.replace_software(monkeypatch)
     monkeypatch.setattr(look.foreign, "look", lambda *_: rooms.cordoned)
     monkeypatch.setattr(charm.facts, "machine", lambda: rooms.machine)

@@ -236,6 +236,13 @@ GPU_ROWS = {
             "install matching versions"
         ),
     ),
+    "driver hangs": (
+        facts(State.HUNG, detail="no answer within 20 s"),
+        (
+            "The GPU driver does not answer: see sudo dmesg for NVRM and Xid lines; where it stays "
+            "so, sudo reboot when no job runs"
+        ),
+    ),
     "NVML failed": (
         facts(State.NVML_ERROR, detail="Unknown Error"),
         "NVML failed: Unknown Error: see dmesg for NVRM and Xid lines, then reboot",

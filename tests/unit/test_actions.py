@@ -88,7 +88,7 @@ def test_an_action_fails_in_words_where_the_gpus_can_not_be_looked_at(
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(actions.detect, "detect", fail)
+    monkeypatch.setattr(actions.detect, "in_time", fail)
     params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
     words = "this machine's GPUs can't be looked at: .*Too many open files"
     with pytest.raises(testing.ActionFailed, match=words):

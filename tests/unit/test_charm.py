@@ -128,7 +128,7 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("room", "name"),
     [
-        *(("detect", "detect"), ("automatic", "verdict"), ("walk", "said")),
+        *(("detect", "in_time"), ("automatic", "verdict"), ("walk", "said")),
         *(("memory", "rebooted_for"), ("quarantine", "read")),
     ],
 )

@@ -3,10 +3,12 @@
 """GPUs on the PCI bus, and what is decided from /sys, /proc and /dev before NVML is asked."""
 
 import json
+import pathlib
+import time
 
 import pytest
 
-from gpu import detect, nvml, pci, report
+from gpu import detect, foreign, nvml, pci, report
 from gpu.inventory import Inventory, State, Vendor
 from tests.fakes import Card, make_tree
 from tests.unit.situations import GPUS
@@ -250,3 +252,39 @@ def test_the_action_shows_what_was_lost_and_a_program_reads_all():
     assert data["lost"] == ["0000:03:00.0"]
     assert [gpu["vendor"] for gpu in data["gpus"]] == ["nvidia", "nvidia"]
     assert (data["allowed"], data["out"]) == ([GPUS[0].uuid], {GPUS[1].uuid: "dirty"})
+
+
+@pytest.fixture
+def hangs(monkeypatch, tmp_path):
+    """NVML that never answers, on a machine whose bus is in a folder."""
+    monkeypatch.setattr(detect, "HANGS", tmp_path / "gpu-ci/driver-hangs")
+    monkeypatch.setattr(detect, "PATIENCE", 0.2)
+    monkeypatch.setattr(detect, "_ROOT", tmp_path)
+    monkeypatch.setattr(detect, "detect", lambda _: time.sleep(600))
+
+
+@pytest.mark.parametrize("vendor", ["auto", "nvidia"])
+def test_a_driver_that_hangs_is_a_state_and_whose_it_is_tells_the_bus(hangs, tmp_path, vendor):
+    make_tree(tmp_path, [Card()])
+    found = detect.in_time(vendor)
+    assert (found.state, found.vendor) == (State.HUNG, Vendor.NVIDIA)
+    assert found.detail == "no answer within 0.2 s"
+    assert not found.gpus
+
+
+def test_what_answers_in_time_is_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr(detect, "HANGS", tmp_path / "driver-hangs")
+    monkeypatch.setattr(detect, "detect", lambda _: READY)
+    assert detect.in_time() == READY
+
+    def fail(_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(detect, "detect", fail)
+    with pytest.raises(OSError, match="Too many"):
+        detect.in_time()
+
+
+def test_a_hook_gives_up_within_half_a_minute():
+    assert detect.PATIENCE + foreign._PATIENCE < 30
+    assert detect.HANGS.parent == pathlib.Path("/run/gpu-ci")

@@ -171,6 +171,7 @@ STATES = {
     State.NO_LIBRARY: "NVIDIA driver 580.95.05 is loaded but libnvidia-ml.so.1 is missing",
     State.MISMATCH: "NVIDIA driver and libnvidia-ml.so.1 differ in version (0000:01:00.0): ",
     State.NVML_ERROR: "NVML failed: 0000:01:00.0: see dmesg for NVRM and Xid lines, then reboot",
+    State.HUNG: "The GPU driver does not answer: see sudo dmesg for NVRM and Xid lines; where it",
     State.NO_KFD: "GPU 0000:01:00.0 is not in KFD, through which ROCm programs compute: pass /dev",
 }
 

@@ -77,6 +77,15 @@ def test_what_somebody_else_installed_is_never_replaced(driver, wish):
         assert made(without(driver, state=state, gpu_driver=wish)).driver is Keep.AS_IS
 
 
+def test_a_driver_that_hangs_is_not_touched():
+    for driver in (LOADED, METAL, THEIRS):
+        plan = made(without(driver, state=State.HUNG))
+        assert (plan.driver, plan.toolkit, plan.settings, plan.nvidia) == (
+            *(Keep.AS_IS, Keep.AS_IS),
+            *(True, True),
+        )
+
+
 def test_none_touches_no_driver():
     assert made(without(gpu_driver="none")).driver is Keep.AS_IS
     assert isinstance(made(without(gpu_driver="none")).toolkit, ToolkitPlan)
