@@ -24,6 +24,9 @@ _MOST: typing.Final = 1 << 16  # that is read at a time, in bytes
 _GONE: typing.Final = 0.5
 
 
+_NONE: typing.Final = pickle.dumps((False, ChildProcessError("it ended without an answer")))
+
+
 class HungError(Exception):
     """The call did not return in time, or an earlier one still hangs."""
 
@@ -63,10 +66,8 @@ def call(
         _end(child, note)
     if said is None:
         raise HungError(f"no answer within {seconds:g} s")
-    if not said:
-        raise ChildProcessError(f"process {child} ended without an answer")
     # It was written by this program's own code a moment ago.
-    fine, answer = pickle.loads(said)  # noqa: S301
+    fine, answer = pickle.loads(said or _NONE)  # noqa: S301
     if fine:
         return answer
     raise answer
