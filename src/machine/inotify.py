@@ -28,6 +28,9 @@ _MOST: typing.Final = 1 << 16  # that one read returns, in bytes
 class Watch:
     """Tells of names; use as a context manager.
 
+    Attributes:
+        descriptor: it has something to read when there are names.
+
     Raises:
         OSError: the kernel has no more watches for this user.
     """
@@ -35,7 +38,7 @@ class Watch:
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         flags = os.O_CLOEXEC | os.O_NONBLOCK
-        self._descriptor = _checked(self._libc.inotify_init1(flags), "inotify")
+        self.descriptor = _checked(self._libc.inotify_init1(flags), "inotify")
 
     def __enter__(self) -> "Watch":
         return self
@@ -46,7 +49,7 @@ class Watch:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     def add(self, folder: pathlib.Path) -> None:
         """Tell of the names in this folder from now on; it may be told of already.
@@ -56,7 +59,7 @@ class Watch:
         """
         path = os.fsencode(folder)
         mask = _ENTRIES | _ONLYDIR
-        _checked(self._libc.inotify_add_watch(self._descriptor, path, mask), str(folder))
+        _checked(self._libc.inotify_add_watch(self.descriptor, path, mask), str(folder))
 
     def names(self, seconds: float | None) -> list[str]:
         """Wait for names that came or went.
@@ -68,8 +71,8 @@ class Watch:
             Those of one moment, none if none came. The empty one stands for any: the kernel has
             kept no more.
         """
-        ready, _, _ = select.select([self._descriptor], [], [], seconds)
-        data = os.read(self._descriptor, _MOST) if ready else b""
+        ready, _, _ = select.select([self.descriptor], [], [], seconds)
+        data = os.read(self.descriptor, _MOST) if ready else b""
         found: list[str] = []
         while data:
             *_, length = _EVENT.unpack_from(data)

@@ -14,7 +14,7 @@ import re
 import typing
 
 from machine import files
-from plan.state import Quarantine
+from plan.quarantined import Quarantine
 
 PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/quarantine")
 

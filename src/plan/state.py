@@ -7,6 +7,7 @@ import dataclasses
 from gpu.inventory import Inventory
 from plan.offers import Elsewhere
 from plan.options import Options, Part
+from plan.quarantined import Quarantine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,29 +254,6 @@ class Lease:
 
     devices: tuple[str, ...]
     occupied: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Quarantine:
-    """A GPU that is out of use until a self-test or the operator brings it back.
-
-    Attributes:
-        uuid: the GPU's id.
-        reason: why; what stands before `:` is short, such as `Xid 79`.
-        check: the id of the check that failed; empty if an operator did it.
-        level: the level that must pass for it to return; empty if an operator did it.
-        since: when, ISO 8601 in UTC.
-        remedy: what the operator does about it.
-        by: `self-test` or `operator`.
-    """
-
-    uuid: str
-    reason: str
-    check: str = ""
-    level: str = ""
-    since: str = ""
-    remedy: str = ""
-    by: str = "self-test"
 
 
 @dataclasses.dataclass(frozen=True)
