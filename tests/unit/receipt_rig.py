@@ -38,7 +38,7 @@ class Rig:
 
     def start(self, boot=None):
         """The daemon is killed and started again."""
-        self.boot = boot or self.boot
+        self.boot, self.last_look = boot or self.boot, None
         self.ledger = Ledger(
             self.path,
             state=self.state,
