@@ -212,6 +212,7 @@ def _allot(
         return None
     grant = Grant(policy, [device for device in usable if device.id in ids])
     holder = _holder(policy, host, request.bundle, ids)
+    holder.waited = round(holder.since - wish.since, 1)
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
     holder.calls = [wish.call]
     table.holders[wish.container] = holder

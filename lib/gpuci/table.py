@@ -23,6 +23,7 @@ class Holder:
         gpus: the ids of its devices.
         exclusive: whether nobody else may have them meanwhile.
         since: when it got them, in seconds since boot.
+        waited: for how long it had waited for them, in seconds; None: nobody noted that.
         cgroup: its control group as /proc/<pid>/cgroup shows it: from its spec, and from its first
             process as soon as that is there; empty where neither tells.
         nodes: paths of the device nodes that nobody but its holder has.
@@ -38,7 +39,7 @@ class Holder:
 
     __slots__ = (
         "bundle", "calls", "cgroup", "exclusive", "execs", "gpus", "keeper", "nodes",
-        "session_limit", "since", "step_ended", "stuck",
+        "session_limit", "since", "step_ended", "stuck", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,7 @@ class Holder:
         self.gpus = gpus
         self.exclusive = exclusive
         self.since = since
+        self.waited: float | None = None
         self.cgroup = ""
         self.nodes: list[str] = []
         self.execs = False
@@ -74,6 +76,7 @@ class Holder:
             holder.cgroup, holder.nodes = found["cgroup"], found.get("nodes", [])
             holder.session_limit = found.get("session_limit", 0)
             holder.step_ended = found.get("step_ended", 0.0)
+            holder.waited = found.get("waited")
             keeper = found.get("keeper")
             holder.keeper = None if keeper is None else _call(keeper)
             texts: list[object] = [holder.bundle, holder.cgroup, *gpus, *holder.nodes]
@@ -84,6 +87,7 @@ class Holder:
             raise ValueError(f"{found!r} is no holder") from error
         whole: list[object] = [number for call in calls for number in call]
         times: list[object] = [since, holder.step_ended, holder.session_limit]
+        times += [] if holder.waited is None else [holder.waited]
         if not (
             sound
             and _all_are(str, texts)
@@ -109,6 +113,7 @@ class Holder:
             "session_limit": self.session_limit,
             "step_ended": self.step_ended,
             "stuck": self.stuck,
+            "waited": self.waited,
         }
 
 

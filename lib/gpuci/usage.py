@@ -92,6 +92,47 @@ class Host:
         cgroup = self._cgroup(container, holder)
         return self._processes(holder.bundle, cgroup) if cgroup else []
 
+    def steps(self, container: str, bundle: str) -> list[int]:
+        """Ids of the processes of a container's steps that live; not of people's sessions in it.
+
+        Raises:
+            OSError: that can't be told.
+            ValueError: the same.
+        """
+        cgroup = self.cgroup(container, bundle)
+        names = self._processes(bundle, cgroup) if cgroup else []
+        pids = [self._pid(f"{bundle}/{name}.pid") for name in names if not _is_session(name)]
+        return [pid for pid in pids if self._inside(pid, cgroup)]
+
+    def is_in(self, pid: int, container: str, bundle: str) -> bool:
+        """Whether a process lives and is one of a container's.
+
+        Raises:
+            OSError: that can't be told.
+            ValueError: the same.
+        """
+        cgroup = self.cgroup(container, bundle)
+        return bool(cgroup) and self._inside(pid, cgroup) and self._started(pid) is not None
+
+    def end_steps(self, container: str, bundle: str) -> None:
+        """Kill what runs in a container but its init and people's sessions in it.
+
+        Raises:
+            OSError: what runs there can't be told.
+            ValueError: the same.
+        """
+        cgroup = self.cgroup(container, bundle)
+        if not cgroup:
+            return
+        spared = {self._pid(f"{bundle}/init.pid")}
+        names = self._processes(bundle, cgroup)
+        sessions = {str(self._pid(f"{bundle}/{name}.pid")) for name in names if _is_session(name)}
+        for pid in self._living(self._folder(cgroup)) - spared:
+            fields = self._stat(pid)
+            # Each exec begins a session of its own (setsid(2)); field 6 is its number.
+            if fields and fields[3] not in sessions:
+                self._kill(pid, cgroup)
+
     def cgroup(self, container: str, bundle: str) -> str:
         """The control group of a container as /proc/<pid>/cgroup shows it; empty if it is gone.
 

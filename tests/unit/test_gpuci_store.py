@@ -23,7 +23,7 @@ from tests.unit.grants import NVIDIA
 IDS = [device.id for device in NVIDIA.devices]
 HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], exclusive=True, since=1).as_json()
 # What a release before this one did not write.
-SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended"}
+SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended", "waited"}
 WAITER = Waiter("ID", (1, 2), 1, 1).as_json()
 
 
@@ -113,7 +113,7 @@ def test_a_table_is_read_as_it_was_saved(leases):
     holder = Holder("/b", IDS, [(7, 8)], exclusive=True, since=1.5)
     holder.execs, holder.stuck, holder.cgroup = True, True, "/garden/ID"
     holder.nodes, holder.keeper = ["/dev/nvidia0"], (11, 12)
-    holder.session_limit, holder.step_ended = 1800, 2.5
+    holder.session_limit, holder.step_ended, holder.waited = 1800, 2.5, 12.5
     waiter = Waiter("W", (9, 10), 2, 3)
     waiter.overtaken = 4
     with leases as table:
@@ -187,6 +187,7 @@ def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
         *(damaged("holders", {"ID": {**HOLDER, "nodes": value}}) for value in (7, [7], None)),
         *(damaged("holders", {"ID": {**HOLDER, "keeper": value}}) for value in (7, [7], "12")),
         damaged("holders", {"ID": {**HOLDER, "session_limit": "1800"}}),
+        damaged("holders", {"ID": {**HOLDER, "waited": "12"}}),
         *(damaged("holders", {"ID": {**HOLDER, "calls": value}}) for value in (7, [[1]], [7])),
         damaged("holders", {"ID": {**HOLDER, "gpus": None}}),
         *(damaged("waiters", value) for value in ({}, [{}], [7])),

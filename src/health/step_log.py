@@ -1,0 +1,87 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Writes a line into the log of the step that runs in a container: to its process's stderr.
+
+What runs in a container is an attacker's. Its process is the one that containerd's own file names,
+in the container's control group; its stderr counts where the parent of that process has its other
+end: containerd's shim, which gave it that and passes on what comes (tested with pipes and with
+terminals). A process can't choose its parent, and the shim is outside the container.
+"""
+
+import enum
+import os
+import pathlib
+import select
+import typing
+
+from gpuci.usage import Host
+from health.seen import Holding
+from machine import terminals
+
+_PROC: typing.Final = pathlib.Path("/proc")
+
+
+class Outcome(enum.Enum):
+    """What came of a line."""
+
+    SAID = "said"
+    NOBODY = "nobody is there yet to be told"
+    FULL = "there is no room now"
+    NEVER = "what the step has for stderr is not to be written to"
+
+
+def say(holding: Holding, text: bytes, host: Host | None = None) -> tuple[Outcome, bytes]:
+    """Write to the stderr of the step in a container; never waits for one that does not read.
+
+    Args:
+        holding: the container.
+        text: a whole line with its end, at most PIPE_BUF bytes; or what is left of one.
+        host: for tests.
+
+    Returns:
+        What came of it; and what is left to be written first where a terminal took a part alone.
+    """
+    host = host or Host()
+    outcome, left = Outcome.NOBODY, text
+    try:
+        for pid in host.steps(holding.container, holding.bundle):
+            outcome, left = _say(host, holding, pid, text)
+            if outcome in (Outcome.SAID, Outcome.FULL):
+                break
+    except (OSError, ValueError):  # it is being deleted, or can't be looked at: not now
+        return Outcome.NOBODY, text
+    return outcome, left
+
+
+def _say(host: Host, holding: Holding, pid: int, text: bytes) -> tuple[Outcome, bytes]:
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return Outcome.NOBODY, text
+    try:
+        # Had it ended in between, its number could be another's by now: a descriptor of it tells.
+        def is_meant() -> bool:
+            is_there = host.is_in(pid, holding.container, holding.bundle)
+            return is_there and not select.select([process], [], [], 0)[0]
+
+        parent = _parent(pid)
+        if not is_meant() or not parent:
+            return Outcome.NOBODY, text
+        if host.is_in(parent, holding.container, holding.bundle):
+            return Outcome.NEVER, text
+        written = terminals.write(pid, parent, text, is_meant)
+    except terminals.NotTheirsError:
+        return Outcome.NEVER, text
+    finally:
+        os.close(process)
+    left = text[written:]
+    return (Outcome.FULL if left else Outcome.SAID), left
+
+
+def _parent(pid: int) -> int:
+    """The process that has started it, as the kernel knows it; 0 if it is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(text.rpartition(")")[2].split()[1])

@@ -1,0 +1,316 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A line reaches the stderr that a process was given, and nothing else: real pipes, terminals.
+
+Here this test is what a shim is: it has given the process its stderr and reads it. What a task
+does to its stderr before it sleeps is the attack.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import select
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+from machine import terminals
+
+LINE = b"[gpu-ci] GPU 3 failed\n"
+PATIENCE = 60  # s, for what a busy machine may take; it comes in milliseconds
+QUICK = 2.0  # s: longer than a write may take, which waits for nobody
+
+SLEEP = """
+print("ready", file=ready, flush=True)
+time.sleep(1000)
+"""
+BEGIN = """
+import fcntl, os, pathlib, pty, socket, sys, tempfile, termios, threading, time
+ready = os.fdopen(int(sys.argv[1]), "w")
+there = pathlib.Path(sys.argv[2])
+"""
+
+
+def open_terminal() -> tuple[int, int]:
+    """Both ends of a terminal, opened as runc does in a container: there /dev/ptmx is a link."""
+    other = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(other, 0x40045431, struct.pack("i", 0))  # TIOCSPTLCK
+    number = struct.unpack("i", fcntl.ioctl(other, 0x80045430, b"\0" * 4))[0]  # TIOCGPTN
+    return other, os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+class Step:
+    """A process and both ends of what it was given.
+
+    Attributes:
+        pid: its id.
+        other: the end that this test reads.
+    """
+
+    def __init__(self, folder: pathlib.Path, script: str, *, terminal: bool) -> None:
+        if terminal:
+            self.other, given = open_terminal()
+        else:
+            self.other, given = os.pipe()
+        told, tell = os.pipe()
+        argv = [sys.executable, "-c", BEGIN + script + SLEEP, str(tell), str(folder)]
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=given if terminal else subprocess.DEVNULL,
+            stderr=given,
+            pass_fds=(tell,),
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+        os.close(given)
+        os.close(tell)
+        with os.fdopen(told) as file:
+            said = file.readline()
+        if said != "ready\n":
+            said = self.said(1)
+            self.close()
+            raise AssertionError(said)
+
+    def say(self, text: bytes = LINE, *, pid: int | None = None) -> int:
+        return terminals.write(pid or self.pid, os.getpid(), text, lambda: True)
+
+    def said(self, seconds: float = PATIENCE) -> bytes:
+        """What came out within this time; it returns as soon as a line did."""
+        found, deadline = b"", time.monotonic() + seconds
+        while not found.endswith(b"\n"):
+            left = max(0, deadline - time.monotonic())
+            if not select.select([self.other], [], [], left)[0]:
+                break
+            try:
+                part = os.read(self.other, 1 << 16)
+            except OSError:  # EIO: the terminal was closed by all who had it
+                break
+            if not part:
+                break
+            found += part
+        return found.replace(b"\r\n", b"\n")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        os.close(self.other)
+
+
+@pytest.fixture
+def step(tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def start(script: str = "", *, terminal: bool = False) -> Step:
+            started = Step(tmp_path, script, terminal=terminal)
+            stack.callback(started.close)
+            return started
+
+        yield start
+
+
+KINDS = pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+
+
+@KINDS
+def test_a_line_comes_out_where_the_step_was_given_its_stderr(step, terminal):
+    one = step(terminal=terminal)
+    assert one.say() == len(LINE)
+    assert one.said() == LINE
+    assert one.process.poll() is None
+
+
+@KINDS
+def test_it_makes_no_terminal_this_programs_own(step, terminal):
+    """With one, what a job does to it would be signals to this program."""
+    one = step(terminal=terminal)
+    script = f"""
+import sys
+from machine import terminals
+assert terminals.write({one.pid}, {os.getpid()}, b"x\\n", lambda: True) == 2
+try:
+    open("/dev/tty")
+except OSError:
+    sys.exit(0)
+sys.exit(1)
+"""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, env=path, start_new_session=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0
+    assert one.said() == b"x\n"
+
+
+ATTACKS = {
+    "closed": "os.close(2)",
+    "a file": "os.dup2(os.open(there / 'f', os.O_RDWR | os.O_CREAT), 2)",
+    "a file for reading": "(there / 'f').touch(); os.dup2(os.open(there / 'f', os.O_RDONLY), 2)",
+    "/dev/null": "os.dup2(os.open('/dev/null', os.O_RDWR), 2)",
+    "a device": "os.dup2(os.open('/dev/zero', os.O_RDWR), 2)",
+    "a folder": "os.dup2(os.open('/', os.O_RDONLY), 2)",
+    "a socket": "a, b = socket.socketpair(); os.dup2(a.fileno(), 2)",
+    "a pipe of its own": "r, w = os.pipe(); os.dup2(w, 2)",
+    "a pipe that nobody reads": "r, w = os.pipe(); os.dup2(w, 2); os.close(r)",
+    "the reading end": "r, w = os.pipe(); os.dup2(r, 2)",
+    "a FIFO": "os.mkfifo(there / 'p'); os.dup2(os.open(there / 'p', os.O_RDWR), 2)",
+    "a FIFO that nobody reads": """
+os.mkfifo(there / "p")
+r = os.open(there / "p", os.O_RDONLY | os.O_NONBLOCK)
+os.dup2(os.open(there / "p", os.O_WRONLY), 2)
+os.close(r)
+""",
+    "its stdout": "os.dup2(2, 1)",
+    "a terminal of its own": "m, s = pty.openpty(); os.dup2(s, 2)",
+    "its own terminal's other end": "m, s = pty.openpty(); os.dup2(m, 2)",
+    "a memory file": "os.dup2(os.memfd_create('pipe:[1]'), 2)",
+    "an event": "import select; e = select.epoll(); os.dup2(e.fileno(), 2)",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_the_step_made_itself_is_left_alone(step, tmp_path, attack):
+    terminal = "terminal" in attack
+    one = step(ATTACKS[attack], terminal=terminal)
+    began = time.monotonic()
+    with pytest.raises(terminals.NotTheirsError):
+        one.say()
+    assert time.monotonic() - began < QUICK
+    assert one.said(0.1) == b""
+    assert one.process.poll() is None, "it was disturbed"
+    assert not [path for path in tmp_path.iterdir() if path.is_file() and path.stat().st_size]
+
+
+def test_a_named_pipe_is_left_alone_though_the_reader_has_it_open(step, tmp_path):
+    """A name of the host's in a process's stderr would be whatever lies there by then."""
+    one = step("os.mkfifo(there / 'p'); os.dup2(os.open(there / 'p', os.O_RDWR), 2)")
+    reader = os.open(tmp_path / "p", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(terminals.NotTheirsError, match="own"):
+            one.say()
+    finally:
+        os.close(reader)
+
+
+def test_a_pipe_that_the_reader_itself_writes_to_is_left_alone(step):
+    """The other end counts, not that the reader has the thing open."""
+    ours, theirs = os.pipe()
+    one = step()
+    try:
+        with contextlib.ExitStack() as stack:
+            process = subprocess.Popen(["sleep", "1000"], stdin=ours, stderr=theirs)
+            stack.callback(process.wait, PATIENCE)
+            stack.callback(process.kill)
+            os.close(ours)
+            with pytest.raises(terminals.NotTheirsError, match="own"):
+                one.say(pid=process.pid)
+    finally:
+        os.close(theirs)
+
+
+def fill(one: Step) -> None:
+    """Have no room left in what the step was given."""
+    descriptor = os.open(
+        f"/proc/{one.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    )
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(descriptor, b"x")
+    os.close(descriptor)
+
+
+@KINDS
+def test_one_that_nobody_reads_is_not_waited_for(step, terminal):
+    one = step(terminal=terminal)
+    fill(one)
+    began = time.monotonic()
+    assert one.say() == 0
+    assert time.monotonic() - began < QUICK
+    while one.said(0.05):
+        pass
+    assert one.say() == len(LINE), "there is room again"
+    assert one.said() == LINE
+
+
+def test_a_line_goes_into_a_nearly_full_pipe_whole_or_not_at_all(step):
+    one = step()
+    fill(one)
+    size = fcntl.fcntl(one.other, fcntl.F_GETPIPE_SZ)
+    assert len(os.read(one.other, size)) <= size
+    descriptor = os.open(f"/proc/{one.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    whole = b"y" * 4095 + b"\n"
+    for _ in range(size // 4096):
+        os.write(descriptor, whole)
+    os.close(descriptor)
+    assert one.say(whole) == 0
+    os.read(one.other, 4095)
+    assert one.say(whole) == 0, "a part of it would have fitted"
+
+
+def test_a_terminal_that_its_user_has_stopped_is_not_waited_for(step):
+    one = step("termios.tcflow(2, termios.TCOOFF)", terminal=True)
+    began = time.monotonic()
+    assert one.say() == 0
+    assert time.monotonic() - began < QUICK
+
+
+def test_a_terminal_that_its_user_wants_alone_is_left_to_it(step):
+    """root may open it nevertheless; what matters is that nobody waits."""
+    one = step("import fcntl; fcntl.ioctl(2, termios.TIOCEXCL)", terminal=True)
+    began = time.monotonic()
+    with contextlib.suppress(terminals.NotTheirsError):
+        assert one.say() == len(LINE)
+    assert time.monotonic() - began < QUICK
+    assert one.process.poll() is None
+
+
+def test_a_process_that_has_ended_gets_nothing(step):
+    one = step()
+    one.process.kill()
+    os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(terminals.NotTheirsError):  # dead and not yet waited for
+        one.say()
+    one.process.wait(PATIENCE)
+    with pytest.raises(terminals.NotTheirsError):
+        one.say()
+
+
+def test_another_process_with_its_number_gets_nothing(step):
+    one = step()
+    with pytest.raises(terminals.NotTheirsError, match="ended"):
+        terminals.write(one.pid, os.getpid(), LINE, lambda: False)
+    assert one.said(0.1) == b""
+
+
+def test_a_reader_that_is_gone_reads_nothing(step):
+    one = step()
+    gone = subprocess.Popen(["true"])
+    gone.wait(PATIENCE)
+    with pytest.raises(terminals.NotTheirsError):
+        terminals.write(one.pid, gone.pid, LINE, lambda: True)
+
+
+def test_a_process_that_changes_its_stderr_all_the_time_gets_whole_lines_or_nothing(
+    step, tmp_path
+):
+    script = """
+given, own = os.dup(2), os.open(there / "own", os.O_RDWR | os.O_CREAT)
+def change():
+    while True:
+        os.dup2(own, 2); os.dup2(given, 2)
+threading.Thread(target=change, daemon=True).start()
+"""
+    one = step(script)
+    written = 0
+    for _ in range(300):
+        with contextlib.suppress(terminals.NotTheirsError):
+            written += one.say()
+    found = b""
+    while part := one.said(0.1):
+        found += part
+    assert len(found) == written
+    assert set(found.splitlines(keepends=True)) <= {LINE}
+    assert (tmp_path / "own").read_bytes() == b""
