@@ -196,7 +196,8 @@ def cordons(folder: str, container: str = "") -> dict[str, str]:
 
     Args:
         folder: where.
-        container: who wants to know; what the self-test took out it may have itself.
+        container: who wants to know; what the self-test or the watch took out the self-test may
+            have, which finds out whether it is well again.
 
     Raises:
         OSError: the folder can't be read.
@@ -214,7 +215,7 @@ def cordons(folder: str, container: str = "") -> dict[str, str]:
     return {
         name: why(entry)
         for name, entry in entries.items()
-        if entry is not None and not (testing and entry.get("by") == "self-test")
+        if entry is not None and not (testing and entry.get("by") in ("self-test", "watch"))
     }
 
 

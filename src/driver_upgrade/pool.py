@@ -31,7 +31,7 @@ def failed(kept: Settings) -> frozenset[str]:
     """The GPUs that have failed already, which no new driver is to blame for."""
     last = results.read()
     found = {one.gpu for one in filter(results.condemns, last.results if last else ())}
-    found |= {entry.uuid for entry in quarantine.read() if entry.by == quarantine.SELF_TEST}
+    found |= {entry.uuid for entry in quarantine.read() if entry.by != quarantine.OPERATOR}
     # A failure of the worker as a whole concerns all.
     return frozenset(gpu.uuid for gpu in kept.gpus if not found.isdisjoint({gpu.uuid, ""}))
 

@@ -19,6 +19,7 @@ from plan.quarantined import Quarantine
 PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/quarantine")
 
 SELF_TEST: typing.Final = "self-test"
+WATCH: typing.Final = "watch"
 OPERATOR: typing.Final = "operator"
 
 # AMD's ids may be `PCI-0000:03:00.0`.
@@ -39,25 +40,31 @@ def read() -> tuple[Quarantine, ...]:
     return tuple(entry for entry in entries if entry)
 
 
-def put(uuid: str, reason: str, check: str, level: str, remedy: str) -> bool:
+def put(uuid: str, reason: str, check: str, level: str, remedy: str, by: str = SELF_TEST) -> bool:
     """Take a GPU that failed a check out of use. Return True if that changed anything.
 
-    What an operator took out stays as it is.
+    What an operator took out stays as it is, as does what only he may bring back. What a self-test
+    took out the watch takes over where more has to pass for it to return.
 
     Args:
         uuid: the GPU's id.
         reason: why, one line; what stands before `:` is short.
-        check: the id of the check that failed.
-        level: the level that must pass for it to return.
+        check: the id of the check that failed, of the watch the name of the fault.
+        level: the level that must pass for it to return; of the watch, empty: only the operator
+            brings it back.
         remedy: what the operator does about it.
+        by: SELF_TEST or WATCH.
 
     Raises:
         ValueError: `uuid` can't be a GPU's.
     """
     earlier = find(uuid)
-    if earlier and earlier.by == OPERATOR:
-        return False
-    return _write(Quarantine(uuid, reason, check, level, _since(earlier), remedy, SELF_TEST))
+    if earlier and earlier.by != by:
+        if not earlier.level:
+            return False
+        if by == WATCH and level and _LEVELS.index(level) <= _LEVELS.index(earlier.level):
+            return False
+    return _write(Quarantine(uuid, reason, check, level, _since(earlier), remedy, by))
 
 
 def cordon(uuid: str, reason: str) -> bool:
@@ -123,4 +130,6 @@ def _is_sound(entry: Quarantine) -> bool:
     texts: list[object] = [*dataclasses.astuple(entry)]
     if not all(isinstance(text, str) and text.isprintable() for text in texts) or not entry.reason:
         return False
-    return entry.by == OPERATOR or (entry.by == SELF_TEST and entry.level in _LEVELS)
+    if entry.by == WATCH and not entry.level:
+        return True
+    return entry.by == OPERATOR or (entry.by in (SELF_TEST, WATCH) and entry.level in _LEVELS)

@@ -12,11 +12,12 @@ class Quarantine:
     Attributes:
         uuid: the GPU's id.
         reason: why; what stands before `:` is short, such as `Xid 79`.
-        check: the id of the check that failed; empty if an operator did it.
-        level: the level that must pass for it to return; empty if an operator did it.
+        check: the id of the check that failed, or the name of the watch's fault; empty if an
+            operator did it.
+        level: the level that must pass for it to return; empty: only the operator brings it back.
         since: when, ISO 8601 in UTC.
         remedy: what the operator does about it.
-        by: `self-test` or `operator`.
+        by: `self-test`, `watch` or `operator`.
     """
 
     uuid: str

@@ -298,7 +298,7 @@ def _all_quarantined(state: UnitState, choice: gpus.Choice) -> str:
     shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
     commands = {
         f"juju run {state.unit} gpu-selftest level={entry.level}"
-        if entry.by == "self-test"
+        if entry.level
         else f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]} reason=..."
         for indexes, entry in quarantined
     }

@@ -200,9 +200,10 @@ def test_a_folder_of_cordons_that_cannot_be_read_is_no_empty_one(cordons):
         found.cordoned()
 
 
-def test_what_a_self_test_took_out_is_not_out_for_the_self_test(tmp_path):
+@pytest.mark.parametrize("by", ["self-test", "watch"])
+def test_what_a_self_test_or_the_watch_took_out_is_not_out_for_the_self_test(tmp_path, by):
     for name, entry in (
-        (GPUS[0]["uuid"], {"reason": "Xid 79", "by": "self-test"}),
+        (GPUS[0]["uuid"], {"reason": "Xid 79", "by": by}),
         (GPUS[1]["uuid"], {"reason": "fan", "by": "operator"}),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(entry))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from gpuci import policy
 from oci import quarantine
 from plan.state import Quarantine
 from tests.unit.grants import AMD_GPUS, golden
@@ -102,6 +103,44 @@ def test_an_operators_cordon_takes_the_place_of_a_self_tests(folder):
     assert quarantine.cordon("GPU-1", "swapping the fan")
     (entry,) = quarantine.read()
     assert (entry.by, entry.check, entry.level) == (quarantine.OPERATOR, "", "")
+
+
+def watch(uuid, level="isolation", reason="off the bus: gone"):
+    return quarantine.put(uuid, reason, "off-bus", level, "", quarantine.WATCH)
+
+
+@pytest.mark.parametrize("level", ["isolation", ""])
+def test_what_the_watch_takes_out_is_its_own(folder, level):
+    assert watch(IDS[0], level)
+    assert not watch(IDS[0], level)
+    (entry,) = quarantine.read()
+    assert (entry.by, entry.check, entry.level) == ("watch", "off-bus", level)
+    (reason,) = policy.cordons(str(folder)).values()
+    assert reason == "quarantined: off the bus: gone"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "by"),
+    [
+        ("quick", "isolation", "watch"),
+        ("compute", "isolation", "self-test"),
+        ("quick", "quick", "self-test"),
+        ("compute", "", "watch"),
+    ],
+)
+def test_the_watch_takes_over_where_more_has_to_pass(folder, first, second, by):
+    put("GPU-0", level=first)
+    watch("GPU-0", second)
+    assert quarantine.find("GPU-0").by == by
+
+
+def test_what_the_operator_alone_brings_back_no_self_test_takes_over(folder):
+    watch("GPU-0", "")
+    assert not put("GPU-0", level="burn-in")
+    assert quarantine.find("GPU-0").by == "watch"
+    quarantine.cordon("GPU-0", "reseat it")
+    assert not watch("GPU-0", "")
+    assert quarantine.find("GPU-0").by == "operator"
 
 
 @pytest.mark.parametrize("uuid", ["../../etc/passwd", "", ".", "..", "-x", "GPU/1", "GPU-1\n"])
