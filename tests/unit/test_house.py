@@ -46,7 +46,8 @@ FLOORS = {
 # Same input, same answer: no clock, file, process or chance.
 PURE = {
     *("plan", "plan.versions", "ci.concourse.upstream", "gpu.inventory"),
-    *("health.decided", "health.fault", "health.faults", "health.seen"),
+    *("health.breaker", "health.conditions", "health.decided", "health.fault", "health.faults"),
+    *("health.judge", "health.memory", "health.seen"),
     *("receipts.account", "receipts.form", "receipts.report"),
 }
 IMPURE_MODULES = {
