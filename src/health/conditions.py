@@ -99,7 +99,7 @@ def of_xid(code: int, text: str) -> Finding:
     """An Xid; `text` is the driver's."""
     severity, meaning = xid.meaning(xid.Message(code, "", 0.0, text))
     row = faults.of_xid(code, severity)
-    of_it = meaning.replace("the GPU has", "it has").replace("the GPU", "it")
+    of_it = meaning.replace("the GPU's", "its").replace("the GPU", "it")
     words = row.words.format(code=code, meaning=of_it)
     return Finding(row, f"Xid {code}: {meaning}", words, row.cause, code)
 
@@ -108,10 +108,10 @@ def of_message(message: Message) -> Finding | None:
     """What a message says; None where it is of no row, or its source is none of that row's."""
     if message.xid is not None:
         found = of_xid(message.xid, message.text)
-    elif row := faults.BY_NAME.get(message.fault):
-        words = message.text or "a recovery"
+    elif (row := faults.BY_NAME.get(message.fault)) and "{code}" not in row.words:
+        what = one_line(message.text) or "a recovery"
         found = of_row(row, message.text)
-        found = dataclasses.replace(found, words=found.words.format(what=one_line(words)))
+        found = dataclasses.replace(found, words=found.words.format(what=what))
     else:
         return None
     return found if message.source in found.row.sources else None
