@@ -263,22 +263,19 @@ class _Turn:
         # A driver that hangs is no fault of many GPUs, but one of the driver.
         cause = "" if row.action is Action.ALL else finding.cause
         held = breaker.held(self.memory, cause, card.uuid) if before is None else ""
-        if held:
-            if standing:
-                gpu.held[held_as or row.name] = held
-            else:
-                yield from self._test(card, row, finding.reason, _HOUR)
-            if not told:
-                breaker.note(self.memory, now, held, card.uuid)
-                yield from [tell] if finding.words else []
-            return
-        out = gpu.out = self._weighed(card, finding, before)
-        gpu.held, gpu.suspicion = {}, None
-        yield _take_out(card.uuid, out)
-        if finding.words and not told and (before is None or out.reason != before.reason):
+        if held and standing:
+            gpu.held[held_as or row.name] = held
+        elif held:
+            yield from self._test(card, row, finding.reason, _HOUR)
+        else:
+            out = gpu.out = self._weighed(card, finding, before)
+            gpu.held, gpu.suspicion = {}, None
+            yield _take_out(card.uuid, out)
+            told = told or (before is not None and out.reason == before.reason)
+        if finding.words and not told:
             yield tell
-        if before is None:
-            breaker.note(self.memory, now, cause, card.uuid)
+        if before is None and not (held and told):
+            breaker.note(self.memory, now, held or cause, card.uuid)
             breaker.trip(self.memory, now, self.cards, self.policy.max_quarantined)
 
     def _weighed(self, card: Card, finding: Finding, before: Out | None) -> Out:

@@ -97,7 +97,10 @@ class World:
 
     def hold(self, name, *indexes, ours=False):
         devices = tuple(f"GPU-{index}" for index in indexes)
-        self.holdings = (*self.holdings, Holding(name, "/b", devices, self.now, True, ours))
+        self.holdings = (
+            *self.holdings,
+            Holding(name, "/b", devices, self.now, in_use=True, ours=ours),
+        )
 
     def of(self, kind):
         return [one for one in self.all if isinstance(one, kind)]
@@ -110,4 +113,20 @@ def kinds(decisions):
     return [type(one) for one in decisions]
 
 
-__all__ = ["POLL", "WELL", "BringBack", "Retest", "Suspect", "TakeOut", "Tell", "World", "kinds"]
+def only(decisions, kind):
+    (one,) = [decision for decision in decisions if isinstance(decision, kind)]
+    return one
+
+
+__all__ = [
+    "POLL",
+    "WELL",
+    "BringBack",
+    "Retest",
+    "Suspect",
+    "TakeOut",
+    "Tell",
+    "World",
+    "kinds",
+    "only",
+]
