@@ -13,6 +13,7 @@ import equipment
 import look
 import ownership
 import reboot
+import recovery
 from ci.concourse import release, web, worker
 from ci.concourse.upstream import TSA_PORT
 from host import facts, memory, network, owner
@@ -99,12 +100,13 @@ class GpuCiWorkerCharm(ops.CharmBase):
             self._lines = [status.failed(error, passes=isinstance(error, facts.UnknownError))]
             return
         state = self._prepare(state, plan.make(state))
+        sick = recovery.ensure(state, plan.make(state), self._say)
         state = self._test(state, plan.make(state))
         wanted = plan.make(state)
         state = self._finish(state, wanted)
         try:  # Juju reboots no machine within an action; the next event does.
-            may = wanted.reboot and not isinstance(event, ops.ActionEvent)
-            if reboot.prepare(state, self._say, may=may):
+            may = bool(wanted.reboot or sick) and not isinstance(event, ops.ActionEvent)
+            if reboot.prepare(state, self._say, may=may, sick=sick):
                 self.unit.reboot()
         except facts.UnknownError as error:
             self._lines = [status.failed(error, passes=True)]

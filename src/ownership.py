@@ -11,7 +11,7 @@ import re
 import typing
 
 from ci.concourse import local_postgresql, release, web, worker
-from host import memory, network, owner, software
+from host import memory, network, owner, recovery_record, software
 from machine import files
 from oci import wrapper
 from plan.unit_id import UnitId
@@ -44,6 +44,7 @@ def take(
             room.remove()
     if former or new:
         memory.forget()
+        recovery_record.forget()
     if former:
         owner.settle(unit)
 

@@ -8,6 +8,7 @@ import time
 import typing
 
 from gpu.inventory import Inventory
+from host import gpu_reset
 from oci import quarantine, retests, wrapper
 from plan.parts import GpuPlan, Plan
 from plan.state import UnitState, Verdict
@@ -109,7 +110,8 @@ def _test(level: Level, progress: Progress) -> str:
 
 def remove() -> bool:
     """Take both from this machine; what was found out stays. True if anything was there."""
-    removed = [room.remove() for room in (devices, service, environment, settings, retests)]
+    rooms = (devices, gpu_reset, service, environment, settings, retests)
+    removed = [room.remove() for room in rooms]
     return any(removed)
 
 

@@ -22,6 +22,7 @@ FLOORS = {
     "look": 9,
     "ownership": 9,
     "reboot": 9,
+    "recovery": 9,
     "driver_upgrade": 8,
     "health": 7,
     "selftest": 7,

@@ -1,0 +1,303 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""gpu-recovery in a hook: what is read, what is done, and what a killed hook leaves behind."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+import recovery
+from gpu.health import Health, RemappedRows
+from gpu.inventory import State
+from host import gpu_reset, kernel_modules, memory, recovery_record
+from machine import apart, process, services, transient
+from oci import leases, quarantine, retests
+from plan import plan
+from plan.gpu_recovery import Step
+from plan.state import Driver, Lease
+from selftest import service
+from tests.unit.situations import TSA, gpu, situation
+
+WELL = Health(recovery_action=0, persistence=True)
+SICK = dataclasses.replace(WELL, recovery_action=1)
+
+
+class Killed(BaseException):
+    """Nothing after it is done."""
+
+
+class Site:
+    def __init__(self):
+        self.state = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
+        self.wish("reset")
+        self.health = {"GPU-0": SICK, "GPU-1": WELL}
+        self.held = {}
+        self.resets = []
+        self.why = ""
+        self.error = None
+        self.boot = "first"
+
+    def wish(self, wish):
+        options = dataclasses.replace(self.state.options, gpu_recovery=wish)
+        self.state = dataclasses.replace(self.state, options=options)
+
+    def hook(self, **changes):
+        state = dataclasses.replace(self.state, **changes)
+        return recovery.ensure(state, plan.make(state), lambda _: None)
+
+    def reset(self, uuid, **more):
+        self.resets.append((uuid, more))
+        if self.error:
+            raise self.error
+        if not self.why:
+            self.health[uuid] = WELL
+        return self.why
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    site = Site()
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
+    monkeypatch.setattr(memory, "STATE", tmp_path)
+    monkeypatch.setattr(kernel_modules, "boot", lambda _: site.boot)
+    uptime = tmp_path / "uptime"
+    uptime.write_text("604800.00 1.00\n")
+    monkeypatch.setattr(recovery, "_UPTIME", uptime)
+    monkeypatch.setattr(recovery, "_ask", lambda uuids: {u: site.health[u] for u in uuids})
+    monkeypatch.setattr(leases, "holders", lambda: site.held)
+    monkeypatch.setattr(service, "running", lambda: None)
+    monkeypatch.setattr(recovery.locks, "holder", lambda _: "")
+    monkeypatch.setattr(gpu_reset, "reset", site.reset)
+    monkeypatch.setattr(gpu_reset, "is_running", lambda: False)
+    quarantine.put("GPU-0", "Xid 79: gone", "recovery", "isolation", "reboot")
+    return site
+
+
+def asked():
+    return [(ask.uuid, ask.level) for ask in retests.read()]
+
+
+def test_a_gpu_whose_driver_asks_for_it_is_reset_once_and_tested(site):
+    assert site.hook() == ()
+    assert site.resets == [("GPU-0", {"persistent": True, "beside": recovery.WATCH})]
+    assert asked() == [("GPU-0", "isolation")]
+    assert recovery_record.read().outcome == "it was reset"
+    assert site.hook() == ()
+    assert len(site.resets) == 1
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        dataclasses.replace(WELL, remapped_rows=RemappedRows(0, 1, pending=True, failed=False)),
+        dataclasses.replace(WELL, retired_pages_pending=True),
+        dataclasses.replace(WELL, uncorrected_volatile=1),
+    ],
+)
+def test_what_else_a_reset_is_for(site, health):
+    site.health["GPU-0"] = health
+    site.hook()
+    assert [uuid for uuid, _ in site.resets] == ["GPU-0"]
+
+
+def test_a_gpu_that_is_well_or_not_out_is_let_alone(site):
+    site.health = {"GPU-0": WELL, "GPU-1": SICK}
+    assert site.hook() == ()
+    assert site.resets == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda site: site.wish("none"),
+        lambda site: quarantine.cordon("GPU-0", "swapping it"),
+        lambda site: site.held.update(job=Lease(("GPU-0",))),
+        lambda site: setattr(site, "held", None),
+        lambda site: site.health.update({"GPU-0": dataclasses.replace(SICK, computing=True)}),
+    ],
+)
+def test_never_without_the_option_under_a_job_or_against_the_operator(site, change):
+    change(site)
+    assert site.hook() == ()
+    assert site.resets == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"driver": Driver(container=True)},
+        {"driver": Driver(changing=True)},
+        {"cordoned": (("GPU-0", "in use outside CI: pid 1"),)},
+        {"leaving": True},
+        {"inventory": None},
+        {"inventory": situation(state=State.MISMATCH).inventory},
+    ],
+)
+def test_never_where_something_else_has_the_gpus(site, change):
+    site.wish("reboot")
+    assert site.hook(**change) == ()
+    assert site.resets == []
+
+
+def test_in_a_container_that_is_said(site, caplog):
+    site.hook(driver=Driver(container=True))
+    assert "nothing can be done for GPU-0 from here" in caplog.text
+
+
+def test_joined_gpus_wait_for_each_other(site):
+    site.held = {"job": Lease(("GPU-1",))}
+    site.hook(driver=Driver(nvswitch=True))
+    assert site.resets == []
+    site.hook()
+    assert len(site.resets) == 1
+
+
+def test_a_reset_that_fails_is_told_and_leaves_a_reboot_where_that_may_be(site, caplog):
+    site.why = "GPU 00000000:01:00.0 is currently in use by another process."
+    assert site.hook() == ()
+    assert "no reset: GPU 00000000:01:00.0 is currently in use" in caplog.text
+    assert asked() == []
+    site.wish("reboot")
+    assert site.hook() == ("GPU-0",)
+    assert len(site.resets) == 1
+
+
+def test_a_hook_that_is_killed_in_a_reset_makes_no_second_one(site):
+    site.error = Killed()
+    with pytest.raises(Killed):
+        site.hook()
+    site.error = None
+    assert site.hook() == ()
+    assert len(site.resets) == 1
+
+
+def test_what_can_not_be_noted_is_not_done(site, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recovery_record.files, "ensure_file", full)
+    assert site.hook() == ()
+    assert site.resets == []
+    assert "No space left" in caplog.text
+
+
+def test_a_driver_that_hangs_takes_a_reboot(site, monkeypatch):
+    def hang(*_, **__):
+        raise apart.HungError("no answer")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(apart, "call", hang)
+    assert recovery._ask(("GPU-0",)) == {}
+
+
+def test_gpus_of_a_hung_driver_or_lost_ones_are_what_a_reboot_is_for(site):
+    site.wish("reboot")
+    assert site.hook(inventory=situation(state=State.HUNG).inventory) == ("GPU-0",)
+    assert site.hook(inventory=situation(gpu(1)).inventory) == ("GPU-0",)
+    assert site.resets == []
+
+
+def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site, monkeypatch):
+    site.wish("reboot")
+    site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
+    assert site.hook() == ("GPU-0",)
+    recovery_record.begin(Step.REBOOT, ("GPU-0",))
+    # A hook that comes before the machine goes.
+    assert site.hook() == ()
+    assert asked() == []
+    site.boot = "second"
+    recovery._UPTIME.write_text("0.00 0.00\n")
+    later = time.time() + 2 * 24 * 3600
+    monkeypatch.setattr(recovery.time, "time", lambda: later)
+    assert site.hook() == ()
+    assert asked() == [("GPU-0", "isolation")]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "{}", '{"made": [{"step": "x"}]}', "\xff"])
+def test_a_damaged_record_allows_no_reboot_for_a_day(site, caplog, text):
+    site.wish("reboot")
+    site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
+    (memory.STATE / "gpu-recovery.json").write_text(text, encoding="latin-1")
+    assert site.hook() == ()
+    assert "is damaged" in caplog.text
+    assert json.loads((memory.STATE / "gpu-recovery.json").read_text())["made"]
+
+
+class Systemd:
+    """What a reset asks systemd for."""
+
+    def __init__(self, tmp_path, monkeypatch):
+        self.asked = []
+        self.shown = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}
+        self.pid = 4711
+        self.error = None
+        self.said = ""
+        monkeypatch.setattr(gpu_reset, "LOG", tmp_path / "log/reset.log")
+        monkeypatch.setattr(gpu_reset, "_PATIENCE", 0.1)
+        monkeypatch.setattr(gpu_reset, "_POLL", 0.01)
+        monkeypatch.setattr(transient, "start", self.start)
+        monkeypatch.setattr(services, "main_pid", lambda _: self.pid)
+        monkeypatch.setattr(services, "show", lambda _, *names: {n: self.shown[n] for n in names})
+        monkeypatch.setattr(services, "forget_failure", lambda _: None)
+
+    def start(self, name, argv, *, description, properties):
+        if self.error:
+            raise self.error
+        self.asked.append((argv, properties))
+        if self.said:
+            gpu_reset.LOG.write_text(self.said)
+
+
+@pytest.fixture
+def systemd(tmp_path, monkeypatch):
+    return Systemd(tmp_path, monkeypatch)
+
+
+def test_what_has_the_gpu_open_is_out_of_the_way_and_put_back_by_systemd(systemd):
+    assert gpu_reset.reset("GPU-0", persistent=True, beside="watch.service") == ""
+    ((argv, properties),) = systemd.asked
+    script = (
+        "/usr/bin/systemctl stop watch.service; /usr/bin/nvidia-smi -pm 0 -i GPU-0; "
+        "exec /usr/bin/nvidia-smi --gpu-reset -i GPU-0"
+    )
+    assert argv == ["/bin/sh", "-c", script]
+    assert properties["ExecStopPost"] == (
+        "-/bin/sh -c '/usr/bin/nvidia-smi -pm 1 -i GPU-0; "
+        "/usr/bin/systemctl start --no-block watch.service'"
+    )
+
+
+def test_what_was_not_there_is_not_brought(systemd):
+    systemd.pid = 0
+    gpu_reset.reset("GPU-0", persistent=False, beside="watch.service")
+    ((argv, properties),) = systemd.asked
+    assert "systemctl" not in argv[2]
+    assert "ExecStopPost" not in properties
+
+
+def test_what_a_reset_says_against_itself_is_one_line(systemd):
+    systemd.shown |= {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "255"}
+    systemd.said = "GPU 0 is in use.\n\n1 device\x1b[31m is used.\nAll done.\n"
+    assert (
+        gpu_reset.reset("GPU-0", persistent=False) == "GPU 0 is in use. / 1 device [31m is used."
+    )
+    systemd.said = "\n"
+    assert gpu_reset.reset("GPU-0", persistent=False) == "it ended with exit-code 255"
+
+
+def test_one_that_hangs_or_can_not_be_started_is_told(systemd):
+    systemd.shown["ActiveState"] = "deactivating"
+    assert gpu_reset.reset("GPU-0", persistent=False) == "it does not end"
+    assert gpu_reset.is_running()
+    systemd.error = process.CommandError(["/usr/bin/systemd-run"], 1, "no such file")
+    assert gpu_reset.reset("GPU-0", persistent=False).endswith("no such file")
+
+
+@pytest.mark.parametrize("uuid", ["", "../x", "GPU-0; reboot", "GPU-0\n", "$(x)", "-x", "%i"])
+def test_no_words_reach_a_shell(systemd, uuid):
+    with pytest.raises(ValueError, match="no GPU's id"):
+        gpu_reset.reset(uuid, persistent=True)
+    assert systemd.asked == []
