@@ -60,17 +60,9 @@ def reset(uuid: str, *, persistent: bool, beside: str = "") -> str:
         transient.start(
             UNIT, ["/bin/sh", "-c", script], description=f"Reset of {uuid}", properties=properties
         )
-        ended = waiting.until(_has_ended, _PATIENCE, _POLL)
-        result = services.show(UNIT, "Result", "ExecMainStatus") if ended else {}
+        return _outcome()
     except process.CommandError as error:
         return str(error)
-    if not ended:
-        return "it does not end"
-    # Of a service that went well systemd knows nothing any more, and its status reads 0.
-    services.forget_failure(UNIT)
-    if result["Result"] in ("", "success") and result["ExecMainStatus"] in ("", "0"):
-        return ""
-    return _words() or f"it ended with {result['Result']} {result['ExecMainStatus']}"
 
 
 def is_running() -> bool:
@@ -81,6 +73,18 @@ def is_running() -> bool:
 def remove() -> bool:
     """Take its log away. Return True if there was one."""
     return files.ensure_absent(LOG)
+
+
+def _outcome() -> str:
+    """Why the reset that runs failed, once it has ended; empty if it did not fail."""
+    if not waiting.until(_has_ended, _PATIENCE, _POLL):
+        return "it does not end"
+    result = services.show(UNIT, "Result", "ExecMainStatus")
+    services.forget_failure(UNIT)
+    # Of a service that went well systemd knows nothing any more, and its status reads 0.
+    if result["Result"] in ("", "success") and result["ExecMainStatus"] in ("", "0"):
+        return ""
+    return _words() or f"it ended with {result['Result']} {result['ExecMainStatus']}"
 
 
 def _around(uuid: str, *, persistent: bool, beside: str) -> tuple[list[str], list[str]]:
