@@ -11,7 +11,7 @@ import re
 import time
 import typing
 
-from gpu import detect, nvml
+from gpu import detect, dirt, nvml
 from gpu.inventory import Gpu, Inventory, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
 from machine import apart
@@ -41,11 +41,6 @@ _DISPLAYS: typing.Final = frozenset({
     "X", "Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell",
 })  # fmt: skip
 _SESSION: typing.Final = re.compile(r"/user\.slice/user-[0-9]+\.slice/.")
-
-# An idle GPU has less allocated beyond the driver's reserve: some MiB, with MIG devices some tens
-# of MiB each. Both must be exceeded, as the second grows with the card.
-DIRTY_MIB: typing.Final = 1024
-DIRTY_SHARE: typing.Final = 0.02
 
 # How long the driver may take, in seconds. It has answered a moment before, within
 # detect.PATIENCE: a hook takes no longer than both.
@@ -128,7 +123,7 @@ def _look_once(
             more = f" and {len(strangers) - 1} more" if strangers[1:] else ""
             reasons[gpu.uuid] = f"in use outside CI: {strangers[0]}{more}"
         elif _is_dirty(use) and not of_gpu:
-            reasons[gpu.uuid] = f"dirty: {use.used_mib / 1024:.1f} GiB taken without a process"
+            reasons[gpu.uuid] = dirt.reason(use.used_mib)
     return reasons
 
 
@@ -148,8 +143,8 @@ def _uses(gpus: tuple[Gpu, ...]) -> dict[str, nvml.Use] | None:
 
 
 def _is_dirty(use: nvml.Use) -> bool:
-    limit = max(DIRTY_MIB, use.total_mib * DIRTY_SHARE)
-    return use.used_mib > limit and not use.computing and not use.drawing
+    taken = dirt.is_taken(use.used_mib, use.total_mib)
+    return taken and not use.computing and not use.drawing
 
 
 def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:

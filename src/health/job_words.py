@@ -40,14 +40,12 @@ class Used:
         busy: how much of the time a kernel ran, in %.
         peak_mib: the most memory that was taken at a look.
         total_mib: all of its memory.
-        shared: others have the GPU, or a part of it, as well: these are not this job's alone.
     """
 
     card: Card
     busy: float | None = None
     peak_mib: int | None = None
     total_mib: int | None = None
-    shared: bool = False
 
 
 def start(
@@ -116,8 +114,7 @@ def used(seconds: float, gpus: collections.abc.Sequence[Used], energy_j: float |
         told = [f"{len(gpus)} GPUs {mean:.0f} % busy"] if known else []
     if energy_j is not None and energy_j >= 0:
         told.append(_energy(energy_j))
-    shared = " (shared with others)" if any(one.shared for one in gpus) else ""
-    return _line(f"{_long(seconds)}: {', '.join(told)}{shared}") if told else ""
+    return _line(f"{_long(seconds)}: {', '.join(told)}") if told else ""
 
 
 def unused(cards: collections.abc.Sequence[Card], seconds: float, *, ends: bool) -> str:

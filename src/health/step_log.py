@@ -8,10 +8,12 @@ end: containerd's shim, which gave it that and passes on what comes (tested with
 terminals). A process can't choose its parent, and the shim is outside the container.
 """
 
+import collections.abc
 import enum
 import os
 import pathlib
 import select
+import threading
 import typing
 
 from gpuci.usage import Host
@@ -28,6 +30,51 @@ class Outcome(enum.Enum):
     NOBODY = "nobody is there yet to be told"
     FULL = "there is no room now"
     NEVER = "what the step has for stderr is not to be written to"
+
+
+Say = collections.abc.Callable[[Holding, bytes], tuple[Outcome, bytes]]
+"""As `say`."""
+
+
+class Pen:
+    """Writes beside the watch: what a job puts in a line's way must hold up nobody else.
+
+    A look at a descriptor may take for ever where it leads into a file system of the job's own
+    (FUSE). Then that container's lines wait behind it, and it ends with this program.
+    """
+
+    def __init__(self, say: "Say | None" = None) -> None:
+        self._say = say or _say_now
+        self._running: dict[str, threading.Thread] = {}
+        self._came: dict[str, tuple[Outcome, bytes]] = {}
+
+    def hand(self, holding: Holding, text: bytes) -> None:
+        """Begin to write; to be called where `is_free` says so."""
+
+        def work() -> None:
+            self._came[holding.container] = self._say(holding, text)
+
+        thread = threading.Thread(target=work, name="job-log", daemon=True)
+        self._running[holding.container] = thread
+        thread.start()
+
+    def is_free(self, container: str) -> bool:
+        """Whether nothing of this container's is under way."""
+        return container not in self._running
+
+    def take(self) -> dict[str, tuple[Outcome, bytes]]:
+        """What has come of what was handed over, by the container, each once."""
+        found: dict[str, tuple[Outcome, bytes]] = {}
+        for container, thread in list(self._running.items()):
+            if not thread.is_alive():
+                del self._running[container]
+                found[container] = self._came.pop(container, (Outcome.NOBODY, b""))
+        return found
+
+    def settle(self, seconds: float) -> None:
+        """Wait for what is under way, but no longer than this."""
+        for thread in list(self._running.values()):
+            thread.join(seconds)
 
 
 def say(holding: Holding, text: bytes, host: Host | None = None) -> tuple[Outcome, bytes]:
@@ -51,6 +98,10 @@ def say(holding: Holding, text: bytes, host: Host | None = None) -> tuple[Outcom
     except (OSError, ValueError):  # it is being deleted, or can't be looked at: not now
         return Outcome.NOBODY, text
     return outcome, left
+
+
+def _say_now(holding: Holding, text: bytes) -> tuple[Outcome, bytes]:
+    return say(holding, text)
 
 
 def _say(host: Host, holding: Holding, pid: int, text: bytes) -> tuple[Outcome, bytes]:

@@ -6,7 +6,7 @@ import collections.abc
 import json
 
 from gpuci import policy
-from machine import files
+from machine import files, locks
 from oci import wrapper
 
 Gpus = collections.abc.Iterable[tuple[str, str]]
@@ -33,12 +33,13 @@ def ensure(cordoned: Gpus, unusable: Gpus = ()) -> bool:
     wanted = {f"{uuid}.json": {"reason": reason} for uuid, reason in cordoned}
     for uuid, reason in unusable:
         wanted[f"{uuid}.json"] = {"reason": reason, "by": "self-test"}
-    changed = False
-    for path in wrapper.CORDONS.glob("*.json"):
-        if path.name not in wanted:
-            changed |= files.ensure_absent(path)
-    if wanted:
-        changed |= files.ensure_directory(wrapper.CORDONS)
-    for name, content in wanted.items():
-        changed |= files.ensure_file(wrapper.CORDONS / name, json.dumps(content) + "\n")
+    changed = files.ensure_directory(wrapper.CORDONS) if wanted else False
+    if not wrapper.CORDONS.is_dir():
+        return changed
+    with locks.alone_in(wrapper.CORDONS):  # the watch writes here too: oci.dirty
+        for path in wrapper.CORDONS.glob("*.json"):
+            if path.name not in wanted:
+                changed |= files.ensure_absent(path)
+        for name, content in wanted.items():
+            changed |= files.ensure_file(wrapper.CORDONS / name, json.dumps(content) + "\n")
     return changed

@@ -17,7 +17,7 @@ from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
 from machine import files, process, templates
-from oci import manifest, nvidia, quarantine
+from oci import dirty, manifest, nvidia, quarantine
 from plan.parts import GpuPlan
 
 _CHARM = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ CONFIG = Path("/etc/gpu-ci")
 POLICY = CONFIG / "policy.json"
 RUN = Path("/run/gpu-ci")
 STORE = RUN / "leases"
-CORDONS = RUN / "cordons"
+CORDONS = dirty.CORDONS
 LOG = Path("/var/log/gpu-ci/oci.log")
 
 

@@ -80,8 +80,6 @@ def test_what_is_neither_is_said_as_it_is():
         (60, [Used(A, 0, 900, 16384)], 7200,
          "1 min: GPU 0 % busy, memory peak 0.9 of 16 GiB, 2 Wh"),
         (9000, [Used(A, 50)], None, "2.5 h: GPU 50 % busy"),
-        (300, [Used(A, 71, 1, 2048, shared=True)], None,
-         "5 min: GPU 71 % busy, memory peak 0.0 of 2 GiB (shared with others)"),
         (300, [Used(A, 71, 10240, 81920), Used(B, 3)], 3.6e6,
          "5 min: GPU 1 71 % busy, memory peak 10 of 80 GiB, GPU 3 3 % busy, 1.0 kWh"),
         (300, [Used(card(n), 10.0 * n) for n in range(8)], None, "5 min: 8 GPUs 35 % busy"),
