@@ -11,6 +11,7 @@ import time
 import typing
 
 from gpu import kernel, nvml
+from gpu.nvml_device import Device
 
 # Reasons for a lower clock (nvml.h of CUDA 13, nvmlClocksEventReasons). The first three are no
 # fault: nothing to do, a clock that was asked for, the power limit that was set.
@@ -170,64 +171,9 @@ def watch(
         yield lambda: {uuid: _sample(binding, uuid) for uuid in wanted}
 
 
-class _Gpu:
-    """One GPU that answers, and what it failed to answer."""
-
-    def __init__(self, binding: typing.Any, uuid: str) -> None:
-        self.binding = binding
-        self.handle: typing.Any = binding.nvmlDeviceGetHandleByUUID(uuid)
-        self.trouble = ""
-
-    def ask(self, query: str, *arguments: object) -> typing.Any:
-        """What nvmlDeviceGet<query> answers; None if it does not."""
-        binding = self.binding
-        function = getattr(binding, f"nvmlDeviceGet{query}")
-        try:
-            return nvml.if_supported(binding, function, self.handle, *arguments)
-        except binding.NVMLError as error:
-            if error.value in (binding.NVML_ERROR_GPU_IS_LOST, binding.NVML_ERROR_RESET_REQUIRED):
-                raise
-            # The driver is older than the query, or a container may not ask it.
-            untold = (
-                binding.NVML_ERROR_INVALID_ARGUMENT,
-                binding.NVML_ERROR_NO_PERMISSION,
-                binding.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-                binding.NVML_ERROR_DEPRECATED,
-            )
-            if error.value not in untold:
-                self.trouble = self.trouble or f"nvmlDeviceGet{query}: {error}"
-            return None
-
-    def watts(self, query: str) -> float | None:
-        milliwatts = self.ask(query)
-        return None if milliwatts is None else milliwatts / 1000
-
-    def flag(self, query: str) -> bool | None:
-        answer = self.ask(query)
-        return None if answer is None else bool(answer)
-
-    def ecc_errors(self, kind: str, counter: str) -> int | None:
-        return self.ask(
-            "TotalEccErrors",
-            getattr(self.binding, f"NVML_MEMORY_ERROR_TYPE_{kind}"),
-            getattr(self.binding, f"NVML_{counter}_ECC"),
-        )
-
-    def reasons(self) -> int | None:
-        # Drivers before 535 know it by its old name only.
-        answer = self.ask("CurrentClocksEventReasons")
-        return self.ask("CurrentClocksThrottleReasons") if answer is None else answer
-
-    def temperature(self) -> int | None:
-        # NVML of CUDA 14 will have the second one only.
-        sensor = self.binding.NVML_TEMPERATURE_GPU
-        answer = self.ask("Temperature", sensor)
-        return self.ask("TemperatureV", sensor) if answer is None else answer
-
-
 def _health(binding: typing.Any, uuid: str, root: pathlib.Path) -> Health:
     try:
-        gpu = _Gpu(binding, uuid)
+        gpu = Device(binding, uuid)
         memory = gpu.ask("MemoryInfo")
         ecc = gpu.ask("EccMode")
         temperature = gpu.temperature()
@@ -243,7 +189,7 @@ def _health(binding: typing.Any, uuid: str, root: pathlib.Path) -> Health:
             remapped_rows=_remapped_rows(gpu),
             retired_pages=_retired_pages(gpu),
             retired_pages_pending=gpu.flag("RetiredPagesPendingStatus"),
-            recovery_action=_recovery_action(gpu),
+            recovery_action=gpu.recovery_action(),
             reasons=_lasting_reasons(gpu),
             computing=gpu.flag("ComputeRunningProcesses_v3"),
             pcie_width=gpu.ask("CurrPcieLinkWidth"),
@@ -263,7 +209,7 @@ def _health(binding: typing.Any, uuid: str, root: pathlib.Path) -> Health:
 
 def _sample(binding: typing.Any, uuid: str) -> Sample:
     try:
-        gpu = _Gpu(binding, uuid)
+        gpu = Device(binding, uuid)
         return Sample(
             sm_clock_mhz=gpu.ask("ClockInfo", binding.NVML_CLOCK_SM),
             power_w=gpu.watts("PowerUsage"),
@@ -274,7 +220,7 @@ def _sample(binding: typing.Any, uuid: str) -> Sample:
         return Sample(failure=str(error))
 
 
-def _sram(gpu: _Gpu) -> Sram | None:
+def _sram(gpu: Device) -> Sram | None:
     status = gpu.binding.c_nvmlEccSramErrorStatus_v1_t()
     # The binding hands on what it is given, and C wants the address.
     if gpu.ask("SramEccErrorStatus", ctypes.byref(status)) is None:
@@ -287,7 +233,7 @@ def _sram(gpu: _Gpu) -> Sram | None:
     )
 
 
-def _remapped_rows(gpu: _Gpu) -> RemappedRows | None:
+def _remapped_rows(gpu: Device) -> RemappedRows | None:
     answer = gpu.ask("RemappedRows")
     if answer is None:
         return None
@@ -295,7 +241,7 @@ def _remapped_rows(gpu: _Gpu) -> RemappedRows | None:
     return RemappedRows(corrected, uncorrected, bool(pending), bool(failed))
 
 
-def _retired_pages(gpu: _Gpu) -> int | None:
+def _retired_pages(gpu: Device) -> int | None:
     causes = (
         gpu.binding.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
         gpu.binding.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
@@ -304,15 +250,7 @@ def _retired_pages(gpu: _Gpu) -> int | None:
     return None if None in pages else sum(len(of_cause) for of_cause in pages)
 
 
-def _recovery_action(gpu: _Gpu) -> int | None:
-    field = gpu.binding.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-    answer = gpu.ask("FieldValues", [field])
-    if answer is None or answer[0].nvmlReturn != gpu.binding.NVML_SUCCESS:
-        return None
-    return answer[0].value.uiVal
-
-
-def _lasting_reasons(gpu: _Gpu) -> int | None:
+def _lasting_reasons(gpu: Device) -> int | None:
     reasons = gpu.reasons()
     for _ in range(_LOOKS - 1):
         if not reasons or not reasons & THROTTLED:
@@ -323,7 +261,7 @@ def _lasting_reasons(gpu: _Gpu) -> int | None:
     return reasons
 
 
-def _width_possible(gpu: _Gpu, root: pathlib.Path) -> int | None:
+def _width_possible(gpu: Device, root: pathlib.Path) -> int | None:
     """The most lanes that a GPU can have where it is: NVML does not know of a narrow slot."""
     width = gpu.ask("MaxPcieLinkWidth")
     pci = gpu.ask("PciInfo")
@@ -335,7 +273,7 @@ def _width_possible(gpu: _Gpu, root: pathlib.Path) -> int | None:
     return min(width, slot) if slot else width
 
 
-def _temperature_margin(gpu: _Gpu, temperature: int | None) -> int | None:
+def _temperature_margin(gpu: Device, temperature: int | None) -> int | None:
     """Recent GPUs tell it themselves, others the temperature at which they slow down."""
     margin = gpu.ask("MarginTemperature")
     limit = gpu.ask("TemperatureThreshold", gpu.binding.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)

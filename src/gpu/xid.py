@@ -241,32 +241,43 @@ def meaning(message: Message) -> tuple[Severity, str]:
     return Severity.WARNING, "not in NVIDIA's catalogue, or without advice there"
 
 
-class _Record(typing.NamedTuple):
+class Record(typing.NamedTuple):
+    """One record of the kernel's log.
+
+    Attributes:
+        number: counts from 0 since the kernel's start.
+        microseconds: when, since then.
+        text: as the journal has it, perhaps of several lines.
+    """
+
     number: int
     microseconds: int
     text: str
 
 
-def _ring(path: pathlib.Path) -> list[_Record]:
+def record(line: str) -> Record | None:
+    """A line of /dev/kmsg; None where it is no record of the kernel's own."""
+    # Lines that begin with a space tell of the device that the record before is about.
+    head, found, message = line.partition(";")
+    fields = head.split(",")
+    if not found or len(fields) < 4 or not all(field.isdecimal() for field in fields[:3]):
+        return None
+    priority, number, microseconds = map(int, fields[:3])
+    # What processes write here has a facility, which the kernel does not let them leave out.
+    # A fragment (`c`) may be what another message goes on with, such as a path in it.
+    if priority >> 3 or fields[3] != "-":
+        return None
+    return Record(number, microseconds, _unescaped(message))
+
+
+def _ring(path: pathlib.Path) -> list[Record]:
     """The records of the kernel itself that its ring still has.
 
     Raises:
         OSError: if it is not there or may not be read.
     """
     text = b"".join(_reads(path)).decode(errors="replace")
-    records: list[_Record] = []
-    for line in text.split("\n"):
-        # Lines that begin with a space tell of the device that the record before is about.
-        head, found, message = line.partition(";")
-        fields = head.split(",")
-        if not found or len(fields) < 4 or not all(field.isdecimal() for field in fields[:3]):
-            continue
-        priority, number, microseconds = map(int, fields[:3])
-        # What processes write here has a facility, which the kernel does not let them leave out.
-        # A fragment (`c`) may be what another message goes on with, such as a path in it.
-        if priority >> 3 == 0 and fields[3] == "-":
-            records.append(_Record(number, microseconds, _unescaped(message)))
-    return records
+    return [found for line in text.split("\n") if (found := record(line))]
 
 
 def _reads(path: pathlib.Path) -> collections.abc.Iterator[bytes]:
@@ -328,20 +339,30 @@ def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
 def _messages(
     records: collections.abc.Iterable[tuple[int, str]],
 ) -> collections.abc.Iterator[Message]:
-    """The Xids in records, one for each; a sentence may come in several."""
-    sentence = ""
-    for microseconds, text in records:
+    reader = Reader()
+    return (found for one in records if (found := reader.take(*one)))
+
+
+class Reader:
+    """Finds the Xids in records that come one after the other; a sentence may come in several."""
+
+    def __init__(self) -> None:
+        self._sentence = ""
+
+    def take(self, microseconds: int, text: str) -> Message | None:
+        """What this record, perhaps with those before it, tells of."""
         first, *others = text.splitlines() or [""]
         match = _XID.match(first) or _FALLEN_OFF.match(first)
         if _BEGINS.match(first):
             # So long a beginning is the driver's, and so is what else the record says.
-            sentence = " ".join([first, *map(_words, others)])
-        elif sentence and _GOES_ON.match(first):
-            sentence = " ".join([sentence, *map(_words, [first, *others])])
-        match = match or _SENTENCE.match(sentence)
-        if match:
-            sentence = ""
-            yield _message(match, microseconds)
+            self._sentence = " ".join([first, *map(_words, others)])
+        elif self._sentence and _GOES_ON.match(first):
+            self._sentence = " ".join([self._sentence, *map(_words, [first, *others])])
+        match = match or _SENTENCE.match(self._sentence)
+        if not match:
+            return None
+        self._sentence = ""
+        return _message(match, microseconds)
 
 
 def _words(line: str) -> str:
