@@ -54,17 +54,8 @@ def read(device: Device) -> Figures:
     return found
 
 
-def is_for_want(binding: typing.Any, error: typing.Any) -> bool:
-    """Whether an error of NVML's only says that the machine is out of something.
-
-    A library that can't be opened, or a driver's node, reads as one that is not there.
-    """
-    wants = binding.NVML_ERROR_MEMORY, binding.NVML_ERROR_INSUFFICIENT_RESOURCES
-    return error.value in wants
-
-
 def _refuse_scarcity(binding: typing.Any, error: typing.Any) -> None:
-    if is_for_want(binding, error):
+    if error.value in (binding.NVML_ERROR_MEMORY, binding.NVML_ERROR_INSUFFICIENT_RESOURCES):
         raise ScarceError(str(error)) from error
 
 
@@ -79,6 +70,7 @@ def _read(device: Device) -> Figures:
     rows = device.ask("RemappedRows")
     energy = device.ask("TotalEnergyConsumption")
     processes = device.ask("ComputeRunningProcesses_v3")
+    drawing = device.ask("GraphicsRunningProcesses_v3")
     return Figures(
         busy=rates.gpu if rates else None,
         memory_used_mib=memory.used >> 20 if memory else None,
@@ -95,4 +87,5 @@ def _read(device: Device) -> Figures:
         remap_failed=bool(rows[3]) if rows else None,
         recovery_action=device.recovery_action(),
         pids=None if processes is None else tuple(one.pid for one in processes),
+        drawing=None if drawing is None else len(drawing),
     )
