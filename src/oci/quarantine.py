@@ -6,6 +6,8 @@
 at each decision, and a reboot keeps them, so that it brings no broken GPU back.
 """
 
+import collections.abc
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -13,7 +15,7 @@ import pathlib
 import re
 import typing
 
-from machine import files
+from machine import files, locks
 from plan.quarantined import Quarantine
 
 PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/quarantine")
@@ -44,7 +46,7 @@ def put(uuid: str, reason: str, check: str, level: str, remedy: str, by: str = S
     """Take a GPU that failed a check out of use. Return True if that changed anything.
 
     What an operator took out stays as it is, as does what only he may bring back. What a self-test
-    took out the watch takes over where more has to pass for it to return.
+    took out the watch takes over where more has to pass for it to return. The level never falls.
 
     Args:
         uuid: the GPU's id.
@@ -56,15 +58,15 @@ def put(uuid: str, reason: str, check: str, level: str, remedy: str, by: str = S
         by: SELF_TEST or WATCH.
 
     Raises:
-        ValueError: `uuid` can't be a GPU's.
+        ValueError: `uuid` can't be a GPU's, or there is no such level.
+        OSError: it can't be written; what was there is there still.
     """
-    earlier = find(uuid)
-    if earlier and earlier.by != by:
-        if not earlier.level:
+    with _alone(uuid):
+        earlier = find(uuid)
+        if earlier and not _gives_way(earlier, level, by):
             return False
-        if by == WATCH and level and _LEVELS.index(level) <= _LEVELS.index(earlier.level):
-            return False
-    return _write(Quarantine(uuid, reason, check, level, _since(earlier), remedy, by))
+        most = max(level, earlier.level if earlier else level, key=_rank)
+        return _write(Quarantine(uuid, reason, check, most, _since(earlier), remedy, by))
 
 
 def cordon(uuid: str, reason: str) -> bool:
@@ -76,7 +78,8 @@ def cordon(uuid: str, reason: str) -> bool:
     Raises:
         ValueError: `uuid` can't be a GPU's.
     """
-    return _write(Quarantine(uuid, reason, since=_since(find(uuid)), by=OPERATOR))
+    with _alone(uuid):
+        return _write(Quarantine(uuid, reason, since=_since(find(uuid)), by=OPERATOR))
 
 
 def lift(uuid: str) -> bool:
@@ -88,15 +91,57 @@ def lift(uuid: str) -> bool:
     return files.ensure_absent(_path(uuid))
 
 
+def lift_seen(uuid: str, fault: str) -> bool:
+    """Bring a GPU back that is out of use for nothing but what the watch saw.
+
+    Args:
+        uuid: the GPU's id.
+        fault: the name of the watch's fault; a record of another stays.
+
+    Returns:
+        Whether that changed anything.
+
+    Raises:
+        ValueError: `uuid` can't be a GPU's.
+        OSError: the record can't be read, or taken away.
+    """
+    with _alone(uuid):
+        earlier = find(uuid)
+        is_it = earlier is not None and (earlier.by, earlier.check) == (WATCH, fault)
+        return is_it and lift(uuid)
+
+
 def find(uuid: str) -> Quarantine | None:
     """What keeps a GPU out of use; None if nothing does."""
     return next((entry for entry in read() if entry.uuid == uuid), None)
 
 
+@contextlib.contextmanager
+def _alone(uuid: str) -> collections.abc.Generator[None]:
+    """Nobody else decides on a record meanwhile: watch, self-test, hook and action do."""
+    _path(uuid)
+    files.ensure_directory(PATH)
+    with locks.alone_in(PATH):
+        yield
+
+
+def _gives_way(earlier: Quarantine, level: str, by: str) -> bool:
+    """Whether a record gives way to one of a self-test or of the watch."""
+    if earlier.by == OPERATOR or (not earlier.level and (level or by != earlier.by)):
+        return False
+    # A self-test has looked at all; the watch at less, so it leaves what needs no less of a test.
+    more = _rank(level) - _rank(earlier.level)
+    return by == SELF_TEST or more > 0 or (more == 0 and earlier.by == WATCH)
+
+
+def _rank(level: str) -> int:
+    """How much has to pass for a GPU to return; the operator's word is more than any test."""
+    return _LEVELS.index(level) if level else len(_LEVELS)
+
+
 def _write(entry: Quarantine) -> bool:
     content = dataclasses.asdict(entry)
     path = _path(content.pop("uuid"))
-    files.ensure_directory(PATH)
     return files.ensure_file(path, json.dumps(content) + "\n")
 
 

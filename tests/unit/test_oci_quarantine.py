@@ -2,8 +2,10 @@
 # See LICENSE file for licensing details.
 """The quarantine: kept over a reboot, read by the wrapper, and the operator's word is the last."""
 
+import errno
 import json
 import re
+import threading
 
 import pytest
 
@@ -132,6 +134,77 @@ def test_the_watch_takes_over_where_more_has_to_pass(folder, first, second, by):
     put("GPU-0", level=first)
     watch("GPU-0", second)
     assert quarantine.find("GPU-0").by == by
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "level", "reason"),
+    [
+        ("quick", "isolation", "isolation", "second"),
+        ("isolation", "isolation", "isolation", "second"),
+        ("burn-in", "isolation", "burn-in", "first"),
+        ("burn-in", "", "", "second"),
+        ("", "burn-in", "", "first"),
+    ],
+)
+def test_of_two_faults_that_the_watch_saw_the_stronger_stays(folder, first, second, level, reason):
+    watch("GPU-0", first, "first")
+    watch("GPU-0", second, "second")
+    (entry,) = quarantine.read()
+    assert (entry.level, entry.reason) == (level, reason)
+
+
+def test_a_self_test_that_fails_for_less_asks_for_no_less(folder):
+    watch("GPU-0", "burn-in")
+    put("GPU-0", level="quick")
+    (entry,) = quarantine.read()
+    assert (entry.by, entry.reason, entry.level) == ("self-test", XID, "burn-in")
+
+
+def test_the_watch_lifts_what_it_took_out_for_that_alone(folder):
+    watch("GPU-0")
+    assert not quarantine.lift_seen("GPU-0", "slowdown")
+    assert quarantine.lift_seen("GPU-0", "off-bus")
+    assert quarantine.read() == ()
+    assert not quarantine.lift_seen("GPU-0", "off-bus")
+    put("GPU-0", check="off-bus")
+    quarantine.cordon("GPU-1", "off-bus")
+    assert not quarantine.lift_seen("GPU-0", "off-bus")
+    assert not quarantine.lift_seen("GPU-1", "off-bus")
+    assert len(quarantine.read()) == 2
+
+
+def test_the_operator_is_waited_for_and_has_the_last_word(folder, monkeypatch):
+    """While the watch decides, the operator cordons: the record that stays is his."""
+    find = quarantine.find
+    begun = []
+
+    def slow(uuid):
+        found = find(uuid)
+        if not begun:
+            begun.append(threading.Thread(target=quarantine.cordon, args=("GPU-0", "a swap")))
+            begun[0].start()
+            begun[0].join(0.2)
+        return found
+
+    monkeypatch.setattr(quarantine, "find", slow)
+    assert watch("GPU-0")
+    begun[0].join(30)
+    assert find("GPU-0").by == quarantine.OPERATOR
+
+
+def test_where_the_disk_is_full_what_was_there_stays(folder, monkeypatch):
+    watch("GPU-0", "quick")
+    before = quarantine.read()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("machine.files.os.fsync", full)
+    for call in (watch, put, lambda uuid: quarantine.cordon(uuid, "why")):
+        for uuid in ("GPU-0", "GPU-1"):
+            with pytest.raises(OSError, match="No space left"):
+                call(uuid)
+    assert quarantine.read() == before
 
 
 def test_what_the_operator_alone_brings_back_no_self_test_takes_over(folder):
