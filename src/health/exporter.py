@@ -108,7 +108,8 @@ CAUSE: typing.Final = Metric(
 )  # fmt: skip
 LEASE: typing.Final = Metric(
     "gpuci_lease_info", "gauge", ("gpu", "team", "pipeline", "job"),
-    "1 for each job that holds the GPU and whose names are known; for joins",
+    "1 for each job that holds the GPU and whose names are known, for joins; Prometheus calls "
+    "its label `job` exported_job, since it has one of its own",
 )  # fmt: skip
 WAIT: typing.Final = Metric(
     "gpuci_lease_wait_seconds", "histogram", (),

@@ -74,7 +74,7 @@ HEADER = [
     "# See LICENSE file for licensing details.",
 ]
 # Package to the module that it is imported as, where the names differ.
-MODULE_OF = {"nvidia-ml-py": "pynvml"}
+MODULE_OF = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 def python_files(root: pathlib.Path, *folders: str) -> list[pathlib.Path]:

@@ -116,6 +116,7 @@ def test_endpoints_and_interfaces_are_the_documented_ones():
     assert {name: endpoint["interface"] for name, endpoint in ENDPOINTS.items()} == {
         "web-tsa": "concourse-tsa",
         "tsa": "concourse-ci_tsa",
+        "cos-agent": "cos_agent",
         "worker-tsa": "concourse-tsa",
         "flight": "concourse-ci_tsa",
         "postgresql": "postgresql_client",

@@ -1,0 +1,270 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Each alert rule by promtool: it fires, and it does not where nothing is wrong."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import types
+
+import pytest
+import yaml
+
+from health import exporter, refusals
+from relations import cos_agent
+from tests.functional.prometheus import program
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RULES = ROOT / "src/prometheus_alert_rules/gpus.rules"
+
+TOPOLOGY = {"juju_model": "ci", "juju_model_uuid": "f" * 36, "juju_application": "worker"}
+UNIT = {"instance": "i", **TOPOLOGY, "juju_unit": "worker/0"}
+GPU = {"gpu": "0", "uuid": "GPU-a", "model": "A100", **UNIT}
+OTHER = {**GPU, "gpu": "1", "uuid": "GPU-b"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An alert, and what makes it fire.
+
+    Attributes:
+        alert: its name.
+        fires: series, each a metric, labels and promtool's values, one a minute.
+        does_not: the same for what is not to make it fire.
+        minutes: when it is looked at.
+    """
+
+    alert: str
+    fires: list
+    does_not: list
+    minutes: int = 30
+
+
+def reason(name, values):
+    return "gpuci_gpu_clock_reason", {**GPU, "reason": name}, values
+
+
+def bucket(most, values):
+    return "gpuci_lease_wait_seconds_bucket", {**UNIT, "le": most}, values
+
+
+INFO = ("gpuci_watch_info", {**UNIT, "version": "1", "mode": "on"})
+CASES = [
+    Case(
+        "GpuQuarantined",
+        [("gpuci_gpu_quarantine_info", {**GPU, "cause": "Xid 79"}, "_x29 1x5")],
+        [("gpuci_gpu_quarantined", GPU, "0x60")],
+    ),
+    Case(
+        "GpuPoolShort",
+        [
+            ("gpuci_gpu_quarantined", GPU, "1x60"),
+            ("gpuci_gpu_cordoned", GPU, "0x60"),
+            ("gpuci_gpu_quarantined", OTHER, "0x60"),
+            ("gpuci_gpu_cordoned", OTHER, "1x60"),
+        ],
+        [
+            ("gpuci_gpu_quarantined", GPU, "1x60"),
+            ("gpuci_gpu_cordoned", GPU, "0x60"),
+            ("gpuci_gpu_quarantined", OTHER, "0x60"),
+            ("gpuci_gpu_cordoned", OTHER, "0x60"),
+        ],
+    ),
+    Case(
+        "GpuDriverHangs",
+        [("gpuci_driver_hung", UNIT, "0x20 1x20")],
+        [("gpuci_driver_hung", UNIT, "0x29 1x20")],  # for less than a minute
+    ),
+    Case(
+        "GpuBreakerTripped",
+        [("gpuci_breaker_tripped", UNIT, "1x60")],
+        [("gpuci_breaker_tripped", UNIT, "0x60")],
+    ),
+    Case(
+        "GpuWatchDown",
+        [(*INFO, "1x10 stale")],
+        # A refresh: another version, from one scrape to the next.
+        [(*INFO, "1x10 stale"), (INFO[0], {**INFO[1], "version": "2"}, "_x10 1x60")],
+    ),
+    Case(
+        "GpuFiguresStale",
+        [("gpuci_last_good_poll_age_seconds", UNIT, "15x20 61+60x20")],
+        [
+            ("gpuci_last_good_poll_age_seconds", UNIT, "30x60"),
+            ("gpuci_watch_turn_age_seconds", UNIT, "15x60"),
+        ],
+    ),
+    Case(
+        "GpuUncorrectedMemoryErrors",
+        [("gpuci_gpu_ecc_uncorrected_total", GPU, "0x10 2x30")],
+        # Old ones, and none since: the driver was loaded anew meanwhile.
+        [("gpuci_gpu_ecc_uncorrected_total", GPU, "7x10 0x30")],
+    ),
+    Case(
+        "GpuRemapPending",
+        [("gpuci_gpu_remap_pending", GPU, "1x60")],
+        [("gpuci_gpu_remap_pending", GPU, "0x25 1x20")],
+    ),
+    Case(
+        "GpuHardwareThrottled",
+        [reason("power-brake", "1x60"), reason("idle", "0x60")],
+        [reason("software-power-cap", "1x60"), reason("hardware-thermal", "0 1x2 0 1x3 0x60")],
+    ),
+    Case(
+        "GpuWaitsLong",
+        [bucket("120", "0x60"), bucket("240", "0+2x60"), bucket("+Inf", "0+2x60")],
+        [bucket("120", "0+2x60"), bucket("240", "0+2x60"), bucket("+Inf", "0+2x60")],
+        minutes=50,
+    ),
+    Case(
+        "GpuTasksRefused",
+        [("gpuci_refusals_total", {**UNIT, "reason": "busy"}, "0x10 4x50")],
+        [
+            ("gpuci_refusals_total", {**UNIT, "reason": "wrong-count"}, "0+9x60"),
+            ("gpuci_refusals_total", {**UNIT, "reason": "busy"}, "0x10 1x50"),
+        ],
+    ),
+    Case(
+        "GpuLeasedAndIdle",
+        [("gpuci_gpu_leased", GPU, "1x90"), ("gpuci_gpu_busy_ratio", GPU, "0x90")],
+        [
+            ("gpuci_gpu_leased", GPU, "1x90"),
+            ("gpuci_gpu_busy_ratio", GPU, "0x60 0.9 0x29"),
+            ("gpuci_gpu_leased", OTHER, "0x20 1x70"),
+            ("gpuci_gpu_busy_ratio", OTHER, "0x90"),
+        ],
+        minutes=75,
+    ),
+]  # fmt: skip
+
+
+def published():
+    data = {}
+    unit = object()
+    relation = types.SimpleNamespace(data={unit: data})
+    app = types.SimpleNamespace(name=TOPOLOGY["juju_application"])
+    model = types.SimpleNamespace(
+        relations={"cos-agent": [relation]}, unit=unit, app=app,
+        name=TOPOLOGY["juju_model"], uuid=TOPOLOGY["juju_model_uuid"],
+    )  # fmt: skip
+    cos_agent.publish(model, 19835)
+    return json.loads(data["config"])["metrics_alert_rules"]
+
+
+@pytest.fixture
+def rules(tmp_path):
+    """The rules as a collector gets them."""
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump(published()))
+    return path
+
+
+def promtool(*arguments):
+    done = subprocess.run(
+        [program("promtool"), *arguments], capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def labels(pairs):
+    return ",".join(f"{name}={json.dumps(value)}" for name, value in pairs.items())
+
+
+def test(series, minutes, alert, count):
+    """One of promtool's tests: how often an alert fires at that minute."""
+    return {
+        "interval": "1m",
+        "input_series": [
+            {"series": f"{name}{{{labels(pairs)}}}", "values": values}
+            for name, pairs, values in series
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": f"{minutes}m",
+                "exp_samples": [{"labels": "{}", "value": count}] if count else [],
+            }
+        ],
+    }
+
+
+test.__test__ = False
+
+
+def test_promtool_accepts_the_rules(rules):
+    """As the file has them, for a Prometheus of one's own, and as a collector gets them."""
+    for path in (RULES, rules):
+        code, said = promtool("check", "rules", path)
+        assert code == 0, said
+        assert f"{len(CASES)} rules found" in said
+
+
+def test_each_alert_fires_and_none_does_where_nothing_is_wrong(rules):
+    tests = [
+        test(series, case.minutes, case.alert, count)
+        for case in CASES
+        for series, count in ((case.fires, 1), (case.does_not, 0))
+    ]
+    file = rules.with_name("tests.yaml")
+    file.write_text(
+        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests})
+    )
+    code, said = promtool("test", "rules", file)
+    assert code == 0, said
+
+
+def test_the_tests_would_notice(rules):
+    case = CASES[0]
+    file = rules.with_name("wrong.yaml")
+    wrong = [test(case.does_not, case.minutes, case.alert, 1)]
+    file.write_text(
+        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": wrong})
+    )
+    assert promtool("test", "rules", file)[0] == 1
+
+
+def file_rules():
+    return yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+
+
+def test_each_alert_has_its_case():
+    assert [rule["alert"] for rule in file_rules()] == [case.alert for case in CASES]
+
+
+def test_each_alert_says_what_is_and_what_to_do():
+    for rule in file_rules():
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+        assert "instance" in rule["annotations"]["summary"], rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_alerts_rest_on_metrics_and_labels_that_there_are():
+    """A label that the query's samples lack would be empty in the sentence."""
+    known = {metric.name: metric for metric in exporter.TABLE}
+    for rule in file_rules():
+        names = re.findall(r"gpuci_[a-z_]+", rule["expr"])
+        metrics = [known[name.removesuffix("_bucket")] for name in names]
+        used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+        dropped = set(re.findall(r"\w+", " ".join(re.findall(r"without \((.*?)\)", rule["expr"]))))
+        has = set(metrics[0].labels) - dropped | {"juju_unit", "instance"}
+        assert used <= has, rule["alert"]
+    text = RULES.read_text()
+    reasons = {name for found in re.findall(r'reason=~"(.*?)"', text) for name in found.split("|")}
+    named = {one.name for one in refusals.REASONS} | {refusals.OTHER} | set(exporter.CLOCK_REASONS)
+    assert reasons <= named
+
+
+def test_a_collector_gets_rules_for_this_application_alone(rules):
+    """Others of this charm in the same Prometheus bring their own."""
+    case = CASES[0]
+    foreign = {"juju_application": "other"}
+    series = [(name, {**pairs, **foreign}, values) for name, pairs, values in case.fires]
+    file = rules.with_name("tests.yaml")
+    tests = [test(series, case.minutes, case.alert, 0)]
+    file.write_text(
+        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests})
+    )
+    code, said = promtool("test", "rules", file)
+    assert code == 0, said

@@ -1,0 +1,222 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A real Prometheus scrapes the watch's metrics, and each query of the dashboard returns data."""
+
+import contextlib
+import json
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import time
+import types
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from health import exporter, metrics, serving
+from health.seen import Card, Figures, Holding, Look, Message, Moment, Source
+from tests.functional.prometheus import program
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "src/grafana_dashboards/gpus.json").read_text())
+
+CARDS = tuple(
+    Card(f"GPU-{n}", n, f"0000:0{n}:00.0", "A100-SXM4-80GB", (f"GPU-{n}",)) for n in range(3)
+)
+JOB = types.SimpleNamespace(team="main", pipeline="train", job="fit")
+# What Grafana puts in place of its own variables.
+GRAFANA = {
+    "$__range": "5m",
+    "$__rate_interval": "5m",
+    "$juju_application": ".*",
+    "$juju_unit": ".*",
+}
+PROMETHEUS = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+scrape_configs:
+  - job_name: gpu-ci
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+def moment(turn):
+    """A worker with work: one GPU is held, one quarantined, one free."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    figures = Figures(
+        busy=70, memory_used_mib=61 << 10, memory_total_mib=80 << 10, power_w=300.0,
+        power_limit_w=400.0, energy_j=1000.0 * turn, temperature=66, sm_clock_mhz=1410,
+        reasons=0x4, ecc_corrected=turn, ecc_uncorrected=0, remap_pending=False,
+        remap_failed=False,
+    )  # fmt: skip
+    return Moment(
+        now=now,
+        wall=time.time(),
+        cards=CARDS,
+        seen=(Message(now, "GPU-0", Source.EVENT, xid=13),),
+        look=Look(now, {card.uuid: figures for card in CARDS}),
+        holdings=(Holding("container", "/bundle", ("GPU-0",), since=now, in_use=True),),
+        out={"GPU-1": "Xid 79: it has fallen off the bus"},
+    )
+
+
+class Worker:
+    """The watch's metrics, served, with turns that a test makes."""
+
+    def __init__(self, folder):
+        self._log = folder / "oci.log"
+        self._metrics = metrics.Metrics("1", "on", 15, self._log, {"container": JOB}.get)
+        self.server = serving.Server(0, self._metrics.text)
+        self._turns = 0
+
+    def turn(self):
+        self._turns += 1
+        lines = (
+            {"granted": ["GPU-0"], "waited_ms": 7000, "reason": ""},
+            {"reason": "this task waited 240 s"},
+        )
+        with self._log.open("a") as log:
+            for line in lines:
+                log.write(json.dumps({"kind": "task", "container": "c", **line}) + "\n")
+        self._metrics.turn(moment(self._turns), [])
+
+
+@pytest.fixture
+def worker(tmp_path):
+    worker = Worker(tmp_path)
+    worker.turn()
+    yield worker
+    worker.server.close()
+
+
+def free_port():
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextlib.contextmanager
+def prometheus(folder, scraped):
+    """A Prometheus that scrapes that port; its own address. Another takes its port at times."""
+    config = folder / "prometheus.yaml"
+    config.write_text(PROMETHEUS.format(port=scraped))
+    for _ in range(5):
+        address = f"127.0.0.1:{free_port()}"
+        said = folder / "said"
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    program("prometheus"), f"--config.file={config}",
+                    f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}",
+                ],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder,
+            )  # fmt: skip
+        try:
+            if is_ready(process, address):
+                yield address
+                return
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(60)
+    pytest.fail(f"Prometheus does not start: {said.read_text()}")
+
+
+def is_ready(process, address):
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError):
+            if fetched(f"http://{address}/-/ready"):
+                return True
+        time.sleep(0.1)
+    return False
+
+
+def fetched(url):
+    # No proxy of the machine's stands between.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=30) as answer:
+        return answer.read()
+
+
+def asked(address, query):
+    # In a minute: whole minutes are the steps of the dashboard's subqueries.
+    arguments = urllib.parse.urlencode({"query": query, "time": time.time() + 60})
+    try:
+        answer = json.loads(fetched(f"http://{address}/api/v1/query?{arguments}"))
+    except urllib.error.HTTPError as error:
+        pytest.fail(f"{query}: {error.read().decode()}")
+    return [one for one in answer["data"]["result"] if one["value"][1] != "NaN"]
+
+
+def queries():
+    """Of each panel: its title and what it asks."""
+    found = []
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            query = target["expr"]
+            for name, value in GRAFANA.items():
+                query = query.replace(name, value)
+            assert "$" not in query, panel["title"]
+            found.append((panel["title"], query))
+    return found
+
+
+def test_each_query_of_the_dashboard_returns_data(worker, tmp_path):
+    with prometheus(tmp_path, worker.server.port) as address:
+        missing = queries()
+        assert len(missing) > 30
+        end = time.monotonic() + 60
+        while missing and time.monotonic() < end:
+            worker.turn()
+            time.sleep(0.5)
+            missing = [(title, query) for title, query in missing if not asked(address, query)]
+        assert missing == []
+        (row,) = asked(address, dict(queries())["By job"])
+        # `job` is Prometheus' own label, of the scrape: ours gets another name by its rule.
+        assert row["metric"] == {"team": "main", "pipeline": "train", "exported_job": "fit"}
+        assert asked(address, "gpuci_gpu_quarantine_info")[0]["metric"]["cause"] == "Xid 79"
+        assert asked(address, 'up{job="gpu-ci"} == 1')
+
+
+def test_promtool_has_nothing_to_say_of_the_page(worker):
+    page = fetched(f"http://127.0.0.1:{worker.server.port}/metrics")
+    done = subprocess.run(
+        [program("promtool"), "check", "metrics"], input=page, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    known = {metric.name for metric in exporter.TABLE}
+    text = json.dumps(DASHBOARD)
+    names = {re.sub("_(bucket|count)$", "", name) for name in re.findall(r"gpuci_[a-z_]+", text)}
+    assert names <= known
+    told_of = known - names
+    assert len(told_of) < len(known) / 2, f"the dashboard leaves out {told_of}"
+
+
+def test_panels_have_titles_and_do_not_overlap():
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert panel["title"]
+        assert not taken & cells, panel["title"]
+        assert all(x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_each_panel_asks_the_prometheus_that_was_chosen():
+    variables = {one["name"] for one in DASHBOARD["templating"]["list"]}
+    assert variables == {"prometheusds", "juju_application", "juju_unit"}
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            assert target["datasource"]["uid"] == "${prometheusds}"
+            assert "$juju_unit" in target["expr"]
