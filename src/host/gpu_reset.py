@@ -18,6 +18,8 @@ UNIT: typing.Final = "gpu-ci-reset.service"
 LOG: typing.Final = pathlib.Path("/var/log/gpu-ci/reset.log")
 
 _SMI: typing.Final = "/usr/bin/nvidia-smi"
+# What nvidia-smi says beside the reset is not what that failed of.
+_NOWHERE: typing.Final = "/dev/null 2>&1"
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 # As in oci.quarantine; nothing of it means anything to a shell or to systemd.
 _ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
@@ -48,8 +50,9 @@ def reset(uuid: str, *, persistent: bool, beside: str = "") -> str:
     properties = {
         "RuntimeMaxSec": str(_LIMIT),
         "TimeoutStopSec": "10",
-        "StandardOutput": f"truncate:{LOG}",
-        "StandardError": f"truncate:{LOG}",
+        # Not truncated: what comes after the reset would take its words away.
+        "StandardOutput": f"append:{LOG}",
+        "StandardError": f"append:{LOG}",
     }
     if after:
         properties["ExecStopPost"] = f"-/bin/sh -c {shlex.quote('; '.join(after))}"
@@ -91,9 +94,9 @@ def _around(uuid: str, *, persistent: bool, beside: str) -> tuple[list[str], lis
     """What the shell does before the reset, and what it does whatever came of it."""
     stopped = bool(beside and services.main_pid(beside))
     before = [f"{_SYSTEMCTL} stop {beside}"] if stopped else []
-    after = [f"{_SMI} -pm 1 -i {uuid}"] if persistent else []
+    after = [f"{_SMI} -pm 1 -i {uuid} >{_NOWHERE}"] if persistent else []
     after += [f"{_SYSTEMCTL} start --no-block {beside}"] if stopped else []
-    return [*before, f"{_SMI} -pm 0 -i {uuid}"], after
+    return [*before, f"{_SMI} -pm 0 -i {uuid} >{_NOWHERE}"], after
 
 
 def _has_ended() -> bool:

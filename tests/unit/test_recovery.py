@@ -260,12 +260,13 @@ def test_what_has_the_gpu_open_is_out_of_the_way_and_put_back_by_systemd(systemd
     assert gpu_reset.reset("GPU-0", persistent=True, beside="watch.service") == ""
     ((argv, properties),) = systemd.asked
     script = (
-        "/usr/bin/systemctl stop watch.service; /usr/bin/nvidia-smi -pm 0 -i GPU-0; "
+        "/usr/bin/systemctl stop watch.service; /usr/bin/nvidia-smi -pm 0 -i GPU-0 "
+        ">/dev/null 2>&1; "
         "exec /usr/bin/nvidia-smi --gpu-reset -i GPU-0"
     )
     assert argv == ["/bin/sh", "-c", script]
     assert properties["ExecStopPost"] == (
-        "-/bin/sh -c '/usr/bin/nvidia-smi -pm 1 -i GPU-0; "
+        "-/bin/sh -c '/usr/bin/nvidia-smi -pm 1 -i GPU-0 >/dev/null 2>&1; "
         "/usr/bin/systemctl start --no-block watch.service'"
     )
 
