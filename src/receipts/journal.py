@@ -39,9 +39,7 @@ class Journal:
             if self._file is None:
                 self._open(_FIRST)
             self._read()
-            if self._file is not None and not os.path.samestat(
-                os.fstat(self._file), self._path.stat()
-            ):
+            if self._is_left():
                 self._open(_AT_ONCE)
                 self._read()
         except FileNotFoundError:
@@ -66,6 +64,19 @@ class Journal:
         if self._file is not None:
             os.close(self._file)
         self._file, self._rest = None, b""
+
+    def _is_left(self) -> bool:
+        """Whether this file is read to its end, and the log is another one by now, or was emptied.
+
+        Raises:
+            FileNotFoundError: there is no log now.
+        """
+        if self._file is None:
+            return False
+        own, here = os.fstat(self._file), os.lseek(self._file, 0, os.SEEK_CUR)
+        if own.st_size != here:
+            return own.st_size < here
+        return not os.path.samestat(own, self._path.stat())
 
     def _read(self) -> None:
         if self._file is None:

@@ -117,6 +117,7 @@ class Ledger:
                 self._due = True
             account = self._accounts[lease]
             account.seen, account.unused = moment.now, None
+            account.waited = account.waited if holding.waited is None else holding.waited
 
     def _note(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
         """Xids and failures; the kernel's log alone, which a job can forge, writes none."""

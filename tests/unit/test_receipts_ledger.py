@@ -239,6 +239,24 @@ def test_the_wait_is_found_whenever_the_wrapper_writes_it_and_over_a_rotation(ri
     assert [receipt.waited_s for receipt in rig.receipts()] == [1, 2]
 
 
+def test_a_log_that_was_emptied_is_read_from_its_beginning(rig):
+    rig.turn(held=[holding(), holding("c2", (B,))], at=100)
+    rig.decided("c1", waited_ms=1000)
+    rig.turn(at=102)
+    rig.oci.write_text("")
+    rig.turn(at=104)
+    rig.decided("c2", waited_ms=2000)
+    rig.turn(at=106)
+    rig.turn(held=[], at=130)
+    assert [receipt.waited_s for receipt in rig.receipts()] == [1, 2]
+
+
+def test_the_wait_that_the_holding_tells_counts(rig):
+    rig.turn(held=[dataclasses.replace(holding(), waited=7.5)], at=100)
+    rig.turn(held=[], at=130)
+    assert rig.only().waited_s == 7.5
+
+
 def test_names_are_taken_as_soon_as_they_are_known(tmp_path):
     known = {}
     rig = Rig(tmp_path, names=known.get)
