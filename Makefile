@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 #
 # Each target installs what it needs first, and works on a fresh Debian 12 or Ubuntu machine.
-.PHONY: help setup lint format test bench soak integration lab pack clean
+.PHONY: help setup lint format test rare bench soak integration lab pack clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -19,8 +19,11 @@ format:  ## Format the code and mend what can be mended.
 	@.venv/bin/python -m ruff format .
 	@.venv/bin/python -m ruff check --fix .
 
-test:  ## Run all test suites; PYTEST_ARGS="-k name" goes on to pytest.
+test:  ## Run the test suites; with PYTEST_ARGS="-k name", which pytest takes: what it chooses of all.
 	@scripts/test $(PYTEST_ARGS)
+
+rare:  ## Run the tests of rarer cases, which make test leaves out.
+	@GPUCI_RARE=1 scripts/test
 
 bench:  ## Measure what the wrapper costs and write docs/reference/performance.md; BENCH_ARGS="--help".
 	@scripts/bench $(or $(BENCH_ARGS),--write)

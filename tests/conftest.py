@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests import once
+from tests import once, rare, runs, side_by_side
 from tests.attacks import attacker as attacks
 from tests.lab import cgroups, concourse, outfit, walk
 from tests.lab.session import Lab, Progress
@@ -26,6 +26,7 @@ true
 # A parameter that is longer is not shown in its test's name.
 LONGEST_NAME = 60
 _MADE = pytest.StashKey[pathlib.Path | None]()
+_RUN = pytest.StashKey[runs.Run | None]()
 
 
 def reason_to_skip() -> str:
@@ -39,22 +40,31 @@ def reason_to_skip() -> str:
 
 
 def pytest_configure(config):
-    """What takes seconds to make is made once for all processes."""
+    """What killed runs left goes; what takes seconds to make is made once for all processes."""
+    config.stash[_RUN] = None if config.option.collectonly else runs.begin()
     config.stash[_MADE] = once.begin()
+    if made := config.stash[_MADE]:
+        runs.note("folder", str(made))
 
 
 def pytest_unconfigure(config):
     once.end(config.stash.get(_MADE, None))
+    if run := config.stash.get(_RUN, None):
+        run.end()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cgroups():
-    """Side by side, containers of the same name are below other cgroups."""
-    if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0 and cgroups.writable():
-        with cgroups.entered(f"gpuci-tests-{os.getpid()}"):
-            yield
+def own_cgroups(tmp_path_factory):
+    """Side by side, containers of the same name are below other cgroups.
+
+    Those and the folder of temporary files are also what is left of a run that is killed.
+    """
+    if os.geteuid() == 0 and cgroups.writable():
+        runs.note("folder", str(tmp_path_factory.getbasetemp()))
+        with cgroups.entered(runs.cgroup_name()) as made:
+            yield made
     else:
-        yield
+        yield []
 
 
 @pytest.fixture(scope="session")
@@ -64,8 +74,9 @@ def machines_work() -> None:
 
 
 @pytest.fixture(scope="session")
-def walked(machines_work, tmp_path_factory: pytest.TempPathFactory):
+def walked(machines_work, own_cgroups, tmp_path_factory: pytest.TempPathFactory):
     """A lab after `lab up`: web, worker with two GPUs, postgresql. Each test leaves it so."""
+    cgroups.weigh(own_cgroups, side_by_side.PRECEDENCE)
     say = Progress()
     lab = Lab(tmp_path_factory.mktemp("walk"), say)
     try:
@@ -122,17 +133,17 @@ def pytest_make_parametrize_id(val, argname):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With `-n`: what shares a lab stays in one process."""
-    from tests.side_by_side import Scheduling
-
-    return Scheduling(config, log)
+    return side_by_side.Scheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """With `-n`: what takes longest begins first."""
+    """`-m` knows the rare ones. With `-n`: what takes longest begins first."""
+    for item in items:
+        if item.nodeid.startswith(rare.RARE):
+            item.add_marker("rare")
     if hasattr(config, "workerinput"):
-        from tests.side_by_side import turn
-
-        items.sort(key=lambda item: turn(item.nodeid))
+        items.sort(key=lambda item: side_by_side.turn(item.nodeid))
 
 
 def pytest_report_header() -> list[str]:

@@ -12,8 +12,8 @@ from xdist.scheduler import LoadScopeScheduling
 # its suite stands here.
 ROOMS = (
     "tests/lab/test_selftest.py",
-    "tests/attacks/",
     "tests/lab/",
+    "tests/attacks/",
     "tests/functional/test_selftest_isolation.py",
     "tests/unit/test_gpuci_leases.py",
     "tests/functional/",
@@ -44,6 +44,8 @@ SHARED = {
     "tests/attacks/": "selftest and attacks",
     "tests/lab/": "lab",
 }
+# How many times as much of the processors a process with a shared lab gets, which takes longest.
+PRECEDENCE = 2
 
 
 def room(nodeid: str) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
+from tests import runs
 from tests.lab import cgroups, network, seed
 from tests.lab.errors import MachineError
 from tests.lab.machines import Machine, end_cgroups
@@ -72,6 +73,7 @@ class Park:
             self._check_file_system()
             self._make(directory, binds, binds_ro or {})
         with self._lock:
+            runs.note("network", self.network.name)
             self.network.up()
         machine = self.get(name)
         machine.up()

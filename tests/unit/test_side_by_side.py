@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests import side_by_side
+from tests import rare, side_by_side
 
 ROOT = pathlib.Path(__file__).parents[2]
 LAB_FIXTURES = {"attacker", "site", "under_attack", "walked"}
@@ -44,3 +44,11 @@ def test_files_of_the_lab_are_alone_where_they_do_not_use_it():
     files = sorted((ROOT / "tests/lab").glob("test_*.py"))
     alone = [str(path.relative_to(ROOT)) for path in files if not wants_the_lab(path)]
     assert alone == sorted(side_by_side.ALONE)
+
+
+@pytest.mark.parametrize("begin", rare.RARE)
+def test_what_is_rare_is_there(begin):
+    path, _, name = begin.partition("::")
+    assert (ROOT / path).is_file()
+    function, _, _parameters = name.partition("[")
+    assert f"\ndef {function}" in (ROOT / path).read_text()

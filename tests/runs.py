@@ -1,0 +1,147 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A test run's mark on this machine; what runs that were killed have left is taken away by it.
+
+A machine of the lab outlives whoever started it, and with it go processors, inotify instances and
+network namespaces that the next run needs. Each run has a folder below `FOLDER`, with a file that
+is locked as long as the run lives, and notes of what it made. Runs side by side leave each other
+alone.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator
+
+from tests.lab import cgroups, network, processes
+
+FOLDER = pathlib.Path("/run/gpu-ci-tests")
+# Names the run's folder, for all its processes.
+_RUN = "GPUCI_TESTS_RUN"
+_NOTES = "notes"
+_LOCK = "lock"
+# How long a killed process may take to be gone; a machine at a load of 20 needs seconds.
+_SECONDS = 60
+
+
+class Run:
+    """This run: from `begin` to `end`, or to the death of the process.
+
+    Args:
+        folder: its own; does not exist yet.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        folder.mkdir()
+        # Of the process and not of its children, as flock would be; nobody else may open it here.
+        self._lock = (folder / _LOCK).open("w")
+        fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.environ[_RUN] = str(folder)
+
+    def end(self) -> None:
+        """Forget this run, and what a process of it that died has left."""
+        if os.environ.get(_RUN) == str(self.folder):
+            del os.environ[_RUN]
+        sweep(self.folder)
+        self._lock.close()
+
+
+def begin(folder: pathlib.Path = FOLDER) -> Run | None:
+    """Take away what killed runs have left, and mark this one.
+
+    Returns:
+        None where another process has marked this run, or nothing can be marked: without root.
+    """
+    if _RUN in os.environ or os.geteuid() != 0 or not cgroups.writable():
+        return None
+    folder.mkdir(exist_ok=True, mode=0o755)
+    with _alone(folder):
+        for left in _dead(folder):
+            sweep(left)
+        return Run(folder / f"{os.getpid()}-{time.time_ns()}")
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """Nobody else marks or sweeps meanwhile."""
+    with (folder / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _dead(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    for run in [path for path in folder.iterdir() if path.is_dir()]:
+        with (run / _LOCK).open("w") as lock:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                continue
+        yield run
+
+
+def cgroup_name() -> str:
+    """The name for this process's cgroups, by which its run can be told."""
+    run = pathlib.Path(os.environ.get(_RUN, "")).name or "alone"
+    return f"gpuci-tests-{run}-{os.getpid()}"
+
+
+def note(kind: str, name: str) -> None:
+    """Note what this run makes; nothing where no run is marked.
+
+    Args:
+        kind: `network`, a lab's; `folder`, on disk.
+        name: the network's name; the folder's path.
+    """
+    run = os.environ.get(_RUN)
+    if run and pathlib.Path(run).is_dir():
+        with pathlib.Path(run, _NOTES).open("a") as notes:
+            notes.write(f"{kind} {name}\n")
+
+
+def sweep(run: pathlib.Path) -> None:
+    """Take away what a dead run left, and its mark; what does not go stays for the next run."""
+    noted = _noted(run)
+    networks = [name for kind, name in noted if kind == "network"]
+    left = cgroups.find(f"gpuci-tests-{run.name}")
+    for name in networks:
+        left += cgroups.find(name)
+    _kill(left)
+    stayed = cgroups.remove(left, timeout=_SECONDS if left else 0)
+    for name in networks:
+        network.Network(name).down()
+    for kind, name in noted:
+        if kind == "folder" and not _holds_mounts(name):
+            shutil.rmtree(name, ignore_errors=True)
+    if not stayed:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _noted(run: pathlib.Path) -> set[tuple[str, str]]:
+    try:
+        lines = (run / _NOTES).read_text().splitlines()
+    except FileNotFoundError:
+        return set()
+    # A line that the dead process could not end is of something that it had not made yet.
+    parted = (line.partition(" ") for line in lines)
+    return {(kind, name) for kind, _, name in parted if name}
+
+
+def _holds_mounts(folder: str) -> bool:
+    """Whether another file system, which is not to be emptied, is mounted below."""
+    mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split()[4].startswith(f"{folder}/") for line in mounts)
+
+
+def _kill(directories: list[pathlib.Path]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    # A run that was broken off is still in its own cgroups.
+    while alive := cgroups.processes(directories) - {os.getpid()}:
+        for pid in alive:
+            processes.kill(pid)
+        if not any(map(processes.is_alive, alive)) or time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
