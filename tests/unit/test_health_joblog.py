@@ -1,0 +1,423 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Who is told what, when and how often; how it gets there: tests/functional/test_step_log.py."""
+
+import dataclasses
+import json
+
+import pytest
+
+from health.decided import TakeOut, Tell
+from health.joblog import JobLog
+from health.step_log import Outcome
+from oci import quarantine
+from tests.unit.health_moments import BUSY, FIRST, IDLE, Days, card, job
+
+START = "[gpu-ci] GPU 0: A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 12 s\n"
+DEAD = Tell("GPU-0", "xid", "Xid 79, it has fallen off the bus", hardware=True, xid=79)
+DIED = (
+    "[gpu-ci] GPU 0 failed (Xid 79, it has fallen off the bus): hardware, not your change. "
+    "Run the build again\n"
+)
+SEGFAULT = Tell("GPU-0", "job", "Xid 31, ...", hardware=False, xid=31)
+
+
+class Pen:
+    """Writes at once; `said` is what came out where."""
+
+    def __init__(self):
+        self.said, self.outcome, self.room = [], Outcome.SAID, 10000
+        self.busy, self.came = set(), {}
+
+    def hand(self, holding, text):
+        assert self.is_free(holding.container)
+        outcome, left = self.outcome, text
+        if outcome is Outcome.SAID:
+            left = text[self.room :]
+            self.said.append((holding.container, text[: self.room].decode()))
+            outcome = Outcome.FULL if left else outcome
+        self.came[holding.container] = outcome, left
+
+    def is_free(self, container):
+        return container not in self.busy and container not in self.came
+
+    def take(self):
+        found, self.came = self.came, {}
+        return found
+
+
+class Processes:
+    """The machine's; it is told whose steps to end."""
+
+    def __init__(self):
+        self.ended, self.damaged = [], False
+
+    def end_steps(self, container, bundle):
+        assert bundle == f"/b/{container}"
+        if self.damaged:
+            raise ValueError("holds 'x' and no process id")
+        self.ended.append(container)
+
+
+class Watch:
+    """A worker with a job that has GPU 0."""
+
+    def __init__(self, folder):
+        self.folder, self.days = folder, Days()
+        self.pen, self.processes = Pen(), Processes()
+        self.days.holdings = (job(),)
+        self.of("on", "warn")
+
+    def of(self, mode="on", unused="warn", *, sees_all=True):
+        """A daemon that has begun just now."""
+        self.pen.came.clear()
+        self.part = JobLog(
+            mode, unused, notes=self.folder / "run" / "joblog.json", pen=self.pen,
+            host=self.processes, sees_all=sees_all,
+        )  # fmt: skip
+
+    def turn(self, *decisions, seconds=2.0, look=False):
+        """What is said meanwhile, and by the next turn."""
+        self.days.now += seconds
+        before = len(self.pen.said)
+        self.part.turn(self.days.moment(look=look), decisions)
+        return [text for _, text in self.pen.said[before:]]
+
+    def go_on(self, minutes):
+        said = []
+        for _ in range(int(minutes * 4)):
+            said += self.turn(seconds=15, look=True)
+        return said
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    return Watch(tmp_path)
+
+
+def test_a_job_is_told_once_what_it_got(watch):
+    assert watch.turn() == [START]
+    assert watch.turn() == []
+    watch.of()
+    assert watch.turn() == [], "another daemon knows what was told"
+
+
+def test_a_step_that_has_not_begun_is_told_when_it_has(watch):
+    watch.pen.outcome = Outcome.NOBODY
+    for _ in range(20):
+        watch.turn()
+    watch.pen.outcome = Outcome.SAID
+    assert watch.turn() == [START]
+    assert watch.turn() == []
+
+
+def test_nobody_is_told_of_a_start_that_is_long_over(watch):
+    watch.turn(seconds=130)
+    assert watch.pen.said == []
+
+
+@pytest.mark.parametrize(
+    "holding", [job(ours=True), job(in_use=False), job("t1", "GPU-of-another-worker")]
+)
+def test_only_a_job_with_a_gpu_of_these_is_told(watch, holding):
+    watch.days.holdings = (holding,)
+    assert watch.turn(DEAD) == []
+
+
+def test_a_container_that_gets_gpus_again_is_told_again(watch):
+    assert watch.turn() == [START]
+    watch.days.holdings = (job(since=watch.days.now),)
+    assert watch.turn() == [START]
+
+
+def test_the_job_whose_gpu_dies_is_told_and_no_other(watch):
+    watch.days.holdings = (job(), job("t2", "GPU-1"))
+    watch.turn()
+    watch.pen.said.clear()
+    watch.turn(DEAD)
+    assert watch.pen.said == [("t1", DIED)]
+    assert watch.turn(dataclasses.replace(DEAD, fault="recovery", text="more")) == []
+    watch.of()
+    assert watch.turn(DEAD) == []
+
+
+def test_it_is_told_whether_the_gpu_is_out_of_use(watch):
+    watch.turn()
+    quarantine.PATH.mkdir()
+    out = TakeOut("GPU-0", "xid", "Xid 79", "isolation", "Reboot the machine")
+    (said,) = watch.turn(out, DEAD)
+    assert said == DIED, "only what is written down counts: the watch may just observe"
+    watch.days.out = {"GPU-1": "cordoned"}
+    watch.days.holdings = (job("t2", "GPU-1"),)
+    watch.turn()
+    (said,) = watch.turn(dataclasses.replace(DEAD, uuid="GPU-1"))
+    assert "It is out of use now; run the build again" in said
+
+
+def test_a_fault_that_came_before_the_job_is_none_of_its(watch):
+    watch.days.holdings = None
+    assert watch.turn(DEAD) == []
+    watch.days.holdings = (job(), job("t2", "GPU-0", since=watch.days.now + 1))
+    watch.turn()
+    told = {container for container, text in watch.pen.said if DIED in text}
+    assert told == {"t1"}, "who held it is told as soon as that is known"
+
+
+def test_a_fault_waits_for_a_step_that_has_not_begun(watch):
+    watch.turn()
+    watch.pen.outcome = Outcome.NOBODY
+    watch.turn(DEAD)
+    for _ in range(100):
+        watch.turn()
+    watch.pen.outcome = Outcome.SAID
+    assert watch.turn() == [DIED]
+
+
+def test_the_programs_own_fault_is_told_once_each(watch):
+    watch.turn()
+    (said,) = watch.turn(SEGFAULT)
+    assert "Xid 31" in said
+    assert "hardware" not in said
+    assert watch.turn(SEGFAULT) == []
+    (said,) = watch.turn(dataclasses.replace(SEGFAULT, xid=13))
+    assert "Xid 13" in said
+
+
+@pytest.mark.parametrize(("mode", "told"), [("on", 2), ("faults", 1), ("off", 0)])
+def test_the_option_says_how_much_is_told(watch, mode, told):
+    watch.of(mode)
+    assert len("".join(watch.turn(DEAD)).splitlines()) == told
+    assert bool(watch.go_on(2)) is (mode == "on")
+
+
+def test_what_is_redirected_is_not_tried_again(watch):
+    watch.pen.outcome = Outcome.NEVER
+    watch.turn(DEAD)
+    watch.pen.outcome = Outcome.SAID
+    assert watch.turn() == []
+
+
+def test_what_finds_no_room_is_tried_for_a_while(watch):
+    watch.turn()
+    watch.pen.outcome = Outcome.FULL
+    watch.turn(DEAD)
+    watch.turn()
+    watch.pen.outcome = Outcome.SAID
+    assert watch.turn() == [DIED]
+    watch.pen.outcome = Outcome.FULL
+    watch.turn(SEGFAULT)
+    for _ in range(20):
+        watch.turn()
+    watch.pen.outcome = Outcome.SAID
+    assert watch.turn() == []
+
+
+def test_half_a_line_is_made_whole_before_anything_else(watch):
+    watch.pen.room = 20
+    watch.turn()
+    watch.pen.room = 10000
+    assert watch.turn(DEAD) == [START[20:] + DIED]
+
+
+def test_a_container_whose_line_hangs_holds_up_no_other(watch):
+    watch.days.holdings = (job(), job("t2", "GPU-1"))
+    watch.pen.busy = {"t1"}
+    watch.turn(DEAD, dataclasses.replace(DEAD, uuid="GPU-1"))
+    assert [container for container, _ in watch.pen.said] == ["t2"]
+    watch.pen.busy = set()
+    watch.turn()
+    assert [container for container, _ in watch.pen.said] == ["t2", "t1"]
+
+
+def test_what_no_lease_is_left_for_is_forgotten(watch):
+    watch.pen.outcome = Outcome.NOBODY
+    watch.turn(DEAD)
+    watch.days.holdings = ()
+    watch.turn()
+    notes = watch.folder / "run" / "joblog.json"
+    assert json.loads(notes.read_text()) == {}
+    assert notes.stat().st_mode & 0o777 == 0o600
+    watch.days.holdings = (job(),)
+    watch.pen.outcome = Outcome.SAID
+    assert DIED not in "".join(watch.turn())
+
+
+def test_a_job_is_told_at_times_what_it_used(watch):
+    watch.days.figures["GPU-0"] = dataclasses.replace(BUSY, power_w=300.0)
+    watch.turn(look=True)
+    said = []
+    for _ in range(125 * 4):
+        figures = watch.days.figures["GPU-0"]
+        drawn = (figures.energy_j or 0) + 4500
+        watch.days.figures["GPU-0"] = dataclasses.replace(figures, energy_j=drawn)
+        said += watch.turn(seconds=15, look=True)
+    assert [line.split(":")[0] for line in said] == [
+        f"[gpu-ci] {time}" for time in ("1 min", "5 min", "15 min", "30 min", "60 min", "2.0 h")
+    ]
+    assert said[2] == "[gpu-ci] 15 min: GPU 80 % busy, memory peak 20 of 80 GiB, 75 Wh\n"
+
+
+def test_what_it_used_outlives_the_daemon(watch):
+    watch.days.figures["GPU-0"] = BUSY
+    watch.go_on(2)
+    watch.of()
+    watch.days.figures["GPU-0"] = IDLE
+    said = watch.go_on(4)
+    assert len(said) == 1, "1 min was told before"
+    assert "memory peak 20 of 80 GiB" in said[0]
+
+
+def test_no_sum_is_made_of_a_gpu_that_others_have_too(watch):
+    watch.days.cards = (card(0, "MIG-a", "MIG-b"),)
+    watch.days.holdings = (job("t1", "MIG-a"),)
+    watch.days.figures["GPU-0"] = BUSY
+    assert watch.go_on(10) == [
+        "[gpu-ci] MIG device of GPU 0: A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 12 s\n"
+    ]
+
+
+UNUSED = "[gpu-ci] no process has used GPU 0 in 10 min: is this a CPU-only build of the framework?"
+
+
+def of_unused(said):
+    return [line for line in said if UNUSED in line]
+
+
+def test_a_gpu_that_nobody_uses_is_told_once(watch):
+    assert of_unused(watch.go_on(9.5)) == []
+    assert len(of_unused(watch.go_on(2))) == 1
+    assert of_unused(watch.go_on(30)) == []
+    watch.of()
+    assert of_unused(watch.go_on(30)) == []
+    assert watch.processes.ended == []
+
+
+def test_one_that_was_used_is_never_unused_whoever_watches(watch):
+    watch.of(unused="fail")
+    watch.go_on(2)
+    watch.days.figures["GPU-0"] = BUSY
+    watch.go_on(1)
+    watch.days.figures["GPU-0"] = IDLE
+    assert of_unused(watch.go_on(30)) == []
+    watch.of(unused="fail")
+    assert of_unused(watch.go_on(30)) == []
+    assert watch.processes.ended == []
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        dataclasses.replace(IDLE, busy=None),
+        dataclasses.replace(IDLE, failure="GPU is lost"),
+        dataclasses.replace(IDLE, pids=None, memory_used_mib=500),
+        dataclasses.replace(IDLE, pids=(4711,)),
+    ],
+)
+def test_what_is_not_known_is_not_unused(watch, figures):
+    watch.of(unused="fail")
+    watch.days.figures["GPU-0"] = figures
+    assert of_unused(watch.go_on(30)) == []
+    assert watch.processes.ended == []
+
+
+def test_a_watch_without_looks_finds_nothing_unused(watch):
+    watch.of(unused="fail")
+    watch.go_on(5)
+    for _ in range(40):
+        watch.turn(seconds=60)
+    watch.go_on(9)
+    assert watch.processes.ended == []
+
+
+def test_in_a_system_container_processes_may_be_hidden(watch):
+    watch.of(unused="fail", sees_all=False)
+    watch.days.figures["GPU-0"] = dataclasses.replace(IDLE, memory_used_mib=500)
+    watch.go_on(30)
+    assert watch.processes.ended == []
+    watch.days.figures["GPU-0"] = IDLE
+    assert of_unused(watch.go_on(12))
+    assert watch.processes.ended == ["t1"]
+
+
+@pytest.mark.parametrize("mode", ["on", "faults", "off"])
+def test_a_step_that_uses_no_gpu_ends_with_the_sentence(watch, mode):
+    watch.of(mode, "fail")
+    said = watch.go_on(10)
+    assert (of_unused(said), watch.processes.ended) == ([], [])
+    said = watch.go_on(0.25)
+    assert len(of_unused(said)) == 1
+    assert "gpu-unused=fail" in said[-1]
+    assert watch.processes.ended == [], "a look that came after the sentence says the same first"
+    watch.go_on(0.5)
+    assert watch.processes.ended == ["t1"]
+    watch.go_on(20)
+    watch.of(mode, "fail")
+    watch.go_on(20)
+    assert watch.processes.ended == ["t1"]
+
+
+def test_one_that_begins_to_use_its_gpu_just_then_goes_on(watch):
+    watch.of(unused="fail")
+    assert of_unused(watch.go_on(10.25))
+    watch.days.figures["GPU-0"] = BUSY
+    watch.go_on(20)
+    watch.days.figures["GPU-0"] = IDLE
+    watch.go_on(20)
+    assert watch.processes.ended == []
+
+
+def test_one_of_two_is_enough(watch):
+    watch.of(unused="fail")
+    watch.days.holdings = (job("t1", "GPU-0", "GPU-1"),)
+    watch.days.figures["GPU-1"] = BUSY
+    assert len(of_unused(watch.go_on(30))) == 1
+    assert watch.processes.ended == []
+
+
+def test_a_line_that_nobody_takes_keeps_no_gpu(watch):
+    watch.of(unused="fail")
+    watch.pen.outcome = Outcome.FULL
+    watch.go_on(12)
+    assert watch.processes.ended == ["t1"]
+
+
+def test_a_container_that_cannot_be_looked_at_ends_no_daemon(watch, caplog):
+    watch.of(unused="fail")
+    watch.processes.damaged = True
+    watch.go_on(20)
+    assert "t1 can't be ended" in caplog.text
+
+
+def test_to_ignore_it_says_nothing(watch):
+    watch.of(unused="ignore")
+    assert of_unused(watch.go_on(30)) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", '{"t1": 7}', '{"t1": {"since": 1000.0}}', '{"t1": {"since": "x"}}',
+        '{"t1": {"since": 1000.0, "account": "{}", "told": 7}}',
+    ],
+)  # fmt: skip
+def test_damaged_notes_are_as_none(watch, content):
+    (watch.folder / "run").mkdir()
+    (watch.folder / "run" / "joblog.json").write_text(content)
+    watch.of()
+    assert watch.turn() == [START]
+
+
+def test_where_nothing_can_be_noted_it_is_told_nevertheless(watch):
+    (watch.folder / "run").touch()
+    with pytest.raises(OSError, match="run"):
+        watch.turn()
+    assert watch.pen.said == [("t1", START)]
+
+
+def test_of_gpus_that_came_later_nothing_is_known(watch):
+    watch.turn()
+    watch.days.cards = (card(0, "GPU-0", "MIG-new"), card(1))
+    watch.days.holdings = (job("t1", "GPU-0", "GPU-1"),)
+    watch.go_on(12)
+    assert watch.days.now > FIRST
