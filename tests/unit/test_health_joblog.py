@@ -8,10 +8,10 @@ import json
 import pytest
 
 from health.decided import TakeOut, Tell
-from health.joblog import JobLog
 from health.step_log import Outcome
 from oci import quarantine
-from tests.unit.health_moments import BUSY, FIRST, IDLE, Days, card, job
+from tests.unit.health_moments import BUSY, FIRST, IDLE, card, job
+from tests.unit.joblog_rig import Watch
 
 START = "[gpu-ci] GPU 0: A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 12 s\n"
 DEAD = Tell("GPU-0", "xid", "Xid 79, it has fallen off the bus", hardware=True, xid=79)
@@ -20,74 +20,6 @@ DIED = (
     "Run the build again\n"
 )
 SEGFAULT = Tell("GPU-0", "job", "Xid 31, ...", hardware=False, xid=31)
-
-
-class Pen:
-    """Writes at once; `said` is what came out where."""
-
-    def __init__(self):
-        self.said, self.outcome, self.room = [], Outcome.SAID, 10000
-        self.busy, self.came = set(), {}
-
-    def hand(self, holding, text):
-        assert self.is_free(holding.container)
-        outcome, left = self.outcome, text
-        if outcome is Outcome.SAID:
-            left = text[self.room :]
-            self.said.append((holding.container, text[: self.room].decode()))
-            outcome = Outcome.FULL if left else outcome
-        self.came[holding.container] = outcome, left
-
-    def is_free(self, container):
-        return container not in self.busy and container not in self.came
-
-    def take(self):
-        found, self.came = self.came, {}
-        return found
-
-
-class Processes:
-    """The machine's; it is told whose steps to end."""
-
-    def __init__(self):
-        self.ended, self.damaged = [], False
-
-    def end_steps(self, container, bundle):
-        assert bundle == f"/b/{container}"
-        if self.damaged:
-            raise ValueError("holds 'x' and no process id")
-        self.ended.append(container)
-
-
-class Watch:
-    """A worker with a job that has GPU 0."""
-
-    def __init__(self, folder):
-        self.folder, self.days = folder, Days()
-        self.pen, self.processes = Pen(), Processes()
-        self.days.holdings = (job(),)
-        self.of("on", "warn")
-
-    def of(self, mode="on", unused="warn", *, sees_all=True):
-        """A daemon that has begun just now."""
-        self.pen.came.clear()
-        self.part = JobLog(
-            mode, unused, notes=self.folder / "run" / "joblog.json", pen=self.pen,
-            host=self.processes, sees_all=sees_all,
-        )  # fmt: skip
-
-    def turn(self, *decisions, seconds=2.0, look=False):
-        """What is said meanwhile, and by the next turn."""
-        self.days.now += seconds
-        before = len(self.pen.said)
-        self.part.turn(self.days.moment(look=look), decisions)
-        return [text for _, text in self.pen.said[before:]]
-
-    def go_on(self, minutes):
-        said = []
-        for _ in range(int(minutes * 4)):
-            said += self.turn(seconds=15, look=True)
-        return said
 
 
 @pytest.fixture
@@ -275,123 +207,6 @@ def test_no_sum_is_made_of_a_gpu_that_others_have_too(watch):
     assert watch.go_on(10) == [
         "[gpu-ci] MIG device of GPU 0: A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 12 s\n"
     ]
-
-
-UNUSED = "[gpu-ci] no process has used GPU 0 in 10 min: is this a CPU-only build of the framework?"
-
-
-def of_unused(said):
-    return [line for line in said if UNUSED in line]
-
-
-def test_a_gpu_that_nobody_uses_is_told_once(watch):
-    assert of_unused(watch.go_on(9.5)) == []
-    assert len(of_unused(watch.go_on(2))) == 1
-    assert of_unused(watch.go_on(30)) == []
-    watch.of()
-    assert of_unused(watch.go_on(30)) == []
-    assert watch.processes.ended == []
-
-
-def test_one_that_was_used_is_never_unused_whoever_watches(watch):
-    watch.of(unused="fail")
-    watch.go_on(2)
-    watch.days.figures["GPU-0"] = BUSY
-    watch.go_on(1)
-    watch.days.figures["GPU-0"] = IDLE
-    assert of_unused(watch.go_on(30)) == []
-    watch.of(unused="fail")
-    assert of_unused(watch.go_on(30)) == []
-    assert watch.processes.ended == []
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [
-        dataclasses.replace(IDLE, busy=None),
-        dataclasses.replace(IDLE, failure="GPU is lost"),
-        dataclasses.replace(IDLE, pids=None, memory_used_mib=500),
-        dataclasses.replace(IDLE, pids=(4711,)),
-    ],
-)
-def test_what_is_not_known_is_not_unused(watch, figures):
-    watch.of(unused="fail")
-    watch.days.figures["GPU-0"] = figures
-    assert of_unused(watch.go_on(30)) == []
-    assert watch.processes.ended == []
-
-
-def test_a_watch_without_looks_finds_nothing_unused(watch):
-    watch.of(unused="fail")
-    watch.go_on(5)
-    for _ in range(40):
-        watch.turn(seconds=60)
-    watch.go_on(9)
-    assert watch.processes.ended == []
-
-
-def test_in_a_system_container_processes_may_be_hidden(watch):
-    watch.of(unused="fail", sees_all=False)
-    watch.days.figures["GPU-0"] = dataclasses.replace(IDLE, memory_used_mib=500)
-    watch.go_on(30)
-    assert watch.processes.ended == []
-    watch.days.figures["GPU-0"] = IDLE
-    assert of_unused(watch.go_on(12))
-    assert watch.processes.ended == ["t1"]
-
-
-@pytest.mark.parametrize("mode", ["on", "faults", "off"])
-def test_a_step_that_uses_no_gpu_ends_with_the_sentence(watch, mode):
-    watch.of(mode, "fail")
-    said = watch.go_on(10)
-    assert (of_unused(said), watch.processes.ended) == ([], [])
-    said = watch.go_on(0.25)
-    assert len(of_unused(said)) == 1
-    assert "gpu-unused=fail" in said[-1]
-    assert watch.processes.ended == [], "a look that came after the sentence says the same first"
-    watch.go_on(0.5)
-    assert watch.processes.ended == ["t1"]
-    watch.go_on(20)
-    watch.of(mode, "fail")
-    watch.go_on(20)
-    assert watch.processes.ended == ["t1"]
-
-
-def test_one_that_begins_to_use_its_gpu_just_then_goes_on(watch):
-    watch.of(unused="fail")
-    assert of_unused(watch.go_on(10.25))
-    watch.days.figures["GPU-0"] = BUSY
-    watch.go_on(20)
-    watch.days.figures["GPU-0"] = IDLE
-    watch.go_on(20)
-    assert watch.processes.ended == []
-
-
-def test_one_of_two_is_enough(watch):
-    watch.of(unused="fail")
-    watch.days.holdings = (job("t1", "GPU-0", "GPU-1"),)
-    watch.days.figures["GPU-1"] = BUSY
-    assert len(of_unused(watch.go_on(30))) == 1
-    assert watch.processes.ended == []
-
-
-def test_a_line_that_nobody_takes_keeps_no_gpu(watch):
-    watch.of(unused="fail")
-    watch.pen.outcome = Outcome.FULL
-    watch.go_on(12)
-    assert watch.processes.ended == ["t1"]
-
-
-def test_a_container_that_cannot_be_looked_at_ends_no_daemon(watch, caplog):
-    watch.of(unused="fail")
-    watch.processes.damaged = True
-    watch.go_on(20)
-    assert "t1 can't be ended" in caplog.text
-
-
-def test_to_ignore_it_says_nothing(watch):
-    watch.of(unused="ignore")
-    assert of_unused(watch.go_on(30)) == []
 
 
 @pytest.mark.parametrize(
