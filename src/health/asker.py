@@ -57,7 +57,7 @@ def start(cards: collections.abc.Sequence[Card], root: pathlib.Path) -> children
     """
     # Without `site`, which costs a tenth of its start and a megabyte.
     argv = [sys.executable, "-B", "-S", "-m", "health.child", str(os.getpid()), str(root)]
-    path = os.pathsep.join(place for place in sys.path if place)
+    path = os.pathsep.join(str(pathlib.Path(place).absolute()) for place in sys.path if place)
     child = children.Child(argv, {**os.environ, "PYTHONPATH": path})
     try:
         child.say(wire.pack_cards(cards))

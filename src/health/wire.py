@@ -108,7 +108,7 @@ def unpack(line: bytes, uuids: collections.abc.Container[str]) -> Said:
         said = json.loads(line)
         ((name, fields),) = said.items()
         kind = _KINDS[name]
-        found = _one(fields) if kind is One else kind(**fields)
+        found = _TAKEN[kind](fields) if kind in _TAKEN else kind(**fields)
         _check(found, uuids)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise GarbledError(repr(line[:200])) from error
@@ -125,11 +125,21 @@ def unpack_cards(line: bytes) -> dict[str, str]:
     return dict(json.loads(line))
 
 
+def _end(fields: dict[str, typing.Any]) -> End:
+    found = End(**fields)
+    return dataclasses.replace(found, missing=tuple(found.missing), gone=tuple(found.gone))
+
+
 def _one(fields: dict[str, typing.Any]) -> One:
     figures = dict(fields["figures"])
     if "pids" in figures:
         figures["pids"] = tuple(figures["pids"])
     return One(fields["uuid"], Figures(**figures))
+
+
+_TAKEN: typing.Final[dict[type[Said], collections.abc.Callable[..., Said]]] = {
+    One: _one, End: _end,
+}  # fmt: skip
 
 
 def _check(said: Said, uuids: collections.abc.Container[str]) -> None:
