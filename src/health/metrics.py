@@ -14,7 +14,7 @@ import re
 import time
 import typing
 
-from health import exporter, refusals
+from health import exporter, faults, refusals
 from health.decided import Decision, Suspect
 from health.exporter import Histogram, Page
 from health.seen import Card, Figures, Hang, Holding, Look, Message, Moment, Source
@@ -22,6 +22,7 @@ from health.seen import Card, Figures, Hang, Holding, Look, Message, Moment, Sou
 _MIB: typing.Final = 1 << 20
 _XIDS_EACH: typing.Final = 32  # numbers of Xids that one GPU's counter tells apart
 _XID_CAUSE: typing.Final = re.compile(r"Xid [0-9]{1,3}(?![0-9])")
+_CAUSES: typing.Final = {row.short for row in faults.TABLE} - {""}
 _OTHER: typing.Final = "other"
 _HUNG: typing.Final = 2  # calls in a row that did not return
 
@@ -253,9 +254,11 @@ def _any(holders: list[Holding], *, ours: bool) -> bool:
 
 
 def _cause(reason: str) -> str:
-    """A short cause of few that there can be."""
-    match = _XID_CAUSE.match(reason)
-    return match.group() if match else _OTHER
+    """The short cause that a quarantine's reason begins with, if it is one of the watch's own."""
+    if match := _XID_CAUSE.match(reason):
+        return match.group()
+    short = reason.partition(":")[0]
+    return short if short in _CAUSES else _OTHER
 
 
 def _tell_look(page: Page, cards: tuple[Card, ...], look: Look) -> None:

@@ -191,6 +191,8 @@ def test_quarantine_and_cordon_are_told_apart_and_causes_are_few(told):
     assert f"gpuci_gpu_cordoned{{{A}}} 0\n" in text
     assert f'gpuci_gpu_quarantine_info{{{A},cause="Xid 79"}} 1\n' in text
     assert text.count("gpuci_gpu_quarantine_info{") == 1
+    told.turn(moment(1000, out={"GPU-a": "off the bus: PCI's list lacks it"}), [])
+    assert f'gpuci_gpu_quarantine_info{{{A},cause="off the bus"}} 1\n' in told.text()
     told.turn(moment(1001, out={"GPU-a": 'an operator\'s "words"\nof 2026'}), [])
     assert f'gpuci_gpu_quarantine_info{{{A},cause="other"}} 1\n' in told.text()
 
