@@ -3,6 +3,7 @@
 """What a look or a message says is wrong with a GPU, as rows of the table. Pure."""
 
 import dataclasses
+import re
 import typing
 
 from gpu import xid
@@ -58,9 +59,14 @@ class Seen:
     fresh: frozenset[str] = frozenset()
 
 
+# Ids of GPUs whose errors RAS counts: AMD's, and those without an id of their own.
+_RAS: typing.Final = re.compile(r"PCI-.+|GPU-[0-9a-f]{16}(:.+)?")
+# As gpu.events writes it.
+_ACTION: typing.Final = re.compile(r"recovery action ([0-9]{1,3})")
+
 _OF_FIGURES: typing.Final = (
-    faults.RECOVERY, faults.ECC, faults.REMAP_FAILED, faults.REMAP_PENDING, faults.SLOWDOWN,
-    faults.SLOWDOWN_LASTING,
+    faults.RECOVERY, faults.ECC, faults.RAS, faults.REMAP_FAILED, faults.REMAP_PENDING,
+    faults.SLOWDOWN, faults.SLOWDOWN_LASTING,
 )  # fmt: skip
 
 
@@ -80,13 +86,13 @@ def of_look(card: Card, look: Look, gpu: Gpu) -> Seen | None:
     if figures.failure:
         lost = of_row(faults.LOST, figures.failure)
         return Seen({lost.row.name: lost}, frozenset(row.name for row in _OF_FIGURES))
-    fresh = _grown(gpu, figures)
+    fresh, errors = _grown(gpu, figures), _errors(card)
     slow, clear = _slowed(gpu, look.at, figures)
-    findings = [*_flags(figures), *slow]
+    findings = [*_flags(figures, errors), *slow]
     return Seen(
         {one.row.name: one for one in findings},
         _untold(figures, slow_told=bool(slow) or clear),
-        frozenset({faults.ECC.name}) if fresh else frozenset(),
+        frozenset({errors.name}) if fresh else frozenset(),
     )
 
 
@@ -109,9 +115,9 @@ def of_message(message: Message) -> Finding | None:
     if message.xid is not None:
         found = of_xid(message.xid, message.text)
     elif (row := faults.BY_NAME.get(message.fault)) and "{code}" not in row.words:
-        what = one_line(message.text) or "a recovery"
-        found = of_row(row, message.text)
-        found = dataclasses.replace(found, words=found.words.format(what=what))
+        action = _ACTION.fullmatch(message.text) if row is faults.RECOVERY else None
+        found = _of_action(int(action[1])) if action else of_row(row, message.text)
+        found = dataclasses.replace(found, words=found.words.format(what="a recovery"))
     else:
         return None
     return found if message.source in found.row.sources else None
@@ -137,15 +143,24 @@ def one_line(text: str) -> str:
     return shown[:MOST_WORDS]
 
 
-def _flags(figures: Figures) -> list[Finding]:
+def _of_action(action: int) -> Finding:
+    words = faults.ACTIONS.get(action, f"action {action}")
+    finding = of_row(faults.of_action(action), f"the driver asks for {words}")
+    return dataclasses.replace(finding, words=finding.words.format(what=words))
+
+
+def _errors(card: Card) -> Fault:
+    """The row of memory errors that a GPU could not correct."""
+    return faults.RAS if _RAS.fullmatch(card.uuid) else faults.ECC
+
+
+def _flags(figures: Figures, errors: Fault) -> list[Finding]:
     found: list[Finding] = []
-    if action := figures.recovery_action:
-        words = faults.ACTIONS.get(action, f"action {action}")
-        finding = of_row(faults.of_action(action), f"the driver asks for {words}")
-        found.append(dataclasses.replace(finding, words=finding.words.format(what=words)))
+    if figures.recovery_action:
+        found.append(_of_action(figures.recovery_action))
     if figures.ecc_uncorrected:
         count = f"{figures.ecc_uncorrected} since the driver was loaded"
-        found.append(of_row(faults.ECC, count))
+        found.append(of_row(errors, count))
     if figures.remap_failed:
         found.append(of_row(faults.REMAP_FAILED))
     if figures.remap_pending:
@@ -157,6 +172,7 @@ def _untold(figures: Figures, *, slow_told: bool) -> frozenset[str]:
     told = (
         (faults.RECOVERY, figures.recovery_action is not None),
         (faults.ECC, figures.ecc_uncorrected is not None),
+        (faults.RAS, figures.ecc_uncorrected is not None),
         (faults.REMAP_FAILED, figures.remap_failed is not None),
         (faults.REMAP_PENDING, figures.remap_pending is not None),
         (faults.SLOWDOWN, slow_told),

@@ -12,7 +12,7 @@ from health.seen import Source
 class Action(enum.Enum):
     """What the watch does about a fault."""
 
-    OUT = "takes the GPU out of use and tells its job"
+    OUT = "takes the GPU out of use"
     HOLD = "gives the GPU to no further job"
     ALL = "gives no GPU to a further job, and leaves the jobs that run"
     TEST = "has the GPU tested when nobody uses it"

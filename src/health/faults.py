@@ -270,10 +270,10 @@ BREAKER: typing.Final = Fault(
 RAS: typing.Final = Fault(
     "ras",
     "AMD: memory error that RAS could not correct",
-    (Source.COUNTER,),
+    (Source.COUNTER, Source.POLL),
     Sure.ONCE,
     Action.OUT,
-    "it passes",
+    "the driver counts none since it was loaded, and the GPU passes",
     "isolation",
     Need.REBOOT,
     _REBOOT,

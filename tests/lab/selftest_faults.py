@@ -290,7 +290,7 @@ _HEALTH = (
     ),
     _of_gpu(
         "remap-pending", "remapped-rows-pending=1", "remapped-rows", "row remapping waits",
-        "Reboot",
+        "Reboot", warns=True,
     ),
     _of_gpu(
         "pages-pending", "retired-pages-pending=1", "retired-pages", "page retirement waits",

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from health import faults
 from selftest.burnin import level as burnin
 from selftest.compute import level as compute
 from selftest.isolation import level as isolation
@@ -36,6 +37,12 @@ def test_tables_name_every_option_action_and_check():
     for module in (host_checks, gpu_checks, isolation, compute, burnin):
         for check in module.CHECKS:
             assert reference.count(f"| `{check.id}` |") == 1
+
+
+def test_the_page_of_faults_has_each_row_once():
+    reference = (ROOT / "docs/reference/health.md").read_text()
+    for row in faults.TABLE:
+        assert reference.count(f"| `{row.name}` |") == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

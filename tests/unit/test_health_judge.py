@@ -2,14 +2,16 @@
 # See LICENSE file for licensing details.
 """The table of faults, row by row: what each does, what it does not, and when it is over."""
 
+import dataclasses
+
 import pytest
 
 from health import faults
 from health.decided import BringBack, TakeOut, Tell
 from health.decided import Test as Retest
 from health.fault import LEVELS, Action
-from health.seen import Look, Source
-from tests.unit.health_world import World, kinds, only
+from health.seen import Look, Message, Source
+from tests.unit.health_world import WELL, World, kinds, only
 
 XID79 = "Xid 79: the GPU has fallen off the bus"
 
@@ -24,8 +26,8 @@ OUT = [
      "its driver asks for a reset of the GPU"),
     (lambda w: w.look(recovery_action=2), "recovery", "recovery needed", "isolation",
      "its driver asks for a reboot of the machine"),
-    (lambda w: w.event(fault="recovery", text="a reset"), "recovery", "recovery needed",
-     "isolation", "its driver asks for a reset"),
+    (lambda w: w.event(fault="recovery", text="recovery action 1"), "recovery", "recovery needed",
+     "isolation", "its driver asks for a reset of the GPU"),
     (lambda w: (w.gone.add("GPU-0"), w.look())[1], "off-bus", "off the bus", "isolation",
      "it has fallen off the bus"),
     (lambda w: (w.missing.add("GPU-0"), w.look())[1], "off-bus", "off the bus", "isolation",
@@ -145,6 +147,19 @@ def test_a_count_that_began_anew_counts_from_nothing():
     world.look()
     world.reboot()
     assert kinds(world.look(ecc_uncorrected=1)) == [TakeOut, Tell]
+
+
+def test_errors_that_ras_counts_ask_for_no_test_that_needs_cuda():
+    world = World(1)
+    world.cards = (dataclasses.replace(world.cards[0], uuid="GPU-0123456789abcdef"),)
+    world.figures = {"GPU-0123456789abcdef": WELL}
+    world.look()
+    world.figures = {"GPU-0123456789abcdef": dataclasses.replace(WELL, ecc_uncorrected=3)}
+    out = only(world.look(), TakeOut)
+    assert (out.fault, out.level) == ("ras", "isolation")
+    world.now += 1
+    told = Message(world.now, "GPU-0123456789abcdef", Source.COUNTER, "ras")
+    assert world.turn(told) == world.look() == []
 
 
 def test_a_stronger_fault_takes_the_place_of_a_weaker_and_no_weaker_of_a_stronger():

@@ -79,7 +79,7 @@ def test_a_gpu_of_which_nothing_is_told_passes_nothing_but_what_was_seen():
 BAD = {
     "ecc": {"uncorrected_volatile": 2},
     "sram-ecc": {"sram": Sram(1, 1, 0, threshold_exceeded=False)},
-    "remapped-rows": {"remapped_rows": RemappedRows(0, 1, pending=True, failed=False)},
+    "remapped-rows": {"remapped_rows": RemappedRows(0, 1, pending=False, failed=True)},
     "retired-pages": {"retired_pages_pending": True},
     "recovery-action": {"recovery_action": 1},
     "throttle": {"reasons": 0x40},

@@ -118,6 +118,15 @@ def test_a_lower_level_that_fails_does_not_make_the_way_back_shorter():
     assert out() == {}
 
 
+def test_it_proves_nothing_of_what_the_watch_saw_after_it_had_begun(monkeypatch):
+    for since, there in (("2026-11-21T17:00:03Z", {FIRST}), ("2026-11-21T16:59:59Z", set())):
+        monkeypatch.setattr(quarantine, "_since", lambda _, then=since: then)
+        quarantine.put(FIRST, "Xid 79", "xid", "isolation", "", quarantine.WATCH)
+        conclude(passed(HEALTH, FIRST), passed(LEASE, FIRST), level=Level.ISOLATION)
+        assert set(out()) == there
+        quarantine.lift(FIRST)
+
+
 @pytest.mark.parametrize("late", [prevented(HEALTH, FIRST), prevented(FILES)])
 def test_what_could_not_be_tested_brings_nothing_back(late):
     conclude(failed(HEALTH, FIRST))

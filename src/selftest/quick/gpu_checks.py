@@ -46,7 +46,7 @@ SRAM_ECC: typing.Final = _check(
     "sram-ecc", "no cache or register error was left uncorrected", _AZURE, "errors"
 )
 REMAPPED_ROWS: typing.Final = _check(
-    "remapped-rows", "no row of memory waits to be remapped or could not be", _AZURE, "rows"
+    "remapped-rows", "every bad row of memory could be remapped", _AZURE, "rows"
 )
 RETIRED_PAGES: typing.Final = _check(
     "retired-pages", "no page of memory waits to be retired, and few were", _AZURE, "pages"
@@ -238,7 +238,7 @@ _ROWS: typing.Final = (
         gpu_errors.sram_ecc,
         "0 uncorrected since the driver was loaded; better 0 ever, at most 10,000 corrected",
     ),
-    _Row(REMAPPED_ROWS, gpu_errors.remapped_rows, "at most 512, none pending or failed"),
+    _Row(REMAPPED_ROWS, gpu_errors.remapped_rows, "at most 512, none failed; better none pending"),
     _Row(RETIRED_PAGES, gpu_errors.retired_pages, "none pending, fewer than 62"),
     _Row(RECOVERY_ACTION, gpu_errors.recovery_action, "none"),
     _Row(THROTTLE, _throttle, "no thermal slowdown, hardware slowdown or power brake"),

@@ -83,8 +83,9 @@ def remapped_rows(case: Case) -> Said:
         text = f"too many remapped rows: {seen}"
         return Said(Outcome.FAILED, text, uncorrected, case.replace)
     if rows.pending:
+        # By NVIDIA's word new work may start; what the watch does about it is a policy.
         text = f"row remapping waits for a reset: {seen}"
-        return Said(Outcome.FAILED, text, uncorrected, case.reset)
+        return Said(Outcome.WARNING, text, uncorrected, case.reset)
     return Said(Outcome.PASSED, seen if count else "no row was ever remapped", uncorrected)
 
 
