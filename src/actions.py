@@ -8,6 +8,7 @@ way, and changes nothing but what it is asked to.
 
 import collections.abc
 import dataclasses
+import datetime
 import json
 import typing
 
@@ -19,6 +20,7 @@ from oci import leases
 from plan import status
 from plan.option_values import OptionError
 from plan.options import gpu_vendor
+from receipts import action as gpu_reports
 from relations.peers import WebKeys
 from selftest import cordon, results, service, settings
 from selftest import report as selftest_report
@@ -118,6 +120,18 @@ def gpu_release(call: Call) -> Results:
     try:
         return leases.release(params["gpu"], params["reason"], force=params.get("force", False))
     except leases.LeaseError as error:
+        raise ActionError(str(error)) from error
+
+
+def gpu_report(call: Call) -> Results:
+    """What the leases that are over had, used and waited for.
+
+    Raises:
+        ActionError: if a parameter can't be used, or that can't be read.
+    """
+    try:
+        return gpu_reports.run(call.params, datetime.datetime.now(datetime.timezone.utc))
+    except gpu_reports.ReportError as error:
         raise ActionError(str(error)) from error
 
 
@@ -261,6 +275,7 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
     "gpu-inventory": gpu_inventory,
     "gpu-leases": gpu_leases,
     "gpu-release": gpu_release,
+    "gpu-report": gpu_report,
     "gpu-cordon": gpu_cordon,
     "gpu-uncordon": gpu_uncordon,
     "gpu-selftest": gpu_selftest,

@@ -62,7 +62,7 @@ class _Sums:
         self.peak, self.total = earlier.memory_peak_mib, earlier.memory_total_mib
         self.energy = earlier.energy_j
         self.throttled = None if earlier.throttled_s is None else dict(earlier.throttled_s)
-        self.xids = list(earlier.xids)
+        self.xids, self.failed = list(earlier.xids), earlier.failed
         self.ecc: list[int | None] = [earlier.ecc_corrected, earlier.ecc_uncorrected]
 
     def hold(self, figures: Figures, seconds: float) -> None:
@@ -99,14 +99,13 @@ class _Sums:
 
     def receipt(self) -> GpuReceipt:
         """What is known of it by now."""
-        always = dataclasses.replace(
-            self._base, memory_total_mib=self.total, xids=tuple(self.xids)
-        )
+        base = self._base
+        always = GpuReceipt(
+            base.uuid, base.index, base.model, base.devices,
+            memory_total_mib=self.total, xids=tuple(self.xids), failed=self.failed,
+        )  # fmt: skip
         if self.shared:
-            return GpuReceipt(
-                always.uuid, always.index, always.model, always.devices,
-                memory_total_mib=self.total, xids=always.xids,
-            )  # fmt: skip
+            return always
         return dataclasses.replace(
             always,
             watched_s=self.watched,
@@ -221,8 +220,10 @@ class Account:
         if number not in xids and len(xids) < _MOST_XIDS:
             xids.append(number)
 
-    def fail(self, why: str) -> None:
-        """The hardware failed under it; the first failure tells."""
+    def fail(self, uuid: str, why: str) -> None:
+        """One of its GPUs failed under it; the first failure tells."""
+        sums = self._gpus[uuid]
+        sums.failed = sums.failed or cut(why)
         self._failed = self._failed or cut(why)
 
     def kill(self, why: str) -> None:

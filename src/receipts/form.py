@@ -52,6 +52,7 @@ class GpuReceipt:
         xids: numbers of the Xids that its driver told, each once.
         ecc_corrected: errors of its memory that ECC corrected.
         ecc_uncorrected: those that it could not correct.
+        failed: how it failed, one line; empty: it did not.
     """
 
     uuid: str
@@ -68,6 +69,7 @@ class GpuReceipt:
     xids: tuple[int, ...] = ()
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
+    failed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Receipt:
         outcome: `ended`; `killed`, by the operator or a rule of this worker; `gpu failed`, so
             that the hardware is to blame; `lost`: the watch did not see the end.
         gpus: what it had.
-        reason: why it was killed, or how its GPU failed; one line.
+        reason: why it was killed, or how the first of its GPUs failed; one line.
         waited_s: seconds that it waited for its GPUs.
         team: as in Names; empty where the names are not known.
         pipeline: the same.

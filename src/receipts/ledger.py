@@ -128,7 +128,7 @@ class Ledger:
             if isinstance(decision, Tell):
                 self._xid(decision.uuid, decision.xid, moment.now)
                 for account in self._holding(decision.uuid) if decision.hardware else ():
-                    account.fail(f"{decision.fault}: {decision.text}")
+                    account.fail(decision.uuid, f"{decision.fault}: {decision.text}")
                     self._due = True
 
     def _xid(self, uuid: str, xid: int | None, at: float) -> None:

@@ -34,6 +34,7 @@ FLOORS = {
     "receipts": 6,
     "wake": 6,
     "plan": 5,
+    "receipts.action": 8,
     "receipts.account": 2,
     "receipts.form": 1,
     "receipts.report": 2,

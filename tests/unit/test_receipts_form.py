@@ -18,7 +18,7 @@ FULL = Receipt(
     (
         GpuReceipt(
             "GPU-1", 0, "A100-SXM4-80GB", (), 3590.5, 3000.0, 71.5, 61000, 81920, 7.2e5,
-            {"power cap": 12.0}, (79, 94), 3, 0,
+            {"power cap": 12.0}, (79, 94), 3, 0, "off the bus: Xid 79",
         ),
         GpuReceipt("GPU-2", 1, "A100-SXM4-80GB", ("MIG-1",), xids=(31,)),
     ),
