@@ -24,6 +24,12 @@ def test_crash():
     if "PYTEST_XDIST_WORKER" in os.environ:
         os._exit(3)
 """
+HANGS_BESIDE_OTHERS = """
+import os, time
+def test_hang():
+    while "PYTEST_XDIST_WORKER" in os.environ:
+        time.sleep(1)
+"""
 NOT_COLLECTED = "import no_such_module\n"
 MEND = "did so beside other tests: mend it"
 
@@ -37,13 +43,14 @@ def again(tmp_path):
     # To find the installed plugins takes longer than all else here.
     kept |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
-    def run(**files):
+    def run(patience="600", **files):
         for name, text in files.items():
             (tmp_path / f"test_{name}.py").write_text(text)
         words = [SCRIPT, sys.executable, "-p", "xdist", "-n2", "-rfEs"]
         return subprocess.run(
-            words, cwd=tmp_path, env=kept, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=300, start_new_session=True,
+            words, cwd=tmp_path, env={**kept, "GPUCI_TESTS_PATIENCE": patience},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=300, start_new_session=True,
         )  # fmt: skip
 
     return run
@@ -80,6 +87,14 @@ def test_what_fails_again_is_red_at_its_first_failure(again):
     assert second.count("FAILED test_broken.py::") == 1
     assert MEND not in done.stdout
     assert "failed by itself too" in second
+
+
+def test_a_test_that_hangs_beside_others_ends(again):
+    done = again(holds=HOLDS, hang=HANGS_BESIDE_OTHERS, patience="5")
+    assert done.returncode == 0, done.stdout
+    assert "in test_hang" in done.stdout
+    assert "FAILED test_hang.py::test_hang" in done.stdout
+    assert MEND in done.stdout
 
 
 def test_what_is_not_collected_is_red_at_once(again):

@@ -5,7 +5,7 @@
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.concourse.upstream import PINNED_SHA256
@@ -192,6 +192,7 @@ def test_what_is_no_base64_does_not_come_through():
     assert public_key(f"{KEY[:40]}$():{KEY[40:]}") == KEY
 
 
+@settings(deadline=None, database=None)
 @given(st.text(max_size=80), st.sampled_from(["", KEY, "ssh-rsa ", "ssh-ed25519 AAAA", "\n"]))
 def test_a_public_key_is_one_safe_line_or_refused(text, piece):
     for whole in (text + piece, piece + text, f"{piece} {text}"):
@@ -333,6 +334,7 @@ def test_dns_servers_that_a_container_can_not_reach(server):
     )
 
 
+@settings(deadline=None, database=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted({*DEFAULTS, "worker-private-key"} - {"enable-gpu"})),
