@@ -19,6 +19,9 @@ from machine import scarcity
 
 # A GPU that comes back, as by a new scan of the bus, is there for a new session alone. In seconds.
 _ANEW: typing.Final = 60
+# A driver that is being loaded or replaced, as at boot, is absent or does not fit for a while:
+# so many looks in a row say nothing of the GPUs.
+_PATIENCE: typing.Final = 1
 # Events that can't be waited for fail at once, again and again.
 _BETWEEN_SETS: typing.Final = 5
 
@@ -46,7 +49,7 @@ class NvidiaLooks:
         self._session: contextlib.ExitStack | None = None
         self._binding: typing.Any = None
         self._devices: dict[str, Device] = {}
-        self._opened, self._stale = 0.0, False
+        self._opened, self._stale, self._failed = 0.0, False, 0
         self._events: Events | None = None
         self._events_at, self._noted = float("-inf"), ""
 
@@ -62,6 +65,7 @@ class NvidiaLooks:
             return ""
         try:
             self._open()
+            self._failed = 0
             bad = self._look_at_all()
         except nvml.NvmlError as error:
             return self._fail(str(error))
@@ -156,9 +160,10 @@ class NvidiaLooks:
         return found if not found.failure else Figures(failure=_line(found.failure))
 
     def _fail(self, words: str) -> str:
-        """NVML can't be used at all: each GPU's failure, but where the machine is out of much.
+        """NVML can't be used at all: each GPU's failure, where that lasts.
 
-        The library and the driver's nodes can't be opened then, and read as absent.
+        Not where the machine is out of files: the library and the driver's nodes can't be opened
+        then, and read as absent.
         """
         self._close()
         try:
@@ -166,6 +171,9 @@ class NvidiaLooks:
         except OSError as error:
             if scarcity.is_told_by(error):
                 return f"{error.filename}: {error.strerror}"
+        self._failed += 1
+        if self._failed <= _PATIENCE:
+            return _line(words)
         for uuid in self._cards:
             self._tell(wire.One(uuid, Figures(failure=_line(words))))
         return ""

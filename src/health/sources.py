@@ -6,6 +6,7 @@ NVML's events and the polls come through a child, the kernel's log and its ueven
 """
 
 import collections.abc
+import dataclasses
 import logging
 import pathlib
 import select
@@ -104,10 +105,13 @@ class Sources:
     def _turn(self) -> list[Seen]:
         self._open()
         # What the drivers say themselves comes first.
-        seen = self._asker.turn()
-        for one in tuple(seen):
+        seen: list[Seen] = []
+        for one in self._asker.turn():
             if isinstance(one, Look):
-                seen += self._counted(one)
+                look, more = self._counted(one)
+                seen += [look, *more]
+            else:
+                seen.append(one)
         seen += self._kernel() + self._reset()
         now = self._clock()
         if (
@@ -150,7 +154,7 @@ class Sources:
         except OSError as error:
             self._later(error)
         # NVIDIA's driver has no such events.
-        foreign = any(card.uuid.count("-") < 5 for card in self._cards)
+        foreign = any(_is_foreign(card.uuid) for card in self._cards)
         try:
             if foreign and not self._uevents:
                 self._uevents = wedged.Listener()
@@ -194,21 +198,31 @@ class Sources:
                 )
         return found
 
-    def _counted(self, look: Look) -> list[Seen]:
-        """More errors that RAS could not correct than at the look before, of AMD's GPUs."""
+    def _counted(self, look: Look) -> tuple[Look, list[Seen]]:
+        """A look, and what it shows of more errors that AMD's RAS could not correct than before.
+
+        The count itself is left out: it stays after the GPU has passed a test, until a reboot.
+        """
         found: list[Seen] = []
-        for uuid, figures in look.figures.items():
-            count = figures.ecc_uncorrected
-            if count is None or uuid.count("-") >= 5:
+        figures = dict(look.figures)
+        for uuid, one in look.figures.items():
+            count = one.ecc_uncorrected
+            if count is None or not _is_foreign(uuid):
                 continue
+            figures[uuid] = dataclasses.replace(one, ecc_uncorrected=None)
             before = self._uncorrected.get(uuid, count)
             self._uncorrected[uuid] = count
             if count > before:
-                text = f"{count - before} more of {count} uncorrected errors"
+                text = f"{count - before} uncorrected errors, {count} since the driver was loaded"
                 found.append(Message(look.at, uuid, Source.COUNTER, "ras", text=text))
-        return found
+        return dataclasses.replace(look, figures=figures), found
 
     def _say(self, text: str) -> None:
         if text != self._told:
             self._told = text
             _log.info("%s", text)
+
+
+def _is_foreign(uuid: str) -> bool:
+    """Whether a GPU is none of NVIDIA's, whose UUIDs alone are real ones."""
+    return uuid.count("-") < 5
