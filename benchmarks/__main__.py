@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Measures what the OCI wrapper costs, against named baselines of the same run. Needs root."""
+"""Measures what wrapper and watch cost, against named baselines of the same run. Needs root."""
 
 import argparse
 import random
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks import concourse, containerd, fairness, handover, leases, page, runtime
+from benchmarks import concourse, containerd, fairness, handover, health, leases, page, runtime
 from benchmarks.measure import Options, Report
 from benchmarks.place import started
 from tests.functional.containerd_worker import Worker
@@ -20,7 +20,7 @@ IN_A_WORKER: dict[str, Callable[[Worker, Options], list[Report]]] = {
     "handover": handover.run,
     "fairness": fairness.run,
 }
-NAMES = [*IN_A_WORKER, "concourse"]
+NAMES = [*IN_A_WORKER, "concourse", "health"]
 
 
 def main() -> int:
@@ -45,7 +45,8 @@ def main() -> int:
         reports.append(report)
     conditions[-1] += f", {page.load()} after the last, of which about 1 is its own"
     if arguments.write:
-        page.write(reports, conditions)
+        write = page.renew if arguments.names else page.write
+        write(reports, conditions)
     too_high = [one for report in reports for one in report.ceilings if not one.holds]
     for one in too_high:
         print(f"too high: {one.what}: {one.value:.2f}, at most {one.ceiling:g}")
@@ -62,6 +63,8 @@ def _run(names: list[str], options: Options) -> Iterator[Report]:
                 print(f"{name} took {time.monotonic() - began:.0f} s")
     if "concourse" in names:
         yield from concourse.run(options)
+    if "health" in names:
+        yield from health.run(options)
 
 
 if __name__ == "__main__":

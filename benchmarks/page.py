@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """docs/reference/performance.md: what the benchmarks found, with the machine and the date."""
 
+import dataclasses
 import datetime
 import os
 import platform
@@ -16,9 +17,10 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "performance
 INTRODUCTION = """\
 # Performance
 
-What the OCI wrapper costs. `make bench` measures it and writes this page. With arguments it only
-prints: `make bench BENCH_ARGS="runtime --n 200"` measures one part more often, and `--check` fails
-where a figure is higher than its ceiling.
+What the OCI wrapper and the watch cost. `make bench` measures it and writes this page. With
+arguments it only prints: `make bench BENCH_ARGS="runtime --n 200"` measures one part more often,
+`--write` beside them writes that part anew, and `--check` fails where a figure is higher than its
+ceiling.
 
 How to read it:
 
@@ -89,7 +91,22 @@ def _figure(ceiling: Ceiling) -> str:
 
 def write(reports: Sequence[Report], conditions: Sequence[str]) -> None:
     """The whole page."""
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    how = "\n".join(f"- {line}" for line in (f"{today}, {machine()}", *conditions))
+    how = "\n".join(f"- {line}" for line in _where(conditions))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join([INTRODUCTION, how, "", *map(text, reports)]))
+
+
+def renew(reports: Sequence[Report], conditions: Sequence[str]) -> None:
+    """The sections of these reports, each with where it was measured; the others stay."""
+    head, *sections = re.split(r"^(?=## )", PAGE.read_text(), flags=re.MULTILINE)
+    kept = {section.partition("\n")[0]: section for section in sections}
+    for report in reports:
+        where = f"Measured on {'; '.join(_where(conditions))}."
+        whole = dataclasses.replace(report, blocks=[*report.blocks, where])
+        kept[f"## {report.title}"] = text(whole)
+    PAGE.write_text(head + "\n".join(section.rstrip("\n") + "\n" for section in kept.values()))
+
+
+def _where(conditions: Sequence[str]) -> list[str]:
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    return [f"{today}, {machine()}", *conditions]

@@ -209,6 +209,19 @@ def test_the_page_says_where_and_when(monkeypatch, tmp_path):
     assert text.endswith("\n## One\n\nText.\n")
 
 
+def test_some_sections_are_renewed_and_the_others_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "PAGE", tmp_path / "performance.md")
+    monkeypatch.setattr(page, "machine", lambda: "one machine")
+    page.write([Report("One", ["Text."]), Report("Two", ["Old."])], ["seed 7"])
+    page.renew([Report("Two", ["New."]), Report("Three", ["More."])], ["seed 8"])
+    text = page.PAGE.read_text()
+    assert text.startswith("# Performance\n")
+    assert "\n- seed 7\n\n## One\n\nText.\n\n## Two\n\nNew.\n\nMeasured on " in text
+    assert text.count("one machine; seed 8.\n") == 2
+    assert "Old." not in text
+    assert "\n\n## Three\n\nMore.\n" in text
+
+
 @pytest.mark.parametrize(("flags", "status"), [([], 0), (["--check"], 1)])
 def test_only_check_fails_where_a_ceiling_is_not_held(monkeypatch, capsys, flags, status):
     report = Report("One", ceilings=[Ceiling("it", 2, 1)])
