@@ -6,15 +6,14 @@ Each line has words of pipelines in it, so none is trusted: a reason becomes one
 """
 
 import collections.abc
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import typing
 
 from gpuci.policy import SELF_TEST_CONTAINER
+from machine import followed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +75,6 @@ _PATTERNS: typing.Final = tuple((one.name, re.compile(one.pattern, re.DOTALL)) f
 _BEGINNING: typing.Final = 600  # of a text, in characters: more than what decides
 
 _TASKS: typing.Final = ("task", "privileged task")
-_AT_ONCE: typing.Final = 1 << 18  # bytes that one look reads; the next goes on
-_LONGEST: typing.Final = 1 << 16  # of a line that is read, in bytes
 _MOST_MS: typing.Final = 24 * 3600 * 1000  # of a wait that can be believed
 
 
@@ -100,15 +97,10 @@ def reason(text: str) -> str:
 
 
 class Journal:
-    """Follows the wrapper's log from its present end on, across rotation."""
+    """The wrapper's log, from its present end on."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
-        self._file: int | None = None
-        self._rest = b""
-        self._skips = False  # the beginning of a line that is too long was left out
-        with contextlib.suppress(OSError):
-            os.lseek(self._open(), 0, os.SEEK_END)
+        self._log = followed.Followed(path)
 
     def read(self) -> list[Decided]:
         """What was decided since the last time.
@@ -116,52 +108,7 @@ class Journal:
         Raises:
             OSError: the log is there and can't be read.
         """
-        if self._file is None:
-            try:
-                self._open()
-            except FileNotFoundError:
-                return []
-        lines = self._lines()
-        if self._is_rotated():
-            # A decision may have been written between the two.
-            lines += self._lines()
-            self.close()
-        return [found for found in map(_decided, lines) if found]
-
-    def close(self) -> None:
-        """Leave the log."""
-        if self._file is not None:
-            os.close(self._file)
-        self._file, self._rest, self._skips = None, b"", False
-
-    def _open(self) -> int:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self._file = os.open(self._path, flags)
-        return self._file
-
-    def _is_rotated(self) -> bool:
-        """Whether this file is read to its end, and the log is another one by now."""
-        if self._file is None:
-            return False
-        own = os.fstat(self._file)
-        if os.lseek(self._file, 0, os.SEEK_CUR) < own.st_size:
-            return False
-        try:
-            return not os.path.samestat(own, self._path.stat())
-        except FileNotFoundError:
-            return False
-
-    def _lines(self) -> list[bytes]:
-        if self._file is None:
-            return []
-        if os.fstat(self._file).st_size < os.lseek(self._file, 0, os.SEEK_CUR):
-            os.lseek(self._file, 0, os.SEEK_SET)  # somebody emptied it
-        *lines, self._rest = (self._rest + os.read(self._file, _AT_ONCE)).split(b"\n")
-        if self._skips and lines:
-            lines, self._skips = lines[1:], False
-        if len(self._rest) > _LONGEST:
-            self._rest, self._skips = b"", True
-        return lines
+        return [found for found in map(_decided, self._log.lines()) if found]
 
 
 def _decided(line: bytes) -> Decided | None:

@@ -3,10 +3,10 @@
 """What the wrapper's log (gpuci.journal) tells of a lease: how long it waited, who ended it."""
 
 import json
-import os
 import pathlib
 import typing
 
+from machine import followed
 from receipts.form import UnsoundError, cut, is_number, is_text, table
 
 PATH: typing.Final = pathlib.Path("/var/log/gpu-ci/oci.log")
@@ -14,8 +14,7 @@ PATH: typing.Final = pathlib.Path("/var/log/gpu-ci/oci.log")
 KILLS: typing.Final = ("gpu-release", "gpu-unused")
 """Kinds of lines by which this worker or its operator says that it ended a container."""
 
-_FIRST: typing.Final = 1 << 18  # bytes of what was there before, for the leases that are open
-_AT_ONCE: typing.Final = 1 << 20
+_BEFORE: typing.Final = 1 << 18  # bytes of what was there before, for the leases that are open
 _MOST: typing.Final = 1024  # containers that are remembered
 
 
@@ -23,9 +22,7 @@ class Journal:
     """The log, read as it grows."""
 
     def __init__(self, path: pathlib.Path = PATH) -> None:
-        self._path = path
-        self._file: int | None = None
-        self._rest = b""
+        self._log = followed.Followed(path, before=_BEFORE)
         self._waited: dict[str, float] = {}
         self._killed: dict[str, str] = {}
 
@@ -35,15 +32,8 @@ class Journal:
         Raises:
             OSError: it can't be read; a log that is not there yet is an empty one.
         """
-        try:
-            if self._file is None:
-                self._open(_FIRST)
-            self._read()
-            if self._is_left():
-                self._open(_AT_ONCE)
-                self._read()
-        except FileNotFoundError:
-            return  # between the two steps of a rotation, or before the first decision
+        for line in self._log.lines():
+            self._take(line)
 
     def waited(self, container: str) -> float | None:
         """Seconds that a container waited for the GPUs that it got; None if that is not told."""
@@ -52,39 +42,6 @@ class Journal:
     def killed(self, container: str) -> str:
         """Why a container was ended by this worker or its operator; empty: it was not."""
         return self._killed.get(container, "")
-
-    def _open(self, last: int) -> None:
-        self.close()
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self._file = os.open(self._path, flags)
-        os.lseek(self._file, max(0, os.fstat(self._file).st_size - last), os.SEEK_SET)
-
-    def close(self) -> None:
-        """Read no more of it."""
-        if self._file is not None:
-            os.close(self._file)
-        self._file, self._rest = None, b""
-
-    def _is_left(self) -> bool:
-        """Whether this file is read to its end, and the log is another one by now, or was emptied.
-
-        Raises:
-            FileNotFoundError: there is no log now.
-        """
-        if self._file is None:
-            return False
-        own, here = os.fstat(self._file), os.lseek(self._file, 0, os.SEEK_CUR)
-        if own.st_size != here:
-            return own.st_size < here
-        return not os.path.samestat(own, self._path.stat())
-
-    def _read(self) -> None:
-        if self._file is None:
-            return
-        *whole, self._rest = (self._rest + os.read(self._file, _AT_ONCE)).split(b"\n")
-        self._rest = self._rest[-_AT_ONCE:]
-        for line in whole:
-            self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:

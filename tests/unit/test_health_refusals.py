@@ -4,7 +4,6 @@
 
 import ast
 import json
-import os
 import pathlib
 
 import pytest
@@ -43,26 +42,6 @@ def test_it_begins_at_the_logs_end_and_goes_on_from_there(log):
     assert journal.read() == []
 
 
-def test_a_log_that_comes_later_is_read_from_its_beginning(log):
-    journal = Journal(log)
-    assert journal.read() == []
-    append(log, BUSY)
-    assert journal.read() == [Decided(refused="busy")]
-
-
-def test_nothing_is_lost_or_told_twice_when_the_log_is_rotated(log):
-    journal = Journal(log)
-    append(log, BUSY)
-    journal.read()
-    append(log, GOT)
-    log.rename(f"{log}.1")
-    append(pathlib.Path(f"{log}.1"), BUSY)  # by a call that had it open
-    append(log, GOT)
-    found = journal.read() + journal.read()
-    assert found == [Decided(waited=1.5), Decided(refused="busy"), Decided(waited=1.5)]
-    assert journal.read() == []
-
-
 def test_rotation_by_the_wrapper_itself(log, monkeypatch):
     monkeypatch.setattr("gpuci.journal._FULL", 1000)
     journal = Journal(log)
@@ -75,43 +54,6 @@ def test_rotation_by_the_wrapper_itself(log, monkeypatch):
     found += journal.read()
     assert found == [Decided(refused="busy")] * 30
     assert pathlib.Path(f"{log}.1").exists()
-
-
-def test_a_line_cut_off_by_a_full_disk_does_not_hold_up_the_next_log(log):
-    journal = Journal(log)
-    append(log, BUSY + '{"kind": "ta')
-    assert journal.read() == [Decided(refused="busy")]
-    log.rename(f"{log}.1")
-    append(log, BUSY)
-    assert journal.read() + journal.read() == [Decided(refused="busy")]
-
-
-def test_half_a_line_waits_for_its_other_half(log):
-    journal = Journal(log)
-    append(log, BUSY[:20])
-    assert journal.read() == []
-    append(log, BUSY[20:])
-    assert journal.read() == [Decided(refused="busy")]
-
-
-def test_a_log_that_was_emptied_is_read_anew(log):
-    journal = Journal(log)
-    append(log, BUSY * 3)
-    journal.read()
-    log.write_text(GOT)
-    assert journal.read() == [Decided(waited=1.5)]
-
-
-def test_a_line_without_end_takes_no_memory_and_is_left_out(log, monkeypatch):
-    monkeypatch.setattr(refusals, "_AT_ONCE", 1000)
-    monkeypatch.setattr(refusals, "_LONGEST", 2000)
-    journal = Journal(log)
-    append(log, "x" * 10_000 + "\n" + BUSY)
-    found = []
-    for _ in range(20):
-        found += journal.read()
-        assert len(journal._rest) <= 2000
-    assert found == [Decided(refused="busy")]
 
 
 @pytest.mark.parametrize(
@@ -143,18 +85,6 @@ def test_sessions_are_refused_too(log):
     journal = Journal(log)
     append(log, line("this container gave its GPU back when", kind="exec 1-2"))
     assert journal.read() == [Decided(refused="given-back")]
-
-
-def test_no_descriptor_stays_open(log):
-    before = len(os.listdir("/proc/self/fd"))
-    append(log, BUSY)
-    journal = Journal(log)
-    for number in range(20):
-        log.rename(f"{log}.{number}")
-        append(log, BUSY)
-        journal.read()
-    journal.close()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def beginnings():
