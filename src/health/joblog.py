@@ -12,6 +12,7 @@ import logging
 import pathlib
 import typing
 
+import gpuci.journal
 from gpuci.usage import Host
 from health import job_words, unused
 from health.decided import Decision, Tell
@@ -19,6 +20,7 @@ from health.job_notes import Note, Notes
 from health.seen import Card, Holding, Moment
 from health.step_log import Outcome, Pen
 from oci import quarantine
+from receipts import journal
 from receipts.account import Sample
 
 NOTES: typing.Final = pathlib.Path("/run/gpu-ci/health/joblog.json")
@@ -77,6 +79,7 @@ class JobLog:
     ) -> None:
         self._mode, self._unused = mode, unused
         self._notes = Notes(notes)
+        self.operators_log = journal.PATH  # gets a line of each step that is ended
         self._pen, self._host = pen or Pen(), host or Host()
         own = pathlib.Path("/proc/self/ns/pid")
         self._sees_all = str(own.readlink()) == _ALL_PROCESSES if sees_all is None else sees_all
@@ -229,8 +232,15 @@ class JobLog:
             note.ended = True
             try:
                 self._host.end_steps(job.container, job.bundle)
+                self._tell_operator(job)
             except ValueError as error:  # a file of containerd's holds something else
                 _log.warning("container %s can't be ended: %s", job.container, error)
+
+    def _tell_operator(self, job: Holding) -> None:
+        decision = gpuci.journal.Decision(job.container)
+        decision.kind = journal.UNUSED
+        decision.reason = f"{', '.join(job.devices)}: not used for {unused.PATIENCE / 60:.0f} min"
+        decision.write(str(self.operators_log))
 
     def _queue(
         self, job: Holding, line: str, *, until: float | None = None, waits: bool = True

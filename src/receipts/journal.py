@@ -11,7 +11,10 @@ from receipts.form import UnsoundError, cut, is_number, is_text, table
 
 PATH: typing.Final = pathlib.Path("/var/log/gpu-ci/oci.log")
 
-KILLS: typing.Final = ("gpu-release", "gpu-unused")
+UNUSED: typing.Final = "gpu-unused"
+"""The kind of a line that says that a step was ended since it did not use its GPU."""
+
+KILLS: typing.Final = ("gpu-release", UNUSED)
 """Kinds of lines by which this worker or its operator says that it ended a container."""
 
 _BEFORE: typing.Final = 1 << 18  # bytes of what was there before, for the leases that are open

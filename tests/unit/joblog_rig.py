@@ -60,6 +60,7 @@ class Watch:
             mode, unused, notes=self.folder / "run" / "joblog.json", pen=self.pen,
             host=self.processes, sees_all=sees_all,
         )  # fmt: skip
+        self.part.operators_log = self.folder / "oci.log"
 
     def turn(self, *decisions, seconds=2.0, look=False):
         """What is said meanwhile, and by the next turn."""

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from health.step_log import Outcome
+from receipts.journal import Journal
 from tests.unit.health_moments import BUSY, IDLE, job
 from tests.unit.joblog_rig import Watch
 
@@ -66,6 +67,15 @@ def test_a_watch_without_looks_finds_nothing_unused(watch):
         watch.turn(seconds=60)
     watch.go_on(9)
     assert watch.processes.ended == []
+
+
+def test_a_step_that_is_ended_is_told_to_operators_and_to_its_receipt(watch):
+    watch.of(unused="fail")
+    watch.go_on(12)
+    assert watch.processes.ended == ["t1"]
+    log = Journal(watch.folder / "oci.log")
+    log.follow()
+    assert log.killed("t1") == "gpu-unused: GPU-0: not used for 10 min"
 
 
 def test_in_a_system_container_processes_may_be_hidden(watch):
