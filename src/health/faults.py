@@ -29,7 +29,7 @@ _RESET: typing.Final = (
     f"machine{_AGAIN}"
 )
 _REPLACE: typing.Final = (
-    "Have GPU {index} ({model}, {address}) replaced; then `juju run <unit> gpu-uncordon "
+    "Have GPU {index} replaced ({model}, {address}); then `juju run <unit> gpu-uncordon "
     "gpu=gpu-{index} reason=...`"
 )
 _COOL: typing.Final = (

@@ -59,7 +59,7 @@ class Case:
     def replace(self) -> str:
         """What to do about a card that does not mend."""
         return (
-            f"Have GPU {self.gpu.index} ({self.gpu.model}, {self.gpu.pci_address}) replaced; "
+            f"Have GPU {self.gpu.index} replaced ({self.gpu.model}, {self.gpu.pci_address}); "
             f"{self.again}"
         )
 

@@ -1,0 +1,76 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What juju status says of a GPU that the watch took out, from the decision to the words."""
+
+import dataclasses
+
+import pytest
+
+from health.decided import TakeOut
+from oci import quarantine
+from plan import plan, status
+from tests.unit.health_world import World
+from tests.unit.situations import TSA, gpu, situation
+
+
+def said(world, monkeypatch, tmp_path):
+    """Status after the clerk has written what the judge decided last."""
+    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    for one in world.of(TakeOut):
+        quarantine.put(one.uuid, one.reason, one.fault, one.level, one.remedy, by=quarantine.WATCH)
+    given = situation(gpu(0), gpu(1))
+    state = dataclasses.replace(given, quarantined=quarantine.read(), tsa=TSA)
+    made = plan.make(state)
+    return status.lines(state, made, status.Running(worker=True, connected=True))[0].text
+
+
+READY = "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 "
+SEEN = {
+    "Xid 79 (Reboot the machine))": lambda world: world.event(79),
+    "Xid 48 (Reset it while nothing uses it))": lambda world: world.event(48),
+    "recovery needed (Reset it while nothing uses it))": lambda world: world.look(
+        recovery_action=1
+    ),
+    "recovery needed (Reboot the machine))": lambda world: world.look(recovery_action=2),
+    "recovery needed (Power the machine off and on))": lambda world: world.look(recovery_action=7),
+    "off the bus (Reboot the machine))": lambda world: (
+        world.missing.add("GPU-0"),
+        world.look(),
+    ),
+    "does not answer (Reboot the machine))": lambda world: world.look(failure="GPU is lost"),
+    "remapping failed (Have GPU 0 replaced))": lambda world: world.look(remap_failed=True),
+    "slowed down (Look at fans, air flow and power cables of GPU 0))": lambda world: world.looks(
+        3, reasons=0x40
+    ),
+}
+
+
+@pytest.mark.parametrize("words", SEEN)
+def test_status_has_fault_and_first_step(words, monkeypatch, tmp_path):
+    world = World()
+    SEEN[words](world)
+    assert said(world, monkeypatch, tmp_path) == READY + words
+
+
+def test_where_all_are_out_the_next_step_is_a_test_or_the_operators_word(monkeypatch, tmp_path):
+    world = World()
+    world.event(79)
+    world.event(64, gpu=1)
+    assert said(world, monkeypatch, tmp_path) == (
+        "All GPUs are quarantined: GPU 0 Xid 79 (Reboot the machine), GPU 1 Xid 64 (Have GPU 1 "
+        "replaced). Then juju run worker/0 gpu-selftest level=isolation and juju run worker/0 "
+        "gpu-uncordon gpu=gpu-1 reason=..."
+    )
+
+
+def test_the_fifth_time_is_said_to_the_operator(monkeypatch, tmp_path):
+    world = World()
+    for _ in range(5):
+        world.event(62)
+        world.look()
+        if world.out["GPU-0"].level:
+            world.passes()
+        world.look()
+    assert said(world, monkeypatch, tmp_path) == (
+        f"{READY}Xid 62 (Find out why GPU 0 fails again and again))"
+    )
