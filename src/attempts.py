@@ -7,6 +7,7 @@ import dataclasses
 import typing
 
 from ci.concourse import local_postgresql, release
+from health.service import WatchError
 from machine import app, download, packages
 from oci import nvidia
 from plan.options import Part
@@ -19,6 +20,7 @@ _Answer = typing.TypeVar("_Answer")
 _FAILURES: typing.Final = (
     release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
     nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
+    WatchError,
 )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ import reboot
 import recovery
 from ci.concourse import release, web, worker
 from ci.concourse.upstream import TSA_PORT
+from health import service as watch
 from host import facts, memory, network, owner
 from oci import cordons, wrapper
 from plan import plan, status
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
 from plan.state import UnitState
-from relations import juju, offers, peers, postgresql, tsa
+from relations import cos_agent, juju, offers, peers, postgresql, tsa
 from selftest import automatic
 
 
@@ -149,14 +150,17 @@ class GpuCiWorkerCharm(ops.CharmBase):
         return dataclasses.replace(state, repaired=bool(repaired))
 
     def _test(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Have the self-test's verdict, so that no task meets a GPU that failed it."""
+        """Have the self-test's verdict and the watch: no task is to meet a GPU that is sick."""
         if Part.UNIT in state.frozen:
             return state
+        if state.inventory is None or state.leaving:
+            watch.remove()  # before the programs that it runs from
         # Without a verdict the worker stays as it is.
         tested, state = attempts.make(
             state, Part.WORKER, automatic.ensure, state, wanted, self._say
         )
-        return tested or state
+        _, state = attempts.make(tested or state, Part.WATCH, watch.ensure, state, wanted)
+        return state
 
     def _finish(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have web and worker as planned, and tell the others."""
@@ -180,6 +184,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if not isinstance(wanted.gpu, Keep):
             memory.remember_ids(wanted.choice.remember)
         offers.publish(self.model, wanted.offer, state.elsewhere)
+        if Part.WATCH not in state.frozen:
+            cos_agent.publish(self.model, watch.port(state))
         return state
 
 

@@ -10,6 +10,7 @@ from ci.concourse import local_postgresql, release, web, worker
 from driver_upgrade import walk
 from gpu import detect, foreign, kernel
 from gpu.inventory import Inventory, Vendor
+from health import service as watch
 from host import driver, driver_record, facts, memory, network, toolkit
 from machine import packages
 from oci import cordons, leases, quarantine, wrapper
@@ -123,6 +124,8 @@ def at_services() -> status.Running:
         worker=worker.healthy(),
         connected=worker.is_connected(),
         copies=worker.copies_volumes(),
+        watch=watch.is_running(),
+        suspect=watch.suspect(),
     )
 
 

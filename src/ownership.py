@@ -11,6 +11,7 @@ import re
 import typing
 
 from ci.concourse import local_postgresql, release, web, worker
+from health import service as watch
 from host import memory, network, owner, recovery_record, software
 from machine import files
 from oci import wrapper
@@ -40,7 +41,7 @@ def take(
         progress(f"Clearing away what {former.name} has left on this machine")
         worker.retire(worker.FAREWELL_SECONDS, progress)
         local_postgresql.set_aside(str(former))
-        for room in (worker, web, automatic, wrapper):
+        for room in (worker, web, watch, automatic, wrapper):
             room.remove()
     if former or new:
         memory.forget()
@@ -60,7 +61,7 @@ def give_up(unit: UnitId) -> None:
     """Remove all that this unit has set up, its database too, and let others have the machine."""
     if not owner.has(unit):
         return
-    for room in (worker, web, local_postgresql, automatic, wrapper, release, network):
+    for room in (worker, web, local_postgresql, watch, automatic, wrapper, release, network):
         room.remove()
     software.remove()
     owner.give_up()

@@ -41,12 +41,16 @@ class Running:
     Attributes:
         connected: web has let it in.
         copies: its volumes are copies.
+        watch: the GPUs' watch, where there is to be one.
+        suspect: what the GPUs that the watch took out had in common, too many to be believed.
     """
 
     web: bool = False
     worker: bool = False
     connected: bool = False
     copies: bool = False
+    watch: bool = True
+    suspect: str = ""
 
 
 # For an action too, which needs nothing else of this unit.
@@ -134,6 +138,12 @@ _WAITING: typing.Final = {
     ),
 }
 
+_SUSPECT: typing.Final = (
+    "{out} of {all} GPUs went out of use within 5 min for one cause, {cause}: suspect the driver "
+    "or the host, see sudo dmesg and journalctl -u gpu-ci-health. No further GPU is taken out for "
+    "it until that is over, unless by juju config {application} max-quarantined=100"
+)
+
 _COPIES: typing.Final = (
     "volumes are copies, since no overlay can be mounted here: each image and get costs time and "
     "disk (a machine or VM with /var/lib/concourse on ext4 or XFS spares them)"
@@ -149,6 +159,8 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         running: what of it answers.
     """
     said = [failed(failure.text, passes=failure.passes) for failure in state.failures]
+    if running.suspect and plan.choice.gpus:
+        said.append(Line(Kind.BLOCKED, _suspect(state, plan, running.suspect)))
     said += [sentence(problem, state, plan.choice) for problem in plan.problems]
     if plan.web and not isinstance(plan.web, Keep) and not running.web:
         said.append(Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web"))
@@ -192,6 +204,8 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         facts = host_states.facts(state)
         notes += host_states.notes(facts) if facts else ()
         notes += _shared(state, plan)
+    if state.inventory and (watch := _watch(state, running)):
+        notes.append(watch)
     if state.upgrade:
         notes.append(state.upgrade)
     if plan.worker and running.copies:
@@ -201,6 +215,23 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
     notes += [f"refused {text}" for text in refused]
     return f"{role} ({'; '.join(notes)})" if notes else role
+
+
+def _watch(state: UnitState, running: Running) -> str:
+    """What the operator must know of the GPUs' watch; empty where it does its work."""
+    mode = state.options.gpu_health
+    if mode == "off":
+        return "GPUs are not watched: gpu-health=off"
+    if not running.watch:
+        return "GPUs are not watched: journalctl -u gpu-ci-health"
+    return "GPUs are watched, and none is taken out: gpu-health=observe" if mode != "on" else ""
+
+
+def _suspect(state: UnitState, plan: Plan, cause: str) -> str:
+    out = {entry.uuid for entry in state.quarantined if entry.by == "watch"}
+    ours = {gpu.uuid for gpu in plan.choice.gpus} | out
+    application = state.application
+    return _SUSPECT.format(out=len(out), all=len(ours), cause=cause, application=application)
 
 
 def _shared(state: UnitState, plan: Plan) -> list[str]:

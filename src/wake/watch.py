@@ -22,8 +22,8 @@ _LONGEST: typing.Final = 600.0
 
 _JUJU_EXEC: typing.Final = "/usr/bin/juju-exec"
 _COMMAND: typing.Final = "JUJU_DISPATCH_PATH=hooks/update-status ./dispatch"
-# It waits for the hook that runs, and for those of the machine's other units.
-_HOOKS: typing.Final = 900.0
+HOOKS: typing.Final = 900.0
+"""How long a call may take, in seconds: it waits for the hooks that are before it."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,12 @@ def wake(unit: str) -> None:
     Raises:
         machine.process.CommandError: Juju did not take it, or the charm failed.
     """
-    process.run([_JUJU_EXEC, "-u", unit, _COMMAND], timeout=_HOOKS)
+    process.run(command(unit), timeout=HOOKS)
+
+
+def command(unit: str) -> list[str]:
+    """What wakes this unit's charm."""
+    return [_JUJU_EXEC, "-u", unit, _COMMAND]
 
 
 def _settled(changes: inotify.Watch) -> tuple[str, ...]:

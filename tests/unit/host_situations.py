@@ -239,8 +239,8 @@ GPU_ROWS = {
     "driver hangs": (
         facts(State.HUNG, detail="no answer within 20 s"),
         (
-            "The GPU driver does not answer: see sudo dmesg for NVRM and Xid lines; where it stays "
-            "so, sudo reboot when no job runs"
+            "The GPU driver does not answer: see sudo dmesg for NVRM and Xid lines; where it "
+            "stays so, sudo reboot when no job runs"
         ),
     ),
     "NVML failed": (

@@ -177,6 +177,9 @@ class Rooms:
     worker_key: str = ""
     new_password: str = "secret-password"
     leaving: bool = False
+    watched: str | None = None
+    watch_runs: bool = True
+    suspect: str = ""
     authorized: tuple[str, ...] | None = None
     key: str = ""
 
@@ -232,6 +235,9 @@ class Rooms:
     def test(self, seen, wanted, progress):
         self.calls.append(f"automatic.ensure repaired={seen.repaired}")
         return dataclasses.replace(seen, **self.after_test)
+
+    def watch(self, seen, wanted):
+        self.watched = seen.options.gpu_health
 
     def note(self, name, answer=None):
         def call(*_, **__):
