@@ -2,23 +2,18 @@
 # See LICENSE file for licensing details.
 """A real Prometheus scrapes the watch's metrics, and each query of the dashboard returns data."""
 
-import contextlib
 import json
 import pathlib
 import re
-import signal
-import socket
 import subprocess
 import time
 import types
-import urllib.parse
-import urllib.request
 
 import pytest
 
 from health import exporter, metrics, serving
 from health.seen import Card, Figures, Holding, Look, Message, Moment, Source
-from tests.functional.prometheus import program
+from tests.functional.prometheus import answer, fetched, program, running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "src/grafana_dashboards/gpus.json").read_text())
@@ -34,12 +29,6 @@ GRAFANA = {
     "$juju_application": ".*",
     "$juju_unit": ".*",
 }
-PROMETHEUS = """
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
-scrape_configs:
-  - job_name: gpu-ci
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
-"""
 
 
 def moment(turn):
@@ -91,63 +80,10 @@ def worker(tmp_path):
     worker.server.close()
 
 
-def free_port():
-    with contextlib.closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-@contextlib.contextmanager
-def prometheus(folder, scraped):
-    """A Prometheus that scrapes that port; its own address. Another takes its port at times."""
-    config = folder / "prometheus.yaml"
-    config.write_text(PROMETHEUS.format(port=scraped))
-    for _ in range(5):
-        address = f"127.0.0.1:{free_port()}"
-        said = folder / "said"
-        with said.open("wb") as output:
-            process = subprocess.Popen(
-                [
-                    program("prometheus"), f"--config.file={config}",
-                    f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}",
-                ],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder,
-            )  # fmt: skip
-        try:
-            if is_ready(process, address):
-                yield address
-                return
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(60)
-    pytest.fail(f"Prometheus does not start: {said.read_text()}")
-
-
-def is_ready(process, address):
-    end = time.monotonic() + 60
-    while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(OSError):
-            if fetched(f"http://{address}/-/ready"):
-                return True
-        time.sleep(0.1)
-    return False
-
-
-def fetched(url):
-    # No proxy of the machine's stands between.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=30) as answer:
-        return answer.read()
-
-
 def asked(address, query):
     # In a minute: whole minutes are the steps of the dashboard's subqueries.
-    arguments = urllib.parse.urlencode({"query": query, "time": time.time() + 60})
-    try:
-        answer = json.loads(fetched(f"http://{address}/api/v1/query?{arguments}"))
-    except urllib.error.HTTPError as error:
-        pytest.fail(f"{query}: {error.read().decode()}")
-    return [one for one in answer["data"]["result"] if one["value"][1] != "NaN"]
+    found = answer(address, query, time.time() + 60)
+    return [one for one in found if one["value"][1] != "NaN"]
 
 
 def queries():
@@ -164,7 +100,7 @@ def queries():
 
 
 def test_each_query_of_the_dashboard_returns_data(worker, tmp_path):
-    with prometheus(tmp_path, worker.server.port) as address:
+    with running(tmp_path, worker.server.port) as address:
         missing = queries()
         assert len(missing) > 30
         end = time.monotonic() + 60
