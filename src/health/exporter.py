@@ -104,7 +104,7 @@ CORDONED: typing.Final = Metric(
 )  # fmt: skip
 CAUSE: typing.Final = Metric(
     "gpuci_gpu_quarantine_info", "gauge", (*GPU, "cause"),
-    "1 for a GPU in quarantine, with the cause: Xid and number, a fault's words, or other",
+    "1 for a GPU in quarantine, with the cause: Xid and number, a fault's words, operator, other",
 )  # fmt: skip
 LEASE: typing.Final = Metric(
     "gpuci_lease_info", "gauge", ("gpu", "team", "pipeline", "job"),

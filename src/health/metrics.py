@@ -253,8 +253,11 @@ def _any(holders: list[Holding], *, ours: bool) -> bool:
     return any(holder.ours is ours for holder in holders)
 
 
-def _cause(reason: str) -> str:
-    """The short cause that a quarantine's reason begins with, if it is one of the watch's own."""
+def _cause(why: str) -> str:
+    """A short cause of few that there can be, of what a GPU `is` (gpuci.policy.why)."""
+    if why.startswith("cordoned by the operator"):
+        return "operator"
+    reason = why.removeprefix("quarantined: ")
     if match := _XID_CAUSE.match(reason):
         return match.group()
     short = reason.partition(":")[0]

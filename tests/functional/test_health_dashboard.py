@@ -47,7 +47,7 @@ def moment(turn):
         seen=(Message(now, "GPU-0", Source.EVENT, xid=13),),
         look=Look(now, {card.uuid: figures for card in CARDS}),
         holdings=(Holding("container", "/bundle", ("GPU-0",), since=now, in_use=True),),
-        out={"GPU-1": "Xid 79: it has fallen off the bus"},
+        out={"GPU-1": "quarantined: Xid 79: it has fallen off the bus"},
     )
 
 

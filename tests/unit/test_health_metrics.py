@@ -184,17 +184,23 @@ def test_an_error_is_not_taken_for_free_gpus(told):
 
 
 def test_quarantine_and_cordon_are_told_apart_and_causes_are_few(told):
-    out = {"GPU-a": "Xid 79: it has fallen off the bus", "GPU-b": "in use outside CI"}
+    out = {"GPU-a": "quarantined: Xid 79: it has fallen off the bus", "GPU-b": "in use outside CI"}
     told.turn(moment(1000, out=out, cordoned=frozenset(["GPU-b"])), [])
     text = told.text()
     assert f"gpuci_gpu_quarantined{{{A}}} 1\n" in text
     assert f"gpuci_gpu_cordoned{{{A}}} 0\n" in text
     assert f'gpuci_gpu_quarantine_info{{{A},cause="Xid 79"}} 1\n' in text
     assert text.count("gpuci_gpu_quarantine_info{") == 1
-    told.turn(moment(1000, out={"GPU-a": "off the bus: PCI's list lacks it"}), [])
+    told.turn(moment(1000, out={"GPU-a": "quarantined: off the bus: PCI's list lacks it"}), [])
     assert f'gpuci_gpu_quarantine_info{{{A},cause="off the bus"}} 1\n' in told.text()
-    told.turn(moment(1001, out={"GPU-a": 'an operator\'s "words"\nof 2026'}), [])
-    assert f'gpuci_gpu_quarantine_info{{{A},cause="other"}} 1\n' in told.text()
+    for why, cause in (
+        ('cordoned by the operator: "words" of\n2026', "operator"),
+        ("quarantined: Xid 79000: no number", "other"),
+        ("quarantined: 3 of 5 checks failed", "other"),
+        ("out of use", "other"),
+    ):
+        told.turn(moment(1001, out={"GPU-a": why}), [])
+        assert f'gpuci_gpu_quarantine_info{{{A},cause="{cause}"}} 1\n' in told.text()
 
 
 def test_jobs_are_named_where_they_are_known_and_never_by_their_containers(clock, tmp_path):
