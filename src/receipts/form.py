@@ -40,8 +40,8 @@ class GpuReceipt:
         index: the number that people know it by.
         model: without the vendor's name, such as `A100-SXM4-80GB`.
         devices: ids of the MIG devices that the lease had of it; empty: it had all of the GPU.
-        watched_s: seconds that the figures rest on; None where others had a part of the GPU, so
-            that no figure can be told of this lease alone.
+        watched_s: seconds that the figures rest on; not known where others had a part of the GPU,
+            since no figure can be told of this lease alone then.
         used_s: seconds of those in which a process was on it or a kernel ran.
         busy_percent: how much of the time that was watched a kernel ran.
         memory_peak_mib: the most that was taken at one look.
@@ -103,10 +103,10 @@ class Receipt:
         gpus: what it had.
         reason: why it was killed, or how the first of its GPUs failed; one line.
         waited_s: seconds that it waited for its GPUs.
-        team: as in Names; empty where the names are not known.
-        pipeline: the same.
-        job: the same.
-        build: the same.
+        team: of the pipeline; empty where the names are not known, as all four are then.
+        pipeline: its name; empty for a build without one.
+        job: its name.
+        build: its name, such as `42`.
     """
 
     began: str

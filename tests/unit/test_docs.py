@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """README and docs are current: tables, links, paths, example pipelines."""
 
+import dataclasses
 import pathlib
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from health import faults
+from receipts.form import OUTCOMES, GpuReceipt, Receipt
 from selftest.burnin import level as burnin
 from selftest.compute import level as compute
 from selftest.isolation import level as isolation
@@ -43,6 +45,14 @@ def test_the_page_of_faults_has_each_row_once():
     reference = (ROOT / "docs/reference/health.md").read_text()
     for row in faults.TABLE:
         assert reference.count(f"| `{row.name}` |") == 1
+
+
+def test_the_page_of_receipts_has_each_field():
+    reference = (ROOT / "docs/reference/receipts.md").read_text()
+    for field in (*dataclasses.fields(Receipt), *dataclasses.fields(GpuReceipt)):
+        assert f"| `{field.name}` |" in reference
+    for outcome in OUTCOMES:
+        assert f"| `{outcome}` |" in reference
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
