@@ -14,7 +14,15 @@ from tests.lab.park import Park
 
 @pytest.fixture(scope="module")
 def untested(site):
-    """No self-test comes with a change of the GPUs, for tests of what else comes with it."""
+    """Nothing tests the GPUs or takes one out, for tests of what else comes with their changes."""
+    site.configure(selftest_on_start="false", gpu_health="off")
+    yield
+    site.configure(selftest_on_start="true", reset=("gpu-health",))
+
+
+@pytest.fixture(scope="module")
+def watched(site):
+    """The watch has the GPUs tested, and nobody else."""
     site.configure(selftest_on_start="false")
     yield
     site.configure(selftest_on_start="true")
