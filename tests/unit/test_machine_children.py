@@ -188,3 +188,33 @@ def test_how_often_systemd_wants_to_hear(monkeypatch, variables, seconds):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert notify.watchdog_seconds() == seconds
+
+
+UNKILLABLE = f"""
+import ctypes, os, pathlib, subprocess, sys, time
+sys.path.insert(0, {str(ROOT / "src")!r})
+from machine import children
+assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0  # CLONE_NEWPID
+child = children.Child([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"],
+    dict(os.environ))
+while not child.lines(): time.sleep(0.02)
+# The first process of a namespace does not end before all others are reaped, whatever it is sent.
+other = subprocess.Popen(["/bin/sleep", "600"])
+begun = time.monotonic()
+child.kill()
+print(time.monotonic() - begun < 5)
+time.sleep(1)
+print(children.left(), pathlib.Path("/proc", str(child.pid)).exists())
+other.kill(); other.wait()
+end = time.monotonic() + {PATIENCE}
+while children.left() and time.monotonic() < end: time.sleep(0.02)
+print(children.left(), pathlib.Path("/proc", str(child.pid)).exists())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes needs root")
+def test_one_that_no_signal_ends_is_left_alone_and_reaped_when_it_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", UNKILLABLE], capture_output=True, text=True, timeout=2 * PATIENCE
+    )
+    assert done.stdout.split("\n") == ["True", "1 True", "0 False", ""], done.stderr
