@@ -19,6 +19,9 @@ from health import wire
 from health.looks import NvidiaLooks, SysfsLooks
 from machine import children
 
+NAME: typing.Final = "gpu-ci-health"
+"""What the child is called: it has the drivers' device nodes open (host/driver_change.py)."""
+
 # Between two words of a child that has nothing to say. In seconds.
 BEAT: typing.Final = 4
 # Where no line and no event comes it sleeps; with an event set, that is slept in NVML, where no
@@ -31,7 +34,7 @@ _MOST: typing.Final = 1 << 16
 def main() -> None:
     """Look until the parent is gone or wants no more."""
     parent, root = int(sys.argv[1]), pathlib.Path(sys.argv[2])
-    children.end_with(parent)
+    children.end_with(parent, NAME)
     cards = wire.unpack_cards(sys.stdin.buffer.readline(_MOST))
     tell(wire.Begun())
     here = root / "sys/bus/pci/devices"

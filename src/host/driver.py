@@ -19,7 +19,10 @@ Progress = collections.abc.Callable[[str], None]
 
 _MANAGER: typing.Final = "nvidia-fabricmanager.service"
 # What holds the module as long as it runs, and can be away for a moment where no job runs.
-_SERVICES: typing.Final = (_MANAGER, "nvidia-persistenced.service", "nvidia-dcgm.service")
+# The last one is the charm's own watch.
+_SERVICES: typing.Final = (
+    *(_MANAGER, "nvidia-persistenced.service", "nvidia-dcgm.service", "gpu-ci-health.service"),
+)
 # What was taken from a reload's way, to be put back; and whose start at boot is our doing.
 _RELOAD: typing.Final = memory.STATE / "driver-reload.json"
 _ENABLED: typing.Final = memory.STATE / "driver-services.json"

@@ -19,7 +19,9 @@ Progress = collections.abc.Callable[[str], None]
 
 # Services that a reload of the modules takes out of its way and starts again (host/driver.py), by
 # the names of their programs.
-_STOPPED: typing.Final = frozenset({"nvidia-persistenced", "nv-fabricmanager", "nv-hostengine"})
+_STOPPED: typing.Final = frozenset({
+    "nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "gpu-ci-health",
+})  # fmt: skip
 # Linux TASK_COMM_LEN, without the NUL.
 _COMM_LENGTH: typing.Final = 15
 

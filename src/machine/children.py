@@ -17,7 +17,9 @@ import typing
 
 # A line is a few hundred bytes; more than this without an end is none.
 _MOST: typing.Final = 1 << 16
-_PR_SET_PDEATHSIG: typing.Final = 1  # Linux include/uapi/linux/prctl.h
+# Linux include/uapi/linux/prctl.h
+_PR_SET_PDEATHSIG: typing.Final = 1
+_PR_SET_NAME: typing.Final = 15
 
 
 class EndedError(Exception):
@@ -123,19 +125,24 @@ def left() -> int:
     return len(_killed)
 
 
-def end_with(parent: int) -> None:
+def end_with(parent: int, name: str) -> None:
     """Have this process killed as soon as the one that has started it is gone.
 
     Args:
         parent: that one's number; it may be gone by now.
+        name: what it is called from now on, of 15 characters at most.
 
     Raises:
         OSError: the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    for what in (
+        (_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0),
+        (_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+    ):
+        if libc.prctl(*what):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

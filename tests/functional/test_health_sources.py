@@ -268,6 +268,24 @@ def test_close_does_not_wait_for_a_driver_that_hangs(site):
     assert time.monotonic() - begun < 1
 
 
+def test_what_it_costs_is_little(site):
+    site.open()
+    site.wait(lambda one: isinstance(one, Look))
+    (pid,) = site.pids
+    assert Path("/proc", str(pid), "comm").read_text() == "gpu-ci-health\n"
+    rollup = Path("/proc", str(pid), "smaps_rollup").read_text().split()
+    assert int(rollup[rollup.index("Pss:") + 1]) < 25 * 1024
+
+    def spent():
+        return int(Path("/proc", str(pid), "schedstat").read_text().split()[0]) / 1e9
+
+    before, end = spent(), time.monotonic() + 3
+    while time.monotonic() < end:
+        site.sources.take(1)
+    # Some 0.1 % with two GPUs; a loop that never sleeps takes all of a processor.
+    assert spent() - before < 0.3
+
+
 def test_a_killed_child_is_followed_by_another_and_nothing_else_is_lost(site):
     site.open()
     site.wait(lambda one: isinstance(one, Look))

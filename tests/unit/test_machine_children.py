@@ -122,8 +122,8 @@ import os, sys, time
 from machine import children
 parent = os.getppid()
 if {late}: time.sleep(1)
-children.end_with(parent)
-children.tell_parent(b"here")
+children.end_with(parent, 'a-name')
+children.tell_parent(open("/proc/self/comm", "rb").read().strip())
 time.sleep(60)
 """
     parent = f"""
@@ -133,7 +133,8 @@ from machine import children
 child = children.Child([sys.executable, "-c", {(PRELUDE + child)!r}], dict(os.environ))
 print(child.pid, flush=True)
 if not {late}:
-    while not child.lines(): time.sleep(0.02)
+    while not (told := child.lines()): time.sleep(0.02)
+    assert told == [b"a-name"], told
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run(
@@ -195,8 +196,8 @@ import ctypes, os, pathlib, subprocess, sys, time
 sys.path.insert(0, {str(ROOT / "src")!r})
 from machine import children
 assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0  # CLONE_NEWPID
-child = children.Child([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"],
-    dict(os.environ))
+sleeper = "print(1, flush=True); import time; time.sleep(600)"
+child = children.Child([sys.executable, "-c", sleeper], dict(os.environ))
 while not child.lines(): time.sleep(0.02)
 # The first process of a namespace does not end before all others are reaped, whatever it is sent.
 other = subprocess.Popen(["/bin/sleep", "600"])
