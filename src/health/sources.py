@@ -6,7 +6,6 @@ NVML's events and the polls come through a child, the kernel's log and its ueven
 """
 
 import collections.abc
-import dataclasses
 import logging
 import pathlib
 import select
@@ -14,7 +13,7 @@ import typing
 
 from gpu import kmsg, wedged, xid
 from health import asker
-from health.seen import Card, Look, Message, Seen, Source
+from health.seen import Card, Message, Seen, Source
 from machine import scarcity
 
 # What can't be opened for want of something is tried again, in seconds.
@@ -51,7 +50,6 @@ class Sources:
         self._kmsg: kmsg.Follower | None = None
         self._uevents: wedged.Listener | None = None
         self._open_at = self._looked_for = float("-inf")
-        self._uncorrected: dict[str, int] = {}
         self._told = ""
         self._cards = tuple(cards)
         self._by_address = {card.pci_address: card for card in cards}
@@ -105,14 +103,7 @@ class Sources:
     def _turn(self) -> list[Seen]:
         self._open()
         # What the drivers say themselves comes first.
-        seen: list[Seen] = []
-        for one in self._asker.turn():
-            if isinstance(one, Look):
-                look, more = self._counted(one)
-                seen += [look, *more]
-            else:
-                seen.append(one)
-        seen += self._kernel() + self._reset()
+        seen = self._asker.turn() + self._kernel() + self._reset()
         now = self._clock()
         if (
             any(isinstance(one, Message) for one in seen)
@@ -197,25 +188,6 @@ class Sources:
                     Message(self._clock(), card.uuid, Source.COUNTER, fault, text=told.text)
                 )
         return found
-
-    def _counted(self, look: Look) -> tuple[Look, list[Seen]]:
-        """A look, and what it shows of more errors that AMD's RAS could not correct than before.
-
-        The count itself is left out: it stays after the GPU has passed a test, until a reboot.
-        """
-        found: list[Seen] = []
-        figures = dict(look.figures)
-        for uuid, one in look.figures.items():
-            count = one.ecc_uncorrected
-            if count is None or not _is_foreign(uuid):
-                continue
-            figures[uuid] = dataclasses.replace(one, ecc_uncorrected=None)
-            before = self._uncorrected.get(uuid, count)
-            self._uncorrected[uuid] = count
-            if count > before:
-                text = f"{count - before} uncorrected errors, {count} since the driver was loaded"
-                found.append(Message(look.at, uuid, Source.COUNTER, "ras", text=text))
-        return dataclasses.replace(look, figures=figures), found
 
     def _say(self, text: str) -> None:
         if text != self._told:

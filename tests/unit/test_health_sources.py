@@ -268,24 +268,11 @@ def make(tmp_path):
         world.sources.close()
 
 
-def test_ras_counters_that_grow_are_told_once_and_old_counts_never(make):
+def test_a_look_comes_with_its_figures(make):
     world = make(AMD)
-    assert world.look(AMD, ecc_uncorrected=2) == [Look(1000, {AMD.uuid: Figures()})]
-    told = []
-    for count in (2, 3, 3, 0, 1):
-        world.now += 20
-        world.sources.take(0)
-        told += [one.text for one in world.look(AMD, ecc_uncorrected=count)[1:]]
-    assert told == [
-        "1 uncorrected errors, 3 since the driver was loaded",
-        "1 uncorrected errors, 1 since the driver was loaded",
+    assert world.look(AMD, ecc_uncorrected=2) == [
+        Look(1000, {AMD.uuid: Figures(ecc_uncorrected=2)})
     ]
-
-
-def test_nvidias_ecc_counters_are_figures(make):
-    world = make(NVIDIA)
-    (look,) = world.look(NVIDIA, ecc_uncorrected=2)
-    assert look.figures[NVIDIA.uuid].ecc_uncorrected == 2
 
 
 def test_a_driver_that_gives_a_gpu_up_or_resets_it_is_told(make):
