@@ -1,0 +1,72 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A hook has a sick GPU mended before it is tested, and reboots for one when no job runs."""
+
+import json
+
+import ops
+import pytest
+
+import charm
+import reboot
+from tests.unit.situations import state, tsa
+
+SICK = ("GPU-0",)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The reboots that Juju was asked for."""
+    asked = []
+    monkeypatch.setattr(ops.Unit, "reboot", lambda *_, **__: asked.append("reboot"))
+    return asked
+
+
+@pytest.fixture
+def sick(rooms, monkeypatch):
+    """A worker with a GPU that a reboot would help."""
+    monkeypatch.setattr(reboot.steps, "running", lambda: ())
+    monkeypatch.setattr(charm.recovery, "ensure", rooms.note("recovery.ensure", SICK))
+    return rooms
+
+
+@pytest.fixture
+def worker():
+    return state(relations=[tsa()], enable_gpu=True, gpu_recovery="reboot")
+
+
+def made():
+    record = json.loads((charm.memory.STATE / "gpu-recovery.json").read_text())
+    return [(one["step"], one["uuids"]) for one in record["made"]]
+
+
+def test_it_is_mended_before_it_is_tested_and_the_reboot_comes_last(context, sick, worker, asked):
+    context.run(context.on.update_status(), worker)
+    assert asked == ["reboot"]
+    assert made() == [("reboot", ["GPU-0"])]
+    order = [name for name in sick.calls if name in ("recovery.ensure", "worker.retire")]
+    assert order == ["recovery.ensure", "worker.retire"]
+    assert charm.memory.rebooted_for() == "", "a driver may need its own"
+
+
+def test_none_under_a_job_and_none_within_an_action(context, sick, worker, asked, monkeypatch):
+    monkeypatch.setitem(charm.actions.ALL, "gpu-selftest", lambda _: {})
+    context.run(context.on.action("gpu-selftest"), worker)
+    monkeypatch.setattr(reboot.steps, "running", lambda: ("4f0c",))
+    context.run(context.on.update_status(), worker)
+    assert asked == []
+    assert "worker.retire" not in sick.calls
+
+
+@pytest.mark.usefixtures("sick")
+def test_what_can_not_be_noted_is_no_reason_to_be_off(context, worker, asked, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    resumed = []
+    monkeypatch.setattr(reboot.recovery_record, "begin", full)
+    monkeypatch.setattr(reboot.worker, "retire", lambda *_: True)
+    monkeypatch.setattr(reboot.worker, "resume", lambda: resumed.append("resume"))
+    after = context.run(context.on.update_status(), worker)
+    assert (asked, resumed) == ([], ["resume"])
+    assert "the reboot can't be noted" in after.unit_status.message
