@@ -38,6 +38,8 @@ _RETEST: typing.Final = 6 * _HOUR
 _MISSES: typing.Final = 2
 _MOST_QUARANTINES: typing.Final = 5
 _QUARANTINES_WITHIN: typing.Final = 7 * _DAY
+# So long after the machine's start a driver may still be on its way, in seconds.
+_STARTING: typing.Final = 180.0
 # What the wall clock and the one since boot may part by before it was a reboot.
 _DRIFT: typing.Final = 600.0
 
@@ -124,15 +126,17 @@ class _Turn:
     def _gpu(self, card: Card) -> Gpu:
         return self.memory.gpus[card.uuid]
 
+    def _is_out(self, card: Card) -> bool:
+        """Whether a GPU was in quarantine when this turn began, by whomever."""
+        return card.uuid in self.moment.out and card.uuid not in self.moment.cordoned
+
     def _missed(self, card: Card) -> collections.abc.Iterator[Decision]:
         """Learn whether a GPU is out as decided; decide it again where it never was."""
         gpu, now = self._gpu(card), self.moment.now
         out = gpu.out
         if out is None:
             return
-        if self.policy.mode == "observe" or (
-            card.uuid in self.moment.out and card.uuid not in self.moment.cordoned
-        ):
+        if self.policy.mode == "observe" or self._is_out(card):
             out.seen = True
         elif out.seen:
             gpu.out = None  # a test or the operator has brought it back
@@ -158,6 +162,8 @@ class _Turn:
             shown = conditions.of_look(card, look, gpu)
             if shown is None:
                 continue
+            if self._starts(gpu, shown):
+                continue
             before = gpu.standing
             kept = {name: before[name] for name in shown.untold if name in before}
             gpu.standing = kept | {name: one.cause for name, one in shown.findings.items()}
@@ -168,6 +174,12 @@ class _Turn:
             yield from self._pending(card)
             yield from self._after(card, look)
         breaker.end(self.memory, self.moment.now, self.cards, self.policy.max_quarantined)
+
+    def _starts(self, gpu: Gpu, shown: conditions.Seen) -> bool:
+        """Whether it is too early to say that a GPU is lost: since boot it never was there."""
+        lost = not shown.findings.keys().isdisjoint((faults.LOST.name, faults.OFF_BUS.name))
+        gpu.met = gpu.met or not lost
+        return not gpu.met and self.moment.now < _STARTING
 
     def _found(
         self, card: Card, finding: Finding, *, told: bool
@@ -262,7 +274,8 @@ class _Turn:
         tell = Tell(card.uuid, row.name, finding.words, hardware=True, xid=finding.xid)
         # A driver that hangs is no fault of many GPUs, but one of the driver.
         cause = "" if row.action is Action.ALL else finding.cause
-        held = breaker.held(self.memory, cause, card.uuid) if before is None else ""
+        fresh = before is None and not self._is_out(card)
+        held = breaker.held(self.memory, cause, card.uuid) if fresh else ""
         if held and standing:
             gpu.held[held_as or row.name] = held
         elif held:
@@ -274,7 +287,7 @@ class _Turn:
             told = told or (before is not None and out.reason == before.reason)
         if finding.words and not told:
             yield tell
-        if before is None and not (held and told):
+        if fresh and not (held and told):
             breaker.note(self.memory, now, held or cause, card.uuid)
             breaker.trip(self.memory, now, self.cards, self.policy.max_quarantined)
 
@@ -292,7 +305,7 @@ class _Turn:
             out = dataclasses.replace(
                 words, level=level, need=max(before.need, row.need), at=out.at, asked=None
             )
-        if row.counted and not counted:
+        if row.counted and not counted and not (before is None and self._is_out(card)):
             lately = [then for then in gpu.history if wall - then < _QUARANTINES_WITHIN]
             gpu.history = (*lately, wall)[-_MOST_QUARANTINES:]
             if len(gpu.history) == _MOST_QUARANTINES:
@@ -358,7 +371,7 @@ def _forget_boot(memory: Memory) -> None:
     """The machine was started anew: what was true since boot is not."""
     memory.recent, memory.hung = (), False
     for gpu in memory.gpus.values():
-        gpu.slow = gpu.suspicion = None
+        gpu.slow, gpu.suspicion, gpu.met = None, None, False
         gpu.standing.pop(faults.HANG.name, None)
         if gpu.out:
             gpu.out.at, gpu.out.asked = -1.0, None

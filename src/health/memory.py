@@ -110,6 +110,7 @@ class Gpu:
         out: why it is out of use, by the judge.
         standing: rows whose condition was there at the last look: only what is new there counts.
         held: those of them that the breaker kept from taking it out.
+        met: it was there at a look since boot.
         ecc: uncorrected errors at the last look that told.
         slow: looks at what the hardware slows down.
         suspicion: what the kernel's log told.
@@ -121,6 +122,7 @@ class Gpu:
     out: Out | None = None
     standing: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     held: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    met: bool = False
     ecc: int | None = None
     slow: Streak | None = None
     suspicion: Suspicion | None = None

@@ -29,7 +29,7 @@ class World:
         self.cards = tuple(map(card, range(count)))
         self.policy = Policy(**policy)
         self.judge = Judge(self.policy, Memory())
-        self.now, self.booted = 100.0, WALL - 100
+        self.now, self.booted = 1000.0, WALL - 1000
         self.figures = dict.fromkeys((one.uuid for one in self.cards), WELL)
         self.gone, self.missing = set(), set()
         self.out, self.holdings = {}, ()

@@ -184,3 +184,36 @@ def test_what_was_only_observed_is_taken_out_once_it_is_to_be():
 def test_off_is_off():
     world = World(mode="off")
     assert world.event(79) == world.look(failure="GPU is lost") == world.hang(5) == []
+
+
+@pytest.mark.parametrize("how", ["missing", "gone", "failure"])
+def test_a_driver_that_is_on_its_way_after_boot_has_lost_nothing(how):
+    world = World()
+    world.look()
+    world.reboot()
+    if how == "failure":
+        world.change(0, failure="driver not loaded")
+    else:
+        getattr(world, how).add("GPU-0")
+    assert world.looks(9) == []
+    assert kinds(world.looks(2)) == [TakeOut, Tell], "three minutes are enough"
+
+
+def test_what_was_there_since_boot_is_lost_at_once():
+    world = World()
+    world.look()
+    world.reboot()
+    world.look()
+    world.gone.add("GPU-0")
+    assert kinds(world.look()) == [TakeOut, Tell]
+
+
+def test_what_somebody_else_took_out_before_is_none_of_the_five_nor_of_the_many():
+    """As where the charm exchanges the driver."""
+    world = World(4)
+    world.out = {card.uuid: "driver upgrade" for card in world.cards}
+    for card in world.cards:
+        world.change(card.index, failure="driver not loaded")
+    assert TakeOut in kinds(world.look())
+    assert world.judge.suspect == ""
+    assert {gpu.history for gpu in world.judge.memory.gpus.values()} == {()}
