@@ -39,11 +39,8 @@ class Noise:
         self.corrected[index] += chosen.choice((0, 0, 0, 1, 50))
         reasons = sum({chosen.choice(SOFT) for _ in range(chosen.randint(0, 3))})
         # A peak of heat or of power for a look or two, then at least one without.
-        if self.hot[index] < 2 and chosen.random() < 0.02:
+        if self.hot[index] < 2 and chosen.random() < (0.5 if self.hot[index] else 0.02):
             reasons |= chosen.choice(HARD)
-            self.hot[index] += 1
-        else:
-            self.hot[index] = 0
         told = {
             "busy": chosen.randint(0, 100), "power_w": chosen.uniform(60, 420), "reasons": reasons,
             "temperature": chosen.randint(25, 92), "sm_clock_mhz": chosen.randint(200, 1980),
@@ -53,8 +50,6 @@ class Noise:
         }  # fmt: skip
         for name in chosen.sample(sorted(told), chosen.choice((0, 0, 0, 2))):
             told[name] = None
-        if told["reasons"] is None:
-            self.hot[index] = 0
         return Figures(**told)
 
     def turn(self):
@@ -83,6 +78,14 @@ class Noise:
             world.restart()
         else:
             world.look()
+            self.looked()
+
+    def looked(self):
+        """Count the looks in a row that told of heat: one that came and told nothing is none."""
+        for index in range(GPUS):
+            reasons = self.world.figures[f"GPU-{index}"].reasons
+            if reasons is not None:
+                self.hot[index] = self.hot[index] + 1 if reasons & 0xC0 else 0
 
 
 def day(noise, *, at=None, plant=None):
