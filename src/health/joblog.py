@@ -26,7 +26,7 @@ from receipts.account import Sample
 NOTES: typing.Final = pathlib.Path("/run/gpu-ci/health/joblog.json")
 
 _STARTED: typing.Final = 120.0  # s after its lease a step has begun, or nobody is to be told
-_TRIED: typing.Final = 30.0  # s that there may be no room for a line
+_TRIED: typing.Final = 30.0  # s that a line may find no room, or no stderr that it may go to
 _SUMMED: typing.Final = (
     1,
     5,
@@ -269,7 +269,8 @@ class JobLog:
             again: list[_Line] = []
             if outcome is Outcome.NOBODY:
                 again = [line for line in sent if line.waits]
-            elif outcome is Outcome.FULL and left:
+            elif left and outcome is not Outcome.SAID:
+                # No room, or not a step's yet: for a moment it is runc's, which starts it.
                 until = [line.until for line in sent if line.until is not None]
                 again = [_Line(left, min([now + _TRIED, *until]))]
             self._keep(container, [*again, *self._lines.get(container, [])])

@@ -29,7 +29,7 @@ class Outcome(enum.Enum):
     SAID = "said"
     NOBODY = "nobody is there yet to be told"
     FULL = "there is no room now"
-    NEVER = "what the step has for stderr is not to be written to"
+    NEVER = "what the step has for stderr now is not to be written to"
 
 
 Say = collections.abc.Callable[[Holding, bytes], tuple[Outcome, bytes]]

@@ -18,6 +18,8 @@ import time
 
 import pytest
 
+from health.seen import Holding
+from health.step_log import Outcome, Pen
 from machine import terminals
 
 LINE = b"[gpu-ci] GPU 3 failed\n"
@@ -314,3 +316,56 @@ threading.Thread(target=change, daemon=True).start()
     assert len(found) == written
     assert set(found.splitlines(keepends=True)) <= {LINE}
     assert (tmp_path / "own").read_bytes() == b""
+
+
+# A file system of the job's own that answers nothing: whoever looks at a file in it waits.
+MUTE = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+place = there / "mute"
+place.mkdir()
+server = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+assert libc.unshare(0x20000) == 0  # CLONE_NEWNS
+assert libc.mount(b"none", b"/", None, 0x44000, None) == 0  # private, all below
+if libc.mount(b"mute", bytes(place), b"fuse", 0, options):
+    raise SystemExit(f"no FUSE here: {ctypes.get_errno()}")
+os.dup2(os.open(place, os.O_PATH), 2)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not pathlib.Path("/dev/fuse").exists(), reason="FUSE needs root"
+)
+def test_a_file_system_that_never_answers_holds_up_nothing_but_that_jobs_lines(step):
+    """Its process ends with the test, and with it the file system and who waits for it."""
+    try:
+        mute = step(MUTE)
+    except AssertionError as error:
+        if "no FUSE here" in str(error):
+            pytest.skip(str(error))
+        raise
+    well = step()
+    pids = {"mute": mute, "well": well}
+
+    def say(holding, text):
+        with contextlib.suppress(OSError):  # the file system is gone
+            pids[holding.container].say(text)
+        return Outcome.SAID, b""
+
+    pen = Pen(say)
+    hang, other = (Holding(name, "/b", (), 0, in_use=True) for name in ("mute", "well"))
+    began = time.monotonic()
+    pen.hand(hang, LINE)
+    pen.hand(other, LINE)
+    assert time.monotonic() - began < QUICK
+    assert well.said() == LINE
+    pen.settle(0.5)
+    assert not pen.is_free("mute"), "it does not wait: then this attack is none"
+    assert set(pen.take()) == {"well"}
+    assert pen.is_free("well")
+    mute.process.kill()
+    mute.process.wait(PATIENCE)
+    pen.settle(PATIENCE)
+    assert set(pen.take()) == {"mute"}
+    assert pen.is_free("mute")

@@ -123,21 +123,15 @@ def test_the_option_says_how_much_is_told(watch, mode, told):
     assert bool(watch.go_on(2)) is (mode == "on")
 
 
-def test_what_is_redirected_is_not_tried_again(watch):
-    watch.pen.outcome = Outcome.NEVER
-    watch.turn(DEAD)
-    watch.pen.outcome = Outcome.SAID
-    assert watch.turn() == []
-
-
-def test_what_finds_no_room_is_tried_for_a_while(watch):
+@pytest.mark.parametrize("outcome", [Outcome.FULL, Outcome.NEVER])
+def test_what_finds_no_room_is_tried_for_a_while(watch, outcome):
     watch.turn()
-    watch.pen.outcome = Outcome.FULL
+    watch.pen.outcome = outcome
     watch.turn(DEAD)
     watch.turn()
     watch.pen.outcome = Outcome.SAID
     assert watch.turn() == [DIED]
-    watch.pen.outcome = Outcome.FULL
+    watch.pen.outcome = outcome
     watch.turn(SEGFAULT)
     for _ in range(20):
         watch.turn()
