@@ -93,7 +93,7 @@ class Notes:
         }
         found = {name: note.as_json() for name, note in self._notes.items()}
         if found or self._path.exists():
-            files.ensure_directory(self._path.parent)
+            files.ensure_directory(self._path.parent, mode=0o700)
             files.ensure_file(self._path, json.dumps(found) + "\n", mode=0o600)
 
     def _resumed(self, job: Holding, moment: Moment) -> Note | None:

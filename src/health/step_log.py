@@ -21,6 +21,7 @@ from health.seen import Holding
 from machine import terminals
 
 _PROC: typing.Final = pathlib.Path("/proc")
+_WRITERS: typing.Final = 16  # at a time: those that hang must not use up what the watch may have
 
 
 class Outcome(enum.Enum):
@@ -59,8 +60,8 @@ class Pen:
         thread.start()
 
     def is_free(self, container: str) -> bool:
-        """Whether nothing of this container's is under way."""
-        return container not in self._running
+        """Whether nothing of this container's is under way, nor too much of others'."""
+        return container not in self._running and len(self._running) < _WRITERS
 
     def take(self) -> dict[str, tuple[Outcome, bytes]]:
         """What has come of what was handed over, by the container, each once."""

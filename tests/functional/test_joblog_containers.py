@@ -5,8 +5,11 @@
 import contextlib
 import os
 import pathlib
+import re
 import select
+import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -17,7 +20,7 @@ from health.decided import Tell
 from health.joblog import JobLog
 from health.seen import Card, Holding, Moment
 from health.step_log import Outcome
-from tests.functional.containerd_worker import NEEDS, UUIDS, worker_in_a_namespace
+from tests.functional.containerd_worker import NEEDS, ROOT, UUIDS, worker_in_a_namespace
 from tests.functional.lease_site import alive, site, until, until_child
 
 PATIENCE = 60.0  # s, for a busy machine
@@ -71,6 +74,7 @@ class Terminal:
         )
         os.close(given)
         self.pid = two.pid(handle, name)
+        until(lambda: parent(self.pid) == "containerd-shim", PATIENCE)
         self.said = b""
 
     def until(self, text):
@@ -118,6 +122,48 @@ def test_a_line_reaches_who_reads_a_tasks_terminal(two, terminal):
     tell(two, "t1")
     task.until(LINE)
     assert alive(task.pid)
+
+
+def as_the_service(*argv):
+    """Run a program with no more rights than the watch's unit has."""
+    unit = (ROOT / "templates" / "gpu-ci-health.service").read_text()
+    (names,) = re.findall("^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    rights = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in names.split())
+    path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+    return subprocess.run(
+        ["setpriv", f"--bounding-set=-all,{rights}", "--no-new-privs", *argv],
+        env=path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+        timeout=PATIENCE,
+    ).stdout  # fmt: skip
+
+
+SERVICE = """
+import sys
+from gpuci.usage import Host
+from health import step_log
+from health.seen import Holding
+lease = Holding(sys.argv[1], sys.argv[2], (), 0.0, in_use=True)
+print(step_log.say(lease, b"[gpu-ci] GPU 0 failed\\n")[0].name)
+Host().end_steps(*sys.argv[1:3])
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs util-linux's setpriv")
+@pytest.mark.parametrize("kind", ["terminal", "pipe"])
+def test_the_rights_of_its_service_are_enough(two, terminal, kind):
+    two.create("t1")
+    bundle = str(two.worker.folder_of("t1"))
+    if kind == "terminal":
+        task = terminal("t1")
+        pid = task.pid
+    else:
+        step, pid = piped(two, "t1")
+    assert as_the_service(sys.executable, "-c", SERVICE, "t1", bundle) == "SAID\n"
+    until(lambda: not alive(pid), PATIENCE)
+    if kind == "terminal":
+        task.until(LINE)
+    else:
+        assert LINE.decode() in step.communicate(timeout=PATIENCE)[0]
 
 
 def test_a_line_reaches_who_reads_a_steps_pipe_and_its_end_is_seen(two):
