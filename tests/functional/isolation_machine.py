@@ -10,8 +10,9 @@ from pathlib import Path
 
 from selftest.isolation import doors
 from tests.fakes import FAKEGPU
-from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS, own_cgroups
+from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS
 from tests.functional.lease_site import alive
+from tests.lab.cgroups import hierarchy, is_unified
 
 APPLY = """
 import json, sys
@@ -47,7 +48,7 @@ class Machine:
     def __init__(self, worker):
         self.worker = worker
         # A run of the tests that was killed leaves what nobody can tell from the worker's.
-        self._foreign = cgroups()
+        self._foreign = {*cgroups(), *processes()}
         self.root = Path(f"/proc/{worker.holder.pid}/root")
         self.env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
 
@@ -111,7 +112,7 @@ class Machine:
             *self.path("/var/lib/gpu-ci/selftest").glob("roots*"),
             *sorted(cgroups() - self._foreign),
             *(name for name in holders if name.startswith("gpu-selftest-")),
-            *processes(),
+            *(set(processes()) - self._foreign),
         ]
 
 
@@ -119,24 +120,35 @@ def cgroups():
     """Control groups of the self-test's containers."""
     return {
         folder
-        for place in own_cgroups()
-        for found in place.glob("gpu-ci-selftest*")
+        for controllers, path in places()
+        for found in (hierarchy(controllers) / path.lstrip("/")).glob("gpu-ci-selftest*")
         for folder in (found, *found.glob("**/"))
     }
 
 
+def places():
+    """Controllers and path of the control groups below which runc makes those of containers.
+
+    Of v2, it makes them beside this process's own. Where v1 is too, those of all runs of the tests
+    that go on would be in one place there: v1 tells them apart.
+    """
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = {tuple(line.split(":", 2)[1:]) for line in lines}
+    if is_unified():
+        return own | {(controllers, os.path.dirname(path)) for controllers, path in own}
+    return {(controllers, path) for controllers, path in own if controllers}
+
+
 def processes():
     """Those that live in control groups of the self-test's containers on this very machine."""
-    own = {line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
-    places = [
-        f":{path.rstrip('/')}/gpu-ci-selftest/"
-        for path in own | {os.path.dirname(one) for one in own}
+    begins = [
+        f":{controllers}:{path.rstrip('/')}/gpu-ci-selftest/" for controllers, path in places()
     ]
     found = []
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         try:
             text = path.read_text()
-            if any(place in text for place in places) and alive(path.parent.name):
+            if any(begin in text for begin in begins) and alive(path.parent.name):
                 found.append(path.parent.name)
         except OSError:
             continue
