@@ -81,7 +81,7 @@ class Site:
         self.lab.settle()
 
     def status(self, unit: str = "worker/0") -> tuple[str, str]:
-        """The status and message of a unit, less what tests bring about that leave the watch out."""
+        """The status and message of a unit, less that tests have left the watch out."""
         row = self.lab.model.unit(unit)
         return row["status"], row["message"].replace(UNWATCHED, "")
 
