@@ -36,6 +36,8 @@ UNTOLD: typing.Final = "untold"
 
 # In seconds. A refresh takes the charm's files away for a moment.
 _PATIENCE: typing.Final = 60.0
+# From look to look while somebody has a GPU.
+_HELD: typing.Final = 5.0
 _SIGNALS: typing.Final = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger(__name__)
@@ -105,6 +107,17 @@ class _Woken:
         return seen
 
 
+class _Pace:
+    """Looks that are closer together while somebody has a GPU: his receipt is made of them."""
+
+    def __init__(self, sources: Sources, usual: float) -> None:
+        self._sources, self._usual = sources, usual
+
+    def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
+        held = moment.holdings is None or any(one.in_use for one in moment.holdings)
+        self._sources.poll_every(min(_HELD, self._usual) if held else self._usual)
+
+
 class _Looks:
     """The look at a GPU's memory after each lease, with a poll when it is time for it."""
 
@@ -142,7 +155,8 @@ def main() -> int:
         changes = stack.enter_context(leased.Changes(found.store))
         sources = Sources(found.cards, poll=found.poll_seconds)
         stack.callback(sources.close)
-        watch = _composed(found, _Woken(sources, changes, ending), stack)
+        pace = _Pace(sources, found.poll_seconds)
+        watch = _composed(found, _Woken(sources, changes, ending), pace, stack)
         notify.ready()
         _log.info("watching %d GPUs", len(found.cards))
         while not ending.is_due():
@@ -152,14 +166,14 @@ def main() -> int:
     return 0
 
 
-def _composed(found: Settings, sources: _Woken, stack: contextlib.ExitStack) -> Watch:
+def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.ExitStack) -> Watch:
     judge = Judge(Policy(found.mode, found.max_quarantined, found.recovery), _memory())
     waker = Waker(found.unit, settings.RUN / UNTOLD)
     stack.callback(waker.close)
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
     naming, joblog = Naming(), JobLog(found.job_log, found.unused)
     stack.callback(naming.close)
-    parts: list[Part] = [clerk, waker]
+    parts: list[Part] = [clerk, waker, pace]
     # What is only observed keeps nothing from tasks.
     parts += [joblog, _Looks(sources)] if found.mode == settings.ON else [_Observed(joblog)]
     parts += [naming, Ledger(names=naming), *_metrics(found, naming, stack)]

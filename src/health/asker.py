@@ -112,6 +112,12 @@ class Asker:
         """Have a look as soon as can be."""
         self._again = True
 
+    def poll_every(self, seconds: float) -> None:
+        """Have so much time from one look to the next from now on."""
+        if seconds != self._poll:
+            self._due += seconds - self._poll
+            self._poll = seconds
+
     def turn(self) -> list[Seen]:
         """What the child has said since, or its silence."""
         now = self._clock()

@@ -59,8 +59,8 @@ class Seen:
     fresh: frozenset[str] = frozenset()
 
 
-# Ids of GPUs whose errors RAS counts: AMD's, and those without an id of their own.
-_RAS: typing.Final = re.compile(r"PCI-.+|GPU-[0-9a-f]{16}(:.+)?")
+# Ids of GPUs whose errors RAS counts: AMD's, partitions too, and those without an id of their own.
+_RAS: typing.Final = re.compile(r"PCI-.+|GPU-[0-9a-f]{16}(-[0-9]+)?")
 # As gpu.events writes it.
 _ACTION: typing.Final = re.compile(r"recovery action ([0-9]{1,3})")
 

@@ -74,6 +74,11 @@ class Sources:
         """Have a look at all GPUs as soon as can be."""
         self._asker.poll_now()
 
+    def poll_every(self, seconds: float) -> None:
+        """Have so much time from one look to the next from now on."""
+        self._poll = seconds
+        self._asker.poll_every(seconds)
+
     def take(self, timeout: float) -> list[Seen]:
         """What came since; waits until something comes, a waker can be read, or for so long.
 

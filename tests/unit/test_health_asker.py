@@ -98,6 +98,20 @@ def test_the_first_look_comes_by_itself_and_the_next_ones_each_15_seconds(world)
     assert times == [1015, 1030, 1045]
 
 
+def test_the_time_between_looks_can_be_changed(world):
+    world.look()
+    world.asker.poll_every(5)
+    world.asker.poll_every(5)
+    world.sleep()
+    assert (world.now, world.child.asked) == (1005, [b"look"])
+    world.look()
+    world.asker.poll_every(15)
+    world.now = 1012
+    world.turn(wire.Beat())
+    world.sleep()
+    assert (world.now, world.child.asked) == (1020, [b"look"] * 2)
+
+
 def test_a_look_is_dated_by_its_beginning_and_has_what_is_lost(world):
     world.now += 3
     (look,) = world.turn(wire.End(missing=("GPU-0",)))
