@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -262,6 +263,23 @@ class Concourse:
 
     def task(self, script: str, *flags: str, **config) -> subprocess.CompletedProcess[str]:
         return self.fly("execute", "-c", self.task_file(script, **config), *flags)
+
+    def names_of_newest(self) -> list[str]:
+        """What the charm's program learns of the newest container: its team, and so on."""
+        settings = self.folder / "web.env"
+        settings.write_text("".join(f"{name}={text}\n" for name, text in self.web_env.items()))
+        code = (
+            "import pathlib, sys; from ci.concourse import names; "
+            "sys.exit(names.main(sys.argv[2:], pathlib.Path(sys.argv[1])))"
+        )
+        handle = self.newest("create")["hostname"]
+        done = subprocess.run(
+            [sys.executable, "-B", "-S", "-c", code, settings, handle],
+            env={**CLEAN_ENV, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout).get(handle)
 
     def task_file(self, script: str, **config) -> str:
         task = {

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from .api import Api
 from .common import (
     WORKER_VERSION,
     StandinError,
@@ -40,6 +41,7 @@ class Web:
         url = settings.get("external-url") or f"http://127.0.0.1:{port}"
         self._users = self._local_users()
         self._store = Store(settings)
+        self._api = Api(self._store, self._is_user)
         self._tsa = Tsa(host_key, settings.get("tsa-authorized-keys"), self._store)
         grace = settings.get("gc-failed-grace-period", "120h")
         # Each worker's own limit holds only where this one is set, as in Concourse.
@@ -85,6 +87,13 @@ class Web:
                 "worker_version": WORKER_VERSION,
                 "external_url": self._settings.get("external-url", ""),
             }
+        if (method, words) == ("POST", ["sky", "issuer", "token"]):
+            return self._api.token(headers, body)
+        if method == "GET" and words[:2] == ["api", "v1"]:
+            if not self._api.knows(headers):
+                return 401, None
+            work = self._api.get(words[2:])
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
         if words[0] != "standin":
             return 200 if words == [""] else 404, {"stand_in_for": "Concourse"}
         if not self._allowed(headers.get("Authorization", "")):
@@ -103,6 +112,9 @@ class Web:
         except (binascii.Error, UnicodeDecodeError):
             return False
         user, _, password = given.partition(":")
+        return self._is_user(user, password)
+
+    def _is_user(self, user: str, password: str) -> bool:
         known = self._users.get(user, "")
         if known.startswith("$2"):
             password = crypt.crypt(password, known) or ""
