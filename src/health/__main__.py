@@ -28,6 +28,7 @@ from health.sources import Sources
 from health.told import Waker
 from health.watch import Part, Watch
 from machine import files, notify
+from oci import quarantine
 from receipts import journal
 from receipts.ledger import Ledger
 
@@ -168,6 +169,7 @@ def main() -> int:
 
 def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.ExitStack) -> Watch:
     judge = Judge(Policy(found.mode, found.max_quarantined, found.recovery), _memory())
+    _adopt(judge)
     waker = Waker(found.unit, settings.RUN / UNTOLD)
     stack.callback(waker.close)
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
@@ -190,6 +192,16 @@ def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> li
     if server:
         stack.callback(server.close)
     return [metrics]
+
+
+def _adopt(judge: Judge) -> None:
+    """Have it know of each record that the watch wrote, and may have been killed over."""
+    try:
+        for one in quarantine.read():
+            if one.by == quarantine.WATCH:
+                judge.adopt(one.uuid, one.check, one.reason, one.level, one.remedy)
+    except OSError as error:
+        _log.warning("what is out of use can't be read: %s", error)
 
 
 def _memory() -> Memory:

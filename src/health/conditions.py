@@ -195,11 +195,12 @@ def _slowed(gpu: Gpu, at: float, figures: Figures) -> tuple[list[Finding], bool]
     if figures.reasons is None:
         return [], False
     named = [words for bit, words in HARDWARE.items() if figures.reasons & bit]
+    if not named and faults.SLOWDOWN.name not in gpu.standing:
+        gpu.slow = None
+        return [], True
     streak = gpu.slow = _streak(gpu.slow, at, bad=bool(named))
     if not streak.bad:
-        over = streak.last - streak.first >= _LASTING
-        standing = faults.SLOWDOWN.name in gpu.standing
-        return [], over or not standing
+        return [], streak.last - streak.first >= _LASTING
     if streak.count < _LOOKS:
         return [], False
     found = [of_row(faults.SLOWDOWN, " and ".join(named))]

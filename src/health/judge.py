@@ -73,6 +73,22 @@ class Judge:
         self.memory = memory
         self._told = ""
 
+    def adopt(self, uuid: str, fault: str, reason: str, level: str, remedy: str) -> None:
+        """Learn of a record of the watch's own that is there when it starts; see TakeOut.
+
+        It was killed before it could save what it remembers, or that is lost.
+        """
+        self._enter()
+        gpu = self.memory.gpus.setdefault(uuid, Gpu())
+        if gpu.out is None and self.policy.mode == "on":
+            row = faults.BY_NAME.get(fault, faults.XID)
+            gpu.out = Out(row.name, reason, level, remedy, "", row.need, at=-1.0, seen=True)
+
+    def _enter(self) -> None:
+        if self.memory.mode != self.policy.mode:
+            self.memory.forget_decisions()
+            self.memory.mode = self.policy.mode
+
     @property
     def suspect(self) -> str:
         """The cause that the breaker has tripped for; empty: it has not."""
@@ -82,6 +98,7 @@ class Judge:
         """What follows from what came since the last turn, in the order in which it came."""
         if self.policy.mode == "off":
             return []
+        self._enter()
         decisions = [*_Turn(self.policy, self.memory, moment).decisions()]
         if self.suspect != self._told:
             self._told = self.suspect
@@ -115,10 +132,8 @@ class _Turn:
         known = memory.wall != 0 or memory.at != 0
         drift = (wall - now) - (memory.wall - memory.at)
         if known and (now < memory.at or abs(drift) > _DRIFT):
-            _forget_boot(memory)
-        if memory.mode != self.policy.mode:
-            _forget_decisions(memory)
-        memory.mode, memory.at, memory.wall = self.policy.mode, now, wall
+            memory.forget_boot()
+        memory.at, memory.wall = now, wall
         for uuid in self.cards:
             memory.gpus.setdefault(uuid, Gpu())
         memory.trim(tuple(self.cards))
@@ -365,20 +380,3 @@ def _named(suspicion: Suspicion) -> str:
 def _is_due(gpu: Gpu, row: Fault, wall: float, every: float) -> bool:
     last = gpu.tested.get(row.name)
     return last is None or abs(wall - last) >= every
-
-
-def _forget_boot(memory: Memory) -> None:
-    """The machine was started anew: what was true since boot is not."""
-    memory.recent, memory.hung = (), False
-    for gpu in memory.gpus.values():
-        gpu.slow, gpu.suspicion, gpu.met = None, None, False
-        gpu.standing.pop(faults.HANG.name, None)
-        if gpu.out:
-            gpu.out.at, gpu.out.asked = -1.0, None
-
-
-def _forget_decisions(memory: Memory) -> None:
-    """What was decided in another mode was carried out in another way, or not at all."""
-    for gpu in memory.gpus.values():
-        gpu.out, gpu.ecc, gpu.standing, gpu.held = None, None, {}, {}
-    memory.suspects, memory.recent = (), ()

@@ -112,7 +112,7 @@ class Gpu:
         held: those of them that the breaker kept from taking it out.
         met: it was there at a look since boot.
         ecc: uncorrected errors at the last look that told.
-        slow: looks at what the hardware slows down.
+        slow: looks at what the hardware slows down; None: nothing.
         suspicion: what the kernel's log told.
         job_faults: of the last 24 h.
         history: when it went out of use, wall, the last five times.
@@ -195,6 +195,21 @@ class Memory:
                 f"what the watch remembered can't be used ({error}): {text[:MOST_WORDS]!r}"
             ) from error
         return memory
+
+    def forget_boot(self) -> None:
+        """The machine was started anew: what was true since boot is not."""
+        self.recent, self.hung = (), False
+        for gpu in self.gpus.values():
+            gpu.slow, gpu.suspicion, gpu.met = None, None, False
+            gpu.standing.pop(faults.HANG.name, None)
+            if gpu.out:
+                gpu.out.at, gpu.out.asked = -1.0, None
+
+    def forget_decisions(self) -> None:
+        """What was decided in another mode was carried out in another way, or not at all."""
+        for gpu in self.gpus.values():
+            gpu.out, gpu.ecc, gpu.standing, gpu.held = None, None, {}, {}
+        self.suspects, self.recent = (), ()
 
     def trim(self, uuids: tuple[str, ...] = ()) -> None:
         """Keep within the bounds; these GPUs go last."""

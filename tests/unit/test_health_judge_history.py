@@ -2,10 +2,14 @@
 # See LICENSE file for licensing details.
 """What the watch decides by what came before: faults of jobs, the fifth time, other modes."""
 
+import dataclasses
+
 import pytest
 
 from health.decided import BringBack, TakeOut, Tell
 from health.decided import Test as Retest
+from health.judge import Judge
+from health.memory import Memory
 from health.seen import Source
 from tests.unit.health_world import World, kinds, only
 
@@ -217,3 +221,46 @@ def test_what_somebody_else_took_out_before_is_none_of_the_five_nor_of_the_many(
     assert TakeOut in kinds(world.look())
     assert world.judge.suspect == ""
     assert {gpu.history for gpu in world.judge.memory.gpus.values()} == {()}
+
+
+@pytest.mark.parametrize("fault", ["xid", "a row of a later version"])
+def test_who_was_killed_before_it_saved_anything_knows_its_own_records(fault):
+    world = World()
+    world.event(79)
+    out = world.out["GPU-0"]
+    world.judge = Judge(world.policy, Memory())
+    world.judge.adopt(out.uuid, fault, out.reason, out.level, out.remedy)
+    world.missing.add("GPU-0")
+    assert world.looks(3) == [], "it is out for that"
+    world.missing.clear()
+    assert only(world.look(), Retest).level == "isolation"
+    world.restart()
+    assert world.looks(3) == []
+    world.passes()
+    world.look()
+    assert kinds(world.event(79)) == [TakeOut, Tell]
+
+
+def test_what_it_remembers_counts_more_than_the_record():
+    world = World()
+    world.event(79)
+    world.restart()
+    before = world.judge.memory.gpus["GPU-0"].out
+    world.judge.adopt("GPU-0", "ecc", "ECC", "compute", "")
+    assert world.judge.memory.gpus["GPU-0"].out == before
+
+
+def test_who_only_observes_adopts_nothing():
+    world = World(mode="observe")
+    world.judge.adopt("GPU-0", "xid", "Xid 79", "isolation", "")
+    assert world.looks(3) == []
+    assert kinds(world.event(79)) == [TakeOut, Tell]
+
+
+def test_as_long_as_nothing_is_wrong_there_is_nothing_new_to_remember():
+    world = World()
+    world.look()
+    known = world.judge.memory.gpus["GPU-0"]
+    before = dataclasses.replace(known)
+    world.looks(100, busy=50, reasons=4)
+    assert world.judge.memory.gpus["GPU-0"] == before
