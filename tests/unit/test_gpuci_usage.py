@@ -29,6 +29,21 @@ def test_a_process_of_its_own_is_use(tree, name, used, processes):
     assert tree.host.processes(name, tree.holder(name)) == processes
 
 
+@pytest.mark.parametrize("name", ["running", "finished", "below", "hijacked", "fresh", "nobody"])
+def test_a_step_is_what_runs_in_a_container_for_a_build(tree, name):
+    expected = [tree.pid(name, "task")] if name == "running" else []
+    assert tree.host.steps(name, tree.bundle(name)) == expected
+    assert not tree.host.is_in(SHELL, name, tree.bundle(name))
+    assert not tree.host.is_in(0, name, tree.bundle(name))
+    for pid in expected:
+        assert tree.host.is_in(pid, name, tree.bundle(name))
+        # The bundle of one container under the name of another is none of its.
+        assert not tree.host.is_in(pid, "hijacked", tree.bundle(name))
+        tree.die(pid)
+        assert tree.host.steps(name, tree.bundle(name)) == []
+        assert not tree.host.is_in(pid, name, tree.bundle(name))
+
+
 def test_a_minute_after_its_grant_a_container_without_a_process_is_over(tree):
     holder = tree.holder("fresh", execs=False)
     holder.since = tree.host.now()

@@ -2,9 +2,11 @@
 # See LICENSE file for licensing details.
 """What a job's log reads, word for word."""
 
+import pathlib
+
 import pytest
 
-from health import job_words
+from health import faults, job_words
 from health.decided import Tell
 from health.job_words import Used
 from health.seen import Card
@@ -114,3 +116,24 @@ def test_no_word_of_a_driver_steers_a_terminal_or_begins_another_line():
         assert line.isprintable()
         assert line.isascii()
         assert len(line) <= 400
+
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs/reference/job-log.md"
+LOST = Tell("GPU-3", "xid", "Xid 79, the GPU has fallen off the bus", hardware=True, xid=79)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        job_words.start([B], ["GPU-3"], 12, "580.95", "13.0"),
+        job_words.fault(B, LOST, out=True),
+        *(
+            job_words.fault(B, Tell("GPU-3", "job", "", hardware=False, xid=xid), out=False)
+            for xid in faults.JOB_XIDS
+        ),
+        job_words.used(900, [Used(B, 71, 62464, 81920)], 720000),
+        job_words.unused([B], 600, ends=False),
+    ],
+)
+def test_the_page_for_authors_has_each_line_as_it_is(line):
+    assert f"| `{line}` |" in PAGE.read_text()
