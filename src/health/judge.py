@@ -167,7 +167,7 @@ class _Turn:
             gpu = self._gpu(card)
             if faults.HANG.name not in gpu.standing:
                 gpu.standing[faults.HANG.name] = ""
-                yield from self._out(card, conditions.of_row(faults.HANG), standing=True)
+                yield from self._out(card, conditions.of_row(faults.HANG), faults.HANG.name)
 
     def _look(self, look: Look) -> collections.abc.Iterator[Decision]:
         self.memory.hung = False
@@ -202,8 +202,7 @@ class _Turn:
         """Act on a condition that is new at a look."""
         if finding.row.action in (Action.OUT, Action.HOLD):
             better = conditions.confirmed(finding, self._gpu(card).suspicion)
-            name = finding.row.name
-            yield from self._out(card, better, standing=True, told=told, held_as=name)
+            yield from self._out(card, better, finding.row.name, told=told)
         elif finding.row is faults.REMAP_PENDING and self.policy.recovery == "none":
             yield from self._test(card, finding.row, finding.reason, _DAY)
 
@@ -219,7 +218,7 @@ class _Turn:
             and _is_due(gpu, row, self.moment.wall, _DAY)
         ):
             gpu.tested[row.name] = self.moment.wall
-            yield from self._out(card, conditions.of_row(row), standing=True)
+            yield from self._out(card, conditions.of_row(row), row.name)
 
     def _after(self, card: Card, look: Look) -> collections.abc.Iterator[Decision]:
         """What a look settles: a suspicion, and whether what a GPU is out for is over."""
@@ -265,22 +264,16 @@ class _Turn:
             yield from self._test(card, finding.row, finding.reason, _HOUR)
 
     def _out(
-        self,
-        card: Card,
-        finding: Finding,
-        *,
-        standing: bool = False,
-        told: bool = False,
-        held_as: str = "",
+        self, card: Card, finding: Finding, stands: str = "", *, told: bool = False
     ) -> collections.abc.Iterator[Decision]:
         """Take a GPU out of use, unless it is out for no less, or the breaker holds it.
 
         Args:
             card: the GPU.
             finding: what for.
-            standing: whether it can be seen at each look, so that it may be decided later.
+            stands: the name of the row that looks show, so that it may be decided later; empty:
+                none does.
             told: whether its jobs know.
-            held_as: the name of the row that stands at looks, where that is another.
         """
         gpu, row, now = self._gpu(card), finding.row, self.moment.now
         before = gpu.out
@@ -291,8 +284,8 @@ class _Turn:
         cause = "" if row.action is Action.ALL else finding.cause
         fresh = before is None and not self._is_out(card)
         held = breaker.held(self.memory, cause, card.uuid) if fresh else ""
-        if held and standing:
-            gpu.held[held_as or row.name] = held
+        if held and stands:
+            gpu.held[stands] = held
         elif held:
             yield from self._test(card, row, finding.reason, _HOUR)
         else:
