@@ -6,6 +6,7 @@ Here this test is what a shim is: it has given the process its stderr and reads 
 does to its stderr before it sleeps is the attack.
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
 import os
@@ -23,8 +24,9 @@ from health.step_log import Outcome, Pen
 from machine import terminals
 
 LINE = b"[gpu-ci] GPU 3 failed\n"
-PATIENCE = 60  # s, for what a busy machine may take; it comes in milliseconds
-QUICK = 2.0  # s: longer than a write may take, which waits for nobody
+# In seconds, for what a busy machine may take: it comes in milliseconds, and a write that waits
+# for somebody takes for ever.
+PATIENCE = 60
 
 SLEEP = """
 print("ready", file=ready, flush=True)
@@ -79,7 +81,14 @@ class Step:
             raise AssertionError(said)
 
     def say(self, text: bytes = LINE, *, pid: int | None = None) -> int:
-        return terminals.write(pid or self.pid, os.getpid(), text, lambda: True)
+        """Write to it; a write that waits for somebody fails."""
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            call = pool.submit(terminals.write, pid or self.pid, os.getpid(), text, lambda: True)
+            try:
+                return call.result(PATIENCE)
+            except concurrent.futures.TimeoutError:
+                self.process.kill()  # then it waits no longer
+                raise
 
     def said(self, seconds: float = PATIENCE) -> bytes:
         """What came out within this time; it returns as soon as a line did."""
@@ -177,10 +186,8 @@ os.close(r)
 def test_what_the_step_made_itself_is_left_alone(step, tmp_path, attack):
     terminal = "terminal" in attack
     one = step(ATTACKS[attack], terminal=terminal)
-    began = time.monotonic()
     with pytest.raises(terminals.NotTheirsError):
         one.say()
-    assert time.monotonic() - began < QUICK
     assert one.said(0.1) == b""
     assert one.process.poll() is None, "it was disturbed"
     assert not [path for path in tmp_path.iterdir() if path.is_file() and path.stat().st_size]
@@ -228,13 +235,15 @@ def fill(one: Step) -> None:
 def test_one_that_nobody_reads_is_not_waited_for(step, terminal):
     one = step(terminal=terminal)
     fill(one)
-    began = time.monotonic()
     assert one.say() == 0
-    assert time.monotonic() - began < QUICK
-    while one.said(0.05):
-        pass
-    assert one.say() == len(LINE), "there is room again"
-    assert one.said() == LINE
+    left, found, deadline = LINE, b"", time.monotonic() + PATIENCE
+    while left:
+        assert time.monotonic() < deadline, "there is room again, and nobody finds it"
+        found += one.said(0.05)
+        left = left[one.say(left) :]
+    while not found.endswith(LINE):
+        assert time.monotonic() < deadline, found[-100:]
+        found += one.said(0.05)
 
 
 def test_a_line_goes_into_a_nearly_full_pipe_whole_or_not_at_all(step):
@@ -254,18 +263,14 @@ def test_a_line_goes_into_a_nearly_full_pipe_whole_or_not_at_all(step):
 
 def test_a_terminal_that_its_user_has_stopped_is_not_waited_for(step):
     one = step("termios.tcflow(2, termios.TCOOFF)", terminal=True)
-    began = time.monotonic()
     assert one.say() == 0
-    assert time.monotonic() - began < QUICK
 
 
 def test_a_terminal_that_its_user_wants_alone_is_left_to_it(step):
     """root may open it nevertheless; what matters is that nobody waits."""
     one = step("import fcntl; fcntl.ioctl(2, termios.TIOCEXCL)", terminal=True)
-    began = time.monotonic()
     with contextlib.suppress(terminals.NotTheirsError):
         assert one.say() == len(LINE)
-    assert time.monotonic() - began < QUICK
     assert one.process.poll() is None
 
 
@@ -355,15 +360,18 @@ def test_a_file_system_that_never_answers_holds_up_nothing_but_that_jobs_lines(s
 
     pen = Pen(say)
     hang, other = (Holding(name, "/b", (), 0, in_use=True) for name in ("mute", "well"))
-    began = time.monotonic()
     pen.hand(hang, LINE)
     pen.hand(other, LINE)
-    assert time.monotonic() - began < QUICK
     assert well.said() == LINE
-    pen.settle(0.5)
-    assert not pen.is_free("mute"), "it does not wait: then this attack is none"
-    assert set(pen.take()) == {"well"}
+    came: dict[str, object] = {}
+    deadline = time.monotonic() + PATIENCE
+    while "well" not in came:
+        assert time.monotonic() < deadline
+        pen.settle(0.1)
+        came |= pen.take()
+    assert set(came) == {"well"}
     assert pen.is_free("well")
+    assert not pen.is_free("mute"), "it does not wait: then this attack is none"
     mute.process.kill()
     mute.process.wait(PATIENCE)
     pen.settle(PATIENCE)
