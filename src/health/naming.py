@@ -63,14 +63,14 @@ class Naming:
             self._take(self._child, moment.now)
         if moment.holdings is None:
             return
-        held = {one.container: one for one in moment.holdings if not one.ours}
-        self._known = {name: self._known[name] for name in self._known.keys() & held.keys()}
-        self._tries = {name: self._tries[name] for name in self._tries.keys() & held.keys()}
+        held = {one.container for one in moment.holdings if not one.ours}
+        self._known = {name: self._known[name] for name in self._known.keys() & held}
+        self._tries = {name: self._tries[name] for name in self._tries.keys() & held}
         wanted = [
             name
-            for name, holding in held.items()
-            if holding.in_use
-            and name not in self._known
+            # Those of a step that has just ended too: web and the store have them for a while.
+            for name in sorted(held, key=lambda name: (self._tries.get(name, (0, 0.0)), name))
+            if name not in self._known
             and handles.is_handle(name)
             and self._tries.get(name, (0, moment.now))[1] <= moment.now
         ]

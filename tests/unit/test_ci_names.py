@@ -296,6 +296,11 @@ def test_the_watch_learns_names_beside_its_turns(web, watch):
     assert watch.part(HANDLE) is None
 
 
+def test_a_step_that_has_just_ended_is_asked_for_too(web, watch):
+    watch.turn(held=(holding(HANDLE, in_use=False),))
+    watch.until(lambda: watch.part(HANDLE))
+
+
 def test_a_container_that_web_does_not_know_is_asked_for_less_and_less(settings, tmp_path):
     settings.touch()
     calls = tmp_path / "calls"
