@@ -301,11 +301,11 @@ _HEALTH = (
         "recovery", f"field-{_RECOVERY_FIELD}=1", "recovery-action", "recovery needed", "reset it"
     ),
     _of_gpu(
-        "throttled", "throttle-reasons=0x48", "throttle", "throttled", "air flow", condemns=False
+        "throttled", "throttle-reasons=0x48", "throttle", "throttled", "air flow", warns=True
     ),
     _of_gpu(
         "power-brake", "throttle-reasons=0x88", "throttle", "throttled", "power supply",
-        condemns=False,
+        warns=True,
     ),
     _of_gpu("narrow", "pcie-width=8", "pcie-width", "PCIe x8 of x16", "seat GPU 1"),
     _of_gpu("hot", "temperature=94", "temperature", "too hot", "air flow", condemns=False),

@@ -82,7 +82,6 @@ BAD = {
     "remapped-rows": {"remapped_rows": RemappedRows(0, 1, pending=False, failed=True)},
     "retired-pages": {"retired_pages_pending": True},
     "recovery-action": {"recovery_action": 1},
-    "throttle": {"reasons": 0x40},
     "pcie-width": {"pcie_width": 8},
     "temperature": {"temperature_margin": 0},
     "memory": {"memory_mib": 40960},
@@ -153,7 +152,8 @@ def test_what_a_job_has_is_not_judged_by_its_heat_and_clock():
         assert skipped == {"throttle", "temperature"}
     idle = gpu_checks.run(SETTINGS, {GPUS[0].uuid: health}, NOTHING, GPUS[:1], ("GPU-other",))
     red = {one.check: one.condemns for one in idle if one.outcome is Outcome.FAILED}
-    assert red == {"ecc": True, "throttle": False, "temperature": False}
+    assert red == {"ecc": True, "temperature": False}
+    assert [one.check for one in idle if one.outcome is Outcome.WARNING] == ["throttle"]
 
 
 # ---- Xid ----

@@ -119,7 +119,9 @@ def _throttle(case: Case) -> Said:
     text = f"throttled: {named}" + ("" if clock is None else f", at {clock} MHz")
     if case.busy:
         return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", bits)
-    return Said(Outcome.FAILED, text, bits, _power(case) if power_brake else case.cool)
+    # Three looks within 0.2 s tell nothing of the next minute: the watch looks for that, and
+    # burn-in judges it under a load of its own.
+    return Said(Outcome.WARNING, text, bits, _power(case) if power_brake else case.cool)
 
 
 def _power(case: Case) -> str:
