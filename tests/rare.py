@@ -129,4 +129,9 @@ RARE = (
             "ten_thousand",
         )
     ),
+    # The watch on a whole worker: test_watch.py's first, functional/test_health_*.py.
+    "tests/lab/test_watch.py",
+    "tests/lab/test_health_faults.py",
+    "tests/soak/test_health_storm.py",
+    "tests/functional/test_gpu_reset.py",
 )

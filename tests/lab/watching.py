@@ -83,8 +83,8 @@ class Watch:
         return found
 
     def metric(self, pattern: str) -> list[float]:
-        """The values of all series that match."""
-        done = self.site.machine().run(["/usr/bin/python3", "-c", _METRICS])
+        """The values of all series that match; none where nobody serves them."""
+        done = self.site.machine().run(["/usr/bin/python3", "-c", _METRICS], check=False)
         lines = [line for line in done.stdout.splitlines() if re.match(pattern, line)]
         return [float(line.rpartition(" ")[2]) for line in lines]
 
@@ -94,7 +94,9 @@ class Watch:
 
     def status_says(self, text: str) -> bool:
         """Whether worker/0's status has this, or comes to have it without an event of Juju's."""
-        self.site.lab.controller.settle(lambda: text in self.site.status()[1], PATIENCE)
+        # As long as no agent runs, juju-exec fails; the watch tries again after 30 s, 60 s more and
+        # 120 s more.
+        self.site.lab.controller.settle(lambda: text in self.site.status()[1], 2 * PATIENCE)
         return text in self.site.status()[1]
 
     def until(self, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -109,11 +111,14 @@ class Watch:
             time.sleep(0.3)
 
     def restart(self) -> None:
-        """Have the watch begin anew, with no memory of what was."""
+        """Have the watch begin anew, with no memory of what was; it has looked at all GPUs then."""
         self.site.sh(
-            f"systemctl stop {SERVICE}; rm -rf /var/lib/gpu-ci/health /var/lib/gpu-ci/retests; "
-            f"systemctl reset-failed {SERVICE} 2>&-; systemctl start {SERVICE}"
+            f"systemctl stop {SERVICE}; rm -rf /var/lib/gpu-ci/health /var/lib/gpu-ci/retests "
+            f"/run/gpu-ci/health/untold; systemctl reset-failed {SERVICE} 2>&-; "
+            f"systemctl start {SERVICE}"
         )
+        # Events of before are nobody's.
+        self.until(lambda: len(self.metric(r"gpuci_gpu_answers\{.* 1")) == 2)
 
     def mend(self) -> None:
         """All simulated GPUs are well, nothing is out of use, and the watch knows no history."""

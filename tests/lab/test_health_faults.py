@@ -1,0 +1,132 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Each fault that the watch must see, and each that it must not, seen from outside alone.
+
+In `make soak` all of them; else a few.
+"""
+
+import dataclasses
+import os
+import time
+
+import pytest
+
+from tests.lab.watching import Watch
+
+SOAK = "GPUCI_SOAK" in os.environ
+pytestmark = pytest.mark.usefixtures("watched")
+
+# What a fault without an event may take, by design/issue: a poll of 15 s and a look; with room for
+# a busy machine.
+EVENT_SECONDS, POLL_SECONDS, ROOM = 5.0, 30.0, 10.0
+# As long a harmless one is waited for: two polls and more.
+QUIET_SECONDS = 40.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One way in which card 1 can fail.
+
+    Attributes:
+        name: for people.
+        commands: of fakegpu, that bring it about.
+        reason: how the reason begins that status and refusals show; empty: nothing may follow.
+        seconds: after which no lease may be granted.
+        both: whether the other card is out too.
+        level: of the test that brings it back; empty: the operator alone.
+        short: whether the short form has it.
+    """
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    reason: str = ""
+    seconds: float = POLL_SECONDS
+    both: bool = False
+    level: str = "isolation"
+    short: bool = False
+
+
+def _set(*values):
+    return ("set", "1", *values)
+
+
+def _nvml(code):
+    return ("xid", "1", str(code), "--only", "nvml")
+
+
+SEEN = (
+    Fault("xid-79", (_set("field-230=2"), ("xid", "1", "79")), "", EVENT_SECONDS),
+    Fault("xid-by-nvml-alone", (_nvml(79),), "Xid 79", EVENT_SECONDS),
+    Fault("xid-48", (_nvml(48),), "Xid 48", EVENT_SECONDS, level="compute"),
+    Fault("off-the-bus", (("lose", "1"),), "off the bus"),
+    Fault("off-the-bus-in-words", (("lose", "1"), ("xid", "1", "79", "--only", "log")), ""),
+    Fault("does-not-answer", (("lose", "1", "--nvml-only"),), ""),
+    Fault("recovery-event", (_set("field-230=1"), ("event", "1", "0x8000")), "", EVENT_SECONDS),
+    Fault("recovery-by-poll", (_set("field-230=1"),), "recovery needed", short=True),
+    Fault("ecc-by-poll", (_set("ecc-uncorrected-volatile=1"),), "uncorr", level="compute"),
+    Fault("remapping-failed", (_set("remapped-rows-failed=1"),), "remapping failed", level=""),
+    Fault("hang", (("hang",),), "driver hangs", both=True, level="quick", short=True),
+)  # fmt: skip
+HARMLESS = (
+    Fault("illegal-address", (("xid", "1", "13"),)),
+    Fault("page-fault", (("xid", "1", "31"),)),
+    Fault("ended-channel", (("xid", "1", "43"), ("xid", "1", "45"))),
+    Fault("kernel-log-alone", (("xid", "1", "79", "--only", "log"),)),
+    Fault("power-cap", (_set("throttle-reasons=0x4"),)),
+    Fault("software-thermal", (_set("throttle-reasons=0x20"),)),
+    Fault("corrected-errors", (_set("ecc-corrected-volatile=100000"),)),
+    Fault("remapping-pending", (_set("remapped-rows-pending=1"),)),
+    Fault(
+        "noise",
+        (
+            *(("xid", "1", "13"), ("xid", "1", "31"), ("xid", "1", "79", "--only", "log")),
+            _set("throttle-reasons=0x24", "ecc-corrected-volatile=7", "remapped-rows-pending=1"),
+        ),
+        short=True,
+    ),
+)
+
+
+def chosen(faults):
+    return [fault for fault in faults if SOAK or fault.short]
+
+
+@pytest.fixture
+def watch(site):
+    watch = Watch(site)
+    watch.mend()
+    yield watch
+    watch.mend()
+    site.lab.model.update_status("worker/0")
+    site.lab.settle()
+
+
+@pytest.mark.parametrize("fault", chosen(SEEN), ids=lambda fault: fault.name)
+def test_what_must_be_seen(site, watch, fault):
+    took = watch.faults(1, *fault.commands)
+    print(f"{fault.name}: no lease is granted after {took:.1f} s, promised {fault.seconds:g}")
+    assert took <= fault.seconds + ROOM
+    if fault.both:
+        watch.until(lambda: len(watch.out()) == 2)
+    out = watch.out()
+    assert len(out) == 1 + fault.both
+    entry = out[watch.uuid(1)]
+    assert entry["reason"].startswith(fault.reason)
+    assert (entry["by"], entry["level"]) == ("watch", fault.level)
+    shown = "All GPUs are quarantined" if fault.both else "1 quarantined: GPU 1 "
+    if fault.name in ("off-the-bus", "off-the-bus-in-words"):
+        shown = "1x NVIDIA"
+    if fault.name == "hang":
+        shown = "does not answer"
+    assert watch.status_says(shown), site.status()
+
+
+@pytest.mark.parametrize("fault", chosen(HARMLESS), ids=lambda fault: fault.name)
+def test_what_must_take_nothing_out(site, watch, fault):
+    for command in fault.commands:
+        watch.fake(*command)
+    end = time.monotonic() + QUIET_SECONDS
+    while time.monotonic() < end:
+        assert watch.reasons() == {}, (fault.name, watch.journal())
+        time.sleep(1)
+    assert site.task("true", params={"GPU_COUNT": "2"}).returncode == 0
