@@ -94,8 +94,7 @@ class Watch:
 
     def status_says(self, text: str) -> bool:
         """Whether worker/0's status has this, or comes to have it without an event of Juju's."""
-        # As long as no agent runs, juju-exec fails; the watch tries again after 30 s, 60 s more and
-        # 120 s more.
+        # As long as no agent runs, juju-exec fails; the watch tries again 30 s, 60 s and 120 s later.
         self.site.lab.controller.settle(lambda: text in self.site.status()[1], 2 * PATIENCE)
         return text in self.site.status()[1]
 
@@ -111,7 +110,7 @@ class Watch:
             time.sleep(0.3)
 
     def restart(self) -> None:
-        """Have the watch begin anew, with no memory of what was; it has looked at all GPUs then."""
+        """Have the watch begin anew with no memory of what was, and look at all GPUs."""
         self.site.sh(
             f"systemctl stop {SERVICE}; rm -rf /var/lib/gpu-ci/health /var/lib/gpu-ci/retests "
             f"/run/gpu-ci/health/untold; systemctl reset-failed {SERVICE} 2>&-; "
