@@ -4,8 +4,11 @@
 
 import typing
 
-from gpu.nvml_device import Device
+from gpu.nvml_device import Device, is_for_want
 from health.seen import Figures
+
+MOST_PIDS: typing.Final = 1024
+"""Of one GPU's processes no more are told: each takes some 100 MiB of its memory."""
 
 
 class NoDeviceError(Exception):
@@ -31,7 +34,8 @@ def find(binding: typing.Any, uuid: str, pci_address: str) -> Device:
     except binding.NVMLError_NotFound as error:
         raise NoDeviceError from error
     except binding.NVMLError as error:
-        _refuse_scarcity(binding, error)
+        if is_for_want(error):
+            raise ScarceError(str(error)) from error
         raise
     return Device(binding, uuid, handle)
 
@@ -43,20 +47,16 @@ def read(device: Device) -> Figures:
         ScarceError: nothing can be told.
     """
     binding = device.binding
-    device.trouble = ""
+    device.trouble, device.starved = "", False
     try:
         found = _read(device)
     except binding.NVMLError as error:
-        _refuse_scarcity(binding, error)
         return Figures(failure=str(error))
+    if device.starved:
+        raise ScarceError(device.trouble)
     if device.trouble and found.memory_total_mib is None and found.temperature is None:
         return Figures(failure=device.trouble)
     return found
-
-
-def _refuse_scarcity(binding: typing.Any, error: typing.Any) -> None:
-    if error.value in (binding.NVML_ERROR_MEMORY, binding.NVML_ERROR_INSUFFICIENT_RESOURCES):
-        raise ScarceError(str(error)) from error
 
 
 def _read(device: Device) -> Figures:
@@ -86,6 +86,6 @@ def _read(device: Device) -> Figures:
         remap_pending=bool(rows[2]) if rows else None,
         remap_failed=bool(rows[3]) if rows else None,
         recovery_action=device.recovery_action(),
-        pids=None if processes is None else tuple(one.pid for one in processes),
+        pids=None if processes is None else tuple(one.pid for one in processes[:MOST_PIDS]),
         drawing=None if drawing is None else len(drawing),
     )

@@ -6,6 +6,14 @@ import typing
 
 from gpu import nvml
 
+# nvml.h, NVML_ERROR_MEMORY and NVML_ERROR_INSUFFICIENT_RESOURCES
+_WANT: typing.Final = (20, 23)
+
+
+def is_for_want(error: BaseException | None) -> bool:
+    """Whether an error of NVML's only says that the machine is out of something."""
+    return getattr(error, "value", None) in _WANT
+
 
 class Device:
     """One GPU that answers, and what it failed to answer.
@@ -17,6 +25,7 @@ class Device:
 
     Attributes:
         trouble: NVML's words on the first query that ended in an error; or empty.
+        starved: whether one ended so for want of memory or the like: that is no word on the GPU.
 
     Raises:
         NVMLError: it does not answer. So does each query, where it is lost or needs a reset.
@@ -25,7 +34,7 @@ class Device:
     def __init__(self, binding: typing.Any, uuid: str, handle: typing.Any = None) -> None:
         self.binding = binding
         self.handle: typing.Any = handle or binding.nvmlDeviceGetHandleByUUID(uuid)
-        self.trouble = ""
+        self.trouble, self.starved = "", False
 
     def ask(self, query: str, *arguments: object) -> typing.Any:
         """What nvmlDeviceGet<query> answers; None if it does not."""
@@ -43,6 +52,7 @@ class Device:
                 binding.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
                 binding.NVML_ERROR_DEPRECATED,
             )
+            self.starved = self.starved or is_for_want(error)
             if error.value not in untold:
                 self.trouble = self.trouble or f"nvmlDeviceGet{query}: {error}"
             return None

@@ -12,7 +12,7 @@ import typing
 from gpu import figures, nvml, pci, sysfs_figures
 from gpu.events import Events
 from gpu.inventory import Vendor
-from gpu.nvml_device import Device
+from gpu.nvml_device import Device, is_for_want
 from health import wire
 from health.seen import Figures
 from machine import scarcity
@@ -68,11 +68,11 @@ class NvidiaLooks:
             self._failed = 0
             bad = self._look_at_all()
         except nvml.NvmlError as error:
-            return self._fail(str(error))
+            return _line(str(error)) if is_for_want(error.__cause__) else self._fail(str(error))
         except figures.ScarceError as error:
-            return str(error)
+            return _line(str(error))
         except OSError as error:
-            return f"{error.filename}: {error.strerror}"
+            return _line(f"{error.filename}: {error.strerror}")
         self._stale = bad
         self.register()
         return ""
@@ -207,7 +207,7 @@ class SysfsLooks:
             try:
                 found = sysfs_figures.read(self._root, address)
             except OSError as error:
-                return f"{error.filename}: {error.strerror}"
+                return _line(f"{error.filename}: {error.strerror}")
             if found:
                 self._tell(wire.One(uuid, found))
             elif (self._root / "sys/bus/pci/devices" / address).exists():

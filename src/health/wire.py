@@ -13,7 +13,7 @@ import typing
 from health.seen import Card, Figures
 
 _MOST_TEXT: typing.Final = 300
-_MOST_PIDS: typing.Final = 4096
+_MOST_PIDS: typing.Final = 1024  # as in gpu.figures, which the watch itself does not load
 _MOST_NUMBER: typing.Final = 1 << 64
 
 
