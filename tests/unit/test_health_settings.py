@@ -1,0 +1,64 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the charm tells the watch comes back as it was, and nothing else comes through."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from health import settings
+from health.seen import Card
+from health.settings import Settings
+
+CARD = Card("GPU-0", 0, "0000:01:00.0", "A100-SXM4-80GB", ("GPU-0",))
+FULL = Settings(
+    "worker/0",
+    "/srv/dispatch",
+    mode="observe",
+    cards=(CARD, Card("GPU-1", 1, "0000:02:00.0", "T4", ("MIG-a", "MIG-b"))),
+    driver="580.95.05",
+    cordons=("/run/cordons", "/var/lib/quarantine"),
+)
+
+
+def test_what_is_written_is_read():
+    for one in (FULL, Settings("a/1", "/d")):
+        assert settings.parse(settings.as_text(one)) == one
+
+
+def changed(**values):
+    return json.dumps({**json.loads(settings.as_text(FULL)), **values})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        changed(version=2),
+        changed(mode="off"),
+        changed(cards=[{}]),
+        changed(cards=[{"uuid": 1}]),
+        changed(cards="GPU-0"),
+        changed(cordons=[1]),
+        changed(max_quarantined="50"),
+        changed(max_quarantined=True),
+        changed(metrics_port=1.5),
+        changed(poll_seconds=None),
+        changed(more=1),
+        b"\xff\xfe",
+    ],
+)
+def test_what_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="no settings of the watch"):
+        settings.parse(text)
+
+
+@given(st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
+def test_nothing_else_than_a_value_error_comes_of_it(text):
+    with pytest.raises(ValueError, match="no settings"):
+        settings.parse(text)
