@@ -82,9 +82,7 @@ def install(found: Settings) -> bool:
         dispatch=found.dispatch,
         variable=_REVISION,
         revision=revision,
-        run=settings.RUN.relative_to("/run"),
-        state=settings.STATE.relative_to("/var/lib"),
-        logs=wrapper.LOG.parent.relative_to("/var/log"),
+        **_folders(),
     )
     try:
         changed = services.ensure_unit(SERVICE, content)
@@ -130,6 +128,15 @@ def _stop() -> bool:
     for path in (settings.PATH, settings.RUN):
         changed |= files.ensure_absent(path)
     return changed
+
+
+def _folders() -> dict[str, pathlib.Path]:
+    """What systemd makes for it, as seen from where it makes such."""
+    return {
+        "run": settings.RUN.relative_to("/run"),
+        "state": settings.STATE.relative_to("/var/lib"),
+        "logs": wrapper.LOG.parent.relative_to("/var/log"),
+    }
 
 
 def _settings(state: UnitState, wanted: Plan) -> Settings:

@@ -1,0 +1,221 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm around the watch: when it is had, what it is told, and what status says of it."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from gpu.inventory import State
+from health import service, settings
+from machine import app, process
+from plan import plan, status
+from plan.options import Part
+from plan.quarantined import Quarantine
+from plan.state import Failure
+from plan.status import Kind, Running
+from tests.unit.situations import GPUS, gpu_unit, unit
+
+RUNNING = Running(web=True, worker=True, connected=True)
+
+
+class Systemd:
+    """What is asked of systemd, and what it says."""
+
+    def __init__(self):
+        self.unit, self.revision, self.starts, self.removed = None, None, 0, 0
+        self.fault = None
+
+    def ensure_unit(self, name, content):
+        changed, self.unit = content != self.unit, content
+        return changed
+
+    def started_with(self, name, variable, value):
+        return self.revision == value
+
+    def ensure_running(self, name, *, restart):
+        if self.fault:
+            raise self.fault
+        self.starts += 1
+        (self.revision,) = [
+            line.rpartition("=")[2] for line in self.unit.splitlines() if "GPU_CI_REVISION" in line
+        ]
+        return True
+
+    def remove_unit(self, name):
+        had, self.unit, self.revision = self.unit is not None, None, None
+        return had
+
+
+@pytest.fixture
+def systemd(monkeypatch, tmp_path):
+    systemd = Systemd()
+    for name in ("ensure_unit", "started_with", "ensure_running", "remove_unit"):
+        monkeypatch.setattr(service.services, name, getattr(systemd, name))
+    for module, name, path in (
+        *((settings, "PATH", "etc/health.json"), (settings, "STATE", "state")),
+        *((settings, "RUN", "run"), (service.retests, "PATH", "retests")),
+        *((service.detect, "HANGS", "hangs"), (app, "HOME", "app")),
+    ):
+        monkeypatch.setattr(module, name, tmp_path / path)
+    # Where systemd has such folders is relative to its own roots.
+    roots = {"run": "gpu-ci/health", "state": "gpu-ci/health", "logs": "gpu-ci"}
+    monkeypatch.setattr(service, "_folders", lambda: roots)
+    refresh(tmp_path / "app", "one")
+    return systemd
+
+
+def refresh(home, version):
+    (home / version).mkdir(parents=True)
+    (home / version / "stamp").touch()
+    (home / "current").unlink(missing_ok=True)
+    (home / "current").symlink_to(version)
+
+
+def ensure(found):
+    return service.ensure(found, plan.make(found))
+
+
+def told():
+    return settings.parse(settings.PATH.read_text())
+
+
+def test_it_is_had_once_and_again_when_what_it_reads_has_changed(systemd, tmp_path):
+    assert ensure(gpu_unit())
+    assert [card.uuid for card in told().cards] == [one.uuid for one in GPUS]
+    assert (told().unit, told().mode, told().driver) == ("ci-gpu/3", "on", "580.95.05")
+    assert not ensure(gpu_unit())
+    # What is out of use is looked after all the same.
+    out = (Quarantine(GPUS[0].uuid, "Xid 79", by="watch"),)
+    assert not ensure(gpu_unit(quarantined=out))
+    assert ensure(gpu_unit({"gpu-health": "observe"}))
+    assert told().mode == "observe"
+    refresh(tmp_path / "app", "two")
+    assert ensure(gpu_unit({"gpu-health": "observe"}))
+    assert "/two/src" in systemd.unit
+    assert systemd.starts == 3
+
+
+def test_a_gpu_that_is_lost_is_looked_after_until_the_next_boot(systemd):
+    ensure(gpu_unit(machine={"boot": "first"}))
+    one = dataclasses.replace(gpu_unit().inventory, gpus=GPUS[1:])
+    ensure(gpu_unit(machine={"boot": "first"}, inventory=one))
+    assert len(told().cards) == 2
+    hung = dataclasses.replace(one, gpus=(), state=State.HUNG, driver="")
+    ensure(gpu_unit(machine={"boot": "second"}, inventory=hung))
+    assert (len(told().cards), told().driver) == (2, "580.95.05")
+    ensure(gpu_unit(machine={"boot": "second"}, inventory=one))
+    assert [card.uuid for card in told().cards] == [GPUS[1].uuid]
+
+
+def test_off_leaves_what_it_took_out_and_what_it_knew(systemd):
+    ensure(gpu_unit())
+    settings.STATE.mkdir()
+    assert ensure(gpu_unit({"gpu-health": "off"}))
+    assert systemd.unit is None
+    assert not settings.PATH.exists()
+    assert settings.STATE.exists()
+    assert not ensure(gpu_unit({"gpu-health": "off"}))
+
+
+@pytest.mark.parametrize("found", [unit(), gpu_unit(leaving=True), unit("web")])
+def test_who_wants_no_gpus_has_nothing_of_it(systemd, found):
+    ensure(gpu_unit())
+    settings.STATE.mkdir()
+    service.retests.ask("GPU-0", "quick", "why")
+    assert ensure(found)
+    assert systemd.unit is None
+    assert not any(path.exists() for path in (settings.PATH, settings.STATE, settings.RUN))
+    assert service.retests.read() == ()
+    assert not ensure(found)
+
+
+@pytest.mark.parametrize("option", ["gpu-health", "max-quarantined", "gpu-device-ids", "job-log"])
+def test_a_value_that_cannot_be_used_leaves_it_as_it_is(systemd, option):
+    ensure(gpu_unit())
+    before = settings.PATH.read_text()
+    assert not ensure(gpu_unit({option: "x", "gpu-unused": "fail"}))
+    assert (settings.PATH.read_text(), systemd.starts) == (before, 1)
+
+
+def test_one_that_does_not_start_is_said_and_hinders_nothing_else(systemd):
+    systemd.fault = process.CommandError(["systemctl"], 1, "no")
+    with pytest.raises(service.WatchError, match="journalctl -u gpu-ci-health"):
+        ensure(gpu_unit())
+    systemd.fault = None
+    assert ensure(gpu_unit())
+    assert not ensure(gpu_unit())
+
+
+def test_without_a_copy_of_the_programs_there_is_none(systemd, tmp_path):
+    (tmp_path / "app/one/stamp").unlink()
+    assert not ensure(gpu_unit())
+    assert systemd.unit is None
+
+
+def lines(found, **running):
+    return status.lines(found, plan.make(found), dataclasses.replace(RUNNING, **running))
+
+
+@pytest.mark.parametrize(
+    ("options", "running", "said"),
+    [
+        ({}, {}, "(GPU: 2x NVIDIA)"),
+        ({"gpu-health": "off"}, {"watch": False}, "; GPUs are not watched: gpu-health=off)"),
+        ({"gpu-health": "observe"}, {}, "; GPUs are watched, and none is taken out: gpu-health="),
+        ({}, {"watch": False}, "; GPUs are not watched: journalctl -u gpu-ci-health)"),
+    ],
+)
+def test_status_says_whether_the_gpus_are_watched(options, running, said):
+    (line,) = lines(gpu_unit(options), **running)
+    assert line.kind is Kind.ACTIVE
+    assert said in line.text
+
+
+def test_without_gpus_nothing_is_said_of_the_watch():
+    (line,) = lines(unit(options={"gpu-health": "off"}), watch=False)
+    assert line.text == "Worker ready"
+
+
+def test_too_many_for_one_cause_is_blocked_and_comes_first():
+    out = tuple(Quarantine(one.uuid, "off the bus", by="watch") for one in GPUS)
+    first, *_ = lines(gpu_unit(quarantined=out), suspect="GPUs are lost")
+    assert first.kind is Kind.BLOCKED
+    assert first.text.startswith(
+        "2 of 2 GPUs went out of use within 5 min for one cause, GPUs are lost: suspect the "
+        "driver or the host, see sudo dmesg and journalctl -u gpu-ci-health. No further GPU is "
+    )
+    assert "juju config ci-gpu max-quarantined=100" in first.text
+
+
+def test_a_driver_that_hangs_is_said_before_all_that_follows_from_it():
+    found = gpu_unit()
+    hung = dataclasses.replace(found.inventory, gpus=(), state=State.HUNG)
+    out = tuple(Quarantine(one.uuid, "driver hangs", by="watch") for one in GPUS)
+    first, *_ = lines(gpu_unit(inventory=hung, quarantined=out), suspect="the driver hangs")
+    assert first.kind is Kind.BLOCKED
+    assert first.text.startswith("The GPU driver does not answer: see sudo dmesg")
+
+
+def test_a_watch_that_failed_is_said_and_the_worker_goes_on():
+    failure = Failure(Part.WATCH, "The GPUs are not watched: why. See journalctl")
+    found = gpu_unit(failures=(failure,))
+    assert plan.make(found).worker == plan.make(gpu_unit()).worker
+    assert lines(found)[0].text == failure.text
+
+
+def test_what_it_is_to_do_is_told_to_systemd(systemd):
+    ensure(gpu_unit())
+    written = systemd.unit.splitlines()
+    for line in (
+        "Type=notify",
+        "Restart=always",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "KillMode=mixed",
+    ):
+        assert line in written
+    exec_start = next(line for line in written if line.startswith("ExecStart="))
+    assert exec_start.startswith("ExecStart=/usr/bin/flock --shared --no-fork ")
+    assert pathlib.Path(told().dispatch).name == "dispatch"

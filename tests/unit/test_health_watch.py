@@ -1,0 +1,166 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The loop of the watch: what each part is given, how often, and what one that fails spoils."""
+
+import errno
+import logging
+import select
+
+import pytest
+
+from health import leased, watch
+from health.decided import TakeOut
+from health.seen import Card, Holding, Look, Message, Source
+from health.settings import Settings
+from health.watch import Watch
+
+CARD = Card("GPU-0", 0, "0000:01:00.0", "A100", ("GPU-0",))
+MESSAGE = Message(5.0, "GPU-0", Source.EVENT, xid=79)
+LOOK = Look(4.0, {})
+OUT = TakeOut("GPU-0", "xid", "Xid 79", "isolation", "")
+HELD = (Holding("a", "/b", ("GPU-0",), 1.0, in_use=True),)
+LEFT = (Holding("a", "/b", ("GPU-0",), 1.0, in_use=False),)
+
+
+class Note:
+    """A part that notes its turns, and fails as told."""
+
+    def __init__(self, *faults):
+        self.turns, self.faults = [], [*faults]
+
+    def turn(self, moment, decisions):
+        if self.faults and (fault := self.faults.pop(0)):
+            raise fault
+        self.turns.append((moment, [*decisions]))
+
+
+class Site:
+    """A watch whose sources, judge and leases are a test's."""
+
+    def __init__(self, monkeypatch, *parts, hurries=bool):
+        self.coming, self.waits, self.decisions = [], [], []
+        self.holdings, self.now, self.out = (), 1000.0, {}
+        monkeypatch.setattr(watch.time, "clock_gettime", lambda _: self.now)
+        monkeypatch.setattr(leased, "holdings", lambda _: self.holdings)
+        monkeypatch.setattr(leased.policy, "cordons", lambda folder: self.out.get(folder, {}))
+        given = Settings("a/0", "/d", cards=(CARD,), cordons=("c", "q"), quarantine="q")
+        self.watch = Watch(given, self, self, parts, hurries)
+
+    def take(self, timeout):
+        self.waits.append(round(timeout, 3))
+        seen, self.coming = self.coming, []
+        return seen
+
+    def turn(self, moment=None, *, later=1.0):
+        if moment is not None:  # the judge's
+            decided, self.decisions = self.decisions, []
+            return decided
+        self.now += later
+        return self.watch.turn(lambda _: None)
+
+
+def test_each_part_gets_what_was_seen_and_decided(monkeypatch):
+    parts = Note(), Note()
+    site = Site(monkeypatch, *parts)
+    site.coming, site.decisions, site.holdings = [LOOK, MESSAGE], [OUT], HELD
+    site.out = {"c": {"GPU-0": "dirty", "GPU-9": "x"}, "q": {"GPU-0": "quarantined: Xid 79"}}
+    site.turn()
+    site.out = {"c": {"GPU-0": "dirty"}}
+    site.turn()
+    for part in parts:
+        (first, decisions), (second, nothing) = part.turns
+        assert (first.seen, first.look, first.holdings) == ((LOOK, MESSAGE), LOOK, HELD)
+        assert (first.cards, first.now, decisions) == ((CARD,), 1001.0, [OUT])
+        assert (dict(first.out), first.cordoned) == ({"GPU-0": "quarantined: Xid 79"}, frozenset())
+        # The last good look stays.
+        assert (second.seen, second.look, nothing) == ((), LOOK, [])
+        assert (dict(second.out), second.cordoned) == ({"GPU-0": "dirty"}, {"GPU-0"})
+
+
+def test_the_pace_follows_who_holds_a_gpu(monkeypatch):
+    site = Site(monkeypatch)
+    for holdings, decisions in (
+        ((), []),
+        (HELD, []),
+        (None, []),
+        (LEFT, [OUT]),
+        (LEFT, []),
+    ):
+        site.holdings, site.decisions = holdings, decisions
+        site.turn()
+    site.turn(later=10.0)
+    site.turn()
+    fast, slow = watch.HELD - 0.2, 14.8
+    assert site.waits == [0.0, slow, fast, fast, watch.SOON - 0.2, fast, slow]
+
+
+def test_who_has_something_to_do_soon_is_not_made_to_wait(monkeypatch):
+    site = Site(monkeypatch, hurries=lambda: True)
+    site.turn()
+    site.turn()
+    assert site.waits == [0.0, watch.HELD - 0.2]
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.ENOSPC, "full"), ValueError("odd"), KeyError("x"), TypeError("y")]
+)
+def test_a_part_that_fails_is_said_once_and_hinders_no_other(monkeypatch, caplog, fault):
+    caplog.set_level(logging.INFO)
+    bad, good = Note(fault, fault, fault), Note()
+    site = Site(monkeypatch, bad, good)
+    for _ in range(5):
+        site.turn()
+    assert (len(bad.turns), len(good.turns)) == (2, 5)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "Note works again" in caplog.text
+
+
+def test_what_cannot_be_told_is_no_absence(monkeypatch, caplog):
+    part = Note()
+    site = Site(monkeypatch, part)
+    site.out = {"q": {"GPU-0": "quarantined: Xid 79"}}
+    site.turn()
+
+    def fail(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(leased.policy, "cordons", fail)
+    site.turn()
+    assert [dict(moment.out) for moment, _ in part.turns] == [site.out["q"]] * 2
+    assert "Too many open files" in caplog.text
+
+
+def test_leases_that_cannot_be_read_are_none(tmp_path):
+    assert leased.holdings(str(tmp_path / "leases")) == ()
+    (tmp_path / "leases").mkdir()
+    assert leased.holdings(str(tmp_path / "leases")) == ()
+    (tmp_path / "leases/leases.json").write_text("{")
+    assert leased.holdings(str(tmp_path / "leases")) is None
+
+
+def test_a_lease_is_told_with_whose_it_is(rig):
+    rig.hold(**{"task-1": ["GPU-0"], "gpu-selftest-a": ["GPU-1", "MIG-2"]})
+    task, ours = leased.holdings(str(rig.store)) or ()
+    assert (task.container, task.devices, task.in_use, task.ours) == (
+        *("task-1", ("GPU-0",)),
+        *(True, False),
+    )
+    assert (ours.devices, ours.ours) == (("GPU-1", "MIG-2"), True)
+
+
+def test_a_change_of_the_leases_is_told_also_of_a_store_that_comes_later(tmp_path):
+    store = tmp_path / "leases"
+    with leased.Changes(str(store)) as changes:
+        assert not is_told(changes)
+        store.mkdir()
+        assert is_told(changes)
+        changes.settle()
+        assert not is_told(changes)
+        (store / "leases.json").write_text("{}")
+        assert is_told(changes)
+        changes.settle()
+        assert not is_told(changes)
+
+
+def is_told(changes):
+    return bool(select.select([changes.descriptor], [], [], 0)[0])
