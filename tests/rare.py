@@ -81,6 +81,9 @@ RARE = (
             ),
         )
     ),
+    # Faults that the watch sees, and noise, each for as long as a poll: lab/test_watch.py and
+    # unit/test_health_judge.py.
+    "tests/lab/test_health_faults.py",
     # Options and events one by one: the rest of these files, and unit/test_charm*.py.
     "tests/lab/test_actions.py::test_actions_answer",
     "tests/lab/test_actions.py::test_lost_keys_of_web",
