@@ -2,7 +2,9 @@
 # See LICENSE file for licensing details.
 """deployment-mode=all: web, worker and a PostgreSQL of the distribution on one machine."""
 
+import json
 import pathlib
+import time
 
 from tests.lab import concourse, walk
 from tests.lab.juju.addresses import network_info
@@ -33,6 +35,7 @@ def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
         done = site.task(PROBE)
         assert done.returncode == 0, done.stdout
         assert f"nvidia0 {OPENS}" in done.stdout
+        the_task_has_its_receipt(site)
         the_bridge_of_the_first_task_moves_nothing(site, began)
     finally:
         site.fly = concourse.Fly(site.lab)
@@ -53,6 +56,24 @@ def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
     site.lab.settle()
     assert left
     assert {kind: lines for kind, lines in left.items() if lines} == {}
+
+
+def the_task_has_its_receipt(site):
+    """With names, since web is here: it is asked while the store has the container."""
+    log = "cat /var/log/gpu-ci/receipts.log 2>&-; true"
+    end = time.monotonic() + 120
+    while not (lines := site.sh(log, "solo/0").splitlines()):
+        assert time.monotonic() < end, site.sh("journalctl -u gpu-ci-health --no-pager", "solo/0")
+        time.sleep(1)
+    (receipt,) = map(json.loads, lines)
+    assert (receipt["team"], receipt["outcome"]) == ("main", "ended")
+    assert len(receipt["gpus"]) == 1
+    action = site.lab.model.run_action("solo/0", "gpu-report", {"by": "team", "format": "json"})
+    site.lab.settle()
+    row = site.lab.store.row("SELECT * FROM action WHERE id = ?", action)
+    report = json.loads(json.loads(row["results"])["json"])
+    assert [(row["name"], row["leases"]) for row in report["rows"]] == [("main", 1)]
+    assert not any("names" in note for note in report["notes"])
 
 
 def the_bridge_of_the_first_task_moves_nothing(site, began):
