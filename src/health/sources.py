@@ -18,7 +18,9 @@ from machine import scarcity
 
 # What can't be opened for want of something is tried again, in seconds.
 _AGAIN: typing.Final = 15
-# Where a file stands in for the kernel's log, nothing tells of what is new in it.
+# The kernel's log is read so often at most: who has it filled costs the watch no processor.
+_READ: typing.Final = 0.5
+# Where a file stands in for it, nothing tells of what is new in it.
 _FILE: typing.Final = 1
 # Who writes as fast as he can into the kernel's log brings about no more looks than this.
 _BETWEEN_LOOKS: typing.Final = 5
@@ -49,7 +51,7 @@ class Sources:
         self._wakers: set[int] = set()
         self._kmsg: kmsg.Follower | None = None
         self._uevents: wedged.Listener | None = None
-        self._open_at = self._looked_for = float("-inf")
+        self._open_at = self._looked_for = self._read_at = float("-inf")
         self._told = ""
         self._cards = tuple(cards)
         self._by_address = {card.pci_address: card for card in cards}
@@ -120,9 +122,14 @@ class Sources:
 
     def _due(self) -> float:
         at = min(self._asker.due(), self._open_at if self._cards else float("inf"))
-        if self._kmsg and not self._kmsg.can_be_waited_for:
-            at = min(at, self._clock() + _FILE)
+        if self._kmsg:
+            can_wait = self._kmsg.can_be_waited_for
+            if not can_wait or not self._may_read():
+                at = min(at, self._read_at + (_READ if can_wait else _FILE))
         return at
+
+    def _may_read(self) -> bool:
+        return self._clock() >= self._read_at + _READ
 
     def _wait(self, seconds: float) -> bool:
         """Wait for anything; whether it is one of the wakers'."""
@@ -135,7 +142,8 @@ class Sources:
         return any(descriptor in self._wakers for descriptor, _ in ready)
 
     def _kmsg_descriptor(self) -> int | None:
-        return self._kmsg.fileno() if self._kmsg and self._kmsg.can_be_waited_for else None
+        can_wait = self._kmsg and self._kmsg.can_be_waited_for and self._may_read()
+        return self._kmsg.fileno() if self._kmsg and can_wait else None
 
     def _open(self) -> None:
         """Open what is not open yet, as long as it may be there."""
@@ -165,8 +173,9 @@ class Sources:
         self._open_at = self._clock() + _AGAIN
 
     def _kernel(self) -> list[Seen]:
-        if not self._kmsg:
+        if not self._kmsg or not self._may_read():
             return []
+        self._read_at = self._clock()
         try:
             told = self._kmsg.read()
         except OSError as error:

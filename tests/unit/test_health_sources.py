@@ -305,15 +305,34 @@ def test_messages_bring_a_look_but_a_flood_of_them_no_flood_of_looks(make, tmp_p
     world = make(NVIDIA)
     world.look(NVIDIA)
     begun = world.now
-    for _ in range(100):
+    for _ in range(20):
         log(tmp_path, "NVRM: Xid (PCI:0000:01:00): 79, told by whomever")
-        world.now += 0.1
+        world.now += 0.5
         (told,) = world.sources.take(0)
         assert (told.source, told.xid) == (Source.KERNEL, 79)
         if world.child.asked:
             world.turn(wire.End())
     assert world.now - begun == pytest.approx(10)
     assert 1 <= len(world.child.asked) <= 4
+
+
+def test_a_kernels_log_that_never_ends_is_read_twice_a_second(make, monkeypatch):
+    world = make(NVIDIA)
+    world.look(NVIDIA)
+    reads = []
+    monkeypatch.setattr(world.sources._kmsg, "read", lambda: reads.append(world.now) or [])
+    monkeypatch.setattr(world.sources._kmsg, "can_be_waited_for", True)
+    waits = []
+
+    def wait(seconds):
+        waits.append(world.sources._kmsg_descriptor())
+        world.now += 0.01 if waits[-1] is not None else max(0.01, seconds)
+        return False
+
+    world.sources._wait = wait
+    world.sources.take(10)
+    assert 15 <= len(reads) <= 25
+    assert len(waits) < 100
 
 
 def test_an_absent_log_is_said_once_and_the_rest_goes_on(tmp_path, caplog):
@@ -349,6 +368,7 @@ def test_a_log_that_cant_be_opened_for_want_of_something_is_tried_again(
     world.now += 16
     world.sources.take(0)
     log(tmp_path, "NVRM: Xid (PCI:0000:01:00): 48, text")
+    world.now += 1
     (told,) = world.sources.take(0)
     assert told.xid == 48
 
