@@ -321,7 +321,7 @@ def test_a_program_that_hangs_or_fails_is_told_once_and_ended(settings, caplog):
     for _ in range(5):
         watch.turn(seconds=30)
         watch.turn(seconds=30)
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 20
     assert caplog.text.count("no answer within 20 s") == 1
     watch.part.close()
     watch.part = Naming(("/bin/sh", "-c", "echo web answers 500 >&2; exit 1", "sh"), settings)

@@ -98,7 +98,7 @@ def test_one_that_is_killed_leaves_nothing_behind():
     spoken(child)
     begun = time.monotonic()
     child.kill()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     wait(lambda: not children.left())
     assert not is_there(child.pid)
     assert child.waited() == 0
@@ -203,7 +203,7 @@ while not child.lines(): time.sleep(0.02)
 other = subprocess.Popen(["/bin/sleep", "600"])
 begun = time.monotonic()
 child.kill()
-print(time.monotonic() - begun < 5)
+print(time.monotonic() - begun < 30)
 time.sleep(1)
 print(children.left(), pathlib.Path("/proc", str(child.pid)).exists())
 other.kill(); other.wait()
