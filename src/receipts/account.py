@@ -126,6 +126,7 @@ class Account:
         container: the container's id.
         since: when, as the store says, the container got its GPUs; with the id it names the lease.
         began: when this account begins; later than `since` where the lease was over in between.
+        began_text: the same as a receipt has it.
         seen: when the lease was last seen.
         unused: since when the container uses its GPUs no more; None: it uses them.
         waited: seconds that it waited for them; None if that is not known.
@@ -140,7 +141,7 @@ class Account:
         self.unused: float | None = None
         self.waited: float | None = None
         self.names: Names | None = None
-        self._began_text = began_text
+        self.began_text = began_text
         self._watched_from = began
         self._gpus = {gpu.uuid: _Sums(gpu) for gpu in gpus}
         self._killed = self._failed = ""
@@ -186,6 +187,11 @@ class Account:
         if earlier.outcome == "killed":
             account._killed = earlier.reason
         return account
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins as the container got its GPUs, which may have been waited for."""
+        return self.began == self.since
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -250,7 +256,7 @@ class Account:
         if self._failed or self._killed:
             outcome = "gpu failed" if self._failed else "killed"
         return Receipt(
-            began=self._began_text,
+            began=self.began_text,
             ended=ended,
             container=self.container,
             held_s=max(0.0, self.seen - self.began),

@@ -27,7 +27,7 @@ class Journal:
     def __init__(self, path: pathlib.Path = PATH) -> None:
         self._log = followed.Followed(path, before=_BEFORE)
         self._waited: dict[str, float] = {}
-        self._killed: dict[str, str] = {}
+        self._killed: dict[str, tuple[str, str]] = {}
 
     def follow(self) -> None:
         """Read what is new.
@@ -42,9 +42,15 @@ class Journal:
         """Seconds that a container waited for the GPUs that it got; None if that is not told."""
         return self._waited.get(container)
 
-    def killed(self, container: str) -> str:
-        """Why a container was ended by this worker or its operator; empty: it was not."""
-        return self._killed.get(container, "")
+    def killed(self, container: str, since: str) -> str:
+        """Why a container was ended by this worker or its operator; empty: it was not.
+
+        Args:
+            container: its id.
+            since: the time from which on that counts, as a receipt has it.
+        """
+        when, why = self._killed.get(container, ("", ""))
+        return why if when >= since else ""
 
     def _take(self, line: bytes) -> None:
         try:
@@ -55,12 +61,13 @@ class Journal:
         if not is_text(container) or not is_text(kind):
             return
         if kind in KILLS:
-            _remember(self._killed, str(container), f"{kind}: {cut(str(entry.get('reason', '')))}")
+            why = f"{kind}: {cut(str(entry.get('reason', '')))}"
+            _remember(self._killed, str(container), (str(entry.get("time", "")), why))
         elif kind in ("task", "privileged task") and entry.get("granted") and is_number(waited):
             _remember(self._waited, str(container), float(str(waited)) / 1000)
 
 
-_Value = typing.TypeVar("_Value", str, float)
+_Value = typing.TypeVar("_Value", tuple[str, str], float)
 
 
 def _remember(found: dict[str, _Value], container: str, value: _Value) -> None:

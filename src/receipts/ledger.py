@@ -84,7 +84,7 @@ class Ledger:
             self._look(moment, look)
         for account in self._accounts.values():
             account.names = account.names or self._names(account.container)
-            if account.waited is None:
+            if account.waited is None and account.is_first:
                 account.waited = self._journal.waited(account.container)
         if moment.holdings is not None:
             self._close(moment, moment.holdings)
@@ -117,7 +117,8 @@ class Ledger:
                 self._due = True
             account = self._accounts[lease]
             account.seen, account.unused = moment.now, None
-            account.waited = account.waited if holding.waited is None else holding.waited
+            if holding.waited is not None and account.is_first:
+                account.waited = holding.waited
 
     def _note(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
         """Xids and failures; the kernel's log alone, which a job can forge, writes none."""
@@ -160,7 +161,7 @@ class Ledger:
                 account.unused = moment.now
             if holding is not None and moment.now - account.unused < _BLINK:
                 continue
-            why = self._journal.killed(account.container)
+            why = self._journal.killed(account.container, account.began_text)
             if why:
                 account.kill(why)
             account.close(account.unused, self._last)

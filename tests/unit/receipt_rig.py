@@ -3,6 +3,7 @@
 """A watch of one's own for the ledger: a clock, GPUs, who holds them, and what a look finds."""
 
 import dataclasses
+import datetime
 import json
 
 from health.seen import Card, Figures, Holding, Look, Message, Moment, Source
@@ -69,7 +70,16 @@ class Rig:
 
     def decided(self, container, kind="task", **fields):
         """The wrapper, or an action, writes to its log."""
-        line = {"container": container, "kind": kind, "granted": [A], "waited_ms": 0, **fields}
+        moment = datetime.datetime.fromtimestamp(BOOTED + self.now, datetime.timezone.utc)
+        time = f"{moment:%Y-%m-%dT%H:%M:%S}.000Z"
+        line = {
+            "time": time,
+            "container": container,
+            "kind": kind,
+            "granted": [A],
+            "waited_ms": 0,
+            **fields,
+        }
         with self.oci.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -75,7 +75,7 @@ def test_a_step_that_is_ended_is_told_to_operators_and_to_its_receipt(watch):
     assert watch.processes.ended == ["t1"]
     log = Journal(watch.folder / "oci.log")
     log.follow()
-    assert log.killed("t1") == "gpu-unused: GPU-0: not used for 10 min"
+    assert log.killed("t1", "") == "gpu-unused: GPU-0: not used for 10 min"
 
 
 def test_in_a_system_container_processes_may_be_hidden(watch):

@@ -184,6 +184,21 @@ def test_a_session_in_a_container_that_was_over_is_a_lease_of_its_own(rig):
     assert len({receipt.key for receipt in rig.receipts()}) == 2
 
 
+def test_a_later_lease_of_a_container_is_told_neither_its_wait_nor_its_kill(rig):
+    rig.decided("c1", waited_ms=9000)
+    rig.turn(held=[holding()], at=100)
+    rig.turn(at=160)
+    rig.decided("c1", "gpu-unused", reason="GPU-aaaa: not used for 10 min")
+    rig.turn(held=[holding(in_use=False)], at=161)
+    rig.turn(at=180)
+    rig.turn(held=[dataclasses.replace(holding(), waited=9.0)], at=1000)
+    rig.start()
+    rig.turn(held=[dataclasses.replace(holding(), waited=9.0)], at=1001)
+    rig.turn(held=[], at=1030)
+    told = [(receipt.outcome, receipt.waited_s) for receipt in rig.receipts()]
+    assert told == [("killed", 9.0), ("ended", None)]
+
+
 def test_hardware_that_fails_under_a_lease_is_its_outcome(rig):
     rig.turn(held=[holding(), holding("c2", (B,))], at=100)
     tell = Tell(A, "off the bus", "Xid 79, it has fallen off the bus", hardware=True, xid=79)
