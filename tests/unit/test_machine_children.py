@@ -195,7 +195,8 @@ UNKILLABLE = f"""
 import ctypes, os, pathlib, subprocess, sys, time
 sys.path.insert(0, {str(ROOT / "src")!r})
 from machine import children
-assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0  # CLONE_NEWPID
+if ctypes.CDLL(None, use_errno=True).unshare(0x20000000):  # CLONE_NEWPID
+    sys.exit(77)
 sleeper = "print(1, flush=True); import time; time.sleep(600)"
 child = children.Child([sys.executable, "-c", sleeper], dict(os.environ))
 while not child.lines(): time.sleep(0.02)
@@ -218,4 +219,6 @@ def test_one_that_no_signal_ends_is_left_alone_and_reaped_when_it_ends():
     done = subprocess.run(
         [sys.executable, "-c", UNKILLABLE], capture_output=True, text=True, timeout=2 * PATIENCE
     )
+    if done.returncode == 77:
+        pytest.skip("this container gets no namespaces of its own")
     assert done.stdout.split("\n") == ["True", "1 True", "0 False", ""], done.stderr
