@@ -162,7 +162,6 @@ class _Turn:
     def _hang(self, hang: Hang) -> collections.abc.Iterator[Decision]:
         if hang.misses < _MISSES:
             return
-        self.memory.hung = True
         for card in self.moment.cards:
             gpu = self._gpu(card)
             if faults.HANG.name not in gpu.standing:
@@ -170,7 +169,6 @@ class _Turn:
                 yield from self._out(card, conditions.of_row(faults.HANG), faults.HANG.name)
 
     def _look(self, look: Look) -> collections.abc.Iterator[Decision]:
-        self.memory.hung = False
         for card in self.moment.cards:
             gpu = self._gpu(card)
             gpu.standing.pop(faults.HANG.name, None)

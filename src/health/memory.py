@@ -155,7 +155,6 @@ class Memory:
         at: when the last turn was.
         wall: the same by the wall clock.
         mode: the mode that it was in.
-        hung: whether the driver hangs.
         gpus: by UUID.
         recent: of the last five minutes.
         suspects: causes that the breaker has tripped for.
@@ -165,7 +164,6 @@ class Memory:
     at: float = 0.0
     wall: float = 0.0
     mode: str = ""
-    hung: bool = False
     gpus: dict[str, Gpu] = dataclasses.field(default_factory=dict[str, Gpu])
     recent: tuple[Occurrence, ...] = ()
     suspects: tuple[str, ...] = ()
@@ -198,7 +196,7 @@ class Memory:
 
     def forget_boot(self) -> None:
         """The machine was started anew: what was true since boot is not."""
-        self.recent, self.hung = (), False
+        self.recent = ()
         for gpu in self.gpus.values():
             gpu.slow, gpu.suspicion, gpu.met = None, None, False
             gpu.standing.pop(faults.HANG.name, None)
