@@ -159,7 +159,9 @@ class Account:
             text: the same as a receipt has it.
         """
         gpus = tuple(
-            GpuReceipt(card.uuid, card.index, card.model, _parts(card, holding), watched_s=0.0)
+            GpuReceipt(
+                card.uuid, card.index, cut(card.model), _parts(card, holding), watched_s=0.0
+            )
             for card in cards
         )
         # What is watched no more, or is not watched yet, is held all the same.

@@ -8,6 +8,7 @@ the moment at which it began, so that none is written twice.
 """
 
 import collections.abc
+import dataclasses
 import datetime
 import json
 import logging
@@ -210,9 +211,16 @@ class Ledger:
                 account = Account.resumed(since, began, moment.now, receipt)
                 self._accounts[receipt.container, since] = account
             else:
-                self._receipt(receipt)
+                self._receipt(self._lost(receipt))
                 self._over |= {(receipt.container, since)}
         self._over = self._over if same_boot else set()
+
+    def _lost(self, receipt: Receipt) -> Receipt:
+        """What can be told of a lease whose end nobody saw."""
+        why = self._journal.killed(receipt.container, receipt.began)
+        if not why or receipt.outcome != "lost":
+            return receipt
+        return dataclasses.replace(receipt, outcome="killed", reason=why)
 
     def _written(self, receipts: collections.abc.Sequence[Receipt]) -> set[tuple[str, str]]:
         """What names those of these leases whose receipt is written already."""

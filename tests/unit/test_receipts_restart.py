@@ -88,6 +88,16 @@ def test_a_failed_gpu_is_told_even_of_a_lease_that_was_lost(rig):
     assert (rig.only().outcome, rig.only().reason) == ("gpu failed", "xid: Xid 79")
 
 
+def test_a_lease_that_was_killed_while_the_watch_was_away_says_so(rig):
+    rig.turn(held=[holding()], at=100)
+    rig.look(120)
+    rig.decided("c1", "gpu-release", reason="GPU-aaaa: stuck")
+    rig.start()
+    rig.turn(held=[], at=300)
+    assert (rig.only().outcome, rig.only().reason) == ("killed", "gpu-release: GPU-aaaa: stuck")
+    assert rig.only().held_s == 20
+
+
 def test_a_reboot_ends_all_leases_whatever_the_new_boot_has(rig):
     rig.turn(held=[holding()], at=100)
     rig.look(120)
