@@ -63,7 +63,8 @@ class Clerk:
         """
         self._observes = mode == settings.OBSERVE
         self._memory, self._changed, self._state, self._run = memory, changed, state, run
-        self._due: list[_Due] = []
+        # What an earlier process suspected is over, where its memory was lost.
+        self._due: list[_Due] = [Suspect("")]
         self._saved, self._saved_at, self._fault = "", float("-inf"), ""
 
     @property

@@ -94,11 +94,9 @@ def chosen(faults):
 @pytest.fixture
 def watch(site):
     watch = Watch(site)
-    watch.mend()
+    watch.begin()
     yield watch
-    watch.mend()
-    site.lab.model.update_status("worker/0")
-    site.lab.settle()
+    watch.begin()
 
 
 @pytest.mark.parametrize("fault", chosen(SEEN), ids=lambda fault: fault.name)

@@ -16,9 +16,9 @@ def watch(site):
     """The watch; all is well again afterwards, and status says what the others expect."""
     watch = Watch(site)
     # Other files' tests may have provoked faults.
-    watch.mend()
+    watch.begin()
     yield watch
-    watch.mend()
+    watch.begin()
     site.lab.model.run_action("worker/0", "gpu-selftest", {"level": "isolation"})
     site.lab.settle()
     assert site.status() == READY

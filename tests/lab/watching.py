@@ -113,7 +113,8 @@ class Watch:
         """Have the watch begin anew with no memory of what was, and look at all GPUs."""
         self.site.sh(
             f"systemctl stop {SERVICE}; rm -rf /var/lib/gpu-ci/health /var/lib/gpu-ci/retests "
-            f"/run/gpu-ci/health/untold; systemctl reset-failed {SERVICE} 2>&-; "
+            "/run/gpu-ci/health/untold /run/gpu-ci/health/suspect; "
+            f"systemctl reset-failed {SERVICE} 2>&-; "
             f"systemctl start {SERVICE}"
         )
         # Events of before are nobody's.
@@ -129,6 +130,13 @@ class Watch:
         self.fake("xid", "clear")
         self.site.sh(f"systemctl stop {SERVICE}; rm -f {QUARANTINE}/*.json")
         self.restart()
+
+    def begin(self) -> None:
+        """The same, and charm and Concourse know it."""
+        self.mend()
+        self.site.lab.model.update_status("worker/0")
+        self.site.lab.settle()
+        self.site.wait_for_tag("gpu-count=2")
 
 
 # What tests set of cards.

@@ -157,3 +157,10 @@ def test_the_memory_is_saved_when_there_is_something_new_or_now_and_then(desk):
     assert desk.saved()["at"] == desk.now
     assert (desk.state / "memory.json").stat().st_mode & 0o777 == 0o600
     assert desk.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_suspicion_whose_memory_was_lost_is_over(desk):
+    (desk.run / clerk.SUSPECT).write_text("GPUs are lost\n")
+    desk.turn()
+    assert not (desk.run / clerk.SUSPECT).exists()
+    assert desk.changes == 1
