@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import once
+from tests import once, runs
 from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
 from tests.lab import cgroups
 
@@ -300,6 +300,7 @@ def parents_of_containers() -> set[pathlib.Path]:
 def worker_in_a_namespace() -> Iterator[Worker]:
     """A Worker; its folder is not pytest's, which no container's root may enter."""
     with tempfile.TemporaryDirectory() as folder:
+        runs.note("folder", folder)
         pathlib.Path(folder).chmod(0o711)
         worker = Worker(pathlib.Path(folder))
         try:
