@@ -135,6 +135,13 @@ RARE = (
     # The watch on a whole worker: test_watch.py's first, functional/test_health_*.py.
     "tests/lab/test_watch.py",
     "tests/lab/test_health_faults.py",
+    *(
+        f"tests/functional/test_health_service.py::test_{name}"
+        for name in (
+            *("a_driver_that_hangs", "who_stands_still", "what_a_full_disk", "what_has_changed"),
+            *("while_jujus_lock", "it_ends_with"),
+        )
+    ),
     "tests/soak/test_health_storm.py",
     "tests/functional/test_gpu_reset.py",
 )
