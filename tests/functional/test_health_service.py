@@ -169,6 +169,8 @@ def test_a_driver_that_hangs_stops_new_leases_and_neither_the_watch_nor_its_end(
     box.wait_for_look()
     assert box.out_after(lambda: box.fakegpu("hang"), 2) < 60
     assert all(why.startswith("quarantined: driver hangs") for why in box.out().values())
+    # A hook that looks at the GPUs meanwhile ends too.
+    assert box.do("detect.in_time().state.value") == "the driver does not answer"
     # As a hook would stop it, while a call is out.
     took = box.took(f"systemctl stop {UNIT}")
     assert took < 20

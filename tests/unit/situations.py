@@ -237,7 +237,8 @@ class Rooms:
         return dataclasses.replace(seen, **self.after_test)
 
     def watch(self, seen, wanted):
-        self.watched = seen.options.gpu_health
+        asked = seen.inventory is not None and not seen.leaving
+        self.watched = seen.options.gpu_health if asked else self.watched
 
     def note(self, name, answer=None):
         def call(*_, **__):

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from gpu.inventory import State
+from gpu.inventory import Inventory, State
 from health import service, settings
 from machine import app, process
 from plan import plan, status
@@ -15,7 +15,7 @@ from plan.options import Part
 from plan.quarantined import Quarantine
 from plan.state import Failure
 from plan.status import Kind, Running
-from tests.unit.situations import GPUS, gpu_unit, unit
+from tests.unit.situations import GPUS, gpu_unit, state, tsa, unit
 
 RUNNING = Running(web=True, worker=True, connected=True)
 
@@ -219,3 +219,33 @@ def test_what_it_is_to_do_is_told_to_systemd(systemd):
     exec_start = next(line for line in written if line.startswith("ExecStart="))
     assert exec_start.startswith("ExecStart=/usr/bin/flock --shared --no-fork ")
     assert pathlib.Path(told().dispatch).name == "dispatch"
+
+
+def test_the_door_has_it_where_gpus_are_and_takes_it_away_with_them(context, rooms):
+    context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
+    assert rooms.watched == "on"
+    context.run(context.on.config_changed(), state(relations=[tsa()]))
+    assert rooms.watched is None
+    rooms.watched = "on"
+    context.run(context.on.remove(), state())
+    assert rooms.watched is None
+
+
+def test_a_hook_with_a_driver_that_hangs_ends_and_says_so(context, rooms):
+    rooms.inventory = Inventory(State.HUNG, detail="no answer within 20 s")
+    before = state(relations=[tsa()], enable_gpu=True)
+    after = context.run(context.on.update_status(), before)
+    assert after.unit_status.name == "blocked"
+    assert after.unit_status.message.startswith("The GPU driver does not answer: see sudo dmesg")
+    # Who watched goes on, and sees when it is over.
+    assert rooms.watched == "on"
+
+
+def test_why_it_cannot_be_had_is_said_and_the_rest_is_done(context, rooms, monkeypatch):
+    def fail(*_):
+        raise service.WatchError("The GPUs are not watched: no. See journalctl")
+
+    monkeypatch.setattr(service, "ensure", fail)
+    after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
+    assert after.unit_status.message == "The GPUs are not watched: no. See journalctl"
+    assert rooms.worker is not None
