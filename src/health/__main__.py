@@ -14,7 +14,7 @@ import types
 import typing
 
 from health import leased, serving, settings
-from health.clerk import MEMORY, Clerk
+from health.clerk import MEMORY, SUSPECT, Clerk
 from health.decided import Decision, Tell
 from health.dirty import Dirty
 from health.joblog import JobLog
@@ -151,6 +151,8 @@ def main() -> int:
         _log.error("%s: %s; the charm's next event writes it anew", settings.PATH, error)
         return 1
     files.ensure_directory(settings.RUN, mode=0o700)
+    # Where it stands still, the judge says so at its first turn.
+    files.ensure_absent(settings.RUN / SUSPECT)
     with contextlib.ExitStack() as stack:
         ending = stack.enter_context(Ending(found.dispatch))
         changes = stack.enter_context(leased.Changes(found.store))

@@ -81,6 +81,7 @@ class Watch:
         self._look: Look | None = None
         self._wait, self._held_at = 0.0, float("-inf")
         self._failed: dict[int, str] = {}
+        self._is_blind = False
 
     def turn(self, pause: collections.abc.Callable[[float], None] = time.sleep) -> None:
         """Wait until something was seen or it is time, and have each part do what follows.
@@ -102,13 +103,17 @@ class Watch:
     def _moment(self, seen: tuple[Seen, ...]) -> Moment:
         settings = self._settings
         self._out.look(settings.cards)
+        holdings = leased.holdings(settings.store)
+        if (holdings is None) is not self._is_blind:
+            self._is_blind = holdings is None
+            _log.warning("who holds a GPU %s be told", "can't" if self._is_blind else "can")
         return Moment(
             now=time.clock_gettime(time.CLOCK_BOOTTIME),
             wall=time.time(),
             cards=settings.cards,
             seen=seen,
             look=self._look,
-            holdings=leased.holdings(settings.store),
+            holdings=holdings,
             out=self._out.reasons,
             cordoned=self._out.cordoned,
             driver=settings.driver,

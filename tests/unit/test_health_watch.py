@@ -130,6 +130,17 @@ def test_what_cannot_be_told_is_no_absence(monkeypatch, caplog):
     assert "Too many open files" in caplog.text
 
 
+def test_that_nobody_can_tell_who_holds_a_gpu_is_said_once(monkeypatch, caplog):
+    site = Site(monkeypatch)
+    for holdings in ((), None, None, HELD):
+        site.holdings = holdings
+        site.turn()
+    assert [record.getMessage() for record in caplog.records] == [
+        "who holds a GPU can't be told",
+        "who holds a GPU can be told",
+    ]
+
+
 def test_leases_that_cannot_be_read_are_none(tmp_path):
     assert leased.holdings(str(tmp_path / "leases")) == ()
     (tmp_path / "leases").mkdir()
