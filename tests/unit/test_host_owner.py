@@ -114,7 +114,7 @@ def take(candidate, monkeypatch, mode="worker", *, new):
     note = cleared.append
     monkeypatch.setattr(worker, "retire", lambda *_: None)
     monkeypatch.setattr(ownership.local_postgresql, "set_aside", note)
-    for room in (worker, web, ownership.automatic, ownership.wrapper):
+    for room in (worker, web, ownership.watch, ownership.automatic, ownership.wrapper):
         monkeypatch.setattr(room, "remove", lambda: None)
     ownership.take(candidate, mode, new=new, progress=lambda _: None)
     assert owner.has(candidate)
