@@ -216,11 +216,13 @@ class Account:
         sums = self._gpus[uuid]
         sums.shared = sums.shared or not alone
         start = self._watched_from if before is None else max(self._watched_from, before.at)
-        if now.at <= start or now.figures.failure:
+        # It may be over by now: that shows only when nothing has used its GPUs for a while.
+        end = now.at if self.unused is None else min(now.at, self.unused)
+        if end <= start or now.figures.failure:
             return
-        sums.hold(now.figures, min(now.at - start, LONGEST))
+        sums.hold(now.figures, min(end - start, LONGEST))
         if before is not None:
-            sums.count(before.figures, now.figures, (now.at - start) / (now.at - before.at))
+            sums.count(before.figures, now.figures, (end - start) / (now.at - before.at))
 
     def xid(self, uuid: str, number: int) -> None:
         """One of its GPUs told of an Xid."""

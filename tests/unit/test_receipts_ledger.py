@@ -166,6 +166,22 @@ def test_a_lease_ends_when_its_gpus_are_no_longer_used_not_when_its_container_go
     assert len(rig.receipts()) == 1
 
 
+def test_what_its_gpu_does_after_its_end_is_not_the_leases(rig):
+    rig.turn(held=[holding()], at=100)
+    rig.look(110, energy_j=1000.0)
+    over = [holding(in_use=False)]
+    rig.turn(held=over, at=116)
+    rig.look(130, energy_j=3000.0)
+    rig.look(145, energy_j=9000.0)
+    rig.turn(held=over, at=150)
+    receipt = rig.only()
+    assert receipt.held_s == 16
+    (gpu,) = receipt.gpus
+    assert (gpu.watched_s, gpu.used_s) == (16, 16)
+    # Of what it drew between two looks the part until its end: 6 of 20 s.
+    assert gpu.energy_j == pytest.approx(2000 * 6 / 20)
+
+
 def test_a_moment_without_use_splits_no_lease(rig):
     rig.turn(held=[holding()], at=100)
     rig.turn(held=[holding(in_use=False)], at=102)
