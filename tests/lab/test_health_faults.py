@@ -117,6 +117,12 @@ def test_what_must_be_seen(site, watch, fault):
     if fault.name == "hang":
         shown = "does not answer"
     assert watch.status_says(shown), site.status()
+    # GpuQuarantined is an alert on this; test_health_alerts.py has what fires it.
+    watch.until(lambda: sum(watch.metric(r"gpuci_gpu_quarantined\{")) == len(out))
+    watch.until(lambda: "gpu-count=2" not in site.tags())
+    refused = site.task("true", params={"GPU_COUNT": "2"})
+    assert refused.returncode
+    assert "GPU" in refused.stdout
 
 
 @pytest.mark.parametrize("fault", chosen(HARMLESS), ids=lambda fault: fault.name)
@@ -127,4 +133,5 @@ def test_what_must_take_nothing_out(site, watch, fault):
     while time.monotonic() < end:
         assert watch.reasons() == {}, (fault.name, watch.journal())
         time.sleep(1)
+    assert sum(watch.metric(r"gpuci_gpu_quarantined\{")) == 0
     assert site.task("true", params={"GPU_COUNT": "2"}).returncode == 0
