@@ -27,14 +27,15 @@ done
 def what_runs(site):
     """Files and their contents, services and tags: what must be equal after a hook ran again.
 
-    Not what self-tests have found out, each of which writes a report of its own, nor what the watch
-    remembers, which has times in it.
+    Not what self-tests have found out, each of which writes a report of its own, nor what the
+    watch remembers, which has times in it.
     """
     return (
         site.sh(
             "cd /; find etc/concourse etc/gpu-ci opt/gpu-ci/bin etc/systemd/system/*-ci-* "
             "etc/systemd/system/concourse* var/lib/gpu-ci -path var/lib/gpu-ci/selftest -prune "
-            "-o -path var/lib/gpu-ci/health -prune -o -type f -exec sha256sum {} + | sort; readlink opt/gpu-ci/lib/gpuci "
+            "-o -path var/lib/gpu-ci/health -prune -o -type f -exec sha256sum {} + | sort; "
+            "readlink opt/gpu-ci/lib/gpuci "
             "opt/concourse/current; systemctl is-active concourse-worker; true"
         ),
         site.tags(),
