@@ -81,9 +81,6 @@ RARE = (
             ),
         )
     ),
-    # Faults that the watch sees, and noise, each for as long as a poll: lab/test_watch.py and
-    # unit/test_health_judge.py.
-    "tests/lab/test_health_faults.py",
     # Options and events one by one: the rest of these files, and unit/test_charm*.py.
     "tests/lab/test_actions.py::test_actions_answer",
     "tests/lab/test_actions.py::test_lost_keys_of_web",
@@ -132,7 +129,8 @@ RARE = (
             "ten_thousand",
         )
     ),
-    # The watch on a whole worker: test_watch.py's first, functional/test_health_*.py.
+    # The watch on a whole worker, for as long as its polls take: functional/test_health_*.py and
+    # unit/test_health_*.py.
     "tests/lab/test_watch.py",
     "tests/lab/test_health_faults.py",
     *(

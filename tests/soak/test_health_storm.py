@@ -89,11 +89,18 @@ class Storm:
             self.kill()
         self.watch.fake("reset", str(card))
         self.sick.append((card, out, self.now()))
+        self.is_seen()
         uuid = self.watch.uuid(card)
         self.watch.until(lambda: set(self.watch.out()) <= {uuid})
         self.site.sh(
             f"rm -f /var/lib/gpu-ci/quarantine/{uuid}.json /var/lib/gpu-ci/retests/*.json"
         )
+
+    def is_seen(self):
+        """Wait for a look at the mended card: a fault that stands on all the while is not new."""
+        mended = float(self.site.sh("date +%s.%N"))
+        looks = r"gpuci_last_good_poll_timestamp_seconds "
+        self.watch.until(lambda: max(self.watch.metric(looks), default=0.0) > mended)
 
     def noise(self):
         for _ in range(self.chance.randrange(1, 6)):
