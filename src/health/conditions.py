@@ -6,7 +6,7 @@ import dataclasses
 import re
 import typing
 
-from gpu import xid
+from gpu import recovery_action, xid
 from health import faults
 from health.fault import LEVELS, Fault, Need
 from health.memory import MOST_WORDS, Gpu, Streak, Suspicion
@@ -144,7 +144,7 @@ def one_line(text: str) -> str:
 
 
 def _of_action(action: int) -> Finding:
-    words = faults.ACTIONS.get(action, f"action {action}")
+    words = recovery_action.WORDS.get(action, f"action {action}")
     finding = of_row(faults.of_action(action), f"the driver asks for {words}")
     return dataclasses.replace(finding, words=finding.words.format(what=words))
 

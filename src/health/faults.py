@@ -12,6 +12,7 @@ and only what NVML, the bus or a counter of the driver shows then decides.
 import dataclasses
 import typing
 
+from gpu import recovery_action
 from gpu.xid import Severity
 from health.fault import Action, Fault, Need, Sure
 from health.seen import Source
@@ -324,20 +325,6 @@ _LIKE: typing.Final = {
     79: OFF_BUS,
 }
 
-ACTIONS: typing.Final = {
-    1: "a reset of the GPU",
-    2: "a reboot of the machine",
-    3: "an end to peer-to-peer traffic",
-    4: "no new work and then a reset of the GPU",
-    5: "a recovery of the IMEX domain",
-    6: "a reset of the bus",
-    7: "a cold start of the machine",
-}
-"""The driver's recovery actions (nvml.h of CUDA 13, NVML_GPU_RECOVERY_ACTION)."""
-
-# Those of them that a reset of the GPU does for.
-_RESETS: typing.Final = (1, 3, 4)
-
 
 def of_xid(code: int, severity: Severity) -> Fault:
     """The row of an Xid, whose severity is as gpu.xid.meaning has it."""
@@ -354,9 +341,9 @@ def of_xid(code: int, severity: Severity) -> Fault:
 
 def of_action(action: int) -> Fault:
     """The row of what the driver asks for, by its number."""
-    if action in _RESETS:
+    if action in recovery_action.RESETS:
         return RECOVERY
     remedy = _REBOOT
-    if action == 7:
+    if action == recovery_action.COLD_START:
         remedy = f"Power the machine off and on{_AGAIN}"
     return dataclasses.replace(RECOVERY, need=Need.REBOOT, remedy=remedy)

@@ -7,14 +7,12 @@ import dataclasses
 import enum
 import typing
 
+from gpu import recovery_action
+
 HOUR: typing.Final = 3600
 DAY: typing.Final = 24 * HOUR
 
-# The driver's recovery actions that a reset of the GPU is for: its own, an end to peer-to-peer
-# traffic, a drain and a reset (nvml.h of CUDA 13, NVML_GPU_RECOVERY_ACTION).
-_RESETS: typing.Final = (1, 3, 4)
 _NOTHING: typing.Final = 0
-_COLD_START: typing.Final = 7
 # How often one GPU is reset in a week: one that needs more is for its operator.
 _MOST_RESETS: typing.Final = 3
 
@@ -128,14 +126,19 @@ def need(patient: Patient, site: Site) -> Step:
     What was done since it came into quarantine, and left it as it is, helps no more: after a reset
     a reboot may, after a reboot nothing does that the charm can do.
     """
-    if not patient.level or patient.action == _COLD_START:
+    if not patient.level or patient.action == recovery_action.COLD_START:
         return Step.NOTHING
     reboot = Step.REBOOT if patient.since >= site.booted else Step.NOTHING
     if not patient.answers:
         return reboot
     # Drivers before the query tell of an Xid alone.
     silent = patient.action is None and patient.fault == "xid"
-    if patient.action in _RESETS or patient.pending or patient.uncorrected or silent:
+    if (
+        patient.action in recovery_action.RESETS
+        or patient.pending
+        or patient.uncorrected
+        or silent
+    ):
         tried = any(made.at >= patient.since for made in _resets(patient, site))
         return reboot if tried else Step.RESET
     return Step.NOTHING if patient.action in (None, _NOTHING) else reboot

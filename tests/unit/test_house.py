@@ -42,12 +42,14 @@ FLOORS = {
     "health.decided": 1,
     "health.seen": 1,
     "gpu.inventory": 0,
+    "gpu.recovery_action": 0,
     "machine": 0,
     "plan.versions": 0,
 }
 # Same input, same answer: no clock, file, process or chance.
 PURE = {
-    *("plan", "plan.versions", "ci.concourse.upstream", "gpu.inventory"),
+    *("plan", "plan.versions", "ci.concourse.upstream"),
+    *("gpu.inventory", "gpu.recovery_action"),
     *("health.breaker", "health.conditions", "health.decided", "health.fault", "health.faults"),
     *("health.judge", "health.memory", "health.seen"),
     *("receipts.account", "receipts.form", "receipts.report"),

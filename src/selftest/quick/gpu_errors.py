@@ -4,6 +4,7 @@
 
 import typing
 
+from gpu import recovery_action as recovery
 from gpu.xid import Message, Severity, meaning
 from selftest.check import Outcome, Said
 from selftest.quick.gpu_case import NOT_TOLD, Case
@@ -14,18 +15,6 @@ _MANY_CORRECTED_SRAM: typing.Final = 10_000
 # The same for rows and pages that spare ones stand in for; of pages there are 64.
 _MANY_REMAPPED_ROWS: typing.Final = 512
 _MANY_RETIRED_PAGES: typing.Final = 62
-_ACTIONS: typing.Final = {
-    1: "a reset of the GPU",
-    2: "a reboot of the machine",
-    3: "an end to peer-to-peer traffic",
-    4: "no new work and then a reset of the GPU",
-    5: "a recovery of the IMEX domain",
-    6: "a reset of the bus",
-    7: "a cold start of the machine",
-}
-# Those of them that a reset of the GPU does for; the last wants the power off and on.
-_RESETS: typing.Final = (1, 3, 4)
-_COLD_START: typing.Final = 7
 
 
 def ecc(case: Case) -> Said:
@@ -111,12 +100,12 @@ def recovery_action(case: Case) -> Said:
         return NOT_TOLD
     if not action:
         return Said(Outcome.PASSED, "the driver asks for none", "none")
-    words = _ACTIONS.get(action, f"action {action}")
+    words = recovery.WORDS.get(action, f"action {action}")
     text = f"recovery needed: the driver asks for {words}"
-    if action == _COLD_START:
+    if action == recovery.COLD_START:
         remedy = f"Power the machine off and on; {case.again}"
     else:
-        remedy = case.reset if action in _RESETS else case.reboot
+        remedy = case.reset if action in recovery.RESETS else case.reboot
     return Said(Outcome.FAILED, text, words, remedy)
 
 
