@@ -35,7 +35,7 @@ def lift(folder: pathlib.Path, uuid: str, word: str) -> bool:
     """Bring a GPU back whose cordon has a reason that begins with `word`. True if it had.
 
     Raises:
-        OSError: it can't be removed.
+        OSError: it can't be read, or removed.
     """
     if not folder.is_dir():
         return False
@@ -48,17 +48,21 @@ def cordoned(folder: pathlib.Path, word: str) -> frozenset[str]:
     """The GPUs whose cordons have a reason that begins with `word`.
 
     Raises:
-        OSError: the folder can't be read.
+        OSError: the folder, or a file in it, can't be read.
     """
     paths = [path for path in files.entries(folder) if path.suffix == ".json"]
     return frozenset(path.stem for path in paths if reason(path).startswith(word))
 
 
 def reason(path: pathlib.Path) -> str:
-    """The reason in a cordon's file; empty if it is gone, damaged, or of somebody's making."""
+    """The reason in a cordon's file; empty if it is gone, damaged, or of somebody's making.
+
+    Raises:
+        OSError: it can't be read.
+    """
     try:
         found = read_object(str(path))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return ""
     told = found.get("reason")
     return told if isinstance(told, str) and not found.get("by") else ""

@@ -176,3 +176,11 @@ def test_what_others_say_of_a_gpu_stays(watch):
     assert watch.turn(15) == before
     (watch.folder / "GPU-0.json").write_text("{")
     assert dirty.reason(watch.folder / "GPU-0.json") == ""
+
+
+def test_a_cordon_that_cannot_be_read_is_not_taken_for_none(tmp_path):
+    """Else the watch, which lifts what it knows of, would never lift this one."""
+    (tmp_path / "GPU-0.json").mkdir()  # an error that is not "there is no such file"
+    with pytest.raises(OSError, match="GPU-0"):
+        dirty.cordoned(tmp_path, "dirty")
+    assert dirty.reason(tmp_path / "GPU-1.json") == ""
