@@ -17,7 +17,7 @@ from driver_upgrade import action as driver_upgrade
 from gpu import detect, report
 from gpu.inventory import Gpu, Inventory
 from oci import leases
-from plan import status
+from plan import problem_texts
 from plan.option_values import OptionError
 from plan.options import gpu_vendor
 from receipts import action as gpu_reports
@@ -228,7 +228,7 @@ def get_admin_password(call: Call) -> Results:
     """
     url, (secrets, lost) = web.url(), call.web_keys.read()
     if lost:
-        raise ActionError(status.WEB_KEYS_LOST.format(application=call.application))
+        raise ActionError(problem_texts.WEB_KEYS_LOST.format(application=call.application))
     if url is None or secrets is None:
         raise ActionError("This unit runs no web: ask a unit of the web application that is ready")
     return {"username": web.ADMIN, "password": secrets.admin_password, "url": url}

@@ -127,7 +127,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         key = ""
         if options.has_worker and not stays:
             _, state = attempts.make(state, Part.WORKER, network.ensure)
-            key = worker.ensure_key(options.worker_private_key)
+            key = worker.ensure_key(options.worker.private_key)
             tsa.publish_worker(self.model, key)
         elif Part.UNIT not in state.frozen and not options.has_worker:
             tsa.withdraw_worker(self.model)

@@ -34,7 +34,7 @@ def own(state: UnitState) -> str:
 
 def _of_machine(state: UnitState) -> str:
     interfaces, offer = state.network.interfaces, state.network.own
-    places, wanted = _places(interfaces), state.options.advertise_address
+    places, wanted = _places(interfaces), state.options.web.advertise_address
     if wanted in places:
         return wanted
     local = tuple(one for one in offer.ingress if one in places)
@@ -102,7 +102,7 @@ def missing(state: UnitState) -> tuple[Problem, ...]:
 
 
 def _missing(state: UnitState, offer: Offer) -> Problem:
-    interfaces, wanted = state.network.interfaces, state.options.advertise_address
+    interfaces, wanted = state.network.interfaces, state.options.web.advertise_address
     if wanted:
         has = _shown(tuple(a for one in interfaces for a in one.addresses), interfaces)
         return problem(Reason.NO_ADDRESS_IN_NETWORK, wanted=wanted, has=has)
@@ -113,12 +113,12 @@ def _missing(state: UnitState, offer: Offer) -> Problem:
 
 
 def _host(options: Options) -> str:
-    wanted = options.advertise_address
+    wanted = options.web.advertise_address
     return "" if "/" in wanted else wanted
 
 
 def _network(options: Options) -> str:
-    wanted = options.advertise_address
+    wanted = options.web.advertise_address
     return wanted if "/" in wanted else ""
 
 

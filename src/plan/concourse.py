@@ -40,7 +40,7 @@ def release(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
 
 def web_timeout(state: UnitState) -> int:
     """Seconds after which the worker's web gives up a call to it; 0 if unknown."""
-    if state.options.tsa_hosts:
+    if state.options.worker.tsa_hosts:
         return 0
     return WEB_REQUEST_TIMEOUT if state.options.has_web else state.tsa.request_timeout
 
@@ -80,7 +80,7 @@ def worker(
         return Keep.AS_IS if tsa.related or options.has_web else None
     if gpu is Keep.AS_IS and len(unusable) < max(1, len(state.handed_out)):
         return Keep.AS_IS
-    pool, promised = gpus.pool(state, choice), options.tags
+    pool, promised = gpus.pool(state, choice), options.worker.tags
     if isinstance(gpu, GpuPlan):
         promised = tags.of_gpus(state, pool)
     elif gpu is Keep.AS_IS:
@@ -89,9 +89,9 @@ def worker(
         name=state.worker_name,
         tsa_hosts=hosts,
         tsa_public_keys=keys,
-        private_key=options.worker_private_key,
+        private_key=options.worker.private_key,
         tags=promised,
-        dns_servers=options.container_dns_servers,
+        dns_servers=options.worker.dns_servers,
         wrapped=gpu is not None,
         request_timeout=max(wait_timeout(state) + REST_OF_CALL, REQUEST_TIMEOUT) if gpu else 0,
         max_active_tasks=_max_active_tasks(state, gpu, pool) if isinstance(gpu, GpuPlan) else 0,
@@ -101,8 +101,8 @@ def worker(
 def _way_to_web(state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Addresses and host keys of the TSA that is this worker's; both empty while unknown."""
     options, web = state.options, state.web
-    if options.tsa_hosts:
-        return options.tsa_hosts, (options.tsa_public_key,)
+    if options.worker.tsa_hosts:
+        return options.worker.tsa_hosts, (options.worker.tsa_public_key,)
     if not options.has_web:
         return state.tsa.hosts, state.tsa.public_keys
     if web.secrets is None:
@@ -128,7 +128,7 @@ def _against_worker(state: UnitState) -> Problem | None:
         return problem(Reason.RIVAL, rival=machine.rival)
     if options.enable_gpu and machine.foreign_runc:
         return problem(Reason.FOREIGN_RUNC, path=machine.foreign_runc)
-    if tsa.related and (options.tsa_hosts or options.has_web):
+    if tsa.related and (options.worker.tsa_hosts or options.has_web):
         own = options.has_web
         return Problem(Reason.OWN_WEB_AND_ANOTHER if own else Reason.TWO_WAYS_TO_WEB)
     if tsa.webs:
@@ -200,8 +200,8 @@ def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
     host = f"[{public}]" if ":" in public else public
     return WebPlan(
         address=own,
-        port=options.web_port,
-        external_url=options.external_url or f"http://{host}:{options.web_port}",
+        port=options.web.port,
+        external_url=options.web.external_url or f"http://{host}:{options.web.port}",
         database=web.database,
         secrets=web.secrets,
         worker_keys=web.worker_keys,

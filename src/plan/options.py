@@ -8,9 +8,11 @@ import enum
 import re
 import typing
 
-from ci.concourse.upstream import TAKEN_PORTS
-from plan import option_values
+from plan import option_values, web_options, worker_options
+from plan.option_readers import Raw, Readers, choice, items, number, pattern, port, text
 from plan.option_values import OptionError
+from plan.web_options import WebOptions
+from plan.worker_options import WorkerOptions
 
 MODES: typing.Final = ("worker", "web", "all")
 VENDORS: typing.Final = ("auto", "nvidia", "amd", "intel")
@@ -85,11 +87,8 @@ _PARTS: typing.Final = {
     ),
     "concourse-version": Part.RELEASE,
     "concourse-sha256": Part.RELEASE,
-    **dict.fromkeys(
-        ("tag", "tsa-host", "tsa-public-key", "worker-private-key", "container-dns-servers"),
-        Part.WORKER,
-    ),
-    **dict.fromkeys(("web-port", "external-url", "advertise-address"), Part.WEB),
+    **dict.fromkeys(worker_options.NAMES, Part.WORKER),
+    **dict.fromkeys(web_options.NAMES, Part.WEB),
 }
 
 
@@ -121,10 +120,6 @@ class Options:
         gpu_recovery: what may be done by itself for a GPU that needs it: one of RECOVERY.
         host_packages: further packages of the distribution that the machine is to have.
         minimums: what the self-test asks of the machine and of each GPU.
-        tags: the operator's own tags, in order, without repeats.
-        advertise_address: where others reach this unit's web: an address, a name, or the network
-            that has the address, with its `/`.
-        worker_private_key: PEM text out of the Juju secret; empty: the charm makes one.
         wrong: those whose values can't be used; each keeps its own part as it is.
     """
 
@@ -153,16 +148,10 @@ class Options:
     gpu_recovery: str = "none"
     host_packages: tuple[str, ...] = ()
     minimums: Minimums = Minimums()
-    tags: tuple[str, ...] = ()
     concourse_version: str = ""
     concourse_sha256: str = ""
-    tsa_hosts: tuple[str, ...] = ()
-    tsa_public_key: str = ""
-    worker_private_key: str = dataclasses.field(default="", repr=False)
-    web_port: int = 8080
-    external_url: str = ""
-    advertise_address: str = ""
-    container_dns_servers: tuple[str, ...] = ()
+    worker: WorkerOptions = WorkerOptions()
+    web: WebOptions = WebOptions()
     wrong: tuple[Wrong, ...] = ()
 
     @property
@@ -185,9 +174,7 @@ class Options:
         return frozenset(parts)
 
 
-def parse(
-    raw: collections.abc.Mapping[str, object], wrong: collections.abc.Iterable[OptionError] = ()
-) -> Options:
+def parse(raw: Raw, wrong: collections.abc.Iterable[OptionError] = ()) -> Options:
     """Make Options of Juju's config.
 
     A value that can't be used takes nothing but its own part from this unit: it is listed in
@@ -197,17 +184,26 @@ def parse(
         raw: option name (with hyphens) to value; for `worker-private-key` the PEM text itself.
         wrong: what could not even be read.
     """
-    read: dict[str, typing.Any] = {}
     faults = {error.option: error for error in wrong}
-    for field, reader in _READERS.items():
+    read = _read(_READERS, raw, faults)
+    worker = WorkerOptions(**_read(worker_options.READERS, raw, faults))
+    web = WebOptions(**_read(web_options.READERS, raw, faults))
+    said = tuple(Wrong(name, str(why)) for name, why in faults.items())
+    return Options(**read, worker=worker, web=web, wrong=said)
+
+
+def _read(readers: Readers, raw: Raw, faults: dict[str, OptionError]) -> dict[str, typing.Any]:
+    """The fields whose values can be used; the faults of the others are added."""
+    read: dict[str, typing.Any] = {}
+    for field, reader in readers.items():
         try:
             read[field] = reader(raw)
         except OptionError as error:
             faults.setdefault(error.option, error)
-    return Options(**read, wrong=tuple(Wrong(name, str(why)) for name, why in faults.items()))
+    return read
 
 
-def gpu_vendor(raw: collections.abc.Mapping[str, object]) -> str:
+def gpu_vendor(raw: Raw) -> str:
     """Whose GPUs are looked for, whatever the other options say.
 
     Args:
@@ -216,90 +212,33 @@ def gpu_vendor(raw: collections.abc.Mapping[str, object]) -> str:
     Raises:
         OptionError: if gpu-vendor can't be used.
     """
-    return _choice(raw, "gpu-vendor", VENDORS)
+    return choice(raw, "gpu-vendor", VENDORS)
 
 
-def _outside_tsa(raw: collections.abc.Mapping[str, object]) -> tuple[tuple[str, ...], str]:
-    """Addresses and host key of a TSA outside Juju; both empty where there is none."""
-    hosts, key = _list(raw, "tsa-host", option_values.tsa_host), _text(raw, "tsa-public-key")
-    if bool(hosts) == bool(key):
-        return hosts, option_values.tsa_public_key(key) if key else ""
-    given, missing = ("tsa-host", "tsa-public-key") if hosts else ("tsa-public-key", "tsa-host")
-    raise OptionError(given, raw[given], f"needs {missing} beside it: set both or none")
-
-
-def _text(raw: collections.abc.Mapping[str, object], option: str) -> str:
-    value = raw.get(option)
-    return "" if value is None else str(value).strip()
-
-
-def _choice(
-    raw: collections.abc.Mapping[str, object], option: str, allowed: tuple[str, ...]
-) -> str:
-    value = _text(raw, option)
-    if value not in allowed:
-        raise OptionError(option, value, f"is unknown: use {', '.join(allowed)}")
-    return value
-
-
-def _number(
-    raw: collections.abc.Mapping[str, object], option: str, most: int, least: int = 0
-) -> int:
-    text = _text(raw, option)
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else most + 1
-    if not least <= number <= most:
-        raise OptionError(option, text, f"is out of range: use {least} to {most}")
-    return number
-
-
-def _pattern(
-    raw: collections.abc.Mapping[str, object], option: str, pattern: str, remedy: str
-) -> str:
-    value = _text(raw, option)
-    if not re.fullmatch(pattern, value):
-        raise OptionError(option, value, remedy)
-    return value
-
-
-def _toolkit_version(raw: collections.abc.Mapping[str, object]) -> str:
+def _toolkit_version(raw: Raw) -> str:
     remedy = "is no version: use one such as 1.20.0-1, or leave it empty for the newest known good"
-    pattern = r"(?:[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:-[0-9]{1,3})?)?"
-    version = _pattern(raw, "nvidia-container-toolkit-version", pattern, remedy)
+    allowed = r"(?:[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:-[0-9]{1,3})?)?"
+    version = pattern(raw, "nvidia-container-toolkit-version", allowed, remedy)
     # NVIDIA's packages of a release have the revision 1.
     return f"{version}-1" if version and "-" not in version else version
 
 
-def _minimums(raw: collections.abc.Mapping[str, object]) -> Minimums:
+def _minimums(raw: Raw) -> Minimums:
     return Minimums(
-        _number(raw, "min-gpu-memory-gib", 9999),
+        number(raw, "min-gpu-memory-gib", 9999),
         _minimum(raw, "min-compute-capability", r"[0-9]{1,2}\.[0-9]", "7.0"),
         _minimum(raw, "min-driver-version", r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06"),
-        _number(raw, "min-cpus", 9999),
-        _number(raw, "min-memory-gib", 99999),
+        number(raw, "min-cpus", 9999),
+        number(raw, "min-memory-gib", 99999),
     )
 
 
-def _minimum(
-    raw: collections.abc.Mapping[str, object], option: str, pattern: str, example: str
-) -> str:
+def _minimum(raw: Raw, option: str, allowed: str, example: str) -> str:
     remedy = f"is no minimum: use a number such as {example}, or leave it empty for none"
-    return _pattern(raw, option, f"(?:{pattern})?", remedy)
+    return pattern(raw, option, f"(?:{allowed})?", remedy)
 
 
-def _list(
-    raw: collections.abc.Mapping[str, object],
-    option: str,
-    check: collections.abc.Callable[[str], str],
-) -> tuple[str, ...]:
-    """The comma-separated items of an option, each checked, in order, without repeats."""
-    items: dict[str, None] = {}
-    for item in (part.strip() for part in _text(raw, option).split(",")):
-        if item:
-            items[check(item)] = None
-    return tuple(items)
-
-
-def _capabilities(raw: collections.abc.Mapping[str, object]) -> str:
+def _capabilities(raw: Raw) -> str:
     option = "nvidia-driver-capabilities"
 
     def check(item: str) -> str:
@@ -308,47 +247,32 @@ def _capabilities(raw: collections.abc.Mapping[str, object]) -> str:
             raise OptionError(option, item, remedy)
         return item
 
-    text = _text(raw, option)
+    said = text(raw, option)
     # With none at all the step would see no library of the driver's.
-    return text if text == "all" else ",".join(_list(raw, option, check)) or check(text)
+    return said if said == "all" else ",".join(items(raw, option, check)) or check(said)
 
 
-def _port(
-    raw: collections.abc.Mapping[str, object], option: str, others: tuple[int, ...], least: int
-) -> int:
-    text, taken = _text(raw, option), (*TAKEN_PORTS, *others)
-    port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else -1
-    if not least <= port < 65536 or port in taken:
-        listed = ", ".join(map(str, taken))
-        raise OptionError(option, text, f"can't be used: use {least} to 65535 but not {listed}")
-    return port
-
-
-def _metrics_port(raw: collections.abc.Mapping[str, object]) -> int:
+def _metrics_port(raw: Raw) -> int:
     # Where this unit's web listens too.
-    has_web = _text(raw, "deployment-mode") in ("web", "all")
-    web = _text(raw, "web-port") if has_web else ""
+    has_web = text(raw, "deployment-mode") in ("web", "all")
+    web = text(raw, "web-port") if has_web else ""
     others = (int(web),) if re.fullmatch(r"[0-9]{1,5}", web) else ()
-    return _port(raw, "gpu-metrics-port", others, 0)
+    return port(raw, "gpu-metrics-port", others, 0)
 
 
 # What makes each field of Options of Juju's config; each may raise an OptionError.
-_READERS: typing.Final[
-    collections.abc.Mapping[
-        str, collections.abc.Callable[[collections.abc.Mapping[str, object]], object]
-    ]
-] = {
-    "deployment_mode": lambda raw: _choice(raw, "deployment-mode", MODES),
+_READERS: typing.Final[Readers] = {
+    "deployment_mode": lambda raw: choice(raw, "deployment-mode", MODES),
     "enable_gpu": lambda raw: bool(raw.get("enable-gpu", False)),
-    "gpu_device_ids": lambda raw: option_values.device_ids(_text(raw, "gpu-device-ids")),
+    "gpu_device_ids": lambda raw: option_values.device_ids(text(raw, "gpu-device-ids")),
     "gpu_vendor": gpu_vendor,
-    "gpu_allocation": lambda raw: _choice(raw, "gpu-allocation", ALLOCATIONS),
-    "gpus_per_task": lambda raw: _number(raw, "gpus-per-task", 128),
-    "gpu_wait_timeout": lambda raw: _number(raw, "gpu-wait-timeout", 1800),
-    "hijack_gpu_limit": lambda raw: _number(raw, "hijack-gpu-limit", 1440),
-    "privileged_tasks": lambda raw: _choice(raw, "privileged-tasks", PRIVILEGED),
+    "gpu_allocation": lambda raw: choice(raw, "gpu-allocation", ALLOCATIONS),
+    "gpus_per_task": lambda raw: number(raw, "gpus-per-task", 128),
+    "gpu_wait_timeout": lambda raw: number(raw, "gpu-wait-timeout", 1800),
+    "hijack_gpu_limit": lambda raw: number(raw, "hijack-gpu-limit", 1440),
+    "privileged_tasks": lambda raw: choice(raw, "privileged-tasks", PRIVILEGED),
     "nvidia_driver_capabilities": _capabilities,
-    "gpu_driver": lambda raw: _pattern(
+    "gpu_driver": lambda raw: pattern(
         raw,
         "gpu-driver",
         r"auto|none|[0-9]{3,4}(?:-server)?(?:-open)?",
@@ -358,34 +282,22 @@ _READERS: typing.Final[
     "toolkit_version": _toolkit_version,
     "allow_vulnerable_toolkit": lambda raw: bool(raw.get("allow-vulnerable-toolkit", False)),
     "toolkit_mirror": lambda raw: option_values.url(
-        "nvidia-toolkit-mirror", _text(raw, "nvidia-toolkit-mirror")
+        "nvidia-toolkit-mirror", text(raw, "nvidia-toolkit-mirror")
     ),
-    "toolkit_key": lambda raw: option_values.pgp_key(_text(raw, "nvidia-toolkit-key")),
+    "toolkit_key": lambda raw: option_values.pgp_key(text(raw, "nvidia-toolkit-key")),
     "selftest_on_start": lambda raw: bool(raw.get("selftest-on-start", True)),
-    "gpu_health": lambda raw: _choice(raw, "gpu-health", HEALTH),
-    "max_quarantined": lambda raw: _number(raw, "max-quarantined", 100, 1),
-    "job_log": lambda raw: _choice(raw, "job-log", JOB_LOG),
-    "gpu_unused": lambda raw: _choice(raw, "gpu-unused", UNUSED),
+    "gpu_health": lambda raw: choice(raw, "gpu-health", HEALTH),
+    "max_quarantined": lambda raw: number(raw, "max-quarantined", 100, 1),
+    "job_log": lambda raw: choice(raw, "job-log", JOB_LOG),
+    "gpu_unused": lambda raw: choice(raw, "gpu-unused", UNUSED),
     "gpu_metrics_port": _metrics_port,
-    "gpu_recovery": lambda raw: _choice(raw, "gpu-recovery", RECOVERY),
-    "host_packages": lambda raw: _list(raw, "host-packages", option_values.host_package),
+    "gpu_recovery": lambda raw: choice(raw, "gpu-recovery", RECOVERY),
+    "host_packages": lambda raw: items(raw, "host-packages", option_values.host_package),
     "minimums": _minimums,
-    "tags": lambda raw: _list(raw, "tag", option_values.tag),
-    "concourse_version": lambda raw: _pattern(
+    "concourse_version": lambda raw: pattern(
         raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
     ),
-    "concourse_sha256": lambda raw: _pattern(
+    "concourse_sha256": lambda raw: pattern(
         raw, "concourse-sha256", r"(?:[0-9a-fA-F]{64})?", "is no SHA-256: use 64 hex digits"
     ).lower(),
-    "tsa_hosts": lambda raw: _outside_tsa(raw)[0],
-    "tsa_public_key": lambda raw: _outside_tsa(raw)[1],
-    "worker_private_key": lambda raw: option_values.private_key(
-        str(raw.get("worker-private-key") or "")
-    ),
-    "web_port": lambda raw: _port(raw, "web-port", (), 1),
-    "external_url": lambda raw: option_values.url("external-url", _text(raw, "external-url")),
-    "advertise_address": lambda raw: option_values.advertised(_text(raw, "advertise-address")),
-    "container_dns_servers": lambda raw: _list(
-        raw, "container-dns-servers", option_values.name_server
-    ),
 }

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the operator reads in juju status: all of its sentences. Pure.
+"""What the operator reads in juju status; problem_texts.py has what stands for a problem. Pure.
 
 Facts only, nothing that changes by the minute; what the operator must do is Blocked and names the
 next step, what passes by itself is Waiting.
@@ -13,6 +13,7 @@ import typing
 
 from plan import concourse, gpus, host_states, offers
 from plan.parts import GpuPlan, Keep, Plan
+from plan.problem_texts import BLOCKED, WAITING
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
 
@@ -52,91 +53,6 @@ class Running:
     watch: bool = True
     suspect: str = ""
 
-
-# For an action too, which needs nothing else of this unit.
-WEB_KEYS_LOST: typing.Final = (
-    "Juju doesn't give this unit the secret with web's keys and password: juju run "
-    "{application}/leader replace-web-keys makes new ones"
-)
-
-# What the operator must do.
-_BLOCKED: typing.Final = {
-    Reason.BAD_OPTION: "{text}",
-    Reason.NO_CHECKSUM: (
-        "No checksum is known for Concourse {version} on {architecture}: juju config "
-        "{application} concourse-sha256=..., or juju attach-resource {application} "
-        "concourse=<release tarball>"
-    ),
-    Reason.GPU_OBSTACLE: "{what}: {remedy}",
-    Reason.UNKNOWN_GPU_IDS: (
-        "gpu-device-ids '{chosen}': no GPU has the id {unknown}. This machine has {have}"
-    ),
-    Reason.CHOSEN_GPUS_GONE: (
-        "All GPUs of gpu-device-ids '{chosen}' are gone: bring them back (dmesg, lspci) or "
-        "choose others; if cards were swapped, set it to all and then back"
-    ),
-    Reason.MIG_WITHOUT_DEVICES: (
-        "GPU {gpus} has MIG mode on but no MIG device: make some with nvidia-smi mig -cgi, or"
-        " switch MIG mode off"
-    ),
-    Reason.TOO_FEW_GPUS: (
-        "gpus-per-task '{wanted}' is more than the {have} {nouns} that tasks may use here: "
-        "juju config {application} gpus-per-task={have}{more}"
-    ),
-    Reason.RIVAL: (
-        "{rival} owns /run/containerd/containerd.sock, which Concourse needs: stop and "
-        "disable it, or use another machine"
-    ),
-    Reason.FOREIGN_RUNC: "{path} would be used in place of the GPU wrapper: remove it",
-    Reason.TWO_WAYS_TO_WEB: (
-        "tsa-host is set while a web is related: juju config {application} tsa-host= "
-        "tsa-public-key=, or remove the relation"
-    ),
-    Reason.SEVERAL_WEBS: (
-        "Related to several Concourses at once, {webs}: juju remove-relation {application} "
-        "<all but one>"
-    ),
-    Reason.OWN_WEB_AND_ANOTHER: (
-        "This unit has a web of its own and is related to another: juju remove-relation "
-        "{application} <web application>, or deploy its workers with deployment-mode=worker"
-    ),
-    Reason.WEB_IS_OTHER_RELEASE: (
-        "Web runs Concourse {theirs}, which gives no work to {ours}: {how}"
-    ),
-    Reason.WEB_KEYS_LOST: WEB_KEYS_LOST,
-    Reason.SEVERAL_WITHOUT_DATABASE: (
-        "{units} units without a database in common would be as many Concourses: juju "
-        "integrate {application}:postgresql postgresql:database, or juju remove-unit"
-    ),
-}
-
-# What passes by itself, or as soon as somebody else has done a step.
-_WAITING: typing.Final = {
-    Reason.GPU_OBSTACLE_PASSES: "{what}: {remedy}",
-    Reason.RESOURCE_UNKNOWN: (
-        "Waiting for Juju to tell whether there is a resource concourse: juju resources "
-        "{application}"
-    ),
-    Reason.NO_TSA: (
-        "Waiting for web-tsa: juju integrate <web application>:web-tsa {application}:worker-tsa"
-    ),
-    Reason.NO_TSA_DATA: "Waiting for the web unit to publish its TSA address and key",
-    Reason.NO_USABLE_TSA_DATA: "Waiting for usable data from web: {refused}",
-    Reason.NO_DATABASE: (
-        "Waiting for a database: juju integrate {application}:postgresql postgresql:database"
-    ),
-    Reason.NO_DATABASE_DATA: "Waiting for the database's address and credentials",
-    Reason.SECRET_NOT_GRANTED: "Waiting for the database to grant its secret",
-    Reason.NO_WEB_KEYS: "Waiting for the leader to make the web's keys",
-    Reason.NO_ADDRESS: "Waiting for Juju to tell this unit's address",
-    Reason.NO_ADDRESS_IN_NETWORK: (
-        "Waiting for an address in advertise-address {wanted}: this machine has {has}"
-    ),
-    Reason.NO_USABLE_ADDRESS: (
-        "Waiting for an address that others can reach: Juju offers {offered}: juju config "
-        "{application} advertise-address=<address, name or network>"
-    ),
-}
 
 _SUSPECT: typing.Final = (
     "{out} of {all} GPUs went out of use within 5 min for one cause, {cause}: suspect the driver "
@@ -188,8 +104,8 @@ def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
     """A problem in the words of status."""
     if problem.reason is Reason.ALL_QUARANTINED:
         return Line(Kind.BLOCKED, _all_quarantined(state, choice))
-    kind = Kind.BLOCKED if problem.reason in _BLOCKED else Kind.WAITING
-    text = {**_BLOCKED, **_WAITING}[problem.reason]
+    kind = Kind.BLOCKED if problem.reason in BLOCKED else Kind.WAITING
+    text = {**BLOCKED, **WAITING}[problem.reason]
     return Line(kind, text.format(application=state.application, **dict(problem.about)))
 
 

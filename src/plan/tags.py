@@ -49,12 +49,12 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     tags += [f"gpu-count>={number}" for number in range(1, count + 1)]
     tags += [f"gpu-memory>={size}GiB" for size in _LADDER_GIB if size <= memory]
     tags += [f"cuda>={release}" for release in _cuda_up_to(inventory.cuda if inventory else "")]
-    return tuple(dict.fromkeys((*tags, *state.options.tags)))
+    return tuple(dict.fromkeys((*tags, *state.options.worker.tags)))
 
 
 def instead(state: UnitState, tag: str) -> tuple[str, ...]:
     """Tags of a worker that has no GPU for tasks: one that says why, and the operator's own."""
-    return tuple(dict.fromkeys((tag, *state.options.tags)))
+    return tuple(dict.fromkeys((tag, *state.options.worker.tags)))
 
 
 def _model_tag(model: str) -> str:

@@ -71,7 +71,7 @@ def test_the_charm_deploys_unconfigured():
     options = parse(
         {name: option["default"] for name, option in OPTIONS.items() if "default" in option}
     )
-    assert (options.deployment_mode, options.enable_gpu, options.web_port) == (
+    assert (options.deployment_mode, options.enable_gpu, options.web.port) == (
         "worker",
         False,
         8080,

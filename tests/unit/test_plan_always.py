@@ -27,6 +27,8 @@ from plan.state import (
     Web,
     WebSecrets,
 )
+from plan.web_options import WebOptions
+from plan.worker_options import WorkerOptions
 
 KEY = "ssh-rsa AAAA"
 PATH = "/usr/bin/nvidia-container-runtime"
@@ -60,16 +62,24 @@ options = st.builds(
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
     privileged_tasks=st.sampled_from(PRIVILEGED),
     nvidia_driver_capabilities=st.just("compute,utility"),
-    tags=some("gpu", "rack-7", "{0}"),
     concourse_version=mostly("8.3.0", st.sampled_from(VERSIONS)),
     concourse_sha256=st.sampled_from(["", "ab" * 32]),
-    tsa_hosts=mostly((), some("ci.example.com:2222")),
-    tsa_public_key=st.just(KEY),
-    worker_private_key=st.just(""),
-    web_port=st.just(8080),
-    external_url=texts("", "https://ci.example.com"),
-    advertise_address=mostly("", st.sampled_from(["10.1.0.7", "ci.example.com", "10.2.0.0/16"])),
-    container_dns_servers=st.just(()),
+    worker=st.builds(
+        WorkerOptions,
+        tags=some("gpu", "rack-7", "{0}"),
+        tsa_hosts=mostly((), some("ci.example.com:2222")),
+        tsa_public_key=st.just(KEY),
+        private_key=st.just(""),
+        dns_servers=st.just(()),
+    ),
+    web=st.builds(
+        WebOptions,
+        port=st.just(8080),
+        external_url=texts("", "https://ci.example.com"),
+        advertise_address=mostly(
+            "", st.sampled_from(["10.1.0.7", "ci.example.com", "10.2.0.0/16"])
+        ),
+    ),
 )
 
 
@@ -232,7 +242,7 @@ def tags_and_policy_agree(found, made):
         return
     assert made.worker.wrapped == isinstance(made.gpu, GpuPlan)
     if not made.worker.wrapped:
-        assert made.worker.tags == found.options.tags
+        assert made.worker.tags == found.options.worker.tags
         return
     handed_out = {device for gpu in made.gpu.gpus for device in gpu.devices}
     count, vendor = len(handed_out), found.inventory.vendor
@@ -247,7 +257,7 @@ def tags_and_policy_agree(found, made):
     if found.options.gpu_device_ids:
         indexes = made.worker.tags[3][12:].split(",")
         assert len(set(indexes)) == len(made.gpu.gpus)
-    ours = [tag for tag in found.options.tags if tag != "gpu"]
+    ours = [tag for tag in found.options.worker.tags if tag != "gpu"]
     assert list(made.worker.tags[len(made.worker.tags) - len(ours) :]) == ours
 
 
@@ -280,7 +290,7 @@ def a_wait_ends_before_concourse_gives_up(found, made):
     patience = found.tsa.request_timeout
     if options.has_web:
         patience = WEB_REQUEST_TIMEOUT
-    if options.tsa_hosts or not patience:
+    if options.worker.tsa_hosts or not patience:
         patience = 300  # Concourse's own
     assert wait <= options.gpu_wait_timeout
     assert wait < patience

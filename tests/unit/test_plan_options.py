@@ -12,6 +12,8 @@ from ci.concourse.upstream import PINNED_SHA256
 from plan.options import Minimums, Options, Part
 from plan.options import parse as parse_options
 from plan.ssh import public_key
+from plan.web_options import WebOptions
+from plan.worker_options import WorkerOptions
 from tests.unit.situations import DEFAULTS, parse, refused
 
 RSA = rsa.generate_private_key(65537, 2048)
@@ -52,16 +54,12 @@ def test_the_defaults_of_config_yaml():
         selftest_on_start=True,
         host_packages=(),
         minimums=Minimums(),
-        tags=(),
         concourse_version="8.3.0",
         concourse_sha256="",
-        tsa_hosts=(),
-        tsa_public_key="",
-        worker_private_key="",
-        web_port=8080,
-        external_url="",
-        advertise_address="",
-        container_dns_servers=(),
+        worker=WorkerOptions(
+            tags=(), tsa_hosts=(), tsa_public_key="", private_key="", dns_servers=()
+        ),
+        web=WebOptions(port=8080, external_url="", advertise_address=""),
     )
 
 
@@ -82,7 +80,7 @@ def test_bad_deployment_mode(mode):
 
 
 def test_tags_keep_their_order_without_repeats():
-    assert parse(tag=" big, fast ,,big,a=b c ").tags == ("big", "fast", "a=b c")
+    assert parse(tag=" big, fast ,,big,a=b c ").worker.tags == ("big", "fast", "a=b c")
 
 
 @pytest.mark.parametrize("tag", ["a\nb", "a,b\x00", "a\x1b[31m", "a\u2028b", "a\u202eb"])
@@ -126,8 +124,8 @@ def test_every_pinned_checksum_is_one():
 def test_a_tsa_outside_juju():
     hosts = "ci.example.com:2222, 10.0.0.5:22,[fd00::5]:2222"
     options = parse(tsa_host=hosts, tsa_public_key=f"{KEY} root@web\n")
-    assert options.tsa_hosts == ("ci.example.com:2222", "10.0.0.5:22", "[fd00::5]:2222")
-    assert options.tsa_public_key == KEY
+    assert options.worker.tsa_hosts == ("ci.example.com:2222", "10.0.0.5:22", "[fd00::5]:2222")
+    assert options.worker.tsa_public_key == KEY
 
 
 @pytest.mark.parametrize(
@@ -207,7 +205,7 @@ def test_a_public_key_is_one_safe_line_or_refused(text, piece):
 def test_worker_private_key(form):
     pem = private(RSA, form)
     options = parse(worker_private_key=pem)
-    assert options.worker_private_key == pem
+    assert options.worker.private_key == pem
     assert "PRIVATE" not in repr(options)
 
 
@@ -233,7 +231,7 @@ def test_bad_worker_private_key_is_not_shown(pem):
 
 @pytest.mark.parametrize("port", [1, 80, 443, 8080, 65535, "8081"])
 def test_web_port(port):
-    assert parse(web_port=port).web_port == int(port)
+    assert parse(web_port=port).web.port == int(port)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 2222, 2221, 7777, 7788, 8079, 8888, 10**100 - 1])
@@ -255,7 +253,7 @@ def test_bad_web_port(port):
     ],
 )
 def test_external_url(url, kept):
-    assert parse(external_url=url).external_url == kept
+    assert parse(external_url=url).web.external_url == kept
 
 
 @pytest.mark.parametrize(
@@ -273,7 +271,7 @@ def test_bad_external_url(url):
 
 def test_container_dns_servers():
     options = parse(container_dns_servers="10.0.0.53, FD00::35,10.0.0.53")
-    assert options.container_dns_servers == ("10.0.0.53", "fd00::35")
+    assert options.worker.dns_servers == ("10.0.0.53", "fd00::35")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +286,7 @@ def test_container_dns_servers():
     ],
 )
 def test_advertise_address(given, kept):
-    assert parse(advertise_address=given).advertise_address == kept
+    assert parse(advertise_address=given).web.advertise_address == kept
 
 
 @pytest.mark.parametrize(
@@ -371,7 +369,7 @@ def test_a_value_that_cannot_be_used_concerns_its_own_part_and_the_others_are_re
         **{option: "bad value", "tag": "rack-7", "deployment_mode": "all"} | {option: "bad value"}
     )
     assert options.frozen == {part}
-    assert options.tags == ("rack-7",)
+    assert options.worker.tags == ("rack-7",)
 
 
 def test_all_that_is_wrong_is_listed():

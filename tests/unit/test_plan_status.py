@@ -125,7 +125,7 @@ def test_what_could_not_be_done_is_said(passes, kind):
 
 def test_each_reason_has_a_sentence_with_its_values_and_nothing_left_out():
     for reason in set(Reason) - {Reason.ALL_QUARANTINED}:
-        text = {**status._BLOCKED, **status._WAITING}[reason]
+        text = {**problem_texts.BLOCKED, **problem_texts.WAITING}[reason]
         names = [name for _, name, _, _ in string.Formatter().parse(text) if name]
         values = {name: f"<{name}>" for name in names if name != "application"}
         line = status.sentence(problem(reason, **values), UNIT, Choice())
