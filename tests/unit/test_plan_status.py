@@ -7,7 +7,7 @@ import string
 
 import pytest
 
-from plan import plan, status
+from plan import plan, problem_texts, status
 from plan.gpus import Choice
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
