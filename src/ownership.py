@@ -16,6 +16,7 @@ from host import memory, network, owner, recovery_record, software
 from machine import files
 from oci import wrapper
 from plan.unit_id import UnitId
+from receipts import log as receipts
 from selftest import automatic
 
 _CHARM: typing.Final = "gpu-ci-worker"
@@ -41,7 +42,7 @@ def take(
         progress(f"Clearing away what {former.name} has left on this machine")
         worker.retire(worker.FAREWELL_SECONDS, progress)
         local_postgresql.set_aside(str(former))
-        for room in (worker, web, watch, automatic, wrapper):
+        for room in (worker, web, watch, automatic, wrapper, receipts):
             room.remove()
     if former or new:
         memory.forget()
@@ -61,7 +62,8 @@ def give_up(unit: UnitId) -> None:
     """Remove all that this unit has set up, its database too, and let others have the machine."""
     if not owner.has(unit):
         return
-    for room in (worker, web, local_postgresql, watch, automatic, wrapper, release, network):
+    rooms = (worker, web, local_postgresql, watch, automatic, wrapper, receipts, release, network)
+    for room in rooms:
         room.remove()
     software.remove()
     owner.give_up()

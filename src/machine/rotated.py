@@ -10,6 +10,8 @@ import os
 import pathlib
 import stat
 
+from machine import files
+
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -61,17 +63,24 @@ def lines(path: pathlib.Path, kept: int, longest: int) -> collections.abc.Genera
         OSError: a file can't be read; where there is none, there are no lines.
     """
     with contextlib.ExitStack() as stack:
-        files: dict[tuple[int, int], int] = {}
+        found: dict[tuple[int, int], int] = {}
         # The newest first: what is rotated in between is met again under its next name.
         for name in (path, *(_older(path, number) for number in range(1, kept + 1))):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 descriptor = _open(name, stack, _READ)
                 status = os.fstat(descriptor)
-                files.setdefault((status.st_dev, status.st_ino), descriptor)
-        for descriptor in reversed(files.values()):
+                found.setdefault((status.st_dev, status.st_ino), descriptor)
+        for descriptor in reversed(found.values()):
             with open(descriptor, "rb", closefd=False) as file:
                 while line := file.readline(longest):
                     yield line.removesuffix(b"\n")
+
+
+def remove(path: pathlib.Path, kept: int) -> bool:
+    """Take the log and its older files away. Return True if there were any."""
+    names = [path, *(_older(path, number) for number in range(1, kept + 1))]
+    removed = [files.ensure_absent(name) for name in names]
+    return any(removed)
 
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack, flags: int, mode: int = 0) -> int:

@@ -88,9 +88,11 @@ def remove() -> bool:
     installed again, their GPUs would be given to others. A later call takes it.
     """
     changed = False
-    for path in (FRONT, LINK, BIN, LIB, CONFIG, CORDONS, LOG.parent):
+    logs = (LOG, LOG.with_name(f"{LOG.name}.1"))  # as gpuci.journal has them
+    for path in (FRONT, LINK, BIN, LIB, CONFIG, CORDONS, *logs):
         changed |= files.ensure_absent(path)
-    changed |= files.remove_if_empty(HOME)
+    for folder in (HOME, LOG.parent):
+        changed |= files.remove_if_empty(folder)
     if not _has_users():
         changed |= files.ensure_absent(STORE)
     return files.remove_if_empty(RUN) or changed

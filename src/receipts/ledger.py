@@ -36,6 +36,8 @@ _BOOT: typing.Final = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
 
+_Read = typing.TypeVar("_Read")
+
 Lease = tuple[str, float]
 """A container, and since when it has its GPUs, in seconds since boot."""
 
@@ -186,16 +188,11 @@ class Ledger:
     def _resume(self, moment: Moment, earlier: collections.abc.Mapping[str, object]) -> None:
         """Go on with the accounts that an earlier process had; those that are over are lost."""
         holdings = {(each.container, each.since): each for each in moment.holdings or ()}
-        try:
-            same_boot = earlier.get("boot") == self._boot
-            pending = [form.parse(str(line)) for line in form.items(earlier.get("pending"))]
-            over = {_lease(pair) for pair in form.items(earlier.get("over"))}
-            entries = [form.table(entry) for entry in form.items(earlier.get("open"))]
-            receipts = [form.parse(str(entry.get("receipt"))) for entry in entries]
-            times = [(_time(entry, "since"), _time(entry, "began")) for entry in entries]
-        except form.UnsoundError as error:
-            _log.warning("%s is damaged, its accounts are lost: %s", self._state, error)
-            return
+        same_boot = earlier.get("boot") == self._boot
+        pending = self._sound(earlier, "pending", lambda line: form.parse(str(line)))
+        opened = self._sound(earlier, "open", _opened)
+        over = set(self._sound(earlier, "over", _lease))
+        receipts = [receipt for receipt, _ in opened]
         self._over = over
         written = self._written([*pending, *receipts])
         for receipt in pending:
@@ -203,7 +200,7 @@ class Ledger:
                 self._receipt(receipt)
         if not same_boot:  # the same moment since boot is another one
             holdings.clear()
-        for receipt, (since, began) in zip(receipts, times, strict=True):
+        for receipt, (since, began) in opened:
             holding = holdings.get((receipt.container, since))
             if receipt.key in written:
                 self._over |= {(receipt.container, since)}
@@ -214,6 +211,24 @@ class Ledger:
                 self._receipt(self._lost(receipt))
                 self._over |= {(receipt.container, since)}
         self._over = self._over if same_boot else set()
+
+    def _sound(
+        self,
+        earlier: collections.abc.Mapping[str, object],
+        name: str,
+        read: collections.abc.Callable[[object], _Read],
+    ) -> list[_Read]:
+        """The entries of one of its lists; one that is damaged spoils no other."""
+        found: list[_Read] = []
+        try:
+            for entry in form.items(earlier.get(name)):
+                try:
+                    found.append(read(entry))
+                except form.UnsoundError as error:
+                    _log.warning("%s: one of %s is damaged: %s", self._state, name, error)
+        except form.UnsoundError as error:
+            _log.warning("%s is damaged: %s: %s", self._state, name, error)
+        return found
 
     def _lost(self, receipt: Receipt) -> Receipt:
         """What can be told of a lease whose end nobody saw."""
@@ -287,6 +302,13 @@ def _is_alone(moment: Moment, account: Account, uuid: str) -> bool:
         holding.container == account.container or not holding.in_use
         for holding in moment.holders(uuid)
     )
+
+
+def _opened(entry: object) -> tuple[Receipt, tuple[float, float]]:
+    """An open account as it was saved; since when it has its GPUs, and when it began."""
+    found = form.table(entry)
+    times = _time(found, "since"), _time(found, "began")
+    return form.parse(str(found.get("receipt"))), times
 
 
 def _lease(pair: object) -> Lease:

@@ -28,6 +28,13 @@ def append(path: pathlib.Path, receipt: Receipt) -> None:
     rotated.append(path, receipt.as_line().encode(), full=FULL, kept=KEPT)
 
 
+def remove(path: pathlib.Path = PATH) -> bool:
+    """Take all receipts away. Return True if there were any."""
+    changed = rotated.remove(path, KEPT)
+    files.remove_if_empty(path.parent)
+    return changed
+
+
 def read(
     path: pathlib.Path, about: collections.abc.Collection[str] | None = None
 ) -> collections.abc.Generator[Receipt | None]:

@@ -31,6 +31,7 @@ def rooms(monkeypatch, tmp_path):
         ("web", "remove", None),
         ("automatic", "remove", None),
         ("wrapper", "remove", None),
+        ("receipts", "remove", None),
         ("network", "ensure", None),
         ("network", "remove", None),
         ("software", "remove", None),

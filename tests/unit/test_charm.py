@@ -163,6 +163,7 @@ def test_disabling_takes_the_wrapper_away_after_the_worker_let_go(context, rooms
     assert rooms.worker.tags == ()
     assert not rooms.worker.wrapped
     assert rooms.calls.index("worker.apply") < rooms.calls.index("wrapper.remove")
+    assert "receipts.remove" not in rooms.calls
 
 
 def test_a_lost_gpu_changes_tags_and_status_at_the_next_event(context, rooms):
@@ -217,6 +218,7 @@ def test_remove_takes_every_room_down(context, rooms):
         "worker.remove",
         "web.remove",
         "wrapper.remove",
+        "receipts.remove",
         "release.remove",
         "network.remove",
         "software.remove",

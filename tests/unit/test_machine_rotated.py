@@ -56,6 +56,15 @@ def test_where_there_is_no_log_there_are_no_lines(path):
         append(path.parent / "none/receipts.log", b"x")
 
 
+def test_all_of_it_goes_and_nothing_beside_it(path):
+    (path.parent / "oci.log").touch()
+    for _ in range(3):
+        append(path, b"x", full=1)
+    assert rotated.remove(path, 3)
+    assert [one.name for one in path.parent.iterdir()] == ["oci.log"]
+    assert not rotated.remove(path, 3)
+
+
 def test_only_root_and_its_group_read_it_whatever_the_umask(path):
     before = os.umask(0)
     try:

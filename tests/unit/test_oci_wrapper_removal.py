@@ -56,6 +56,17 @@ def test_a_store_in_which_somebody_has_a_gpu_stays_until_that_is_over(machine):
     assert not wrapper.remove()
 
 
+def test_its_logs_go_and_the_receipts_beside_them_stay(machine):
+    logs = [wrapper.LOG.with_name(name) for name in ("oci.log", "oci.log.1", "receipts.log")]
+    for log in logs:
+        log.write_text("{}\n")
+    assert wrapper.remove()
+    assert [*wrapper.LOG.parent.iterdir()] == [logs[2]]
+    logs[2].unlink()
+    assert wrapper.remove()
+    assert not wrapper.LOG.parent.exists()
+
+
 def test_a_store_that_cannot_be_read_stays(machine):
     hold(Host().me())
     (wrapper.STORE / "leases.json").write_text("{")

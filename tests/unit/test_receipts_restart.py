@@ -170,6 +170,28 @@ def test_a_damaged_state_is_left_behind_and_the_watch_goes_on(rig, text):
     assert rig.only().held_s == 20
 
 
+@pytest.mark.parametrize("damage", [{"receipt": "{}"}, {"since": "x"}, {"began": None}, 7])
+def test_one_damaged_entry_costs_no_other_lease_anything(rig, caplog, damage):
+    rig.turn(held=[holding(), holding("c2", (B,))], at=102)
+    rig.look(120)
+    rig.turn(at=140)
+    state = json.loads(rig.state.read_text())
+    first, second = state["open"]
+    state["open"] = [{**second, **damage} if isinstance(damage, dict) else damage, first]
+    state["over"] = [["c1"], *state["over"]]
+    state["pending"] = ["x", *state["pending"]]
+    rig.state.write_text(json.dumps(state))
+    rig.start()
+    rig.turn(at=140)
+    rig.look(150)
+    rig.turn(held=[], at=160)
+    one, other = sorted(rig.receipts(), key=lambda receipt: receipt.container)
+    assert (one.container, one.held_s, one.gpus[0].used_s) == ("c1", 60, 20 + 20)
+    # It is open still, and begins as the store says; what it did before counts for 30 s.
+    assert (other.container, other.held_s, other.gpus[0].watched_s) == ("c2", 60, 30 + 10)
+    assert caplog.text.count("is damaged") == 3
+
+
 def test_receipts_wait_for_a_disk_that_is_full_and_come_once(rig, caplog):
     rig.turn(held=[holding(), holding("c2", (B,))], at=100)
     with files_end_at(0):
