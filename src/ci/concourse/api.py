@@ -1,0 +1,128 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The API of the web on this machine, asked as its admin.
+
+The password is read where web itself has it; it and the token are in no argument, log or file of
+ours. Programs that run without packages use this too: standard library only.
+"""
+
+import base64
+import collections.abc
+import http.client
+import pathlib
+import re
+import time
+import typing
+import urllib.parse
+
+from ci.concourse import escaping, handles
+
+_ADDRESS: typing.Final = "127.0.0.1"
+_PATIENCE: typing.Final = 5.0  # for one answer
+_LARGEST: typing.Final = 1 << 22  # of an answer, in bytes; a worker takes some 3 KiB of a list
+_MOST_REQUESTS: typing.Final = 500
+
+
+class WebError(Exception):
+    """Web can't be asked, or gives no answer; the text says why, without any secret."""
+
+
+class Api:
+    """Web's API on this machine, asked as its admin."""
+
+    def __init__(self, settings: pathlib.Path, seconds: float) -> None:
+        """Log in.
+
+        Args:
+            settings: those of web, with its port, its admin and the password.
+            seconds: how long all questions together may take.
+
+        Raises:
+            WebError: web can't be asked, or gives no token.
+            ci.concourse.handles.AnswerError: what it answers is no answer.
+        """
+        self._port, user, password = _access(settings)
+        self._left, self._seconds = _MOST_REQUESTS, seconds
+        self._end = time.monotonic() + seconds
+        form = {
+            "grant_type": "password", "username": user, "password": password,
+            "scope": handles.SCOPE,
+        }  # fmt: skip
+        client = base64.b64encode(":".join(handles.CLIENT).encode()).decode()
+        headers = {
+            "Authorization": f"Basic {client}",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        body = urllib.parse.urlencode(form)
+        answer = self._ask("POST", handles.LOGIN_PATH, headers, body)
+        if answer is None:
+            raise WebError("web gives no token for its admin's password")
+        self._headers = {"Authorization": f"Bearer {handles.token(answer)}"}
+
+    def get(self, path: str) -> bytes | None:
+        """What web has there; None where it has no such thing.
+
+        Raises:
+            WebError: it gives no answer.
+        """
+        return self._ask("GET", path, self._headers, None)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        headers: collections.abc.Mapping[str, str],
+        body: str | None,
+    ) -> bytes | None:
+        """The answer; None where web has no such thing."""
+        self._left -= 1
+        if self._left < 0:
+            raise WebError("it takes too many questions")
+        connection = http.client.HTTPConnection(_ADDRESS, self._port, timeout=self._patience())
+        try:
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            if response.status in (http.client.NOT_FOUND, http.client.FORBIDDEN):
+                return None
+            if response.status != http.client.OK:
+                raise WebError(f"web answers {response.status}")
+            return self._read(response)
+        except (OSError, http.client.HTTPException) as error:
+            raise WebError(f"web does not answer: {type(error).__name__}") from error
+        finally:
+            connection.close()
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        found = b""
+        while more := response.read1(1 << 16):
+            self._patience()
+            found += more
+            if len(found) > _LARGEST:
+                raise WebError(f"an answer of web is larger than {_LARGEST} bytes")
+        return found
+
+    def _patience(self) -> float:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise WebError(f"web takes longer than {self._seconds:g} s")
+        return min(left, _PATIENCE)
+
+
+def _access(settings: pathlib.Path) -> tuple[int, str, str]:
+    """Web's port, its admin and the password."""
+    try:
+        text = settings.read_text()
+    except OSError as error:
+        raise WebError(f"{settings} can't be read: {error.strerror}") from error
+    # The admin is the first of the users, and neither it nor its password has a comma.
+    admin = _setting(text, "CONCOURSE_ADD_LOCAL_USER").partition(",")[0]
+    user, colon, password = admin.partition(":")
+    port = _setting(text, "CONCOURSE_BIND_PORT")
+    if not colon or not port.isdecimal():
+        raise WebError(f"{settings} names no admin or no port")
+    return int(port), user, password
+
+
+def _setting(text: str, name: str) -> str:
+    found = re.search(f"^{name}=(.*)$", text, re.MULTILINE)
+    return escaping.plain_value(found.group(1)) if found else ""
