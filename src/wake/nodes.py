@@ -10,10 +10,14 @@ from machine import files
 
 DEV: typing.Final = pathlib.Path("/dev")
 DRI: typing.Final = DEV / "dri"
+# What opens MIG devices: two of each, and nothing else tells of one more on a card that is here.
+CAPS: typing.Final = DEV / "nvidia-caps"
 # What the charm saw last; gone at a reboot, after which Juju wakes it by itself.
 NOTE: typing.Final = pathlib.Path("/run/gpu-ci/devices")
 
-_NAME: typing.Final = re.compile(r"nvidia[0-9]+|nvidiactl|nvidia-uvm|kfd|renderD[0-9]+|card[0-9]+")
+_NAME: typing.Final = re.compile(
+    r"nvidia[0-9]+|nvidiactl|nvidia-uvm|nvidia-cap[0-9]+|kfd|renderD[0-9]+|card[0-9]+"
+)
 
 
 def may_be(name: str) -> bool:
@@ -21,7 +25,7 @@ def may_be(name: str) -> bool:
 
     The empty name stands for any.
     """
-    return name in ("", DRI.name) or bool(_NAME.fullmatch(name))
+    return name in ("", DRI.name, CAPS.name) or bool(_NAME.fullmatch(name))
 
 
 def present() -> tuple[str, ...]:
@@ -30,9 +34,8 @@ def present() -> tuple[str, ...]:
     Raises:
         OSError: they can't be looked at.
     """
-    found = [path.name for path in DEV.iterdir()]
-    if DRI.is_dir():
-        found += [path.name for path in DRI.iterdir()]
+    folders = [DEV, *filter(pathlib.Path.is_dir, (DRI, CAPS))]
+    found = [path.name for folder in folders for path in folder.iterdir()]
     return tuple(sorted(filter(_NAME.fullmatch, found)))
 
 

@@ -89,8 +89,9 @@ def _settled(changes: inotify.Watch) -> tuple[str, ...]:
     end = time.monotonic() + _AT_MOST
     while _await_change(changes, _QUIET) and time.monotonic() < end:
         pass
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        changes.add(nodes.DRI)
+    for folder in (nodes.DRI, nodes.CAPS):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            changes.add(folder)
     return nodes.present()
 
 

@@ -31,6 +31,7 @@ class Day:
         self.watched = set()
         monkeypatch.setattr(nodes, "DEV", self.dev)
         monkeypatch.setattr(nodes, "DRI", self.dev / "dri")
+        monkeypatch.setattr(nodes, "CAPS", self.dev / "nvidia-caps")
         monkeypatch.setattr(nodes, "NOTE", tmp_path / "run/devices")
         clock = types.SimpleNamespace(monotonic=lambda: self.now, sleep=self.pass_time)
         monkeypatch.setattr(watch, "time", clock)
@@ -119,7 +120,19 @@ def test_nodes_of_other_vendors_count_and_a_folder_that_comes_with_them_is_watch
     day.at(10, "kfd")
     day.at(100, "dri/card1", "dri/renderD128")
     assert day.follow() == [(11, ("kfd",)), (101, ("card1", "kfd", "renderD128"))]
-    assert day.watched == {nodes.DEV, nodes.DRI}
+    assert day.watched == {nodes.DEV, nodes.DRI, nodes.CAPS}
+
+
+def test_a_mig_device_more_or_less_on_a_card_that_stays_wakes(day):
+    first, second = "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap39"
+    for name in (*CARD, first):
+        day.put(name, gone=False)
+    nodes.note(nodes.present())
+    day.notes = True
+    day.at(10, second)
+    day.at(100, second, gone=True)
+    caps = ("nvidia-cap30", "nvidia-cap39")
+    assert day.follow() == [(11, (*caps, *CARD)), (101, (caps[0], *CARD))]
 
 
 def test_it_starts_with_a_wake_only_where_the_charm_knows_of_others(day):
