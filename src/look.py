@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import typing
 
-from ci.concourse import local_postgresql, release, web, worker
+from ci.concourse import local_postgresql, release, web, web_health, worker
 from driver_upgrade import walk
 from gpu import detect, foreign, kernel
 from gpu.inventory import Inventory, Vendor
@@ -121,6 +121,7 @@ def at_services() -> status.Running:
     """What this unit's services tell just now."""
     return status.Running(
         web=web.healthy(),
+        lost_database=web_health.lost_database(),
         worker=worker.healthy(),
         connected=worker.is_connected(),
         copies=worker.copies_volumes(),

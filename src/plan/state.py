@@ -182,7 +182,12 @@ class Tsa:
 
 @dataclasses.dataclass(frozen=True)
 class Database:
-    """How to reach PostgreSQL. `ca` is a PEM certificate, empty without TLS."""
+    """How to reach PostgreSQL.
+
+    Attributes:
+        others: further hosts of its cluster, which listen on the same port.
+        ca: PEM certificates of who signed its own; empty without TLS, or where nobody says.
+    """
 
     host: str
     port: int
@@ -191,6 +196,7 @@ class Database:
     password: str = dataclasses.field(repr=False)
     tls: bool = False
     ca: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,6 +40,7 @@ class Running:
     """Which of this unit's services answered just now, and what else is told of the worker.
 
     Attributes:
+        lost_database: where web's database can't be reached, and why; or empty.
         connected: web has let it in.
         copies: its volumes are copies.
         watch: the GPUs' watch, where there is to be one.
@@ -47,6 +48,7 @@ class Running:
     """
 
     web: bool = False
+    lost_database: str = ""
     worker: bool = False
     connected: bool = False
     copies: bool = False
@@ -78,7 +80,9 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if running.suspect and plan.choice.gpus:
         said.append(Line(Kind.BLOCKED, _suspect(state, plan, running.suspect)))
     said += [sentence(problem, state, plan.choice) for problem in plan.problems]
-    if plan.web and not isinstance(plan.web, Keep) and not running.web:
+    if plan.web and running.lost_database:
+        said.append(Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}"))
+    elif plan.web and not isinstance(plan.web, Keep) and not running.web:
         said.append(Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web"))
     if plan.worker and not isinstance(plan.worker, Keep) and not running.worker:
         text = "Waiting for the worker to answer: journalctl -u concourse-worker"

@@ -9,6 +9,7 @@ import typing
 
 import ops
 
+from plan import certificates
 from plan.state import Database
 from relations import secrets
 
@@ -58,19 +59,35 @@ def read(model: ops.Model) -> Offer:
             data.update(secrets.content(model, uri, refresh=True))
     except secrets.WithheldError:
         return Offer(related=True, withheld=True)
-    # Several endpoints are one cluster's; the first is the primary's.
-    match = _ENDPOINT.fullmatch(data.get("endpoints", "").split(",")[0].strip())
+    hosts, port = _hosts(data.get("endpoints", ""))
     user, password = data.get("username", ""), data.get("password", "")
-    name = data.get("database") or DATABASE
-    if not match or not user or not password or not f"{name}{user}{password}".isprintable():
+    name, ca = data.get("database") or DATABASE, data.get("tls-ca", "")
+    sound = f"{name}{user}{password}".isprintable() and (not ca or certificates.is_sound(ca))
+    if not hosts or not user or not password or not sound:
         return Offer(related=True)
     database = Database(
-        host=match.group(1).strip("[]"),
-        port=int(match.group(2)),
+        host=hosts[0],
+        others=hosts[1:],
+        port=port,
         name=name,
         user=user,
         password=password,
         tls=data.get("tls", "").lower() == "true",
-        ca=data.get("tls-ca", ""),
+        ca=ca,
     )
     return Offer(related=True, database=database)
+
+
+def _hosts(endpoints: str) -> tuple[tuple[str, ...], int]:
+    """The hosts of a cluster, the primary's first, and their port; none where one is malformed.
+
+    Concourse takes several hosts but one port, so a host with another port is left out.
+    """
+    found: list[tuple[str, int]] = []
+    for text in endpoints.split(","):
+        match = _ENDPOINT.fullmatch(text.strip())
+        if not match or not 0 < int(match.group(2)) < 65536:
+            return (), 0
+        found.append((match.group(1).strip("[]"), int(match.group(2))))
+    port = found[0][1]
+    return tuple(dict.fromkeys(host for host, own in found if own == port)), port

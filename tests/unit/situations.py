@@ -173,6 +173,7 @@ class Rooms:
     after_test: dict[str, object] = dataclasses.field(default_factory=dict)
     worker: WorkerPlan | None = None
     web: WebPlan | None = None
+    lost_database: str = ""
     gpu: GpuPlan | None = None
     worker_key: str = ""
     new_password: str = "secret-password"
@@ -209,12 +210,13 @@ class Rooms:
         return call
 
     def replace_software(self, monkeypatch):
-        """Have what is looked for, brought and remembered of driver and toolkit be this one's."""
+        """Have what is looked for, brought and remembered of the machine be this one's."""
         memory = look.memory
         for room, name, answer in (
             (look.driver, "look", lambda: self.driver),
             (look.toolkit, "look", lambda: self.packaged),
             (look.walk, "said", str),
+            (look.web_health, "lost_database", lambda: self.lost_database),
             (charm.equipment, "ensure", self.equip),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
             (memory.kernel_modules, "boot", lambda _: self.boot),

@@ -10,6 +10,7 @@ from ops import testing
 
 import charm
 from plan.state import Database
+from tests import certificates
 from tests.unit.situations import (
     HOST_KEY,
     HOST_PEM,
@@ -20,6 +21,8 @@ from tests.unit.situations import (
     two_webs,
     workers,
 )
+
+CA = certificates.ca()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_a_departed_workers_key_is_revoked(context, rooms):
 
 def test_web_takes_the_database_from_secrets(context, rooms):
     user = testing.Secret({"username": "relation-5", "password": "s3cret"})
-    tls = testing.Secret({"tls": "True", "tls-ca": "PEM"})
+    tls = testing.Secret({"tls": "True", "tls-ca": CA})
     relation = database(
         **{
             "endpoints": "10.0.0.9:5432,10.0.0.8:5432",
@@ -150,7 +153,14 @@ def test_web_takes_the_database_from_secrets(context, rooms):
     before = dataclasses.replace(state("web", [relation]), secrets=[user, tls])
     after = context.run(context.on.relation_changed(relation), before)
     assert rooms.web.database == Database(
-        "10.0.0.9", 5432, "concourse", "relation-5", "s3cret", tls=True, ca="PEM"
+        "10.0.0.9",
+        5432,
+        "concourse",
+        "relation-5",
+        "s3cret",
+        tls=True,
+        ca=CA,
+        others=("10.0.0.8",),
     )
     asked = after.get_relation(relation.id).local_app_data
     assert asked["database"] == "concourse"

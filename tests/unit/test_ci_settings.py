@@ -132,7 +132,7 @@ def test_a_web_queues_tasks_in_its_scheduler_from_8_3_on(files, version, queues)
     ],
 )
 def test_a_webs_url_is_read_back_as_it_was_told(files, monkeypatch, tmp_path, option, url):
-    monkeypatch.setattr(concourse_web, "_ENVIRONMENT", tmp_path / "web.env")
+    monkeypatch.setattr(concourse_web, "ENVIRONMENT", tmp_path / "web.env")
     assert concourse_web.url() is None
     web(files, plan.make(unit("web", options={"external-url": option})))
     (tmp_path / "web.env").write_text(files["web.env"])

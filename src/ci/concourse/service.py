@@ -4,6 +4,7 @@
 
 import hashlib
 import http.client
+import json
 import pathlib
 import re
 import typing
@@ -16,6 +17,7 @@ KEYS: typing.Final = CONFIG / "keys"
 USER: typing.Final = "concourse"
 
 _REVISION: typing.Final = "GPUCI_REVISION"
+_LONGEST: typing.Final = 1 << 20  # bytes of an answer; web's of a hundred workers has 20,000
 
 
 def ensure_keys_folder() -> bool:
@@ -86,6 +88,34 @@ def answers(port: int, path: str) -> bool:
         if scarcity.is_told_by(error):
             raise
         return False
+    finally:
+        connection.close()
+
+
+def asked(port: int, path: str, patience: float) -> object:
+    """What a service on this machine's loopback answers to a GET in JSON, whatever its status.
+
+    Args:
+        port: where it listens.
+        path: what it is asked for.
+        patience: how many seconds it may take.
+
+    Returns:
+        None where it does not answer so.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be asked.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience)
+    try:
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read(_LONGEST))
+    except (http.client.HTTPException, ValueError):
+        return None
+    except OSError as error:
+        if scarcity.is_told_by(error):
+            raise
+        return None
     finally:
         connection.close()
 

@@ -8,26 +8,19 @@ import pathlib
 import secrets
 import typing
 
-from ci.concourse import keys, local_postgresql, release, service
-from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
+from ci.concourse import keys, local_postgresql, release, service, web_files
+from ci.concourse.web_files import AUTHORIZED
+from ci.concourse.web_health import ENVIRONMENT, healthy, unreachable_database
 from machine import files, services, templates, users, waiting
 from plan.parts import WebPlan
-from plan.state import Database, WebSecrets
+from plan.state import WebSecrets
 
 SERVICE: typing.Final = "concourse-web.service"
 
-ADMIN: typing.Final = "admin"
+ADMIN: typing.Final = web_files.ADMIN
 
-_ENVIRONMENT: typing.Final = service.CONFIG / "web.env"
-_HOST_KEY: typing.Final = service.KEYS / "tsa_host_key"
-_SIGNING_KEY: typing.Final = service.KEYS / "session_signing_key"
-_AUTHORIZED: typing.Final = service.KEYS / "authorized_worker_keys"
-_CA: typing.Final = service.KEYS / "postgresql_ca.pem"
 # Which process has read which authorized keys.
 _READ: typing.Final = pathlib.Path("/run/gpu-ci/web-authorized-keys")
-# For workers that name no limit of their own: no limit. Without a number here, those that name
-# one are not held to it either (concourse 95872ce1a atc/worker/placement.go:337-350).
-_MAX_ACTIVE_TASKS: typing.Final = 1000
 _START: typing.Final = 60.0  # seconds; about 3, the first time longer: it makes its tables
 
 
@@ -55,24 +48,25 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
     changed = users.ensure_user(service.USER, pathlib.Path("/nonexistent"))
     if plan.database is None:
         changed |= local_postgresql.ensure(progress)
-    changed |= _write_keys(plan)
+    read_once, wrote = web_files.write(plan)
+    changed |= wrote
     content = templates.render(
         SERVICE,
         command=f"{release.CURRENT}/bin/concourse web",
-        environment=_ENVIRONMENT,
+        environment=ENVIRONMENT,
         low_port=plan.port < 1024,
     )
     changed |= services.ensure_unit(SERVICE, content)
     current = str(release.CURRENT.resolve())
     revision, wrote = service.ensure_settings(
-        _ENVIRONMENT, "web.env", _settings(plan), content, current
+        ENVIRONMENT, "web.env", web_files.settings(plan), content, current, *read_once
     )
     changed |= wrote
     if service.runs_with(SERVICE, revision):
         return _reload_keys() or changed
     progress("Starting Concourse's web")
     services.ensure_running(SERVICE, restart=True)
-    waiting.until(healthy, _START)
+    _wait()
     _note_read_keys()
     return True
 
@@ -86,10 +80,10 @@ def authorize(worker_keys: collections.abc.Iterable[str]) -> bool:
     Raises:
         machine.process.CommandError: if systemd can't reload it.
     """
-    if not _AUTHORIZED.exists():
+    if not AUTHORIZED.exists():
         return False
     content = "".join(f"{key}\n" for key in worker_keys)
-    changed = files.ensure_file(_AUTHORIZED, content, mode=0o600, owner=service.USER)
+    changed = files.ensure_file(AUTHORIZED, content, mode=0o600, owner=service.USER)
     return (_reload_keys() if services.main_pid(SERVICE) else False) or changed
 
 
@@ -103,30 +97,24 @@ def new_secrets() -> WebSecrets:
     )
 
 
-def healthy() -> bool:
-    """Whether web answers, within a second."""
-    port = service.setting(_ENVIRONMENT, "CONCOURSE_BIND_PORT")
-    return port is not None and service.answers(int(port), "/api/v1/info")
-
-
 def url() -> str | None:
     """Where the web that this unit has been given tells people to find it; None without web."""
-    return service.setting(_ENVIRONMENT, "CONCOURSE_EXTERNAL_URL")
+    return service.setting(ENVIRONMENT, "CONCOURSE_EXTERNAL_URL")
 
 
 def peer_address() -> str:
     """The address that other web units are told of this one; empty before its first start."""
-    return service.setting(_ENVIRONMENT, "CONCOURSE_PEER_ADDRESS") or ""
+    return service.setting(ENVIRONMENT, "CONCOURSE_PEER_ADDRESS") or ""
 
 
 def is_set_up() -> bool:
     """Whether a web was set up here, running or not."""
-    return _ENVIRONMENT.exists()
+    return ENVIRONMENT.exists()
 
 
 def uses_local_database() -> bool:
     """Whether the web that was set up here keeps its data in PostgreSQL on this machine."""
-    return service.setting(_ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET") is not None
+    return service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET") is not None
 
 
 def remove() -> bool:
@@ -136,58 +124,14 @@ def remove() -> bool:
     `ci.concourse.local_postgresql`.
     """
     removed = services.remove_unit(SERVICE)
-    for path in (_ENVIRONMENT, _HOST_KEY, _SIGNING_KEY, _AUTHORIZED, _CA, _READ):
+    removed |= web_files.remove()
+    for path in (ENVIRONMENT, _READ):
         removed |= files.ensure_absent(path)
     removed |= files.remove_if_empty(_READ.parent)
     removed |= users.ensure_no_user(service.USER)
     if service.KEYS.is_dir():  # the worker's are still in it
         removed |= service.ensure_keys_folder()
     return service.remove_empty_folders() or removed
-
-
-def _write_keys(plan: WebPlan) -> bool:
-    service.ensure_keys_folder()
-    authorized = "".join(f"{key}\n" for key in plan.worker_keys)
-    contents = {
-        _HOST_KEY: plan.secrets.tsa_host_key,
-        _SIGNING_KEY: plan.secrets.session_signing_key,
-        _AUTHORIZED: authorized,
-    }
-    ca = plan.database.ca if plan.database else ""
-    changed = False if ca else files.ensure_absent(_CA)
-    if ca:
-        contents[_CA] = ca
-    for path, content in contents.items():
-        changed |= files.ensure_file(path, content, mode=0o600, owner=service.USER)
-    return changed
-
-
-def _settings(plan: WebPlan) -> dict[str, typing.Any]:
-    return {
-        "address": plan.address,
-        "port": plan.port,
-        "external_url": plan.external_url,
-        "admin": ADMIN,
-        "admin_password": plan.secrets.admin_password,
-        "session_signing_key": str(_SIGNING_KEY),
-        "tsa_host_key": str(_HOST_KEY),
-        "authorized_keys": str(_AUTHORIZED),
-        "tsa_port": TSA_PORT,
-        "request_timeout": WEB_REQUEST_TIMEOUT,
-        "queues_tasks": plan.queues_tasks,
-        "max_active_tasks": _MAX_ACTIVE_TASKS,
-        "database": plan.database,
-        "sslmode": _sslmode(plan.database),
-        "ca": str(_CA),
-        "socket": str(local_postgresql.SOCKET_FOLDER),
-    }
-
-
-def _sslmode(database: Database | None) -> str:
-    if database is None or not database.tls:
-        return "disable"
-    # Not verify-full: the address in the relation need not be a name in the certificate.
-    return "verify-ca" if database.ca else "require"
 
 
 def _reload_keys() -> bool:
@@ -198,9 +142,14 @@ def _reload_keys() -> bool:
     else:
         # A SIGHUP that comes before web listens for it would end it.
         services.ensure_running(SERVICE, restart=True)
-        waiting.until(healthy, _START)
+        _wait()
     _note_read_keys()
     return True
+
+
+def _wait() -> None:
+    """Wait until web answers. Without its database it does not, and tries again by itself."""
+    waiting.until(lambda: healthy() or unreachable_database(), _START)
 
 
 def _note_read_keys() -> None:
@@ -210,5 +159,5 @@ def _note_read_keys() -> None:
 
 def _read_keys() -> str:
     """Which process there is, and which keys it is to know."""
-    authorized = (files.read_text(_AUTHORIZED) or "").encode()
+    authorized = (files.read_text(AUTHORIZED) or "").encode()
     return f"{services.main_pid(SERVICE)} {hashlib.sha256(authorized).hexdigest()}"

@@ -1,0 +1,95 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What Concourse's web reads when it starts: its settings, and the files that they name."""
+
+import ipaddress
+import pathlib
+import typing
+
+from ci.concourse import local_postgresql, service
+from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
+from machine import files
+from plan.parts import WebPlan
+from plan.state import Database
+
+ADMIN: typing.Final = "admin"
+AUTHORIZED: typing.Final = service.KEYS / "authorized_worker_keys"
+
+_HOST_KEY: typing.Final = service.KEYS / "tsa_host_key"
+_SIGNING_KEY: typing.Final = service.KEYS / "session_signing_key"
+_CA: typing.Final = service.KEYS / "postgresql_ca.pem"
+# For workers that name no limit of their own: no limit. Without a number here, those that name
+# one are not held to it either (concourse 95872ce1a atc/worker/placement.go:337-350).
+_MAX_ACTIVE_TASKS: typing.Final = 1000
+
+
+def write(plan: WebPlan) -> tuple[tuple[str, ...], bool]:
+    """Have the files that web's settings name.
+
+    Returns:
+        What web reads of them at its start and never again, and whether any had to be changed.
+    """
+    service.ensure_keys_folder()
+    contents = {
+        _HOST_KEY: plan.secrets.tsa_host_key,
+        _SIGNING_KEY: plan.secrets.session_signing_key,
+        _CA: plan.database.ca if plan.database else "",
+    }
+    changed = _ensure(AUTHORIZED, "".join(f"{key}\n" for key in plan.worker_keys))
+    for path, content in contents.items():
+        changed |= _ensure(path, content) if content else files.ensure_absent(path)
+    return tuple(contents.values()), changed
+
+
+def remove() -> bool:
+    """Remove them. Return True if any was there."""
+    removed = False
+    for path in (_HOST_KEY, _SIGNING_KEY, AUTHORIZED, _CA):
+        removed |= files.ensure_absent(path)
+    return removed
+
+
+def settings(plan: WebPlan) -> dict[str, typing.Any]:
+    """What templates/web.env shows."""
+    database = plan.database
+    return {
+        "address": plan.address,
+        "port": plan.port,
+        "external_url": plan.external_url,
+        "admin": ADMIN,
+        "admin_password": plan.secrets.admin_password,
+        "session_signing_key": str(_SIGNING_KEY),
+        "tsa_host_key": str(_HOST_KEY),
+        "authorized_keys": str(AUTHORIZED),
+        "tsa_port": TSA_PORT,
+        "request_timeout": WEB_REQUEST_TIMEOUT,
+        "queues_tasks": plan.queues_tasks,
+        "max_active_tasks": _MAX_ACTIVE_TASKS,
+        "database": database,
+        "hosts": ",".join((database.host, *database.others)) if database else "",
+        "sslmode": _sslmode(database),
+        "ca": str(_CA),
+        "socket": str(local_postgresql.SOCKET_FOLDER),
+    }
+
+
+def _ensure(path: pathlib.Path, content: str) -> bool:
+    return files.ensure_file(path, content, mode=0o600, owner=service.USER)
+
+
+def _sslmode(database: Database | None) -> str:
+    if database is None or not database.tls:
+        return "disable"
+    if not database.ca:
+        return "require"
+    # Certificates have their server's name in them, but not every one has its address.
+    by_name = not any(_is_address(host) for host in (database.host, *database.others))
+    return "verify-full" if by_name else "verify-ca"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Whether the web here does its work: what it answers, and whether it has its database."""
+
+import os
+import pathlib
+import socket
+import typing
+
+from ci.concourse import service
+from machine import scarcity
+
+ENVIRONMENT: typing.Final = service.CONFIG / "web.env"
+
+_PATIENCE: typing.Final = 2.0  # seconds; a database that a CI can work with answers in 0.1
+
+
+def healthy() -> bool:
+    """Whether web answers, within a second."""
+    port = _port()
+    return port is not None and service.answers(port, "/api/v1/info")
+
+
+def lost_database() -> str:
+    """The address of a database that web can't reach, and why; empty where nothing is known to be.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be told.
+    """
+    return unreachable_database() or _unusable_database()
+
+
+def unreachable_database() -> str:
+    """The same, but of a database that can't even be connected to from this machine."""
+    folder = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET")
+    if folder is not None:
+        path = pathlib.Path(folder, ".s.PGSQL.5432")
+        why = _refusal(socket.AF_UNIX, str(path))
+        return f"at {folder} ({why})" if why else ""
+    hosts = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_HOST")
+    port = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_PORT") or ""
+    told: list[str] = []
+    for host in (hosts or "").split(",") if port.isdigit() else ():
+        why = _refusal(None, (host, int(port)))
+        if not why:
+            return ""
+        told.append(f"{f'[{host}]' if ':' in host else host}:{port} ({why})")
+    return " and ".join(told)
+
+
+def _unusable_database() -> str:
+    """What web itself says of its database, as 8.3 and later do."""
+    port = _port()
+    told = service.asked(port, "/api/v1/health", _PATIENCE + 1) if port is not None else None
+    database = told.get("database") if isinstance(told, dict) else None
+    if not isinstance(database, dict):
+        return ""
+    fields = typing.cast(dict[str, object], database)
+    if fields.get("status") != "unhealthy":
+        return ""
+    host = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_HOST")
+    where = host or service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET") or ""
+    return f"{where} (web says: {str(fields.get('error', ''))[:60]})"
+
+
+def _port() -> int | None:
+    port = service.setting(ENVIRONMENT, "CONCOURSE_BIND_PORT")
+    return int(port) if port is not None else None
+
+
+def _refusal(family: int | None, address: typing.Any) -> str:
+    """Why nobody at an address takes a connection; empty where somebody does."""
+    try:
+        if family is None:
+            socket.create_connection(address, timeout=_PATIENCE).close()
+        else:
+            with socket.socket(family) as one:
+                one.settimeout(_PATIENCE)
+                one.connect(address)
+    except OSError as error:
+        if scarcity.is_told_by(error):
+            raise
+        number = error.errno
+        return "no answer" if isinstance(error, TimeoutError) else _words(number)
+    return ""
+
+
+def _words(number: int | None) -> str:
+    # A resolver's errors have numbers of their own, below 0.
+    return os.strerror(number).lower() if number and number > 0 else "its name is not known"

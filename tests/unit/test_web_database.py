@@ -1,0 +1,167 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The web's database: over TLS, on several hosts, away and back, with other credentials."""
+
+import dataclasses
+import socket
+
+import pytest
+from ops import testing
+
+from ci.concourse import service, web_files, web_health
+from plan import plan
+from plan.state import Database
+from tests import certificates
+from tests.unit.situations import DATABASE, WEB, database, state, unit
+
+CA = certificates.ca()
+GOOD = {"endpoints": "10.0.0.9:5432", "username": "u", "password": "p"}
+
+
+def read(context, rooms, **data):
+    """What web is told of a database, and what status says."""
+    relation = database(**{**GOOD, **data})
+    after = context.run(context.on.relation_changed(relation), state("web", [relation]))
+    return rooms.web and rooms.web.database, after.unit_status
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "host", "others"),
+    [
+        ("10.0.0.9:5432", "10.0.0.9", ()),
+        ("10.0.0.9:5432, 10.0.0.8:5432,10.0.0.9:5432", "10.0.0.9", ("10.0.0.8",)),
+        ("[fd00::1]:5432,db.example.com:5432", "fd00::1", ("db.example.com",)),
+        # Concourse has one port for all hosts.
+        ("10.0.0.9:5432,10.0.0.8:6432", "10.0.0.9", ()),
+    ],
+)
+def test_each_host_of_a_cluster_is_used(context, rooms, endpoints, host, others):
+    told, _ = read(context, rooms, endpoints=endpoints)
+    assert (told.host, told.others, told.port) == (host, others, 5432)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"endpoints": ""},
+        {"endpoints": "10.0.0.9:5432,"},
+        {"endpoints": "10.0.0.9:5432,10.0.0.8"},
+        {"endpoints": "10.0.0.9:5432,a b:5432"},
+        {"endpoints": "10.0.0.9:0"},
+        {"endpoints": "10.0.0.9:65536"},
+        {"endpoints": "10.0.0.9:5432\nCONCOURSE_X=1"},
+        {"tls": "True", "tls-ca": "PEM"},
+        {"tls": "True", "tls-ca": CA.replace("MII", "AAA", 1)},
+        {"tls": "True", "tls-ca": "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----"},
+    ],
+)
+def test_what_can_not_be_used_is_waited_for(context, rooms, data):
+    told, status = read(context, rooms, **data)
+    assert told is None
+    assert status == testing.WaitingStatus("Waiting for the database's address and credentials")
+
+
+@pytest.mark.parametrize(
+    ("host", "others", "tls", "ca", "mode"),
+    [
+        ("10.0.0.9", (), False, "", "disable"),
+        # No downgrade: the certificate counts only where the other side says that it has TLS.
+        ("10.0.0.9", (), True, "", "require"),
+        ("10.0.0.9", (), True, CA, "verify-ca"),
+        ("fd00::1", (), True, CA, "verify-ca"),
+        ("db.example.com", (), True, CA, "verify-full"),
+        ("db.example.com", ("10.0.0.8",), True, CA, "verify-ca"),
+        ("a.example.com", ("b.example.com",), True, CA, "verify-full"),
+    ],
+)
+def test_the_server_is_verified_by_its_name_where_it_has_one(host, others, tls, ca, mode):
+    one = Database(host, 5432, "c", "u", "p", tls=tls, ca=ca, others=others)
+    made = plan.make(unit("web", web=dataclasses.replace(WEB, database=one))).web
+    assert web_files.settings(made)["sslmode"] == mode
+    assert web_files.settings(made)["hosts"] == ",".join((host, *others))
+
+
+def test_a_lost_database_is_waited_for_with_its_address(context, rooms):
+    rooms.lost_database = "10.0.0.9:5432 (connection refused)"
+    before = state("web", [database(**GOOD)])
+    lost = context.run(context.on.update_status(), before)
+    assert lost.unit_status == testing.WaitingStatus(
+        "Web can't reach its database: 10.0.0.9:5432 (connection refused)"
+    )
+    rooms.lost_database = ""
+    back = context.run(context.on.update_status(), lost)
+    assert back.unit_status == testing.ActiveStatus("Web ready")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What web.env says, and what web answers to /api/v1/health."""
+    settings, answers = {}, {}
+    monkeypatch.setattr(service, "setting", lambda _, name: settings.get(name))
+    monkeypatch.setattr(service, "asked", lambda _, path, __: answers.get(path))
+    return settings, answers
+
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        yield one
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def test_no_web_has_no_database_to_lose(told):
+    assert web_health.lost_database() == ""
+
+
+def test_one_host_that_answers_is_enough(told, server):
+    settings, _ = told
+    port = str(server.getsockname()[1])
+    settings |= {"CONCOURSE_POSTGRES_HOST": "127.0.0.2,127.0.0.1", "CONCOURSE_POSTGRES_PORT": port}
+    assert web_health.lost_database() == ""
+    server.close()
+    assert web_health.lost_database() == (
+        f"127.0.0.2:{port} (connection refused) and 127.0.0.1:{port} (connection refused)"
+    )
+
+
+def test_a_name_that_nobody_knows_and_a_socket_that_is_not_there(told, tmp_path):
+    settings, _ = told
+    settings |= {"CONCOURSE_POSTGRES_HOST": "nowhere.invalid", "CONCOURSE_POSTGRES_PORT": "1"}
+    assert web_health.lost_database() == "nowhere.invalid:1 (its name is not known)"
+    settings.clear()
+    settings["CONCOURSE_POSTGRES_SOCKET"] = str(tmp_path)
+    assert web_health.lost_database() == f"at {tmp_path} (no such file or directory)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, ""),
+        ([], ""),
+        ({"database": None}, ""),
+        ({"database": {"status": "healthy"}}, ""),
+        (
+            {"database": {"status": "unhealthy", "error": "database is read-only"}},
+            "127.0.0.1 (web says: database is read-only)",
+        ),
+    ],
+)
+def test_what_web_itself_says_of_its_database(told, server, answer, said):
+    settings, answers = told
+    settings |= {
+        "CONCOURSE_BIND_PORT": "8080",
+        "CONCOURSE_POSTGRES_HOST": "127.0.0.1",
+        "CONCOURSE_POSTGRES_PORT": str(server.getsockname()[1]),
+    }
+    answers["/api/v1/health"] = answer
+    assert web_health.lost_database() == said
+
+
+def test_the_password_is_in_no_picture_of_the_plan():
+    made = plan.make(unit("web", web=WEB))
+    assert DATABASE.password == "p"
+    assert "password='p'" not in repr(made)
