@@ -29,17 +29,22 @@ _AWAY: typing.Final = (
 )
 
 
-def ensure_unit(name: str, content: str) -> bool:
-    """Install and enable a unit of our own. Return True if anything had to be changed.
+def ensure_unit(name: str, content: str, *, boot: bool = True) -> bool:
+    """Install a unit of our own. Return True if anything had to be changed.
 
     A run that was killed between the steps is finished by the next.
+
+    Args:
+        name: of the unit.
+        content: all of it.
+        boot: whether it is enabled, so that each boot starts it.
     """
     changed = files.ensure_file(_UNITS / name, content)
     state = show(name, "NeedDaemonReload", "UnitFileState")
     if changed or state["NeedDaemonReload"] == "yes":
         _systemctl("daemon-reload")
         changed = True
-    if state["UnitFileState"] != "enabled":
+    if boot and state["UnitFileState"] != "enabled":
         _systemctl("enable", name)
         changed = True
     return changed

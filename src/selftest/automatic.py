@@ -16,7 +16,7 @@ from selftest import asked, last_pass, results, service, settings, trial
 from selftest.check import Level, Outcome, Progress, Result
 from selftest.compute import environment
 from selftest.settings import Settings
-from wake import devices
+from wake import devices, once
 
 # How long a hook follows a test of isolation, in seconds: it takes 60 at most, and ends itself
 # after 90.
@@ -51,6 +51,7 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     subject = _subject(state, wanted, inventory)
     service.install(on_start=on_start)
     devices.install(state.unit, state.nodes)
+    once.install(state.unit)
     unknown, tried = "", bool(state.packaged.previous)
     # By a test that ended after its hook, too, or that the operator has run.
     state, subject = _tried(state, wanted, inventory, subject, progress)
@@ -110,7 +111,8 @@ def _test(level: Level, progress: Progress) -> str:
 
 def remove() -> bool:
     """Take both from this machine; what was found out stays. True if anything was there."""
-    rooms = (devices, gpu_reset, service, environment, settings, retests)
+    # Before the service, whose end would have the charm woken.
+    rooms = (devices, once, gpu_reset, service, environment, settings, retests)
     removed = [room.remove() for room in rooms]
     return any(removed)
 

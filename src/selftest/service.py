@@ -17,6 +17,7 @@ from oci import wrapper
 from selftest import last_pass, results
 from selftest.check import Level, Progress
 from selftest.results import Report
+from wake import once
 
 LAUNCHER: typing.Final = wrapper.BIN / "gpu-selftest"
 BOOT: typing.Final = "gpu-ci-selftest.service"
@@ -128,6 +129,9 @@ def start(level: Level, *, gpu: str = "", minutes: int = 0, device: str = "cuda"
         "StandardOutput": "null",
         "StandardError": f"truncate:{LOG}",
     }
+    if not Level.ISOLATION.includes(level):
+        # No hook waits for that long; without the unit systemd goes on as if none was named.
+        properties |= {"OnSuccess": once.SERVICE, "OnFailure": once.SERVICE}
     description = f"GPU self-test {run}, level {level.value}"
     try:
         transient.start(RUN, command, description=description, properties=properties)

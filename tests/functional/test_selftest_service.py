@@ -23,6 +23,16 @@ HANGING = """
 #include <unistd.h>
 int nvmlInitWithFlags(unsigned flags) { for (;;) pause(); return (int)flags; }
 """
+# Each call is a line, with what is said of the test then.
+JUJU_EXEC = f"""\
+#!/bin/sh
+echo "$* $(systemctl show -P ActiveState {RUN})" >>/srv/calls
+"""
+# How a long one ends: by itself, and by a kill.
+LONG = (
+    (", gpu='7'", "true"),
+    (", device='cpu'", f"systemctl kill --kill-who=all --signal=KILL {RUN}"),
+)
 # What unit's functions answer, as JSON.
 CALL = """
 import dataclasses, json, sys
@@ -216,6 +226,30 @@ def test_one_that_is_ended_after_its_action_has_returned_is_known_as_broken_off(
     assert run in hanging.call("service.broken_off()")[0]
     told, _ = hanging.follow(run)
     assert "without a verdict: it did not end in time" in told
+
+
+def test_the_charm_is_woken_when_a_long_one_has_ended_however_and_by_no_other(installed):
+    installed.machine.write("/usr/bin/juju-exec", JUJU_EXEC, 0o755)
+    installed.sh("touch /srv/dispatch; : >/srv/calls")
+    dispatch = "setattr(service.once, '_DISPATCH', '/srv/dispatch')"
+    for changed in (True, False):
+        install = f"({dispatch}, service.once.install('gpu-box/0'))[1]"
+        assert installed.call(install)[0] is changed
+    try:
+        installed.follow(installed.start("ISOLATION", ", gpu='7'"))
+        for count, (more, how) in enumerate(LONG, 1):
+            installed.start("COMPUTE", more)
+            installed.sh(how)
+            installed.sh(f"until [ $(wc -l </srv/calls) -ge {count} ]; do sleep 0.1; done")
+        calls = installed.machine.read("/srv/calls").splitlines()
+    finally:
+        assert installed.call("service.once.remove()")[0] is True
+    wake = "-u gpu-box/0 JUJU_DISPATCH_PATH=hooks/update-status ./dispatch"
+    # By then it is over, so that the hook sees what came of it.
+    assert calls == [f"{wake} inactive", f"{wake} failed"]
+    assert installed.call("service.once.remove()")[0] is False
+    # Without the unit, as between removal and the end of what ran, nothing stands in the way.
+    installed.follow(installed.start("COMPUTE", ", gpu='7'"))
 
 
 def test_wrong_use_is_no_test_that_was_broken_off(installed):

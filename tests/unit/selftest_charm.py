@@ -11,7 +11,7 @@ from selftest import automatic, last_pass, results, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
-from wake import devices
+from wake import devices, once
 
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
 # What the charm does where a test is due.
@@ -28,6 +28,7 @@ class Charm:
     def __init__(self):
         self.calls = []
         self.watches = []
+        self.wakes = set()
         self.last = None
         self.proven = ""
         self.running = self.broken_off = None
@@ -94,6 +95,8 @@ def worker(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "install", lambda *seen: charm.watches.append(seen))
     # It runs from what the self-test then takes away.
     monkeypatch.setattr(devices, "remove", lambda: charm.calls.append("watch no more"))
+    monkeypatch.setattr(once, "install", charm.wakes.add)
+    monkeypatch.setattr(once, "remove", lambda: charm.calls.append("wake no more"))
     monkeypatch.setattr(service, "running", lambda: charm.running)
     monkeypatch.setattr(service, "broken_off", lambda: charm.broken_off)
     monkeypatch.setattr(service, "wait_for_others", charm.wait_for_others)

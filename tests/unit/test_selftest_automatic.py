@@ -30,6 +30,7 @@ def test_the_charm_is_woken_for_what_it_has_not_seen_whatever_the_gpus_state(cha
     for inventory in (charm.found.inventory, broken):
         charm.ensure(inventory=inventory, nodes=("nvidia0", "nvidiactl"))
         assert charm.watches.pop() == (charm.found.unit, ("nvidia0", "nvidiactl"))
+    assert charm.wakes == {charm.found.unit}
 
 
 def test_the_first_time_it_runs(charm):
@@ -234,10 +235,10 @@ def test_without_gpus_for_tasks_nothing_of_it_is_left(charm):
     after, calls = charm.ensure(inventory=None)
     # Gigabytes; what it has found out stays.
     assert [path.name for path in environment.ROOT.iterdir()] == ["last.json"]
-    assert (calls, after.verdict) == (["watch no more", "remove"], None)
+    assert (calls, after.verdict) == (["watch no more", "wake no more", "remove"], None)
     assert settings.read() is None
     charm.ensure()
-    assert charm.ensure(leaving=True)[1] == ["watch no more", "remove"]
+    assert charm.ensure(leaving=True)[1] == ["watch no more", "wake no more", "remove"]
 
 
 def test_while_the_gpus_cannot_be_used_what_was_known_of_them_stays(charm):

@@ -76,11 +76,13 @@ def test_parameters_become_the_commands_and_its_time(systemd):
     # The levels before it too, which may have to download PyTorch.
     assert int(more["properties"]["RuntimeMaxSec"]) == 7200 + 30 * 60
     assert more["description"] == f"GPU self-test {run}, level burn-in"
+    assert more["properties"]["OnSuccess"] == more["properties"]["OnFailure"]
     service.start(Level.QUICK)
     argv, more = systemd.started[1]
     assert argv[1:3] == ["--level", "quick"]
     assert not {"--gpu", "--duration"} & set(argv)
     assert int(more["properties"]["RuntimeMaxSec"]) == 60
+    assert not {"OnSuccess", "OnFailure"} & more["properties"].keys(), "a hook follows it"
 
 
 def test_second_start_is_refused_with_what_runs(systemd):

@@ -1,0 +1,34 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""One wake of the charm, as a systemd unit that another one of ours starts when it ends.
+
+What takes longer than a hook, as a burn-in, is told by Juju's status within seconds of its end,
+however it ends, and whether or not its program came to say so.
+"""
+
+import pathlib
+import typing
+
+from machine import services, templates
+from wake import watch
+
+SERVICE: typing.Final = "gpu-ci-wake.service"
+
+_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
+
+
+def install(unit: str) -> bool:
+    """Have the unit, which nobody starts yet. Return True if anything had to be changed.
+
+    Args:
+        unit: Juju's name of this unit, such as `worker/0`.
+    """
+    content = templates.render(
+        SERVICE, command=watch.command(unit), dispatch=_DISPATCH, limit=f"{watch.HOOKS:.0f}"
+    )
+    return services.ensure_unit(SERVICE, content, boot=False)
+
+
+def remove() -> bool:
+    """Take it away. Return True if anything was there."""
+    return services.remove_unit(SERVICE)
