@@ -33,6 +33,8 @@ RARE = (
     "tests/lab/test_lifecycle.py::test_restarts_do_not_pile_up_mounts",
     "tests/lab/test_lifecycle.py::test_web_restarts_and_the_worker_comes_back",
     "tests/lab/test_addresses.py",
+    # What breaks around a build: test_lifecycle.py, test_watch.py.
+    "tests/lab/test_outages.py",
     # Driver, toolkit, their archives and packages, services and what the charm sets on a machine:
     # unit/test_host_driver*.py, unit/test_host_toolkit.py, unit/test_machine_*.py.
     "tests/lab/test_bare.py",

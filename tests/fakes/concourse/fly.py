@@ -41,7 +41,7 @@ def call(target, method, path, document=None, patience=0):
         sys.exit(f"error: could not reach the Concourse server at {target['api']}: {error}")
 
 
-def watch(target, number):
+def follow(target, number):
     """Print the build's log until it ends; return its exit status as fly does."""
     since = 0
     while True:
@@ -69,7 +69,11 @@ def execute(target, options):
     task = {"task": Path(options.config).read_text(), "tags": options.tag}
     build = call(target, "POST", "builds", {**task, "privileged": options.privileged})["id"]
     print(f"executing build {build} at {target['api']}/builds/{build}", flush=True)
-    return watch(target, build)
+    return follow(target, build)
+
+
+def watch(target, options):
+    return follow(target, options.build)
 
 
 def workers(target, options):
@@ -107,7 +111,7 @@ def trigger_job(target, options):
     pipeline, _, job = options.job.partition("/")
     build = call(target, "POST", f"pipelines/{pipeline}/jobs/{job}/builds")["id"]
     print(f"started {options.job} #{build}", flush=True)
-    return watch(target, build) if options.watch else 0
+    return follow(target, build) if options.watch else 0
 
 
 def abort_build(target, options):
@@ -143,6 +147,7 @@ def parser():
     one.add_argument("-c", "--config", required=True)
     one.add_argument("--tag", action="append", default=[])
     one.add_argument("-p", "--privileged", action="store_true")
+    command(watch).add_argument("-b", "--build", required=True)
     command(workers).add_argument("--json", action="store_true")
     command(builds).add_argument("--json", action="store_true")
     one = command(set_pipeline)
