@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.lab import localhost
+from tests.lab import localhost, walk
 from tests.lab.session import ROOT, Lab, Progress
 
 pytestmark = pytest.mark.skipif(
@@ -48,10 +48,11 @@ def host(machines_work, tmp_path):
 
 
 def test_one_command_brings_a_ready_worker_and_a_second_run_changes_nothing(host):
-    status, said = host("--all-in-one", "--dry-run")
+    charm = str(walk.pack())
+    status, said = host("--all-in-one", "--charm", charm, "--dry-run")
     assert status == 0, said
-    assert "juju deploy ./gpu-ci-worker_*.charm ci --config deployment-mode=all" in said
-    status, said = host("--all-in-one", "--yes")
+    assert f"juju deploy {charm} ci --config deployment-mode=all" in said
+    status, said = host("--all-in-one", "--charm", charm, "--yes")
     assert status == 0, said
     for shown in (
         "done: lxc config device add",

@@ -36,6 +36,7 @@ class Cloud:
         self.fails = ""
         self.script, self.looks, self.now = ["active"], 0, 0.0
         self.machines_after = 0
+        self.release = {"ID": "ubuntu", "VERSION_ID": "24.04"}
 
     def ask(self, *command):
         match command:
@@ -103,6 +104,7 @@ def call(script, monkeypatch, capsys):
         monkeypatch.setattr(script, "ask", cloud.ask)
         monkeypatch.setattr(script, "show", cloud.show)
         monkeypatch.setattr(script, "packed", lambda: pack(cloud))
+        monkeypatch.setattr(script.platform, "freedesktop_os_release", lambda: cloud.release)
         monkeypatch.setattr(script.time, "monotonic", lambda: cloud.now)
         monkeypatch.setattr(
             script.time, "sleep", lambda seconds: setattr(cloud, "now", cloud.now + seconds)
@@ -158,6 +160,28 @@ def test_it_goes_on_where_it_stopped(call, broken):
     done = [one for one in cloud.changes() if one != "pack"]
     assert done == [*APART, "lxd-gpu worker --yes"]
     assert cloud.changes()[: len(before)] == before
+
+
+def test_a_charm_that_is_packed_already_is_taken(call, tmp_path, monkeypatch):
+    cloud = Cloud()
+    cloud.release = {"ID": "debian", "VERSION_ID": "12"}
+    monkeypatch.chdir(tmp_path)
+    status, said = call(cloud, "--charm", "my.charm")
+    assert (status, f"there is no file {tmp_path}/my.charm" in said) == (1, True)
+    (tmp_path / "my.charm").touch()
+    assert call(cloud, "--charm", "my.charm")[0] == 0
+    wanted = [one.replace(CHARM, f"{tmp_path}/my.charm") for one in APART]
+    assert cloud.changes() == [*wanted, "lxd-gpu worker --yes"]
+
+
+@pytest.mark.parametrize("release", [{"ID": "debian", "VERSION_ID": "12"}, {"ID": "arch"}])
+def test_nothing_is_packed_that_juju_does_not_deploy(call, release):
+    cloud = Cloud()
+    cloud.release = release
+    status, said = call(cloud)
+    assert (status, cloud.told) == (1, [])
+    assert f"this machine is {'@'.join(release.values())}, and the charm is packed for" in said
+    assert "of ubuntu@22.04, ubuntu@24.04: pack it on one of these" in said
 
 
 def test_another_model_is_asked_throughout(call):
