@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What wakes the charm between Juju's own events: a GPU's device node that comes or goes."""
+"""What wakes the charm between Juju's own events: GPUs' nodes, and the end of a long test."""
