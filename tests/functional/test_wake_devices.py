@@ -59,9 +59,12 @@ def installed():
 
 @pytest.fixture
 def box(installed):
-    """With the watch on what is there now."""
-    installed.sh(": >/srv/calls; rm -f /srv/hang*; systemctl restart gpu-ci-devices || true")
-    installed.do(INSTALL.format("gpu-box/0"))
+    """With the watch on what is there now.
+
+    It does not run before that is noted: for what the test before has left it would wake.
+    """
+    installed.sh("systemctl stop gpu-ci-devices || true; : >/srv/calls; rm -f /srv/hang*")
+    assert installed.do(INSTALL.format("gpu-box/0")) == "True"
     return installed
 
 
