@@ -18,7 +18,7 @@ from ci.concourse import release, web, worker
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
-from oci import cordons, wrapper
+from oci import cordons, folders, wrapper
 from plan import plan, status
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
@@ -145,6 +145,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         repaired = None
         if isinstance(wanted.gpu, GpuPlan):
             repaired, state = attempts.make(state, Part.GPU, wrapper.apply, wanted.gpu)
+        folders.ensure(wanted.folders, wanted.gpu)
         if wanted.unusable or (state.inventory and state.inventory.gpus):
             cordons.ensure(state.cordoned, wanted.unusable)
         return dataclasses.replace(state, repaired=bool(repaired))
@@ -179,7 +180,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         elif wanted.worker is None:
             worker.retire(worker.FAREWELL_SECONDS, self._say)
             worker.remove()
-        if wanted.gpu is None:
+        if wanted.gpu is None and not wanted.folders:
             wrapper.remove()
         if not isinstance(wanted.gpu, Keep):
             memory.remember_ids(wanted.choice.remember)

@@ -13,7 +13,7 @@ from gpu.inventory import Inventory, Vendor
 from health import service as watch
 from host import driver, driver_record, facts, memory, network, toolkit
 from machine import packages
-from oci import cordons, leases, quarantine, wrapper
+from oci import cordons, folders, leases, quarantine, wrapper
 from plan import status
 from plan.options import Options
 from plan.state import (
@@ -127,6 +127,7 @@ def at_services() -> status.Running:
         copies=worker.copies_volumes(),
         watch=watch.is_running(),
         suspect=watch.suspect(),
+        folder=folders.refused(),
     )
 
 

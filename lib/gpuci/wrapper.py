@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuci import arguments, broker, grant, journal, refuse, rootfs, signals, spec
+from gpuci import arguments, broker, folders, grant, journal, refuse, rootfs, signals, spec
 from gpuci import policy as policies
 from gpuci.files import read_object, replace
 from gpuci.journal import Decision
@@ -33,13 +33,15 @@ class Paths:
         store: the folder of leases.
         wrapper: the folder in which the front lies under the name runc.
         log: the operators' log.
+        folders: folders.json, beside policy.json.
     """
 
-    __slots__ = ("log", "policy", "runc", "store", "wrapper")
+    __slots__ = ("folders", "log", "policy", "runc", "store", "wrapper")
 
     def __init__(self, runc: str, policy: str, store: str, wrapper: str, log: str) -> None:
         self.runc = runc
         self.policy = policy
+        self.folders = f"{os.path.dirname(policy)}/{folders.FILE}"
         self.store = store
         self.wrapper = wrapper
         self.log = log
@@ -84,8 +86,10 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
             broker.do_without(store, host, call.container)
         except (OSError, ValueError):
             pass  # nothing about GPUs is a reason to stop a container without any
+        folders.give(paths.folders, path)
         return None
     allowed, config = task
+    config = folders.bound(config, folders.read(paths.folders, call.container))
     try:
         if decision.asked == 0:
             granted = grant.Grant(allowed, [])

@@ -45,8 +45,10 @@ CORDONS = dirty.CORDONS
 LOG = Path("/var/log/gpu-ci/oci.log")
 
 
-def apply(gpu: GpuPlan) -> bool:
+def apply(gpu: GpuPlan | None) -> bool:
     """Make the wrapper ready to hand out what `gpu` allows; True if anything was changed.
+
+    Without a plan it hands out no GPU.
 
     Killed at any point, it leaves a wrapper that works, old or new, and can be called again.
 
@@ -58,7 +60,7 @@ def apply(gpu: GpuPlan) -> bool:
     changed = _install_back_end()
     files.ensure_directory(CONFIG)
     changed |= files.ensure_file(POLICY, policy_text(gpu))
-    if gpu.nvidia_runtime:
+    if gpu and gpu.nvidia_runtime:
         changed |= nvidia.configure(CONFIG, RUNC)
     else:
         changed |= files.ensure_absent(nvidia.folder(CONFIG))
@@ -149,8 +151,10 @@ def installed() -> dict[str, str]:
     return {str(path): what for path, what in told.items()}
 
 
-def policy_text(gpu: GpuPlan) -> str:
+def policy_text(gpu: GpuPlan | None) -> str:
     """What the back end reads as policy.json (lib/gpuci/policy.py)."""
+    if gpu is None:
+        return json.dumps({"version": policy.VERSION, "gpus": []}, indent=1) + "\n"
     content = {
         "version": policy.VERSION,
         "allocation": gpu.allocation,

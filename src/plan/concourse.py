@@ -80,22 +80,28 @@ def worker(
         return Keep.AS_IS if tsa.related or options.has_web else None
     if gpu is Keep.AS_IS and len(unusable) < max(1, len(state.handed_out)):
         return Keep.AS_IS
-    pool, promised = gpus.pool(state, choice), options.worker.tags
-    if isinstance(gpu, GpuPlan):
-        promised = tags.of_gpus(state, pool)
-    elif gpu is Keep.AS_IS:
-        promised = tags.instead(state, tags.NO_GPU_USABLE)
+    pool = gpus.pool(state, choice)
     return WorkerPlan(
         name=state.worker_name,
         tsa_hosts=hosts,
         tsa_public_keys=keys,
         private_key=options.worker.private_key,
-        tags=promised,
+        tags=_tags(state, pool, gpu),
         dns_servers=options.worker.dns_servers,
-        wrapped=gpu is not None,
+        wrapped=gpu is not None or bool(options.task_folders),
         request_timeout=max(wait_timeout(state) + REST_OF_CALL, REQUEST_TIMEOUT) if gpu else 0,
         max_active_tasks=_max_active_tasks(state, gpu, pool) if isinstance(gpu, GpuPlan) else 0,
+        team=options.worker.team,
+        max_containers=options.worker.max_containers,
+        mtu=options.worker.mtu,
+        certificates=options.worker.certificates,
     )
+
+
+def _tags(state: UnitState, pool: gpus.Choice, gpu: GpuPlan | Keep | None) -> tuple[str, ...]:
+    if isinstance(gpu, GpuPlan):
+        return tags.of_gpus(state, pool)
+    return tags.instead(state, tags.NO_GPU_USABLE) if gpu else state.options.worker.tags
 
 
 def _way_to_web(state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -126,7 +132,7 @@ def _against_worker(state: UnitState) -> Problem | None:
     options, machine, tsa = state.options, state.machine, state.tsa
     if machine.rival:
         return problem(Reason.RIVAL, rival=machine.rival)
-    if options.enable_gpu and machine.foreign_runc:
+    if (options.enable_gpu or options.task_folders) and machine.foreign_runc:
         return problem(Reason.FOREIGN_RUNC, path=machine.foreign_runc)
     if tsa.related and (options.worker.tsa_hosts or options.has_web):
         own = options.has_web

@@ -7,6 +7,7 @@ import re
 import typing
 import urllib.parse
 
+from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -113,6 +114,18 @@ def private_key(pem: str) -> str:
     if not isinstance(key, rsa.RSAPrivateKey):
         raise OptionError("worker-private-key", "(secret)", remedy)
     return pem
+
+
+def certificates(pem: str) -> str:
+    """Certificates in PEM, without what stands between them; or nothing."""
+    if not pem:
+        return ""
+    try:
+        found = x509.load_pem_x509_certificates(pem.encode())
+    except ValueError as error:
+        remedy = "holds no certificates in PEM: use the text of a file such as ca.crt"
+        raise OptionError("ca-certificates", f"{pem[:27]}...", remedy) from error
+    return "".join(one.public_bytes(serialization.Encoding.PEM).decode() for one in found)
 
 
 def url(option: str, text: str) -> str:

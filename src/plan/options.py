@@ -9,6 +9,7 @@ import re
 import typing
 
 from plan import option_values, web_options, worker_options
+from plan.folders import Folder
 from plan.option_readers import Raw, Readers, choice, items, number, pattern, port, text
 from plan.option_values import OptionError
 from plan.web_options import WebOptions
@@ -158,6 +159,11 @@ class Options:
     def has_worker(self) -> bool:
         """Whether this unit runs CI steps."""
         return self.deployment_mode in ("worker", "all")
+
+    @property
+    def task_folders(self) -> tuple[Folder, ...]:
+        """The folders of this machine that tasks get; none without a worker."""
+        return self.worker.folders if self.has_worker else ()
 
     @property
     def has_web(self) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from gpu.inventory import Gpu
+from plan.folders import Folder
 from plan.gpus import Choice, Unusable
 from plan.offers import GpuOffer
 from plan.problems import Problem
@@ -113,6 +114,10 @@ class WorkerPlan:
         wrapped: containerd starts through our launcher, so that our wrapper is its runc.
         request_timeout: how long a call to containerd may last, in seconds; 0: Concourse's own.
         max_active_tasks: at how many tasks the scheduler is to hold back more; 0: at none.
+        team: whose steps alone it takes; empty: those of all teams.
+        max_containers: how many it may have at once; 0: as many as Concourse thinks right.
+        mtu: of containers' interfaces; 0: that of the machine's way out.
+        certificates: CAs that checks, gets and puts trust besides the machine's, PEM; or none.
     """
 
     name: str
@@ -124,6 +129,10 @@ class WorkerPlan:
     wrapped: bool
     request_timeout: int = 0
     max_active_tasks: int = 0
+    team: str = ""
+    max_containers: int = 0
+    mtu: int = 0
+    certificates: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +166,7 @@ class Plan:
             each with what is the matter.
         reboot: the driver that is installed takes a reboot, and the charm may do that.
         offer: what other units are told of the GPUs here; None: nothing new.
+        folders: those of the host that tasks get.
     """
 
     problems: tuple[Problem, ...]
@@ -169,3 +179,4 @@ class Plan:
     host: HostPlan | Keep = Keep.AS_IS
     reboot: bool = False
     offer: GpuOffer | None = None
+    folders: tuple[Folder, ...] | Keep = ()

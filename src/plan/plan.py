@@ -19,7 +19,8 @@ def make(state: UnitState) -> Plan:
     options, frozen = state.options, state.frozen
     problems = [problem(Reason.BAD_OPTION, text=one.text) for one in options.wrong]
     if Part.UNIT in frozen:
-        return Plan(tuple(problems), None, Keep.AS_IS, Keep.AS_IS, Keep.AS_IS)
+        as_is = Keep.AS_IS
+        return Plan(tuple(problems), None, as_is, as_is, as_is, folders=as_is)
     software = host.make(state)
     release = concourse.release(state, problems)
     choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
@@ -37,9 +38,11 @@ def make(state: UnitState) -> Plan:
         gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
     reboot = options.auto_reboot and host.needs_reboot(state)
     offer = _offer(state, gpu, unusable)
+    folders = Keep.AS_IS if Part.WORKER in frozen else options.task_folders
     return Plan(
-        tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot, offer
-    )
+        tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot, offer,
+        folders,
+    )  # fmt: skip
 
 
 def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:

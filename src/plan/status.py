@@ -45,6 +45,7 @@ class Running:
         copies: its volumes are copies.
         watch: the GPUs' watch, where there is to be one.
         suspect: what the GPUs that the watch took out had in common, too many to be believed.
+        folder: why tasks are refused for a folder of this machine that they were promised.
     """
 
     web: bool = False
@@ -54,6 +55,7 @@ class Running:
     copies: bool = False
     watch: bool = True
     suspect: str = ""
+    folder: str = ""
 
 
 _SUSPECT: typing.Final = (
@@ -93,6 +95,8 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
             f"{', '.join(plan.worker.tsa_hosts)}: journalctl -u concourse-worker"
         )
         said.append(Line(Kind.WAITING, text))
+    if plan.worker and running.folder:
+        said.append(Line(Kind.BLOCKED, f"Tasks are refused for task-mounts {running.folder}"))
     if not said and not plan.web and not plan.worker:
         said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
     said.sort(key=lambda line: line.kind is not Kind.BLOCKED)

@@ -5,12 +5,14 @@
 import dataclasses
 import typing
 
-from plan import option_values
-from plan.option_readers import Raw, Readers, items, text
+from plan import folders, option_values
+from plan.folders import Folder
+from plan.option_readers import Raw, Readers, items, number, pattern, text
 from plan.option_values import OptionError
 
 NAMES: typing.Final = (
     "tag", "tsa-host", "tsa-public-key", "worker-private-key", "container-dns-servers",
+    "team", "task-mounts", "max-containers", "container-mtu", "ca-certificates",
 )  # fmt: skip
 
 
@@ -24,6 +26,11 @@ class WorkerOptions:
         tsa_public_key: that TSA's host key, a line of OpenSSH.
         private_key: PEM text out of the Juju secret; empty: the charm makes one.
         dns_servers: of CI containers; empty: those of the machine.
+        team: whose steps alone the worker takes; empty: those of all teams.
+        folders: those of the host that tasks get.
+        max_containers: how many it may have at once; 0: as many as Concourse thinks right.
+        mtu: of containers' interfaces; 0: that of the machine's way out.
+        certificates: CAs that checks, gets and puts trust besides the machine's, PEM; or none.
     """
 
     tags: tuple[str, ...] = ()
@@ -31,6 +38,20 @@ class WorkerOptions:
     tsa_public_key: str = ""
     private_key: str = dataclasses.field(default="", repr=False)
     dns_servers: tuple[str, ...] = ()
+    team: str = ""
+    folders: tuple[Folder, ...] = ()
+    max_containers: int = 0
+    mtu: int = 0
+    certificates: str = ""
+
+
+def _mtu(raw: Raw) -> int:
+    # Less than 1280 IPv6 does not take (RFC 8200, section 5); more than 65535 no interface has.
+    mtu = number(raw, "container-mtu", 65535)
+    if 0 < mtu < 1280:
+        remedy = "is out of range: use 1280 to 65535, or 0 for that of the machine's way out"
+        raise OptionError("container-mtu", mtu, remedy)
+    return mtu
 
 
 def _outside_tsa(raw: Raw) -> tuple[tuple[str, ...], str]:
@@ -48,4 +69,13 @@ READERS: typing.Final[Readers] = {
     "tsa_public_key": lambda raw: _outside_tsa(raw)[1],
     "private_key": lambda raw: option_values.private_key(str(raw.get("worker-private-key") or "")),
     "dns_servers": lambda raw: items(raw, "container-dns-servers", option_values.name_server),
+    # What a team may be called: 95872ce1a atc/configwarning.go.
+    "team": lambda raw: pattern(
+        raw, "team", r"(?:\w[\w.-]{0,63})?", "is no team's name: use one such as team-a"
+    ),
+    "folders": folders.parse,
+    # Each has an address of its own, out of 65536 (worker/runtime/cni_network.go).
+    "max_containers": lambda raw: number(raw, "max-containers", 65000),
+    "mtu": _mtu,
+    "certificates": lambda raw: option_values.certificates(text(raw, "ca-certificates")),
 }

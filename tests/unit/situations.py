@@ -14,6 +14,7 @@ from ci.concourse import keys
 from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
 from host import owner
 from plan import plan, status
+from plan.folders import Folder
 from plan.options import parse as parse_options
 from plan.parts import GpuPlan, HostPlan, Keep, WebPlan, WorkerPlan
 from plan.state import (
@@ -181,6 +182,8 @@ class Rooms:
     watched: str | None = None
     watch_runs: bool = True
     suspect: str = ""
+    folders: tuple[Folder, ...] | Keep | None = None
+    refused_folder: str = ""
     authorized: tuple[str, ...] | None = None
     key: str = ""
 
@@ -218,6 +221,8 @@ class Rooms:
             (look.walk, "said", str),
             (look.web_health, "lost_database", lambda: self.lost_database),
             (charm.equipment, "ensure", self.equip),
+            (charm.folders, "ensure", self.keep("folders", "folders.ensure")),
+            (charm.folders, "refused", lambda: self.refused_folder),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
             (memory.kernel_modules, "boot", lambda _: self.boot),
         ):

@@ -6,11 +6,12 @@ That Concourse reads these files, and restarts for them, is proven in tests/func
 """
 
 import dataclasses
+import pathlib
 import re
 
 import pytest
 
-from ci.concourse import service, volumes
+from ci.concourse import certificates, service, volumes
 from ci.concourse import web as concourse_web
 from ci.concourse import worker as concourse_worker
 from machine import waiting
@@ -144,3 +145,35 @@ def test_what_each_is_told_is_no_business_of_the_other(files):
     made = plan.make(unit("all", options={"enable-gpu": True}, tsa=Tsa()))
     assert not [name for name in worker(files, made) if name.startswith("CONCOURSE_GARDEN_")]
     assert not [name for name in web(files, made) if name.startswith("CONCOURSE_CONTAINERD_")]
+
+
+def test_what_the_operator_says_of_a_worker_reaches_it(files, monkeypatch, tmp_path):
+    names = ("TEAM", "CONTAINERD_MAX_CONTAINERS", "CONTAINERD_MTU", "CERTS_DIR")
+    told = worker(files, plan.make(unit()))
+    assert [told.get(f"CONCOURSE_{name}") for name in names[:2]] == [None, None]
+    assert "CONCOURSE_CERTS_DIR" not in told
+    options = {"team": "team-a", "max-containers": 500, "container-mtu": 1380}
+    monkeypatch.setattr(certificates, "ensure", lambda pem: "/etc/concourse/certs/x")
+    told = worker(files, plan.make(unit(options=options)))
+    expected = ["team-a", "500", "1380", "/etc/concourse/certs/x"]
+    assert [told[f"CONCOURSE_{name}"].strip('"') for name in names] == expected
+
+
+def test_cas_of_the_operators_stand_beside_the_machines(monkeypatch, tmp_path):
+    machines = tmp_path / "ssl.crt"
+    machines.write_text("the machine's\n")
+    monkeypatch.setattr(certificates, "FOLDER", tmp_path / "concourse" / "certs")
+    monkeypatch.setattr(certificates, "_MACHINES", machines)
+    first = pathlib.Path(certificates.ensure("ours\n"))
+    assert (first / "ca-certificates.crt").read_text() == "the machine's\nours\n"
+    assert certificates.ensure("ours\n") == str(first)
+    # Concourse knows its copy of the folder by the path alone.
+    second = pathlib.Path(certificates.ensure("others\n"))
+    assert [path.name for path in certificates.FOLDER.iterdir()] == [second.name]
+    assert second != first
+    machines.unlink()
+    third = pathlib.Path(certificates.ensure("others\n"))
+    assert (third / "ca-certificates.crt").read_text() == "others\n"
+    assert certificates.ensure("") == ""
+    assert not certificates.FOLDER.exists()
+    assert not certificates.remove()

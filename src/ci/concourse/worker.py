@@ -10,7 +10,16 @@ import re
 import time
 import typing
 
-from ci.concourse import connection, escaping, keys, leftovers, release, service, volumes
+from ci.concourse import (
+    certificates,
+    connection,
+    escaping,
+    keys,
+    leftovers,
+    release,
+    service,
+    volumes,
+)
 from machine import files, process, services, templates, waiting
 from plan.parts import WorkerPlan
 
@@ -206,6 +215,7 @@ def remove() -> bool:
     for folder in (WORK_DIR, HOME):
         removed |= files.remove_if_empty(folder)
     removed |= connection.forget()
+    removed |= certificates.remove()
     return service.remove_empty_folders() or removed
 
 
@@ -252,7 +262,10 @@ def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
         "request_timeout": plan.request_timeout,
         "max_active_tasks": plan.max_active_tasks,
         "dns_servers": ",".join(plan.dns_servers or _name_servers()),
-        "mtu": 0 if _has_default_route() else _MTU,
+        "mtu": plan.mtu or (0 if _has_default_route() else _MTU),
+        "team": plan.team,
+        "max_containers": plan.max_containers,
+        "certificates": certificates.ensure(plan.certificates),
         "proxies": process.proxies(),
     }
 

@@ -1,0 +1,47 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The CAs that Concourse's checks, gets and puts trust: the machine's, and the operator's besides.
+
+Concourse puts a folder of the worker in the place of /etc/ssl/certs in those containers, never in
+a task's (95872ce1a atc/worker/gardenruntime/worker.go, CertsBindMount). It copies that folder once
+and knows the copy by the folder's path (atc/db/worker_resource_certs.go), so that other content
+needs another path.
+"""
+
+import hashlib
+import pathlib
+import typing
+
+from ci.concourse import service
+from machine import files
+
+FOLDER: typing.Final = service.CONFIG / "certs"
+# Where Debian and Ubuntu have all CAs in one file, and Go, OpenSSL and curl look for it.
+_NAME: typing.Final = "ca-certificates.crt"
+_MACHINES: typing.Final = pathlib.Path("/etc/ssl/certs", _NAME)
+
+
+def ensure(pem: str) -> str:
+    """Have the folder for Concourse with the machine's CAs and these. Return its path.
+
+    Args:
+        pem: the operator's; empty: there is to be no folder, and the answer is empty.
+    """
+    if not pem:
+        remove()
+        return ""
+    content = f"{files.read_text(_MACHINES) or ''}{pem}"
+    name = hashlib.sha256(content.encode()).hexdigest()[:16]
+    files.ensure_directory(FOLDER.parent)
+    for folder in (FOLDER, FOLDER / name):
+        files.ensure_directory(folder)
+    files.ensure_file(FOLDER / name / _NAME, content)
+    for other in FOLDER.iterdir():
+        if other.name != name:
+            files.ensure_absent(other)
+    return str(FOLDER / name)
+
+
+def remove() -> bool:
+    """Take the folder away. Return True if it was there."""
+    return files.ensure_absent(FOLDER)

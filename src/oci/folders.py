@@ -1,0 +1,47 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The list of folders that the wrapper gives to tasks (lib/gpuci/folders.py)."""
+
+import collections.abc
+import dataclasses
+import json
+
+from gpuci import folders
+from gpuci.refuse import Refused
+from machine import files
+from oci import wrapper
+from plan.folders import Folder
+from plan.parts import GpuPlan, Keep
+
+LIST = wrapper.CONFIG / folders.FILE
+
+
+def ensure(wanted: collections.abc.Sequence[Folder] | Keep, gpu: GpuPlan | Keep | None) -> bool:
+    """Have tasks get these folders from now on. Return True if anything had to be changed.
+
+    Where they get no GPU, and so there would be no wrapper, it is installed for the folders alone.
+
+    Raises:
+        machine.process.CommandError: the wrapper's back end could not be compiled.
+    """
+    if isinstance(wanted, Keep):
+        return False
+    if not wanted:
+        return files.ensure_absent(LIST)
+    changed = wrapper.apply(None) if gpu is None else False
+    files.ensure_directory(LIST.parent)
+    given = [dataclasses.asdict(folder) for folder in wanted]
+    content = {"version": folders.VERSION, "folders": given}
+    return files.ensure_file(LIST, json.dumps(content, indent=1) + "\n") or changed
+
+
+def refused() -> str:
+    """Why tasks are refused by now for a folder that they were promised; empty if they are not."""
+    try:
+        given = folders.read(str(LIST))
+    except Refused as error:
+        return str(error)
+    for folder in given:
+        if why := folders.what_is_wrong(folder.source):
+            return f"{folder.source}: {why}"
+    return ""
