@@ -221,12 +221,16 @@ class Rooms:
             (look.walk, "said", str),
             (look.web_health, "lost_database", lambda: self.lost_database),
             (charm.equipment, "ensure", self.equip),
-            (charm.folders, "ensure", self.keep("folders", "folders.ensure")),
+            (charm.folders, "ensure", self.give),
             (charm.folders, "refused", lambda: self.refused_folder),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
             (memory.kernel_modules, "boot", lambda _: self.boot),
         ):
             monkeypatch.setattr(room, name, answer)
+
+    def give(self, wanted, _):
+        if wanted is not Keep.AS_IS:
+            self.keep("folders", "folders.ensure")(wanted)
 
     def equip(self, wanted, progress):
         self.host = wanted
