@@ -186,7 +186,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             memory.remember_ids(wanted.choice.remember)
         offers.publish(self.model, wanted.offer, state.elsewhere)
         if Part.WATCH not in state.frozen:
-            cos_agent.publish(self.model, watch.port(state))
+            cos_agent.publish(self.model, watch.port(state), web.metrics_port())
         return state
 
 

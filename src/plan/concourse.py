@@ -9,10 +9,11 @@ from ci.concourse.upstream import (
     REST_OF_CALL,
     TSA_PORT,
     WEB_REQUEST_TIMEOUT,
+    knows_key_forms,
     limits_each_worker,
     works_with,
 )  # fmt: skip
-from plan import addresses, gpus, tags
+from plan import addresses, gpus, tags, web_values
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, ReleasePlan, WebPlan, WorkerPlan
 from plan.problems import Problem, Reason, problem
@@ -158,6 +159,13 @@ def _version(state: UnitState) -> str:
     return state.installed if state.tarball else state.options.concourse_version
 
 
+def _knows_key_forms(state: UnitState) -> bool:
+    """Whether the Concourse here knows an encryption key in the form that it is given in."""
+    keys, ours = state.options.web.encryption, _version(state)
+    forms = {web_values.key_form(key) for key in (keys.new, keys.old) if key}
+    return not ours or forms <= {""} or knows_key_forms(ours)
+
+
 def _queues_tasks(state: UnitState) -> bool:
     """Whether the Concourse here knows a limit of tasks for each worker, as 8.3 and later do.
 
@@ -177,11 +185,16 @@ def may_use_local(web: WebPlan | Keep | None) -> bool:
     return web is Keep.AS_IS or (web is not None and web.database is None)
 
 
-def _missing_web_data(state: UnitState) -> Reason | None:
+def _against_web(state: UnitState) -> Problem | None:
     web = state.web
     if web.database_related and web.database is None:
-        return Reason.SECRET_NOT_GRANTED if web.database_withheld else Reason.NO_DATABASE_DATA
-    return Reason.WEB_KEYS_LOST if web.secrets_lost else None
+        withheld = web.database_withheld
+        return Problem(Reason.SECRET_NOT_GRANTED if withheld else Reason.NO_DATABASE_DATA)
+    if web.secrets_lost:
+        return Problem(Reason.WEB_KEYS_LOST)
+    if not _knows_key_forms(state):
+        return problem(Reason.KEY_FORM_UNKNOWN, ours=_version(state))
+    return None
 
 
 def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
@@ -193,11 +206,9 @@ def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
             return None
         problems.append(problem(Reason.SEVERAL_WITHOUT_DATABASE, units=state.planned_units))
         return Keep.AS_IS
-    if missing := _missing_web_data(state):
-        problems.append(Problem(missing))
-        return Keep.AS_IS
-    if web.secrets is None:
-        problems.append(Problem(Reason.NO_WEB_KEYS))
+    wrong = _against_web(state)
+    if wrong or web.secrets is None:
+        problems.append(wrong or Problem(Reason.NO_WEB_KEYS))
         return Keep.AS_IS
     own, public = addresses.own(state), addresses.public(state)
     problems += addresses.missing(state)
@@ -211,6 +222,7 @@ def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
         database=web.database,
         secrets=web.secrets,
         worker_keys=web.worker_keys,
+        wanted=options.web,
         queues_tasks=_queues_tasks(state),
         tsa_addresses=tuple(pair for pair in addresses.of_relations(state) if pair[1]),
     )

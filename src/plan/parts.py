@@ -11,6 +11,7 @@ from plan.gpus import Choice, Unusable
 from plan.offers import GpuOffer
 from plan.problems import Problem
 from plan.state import Database, WebSecrets
+from plan.web_options import WebOptions
 
 
 class Keep(enum.Enum):
@@ -143,6 +144,7 @@ class WebPlan:
         address: where other web units reach this one.
         tsa_addresses: where the workers of each relation reach its TSA, by the relation's id.
         database: None means PostgreSQL on this machine.
+        wanted: what else the operator wants of it.
         queues_tasks: its scheduler holds tasks back until a worker has room for them.
     """
 
@@ -152,6 +154,7 @@ class WebPlan:
     database: Database | None
     secrets: WebSecrets
     worker_keys: tuple[str, ...]
+    wanted: WebOptions = WebOptions()
     queues_tasks: bool = False
     tsa_addresses: tuple[tuple[int, str], ...] = ()
 

@@ -57,6 +57,10 @@ BLOCKED: typing.Final = {
         "Web runs Concourse {theirs}, which gives no work to {ours}: {how}"
     ),
     Reason.WEB_KEYS_LOST: WEB_KEYS_LOST,
+    Reason.KEY_FORM_UNKNOWN: (
+        "encryption-key is in hex or base64, which Concourse {ours} does not know: give it 16 or "
+        "32 characters, or juju config {application} concourse-version=8.2.0 or later"
+    ),
     Reason.SEVERAL_WITHOUT_DATABASE: (
         "{units} units without a database in common would be as many Concourses: juju "
         "integrate {application}:postgresql postgresql:database, or juju remove-unit"

@@ -34,6 +34,7 @@ class Reason(enum.Enum):
     SECRET_NOT_GRANTED = enum.auto()
     WEB_KEYS_LOST = enum.auto()
     NO_WEB_KEYS = enum.auto()
+    KEY_FORM_UNKNOWN = enum.auto()
     NO_ADDRESS = enum.auto()
     NO_ADDRESS_IN_NETWORK = enum.auto()
     NO_USABLE_ADDRESS = enum.auto()

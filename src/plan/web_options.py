@@ -3,12 +3,22 @@
 """The options of Concourse's web, typed and validated. Pure."""
 
 import dataclasses
+import re
 import typing
 
-from plan import option_values
-from plan.option_readers import Readers, port, text
+from plan import option_values, web_values
+from plan.encryption import Keys
+from plan.option_readers import Raw, Readers, items, port, text
 
-NAMES: typing.Final = ("web-port", "external-url", "advertise-address")
+# Whose values are Juju secrets; each is read as the fields of its secret, None if that failed.
+SECRETS: typing.Final = ("encryption-key", "local-users", "web-secrets")
+
+NAMES: typing.Final = (
+    *("web-port", "external-url", "advertise-address", "main-team-members", "web-metrics-port"),
+    *SECRETS,
+)
+
+ADMIN: typing.Final = "admin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +30,52 @@ class WebOptions:
         external_url: where people reach it; empty: at the unit's own address.
         advertise_address: where others reach this unit's web: an address, a name, or the network
             that has the address, with its `/`; empty: what Juju offers.
+        encryption: the keys of what the database holds encrypted.
+        users: name and password of each local user but the administrator.
+        main_team: which of them are members of the main team.
+        settings: further settings of Concourse's, by their names in `ci.concourse.variables`.
+        metrics_port: TCP port of web's metrics on 127.0.0.1; 0: none.
     """
 
     port: int = 8080
     external_url: str = ""
     advertise_address: str = ""
+    encryption: Keys = Keys()
+    users: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    main_team: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    metrics_port: int = 9391
+
+
+def _fields(raw: Raw, option: str) -> web_values.Fields:
+    """The fields of an option's secret; none where it is not set."""
+    return typing.cast(web_values.Fields, raw.get(option) or {})
+
+
+def _encryption(raw: Raw) -> Keys:
+    fields = _fields(raw, "encryption-key")
+    return Keys(*web_values.encryption_keys(fields)) if fields else Keys()
+
+
+def _members(raw: Raw) -> tuple[str, ...]:
+    # Where the secret can't be read, that is said already.
+    told = None if raw.get("local-users", "") is None else _fields(raw, "local-users")
+    return items(raw, "main-team-members", lambda name: web_values.member(name, told))
+
+
+def _metrics_port(raw: Raw) -> int:
+    others = (text(raw, name) for name in ("web-port", "gpu-metrics-port"))
+    taken = tuple(int(one) for one in others if re.fullmatch(r"[0-9]{1,5}", one) and int(one))
+    return port(raw, "web-metrics-port", taken, 0)
 
 
 READERS: typing.Final[Readers] = {
     "port": lambda raw: port(raw, "web-port", (), 1),
     "external_url": lambda raw: option_values.url("external-url", text(raw, "external-url")),
     "advertise_address": lambda raw: option_values.advertised(text(raw, "advertise-address")),
+    "encryption": _encryption,
+    "users": lambda raw: web_values.local_users(_fields(raw, "local-users"), ADMIN),
+    "main_team": _members,
+    "settings": lambda raw: web_values.settings(_fields(raw, "web-secrets")),
+    "metrics_port": _metrics_port,
 }

@@ -22,49 +22,57 @@ ENDPOINT: typing.Final = "cos-agent"
 
 _KEY: typing.Final = "config"
 _CHARM: typing.Final = "gpu-ci-worker"
-_JOB: typing.Final = "gpu-ci"
+# Of each job: its alert rules, and its dashboards.
+_JOBS: typing.Final = {"gpu-ci": "gpus", "concourse-web": "web"}
 _SOURCES: typing.Final = pathlib.Path(__file__).resolve().parents[1]
 # A metric of ours in a query, with its selector's opening brace where it has one.
-_METRIC: typing.Final = re.compile(r"\b(gpuci_[a-z_]+)\b(\{)?")
+_METRIC: typing.Final = re.compile(r"\b((?:gpuci|concourse)_[a-z_]+)\b(\{)?")
 
 
-def publish(model: ops.Model, port: int | None) -> None:
-    """Tell the collector of the metrics; None: there are none, so that it asks for nothing.
+def publish(model: ops.Model, gpus: int | None, web: int | None) -> None:
+    """Tell the collector of the metrics; where there are none it asks for nothing.
 
     Args:
         model: this unit's.
-        port: of 127.0.0.1, where the health watch serves them.
+        gpus: port of 127.0.0.1 where the health watch serves them; None: nowhere.
+        web: the same of Concourse's web.
     """
+    ports = zip(_JOBS, (gpus, web), strict=True)
+    served = {job: port for job, port in ports if port}
     for relation in model.relations[ENDPOINT]:
         data = relation.data[model.unit]
-        if port:
-            data[_KEY] = json.dumps(_config(model, port), sort_keys=True)
+        if served:
+            data[_KEY] = json.dumps(_config(model, served), sort_keys=True)
         elif _KEY in data:
             del data[_KEY]
 
 
-def _config(model: ops.Model, port: int) -> dict[str, object]:
+def _config(model: ops.Model, served: dict[str, int]) -> dict[str, object]:
     topology = {
         "juju_model": model.name,
         "juju_model_uuid": model.uuid,
         "juju_application": model.app.name,
         "juju_charm": _CHARM,
     }
-    target = {"targets": [f"127.0.0.1:{port}"]}
-    job = {"job_name": _JOB, "metrics_path": "/metrics", "static_configs": [target]}
+    about = [_JOBS[job] for job in served]
     return {
-        "metrics_alert_rules": {"groups": _groups(topology)},
+        "metrics_alert_rules": {"groups": [g for one in about for g in _groups(topology, one)]},
         "log_alert_rules": {},
-        "dashboards": _dashboards(),
-        "metrics_scrape_jobs": [job],
+        "dashboards": [board for one in about for board in _dashboards(one)],
+        "metrics_scrape_jobs": [_job(name, port) for name, port in served.items()],
         "log_slots": [],
     }
 
 
-def _groups(topology: dict[str, str]) -> list[dict[str, typing.Any]]:
+def _job(name: str, port: int) -> dict[str, object]:
+    target = {"targets": [f"127.0.0.1:{port}"]}
+    return {"job_name": name, "metrics_path": "/metrics", "static_configs": [target]}
+
+
+def _groups(topology: dict[str, str], about: str) -> list[dict[str, typing.Any]]:
     """The alert rules, for this application alone: others of this charm bring their own."""
     groups: list[dict[str, typing.Any]] = []
-    for path in sorted(_SOURCES.glob("prometheus_alert_rules/*.rules")):
+    for path in sorted(_SOURCES.glob(f"prometheus_alert_rules/{about}.rules")):
         for group in yaml.safe_load(path.read_text())["groups"]:
             name = f"{topology['juju_model']}_{topology['juju_model_uuid'][:8]}_"
             name += f"{topology['juju_application']}_{group['name']}"
@@ -83,10 +91,10 @@ def _of(rule: dict[str, typing.Any], topology: dict[str, str]) -> dict[str, typi
     return {**rule, "expr": query, "labels": {**rule["labels"], **topology}}
 
 
-def _dashboards() -> list[str]:
+def _dashboards(about: str) -> list[str]:
     """The dashboards, each as the interface wants it: LZMA, in base64."""
     encoded: list[str] = []
-    for path in sorted(_SOURCES.glob("grafana_dashboards/*.json")):
+    for path in sorted(_SOURCES.glob(f"grafana_dashboards/{about}.json")):
         dashboard: dict[str, typing.Any] = json.loads(path.read_text())
         # Of 40 characters: the same of each unit, and no other charm's.
         dashboard["uid"] = hashlib.sha256(f"{_CHARM} {path.name}".encode()).hexdigest()[:40]

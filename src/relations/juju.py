@@ -7,6 +7,7 @@ import typing
 
 import ops
 
+from plan import web_options
 from plan.option_values import OptionError
 from plan.options import Options, parse
 from plan.state import Offer
@@ -34,24 +35,39 @@ def unit_id(charm: ops.CharmBase) -> UnitId:
 
 
 def read_options(model: ops.Model) -> Options:
-    """The options, with the private key out of its secret; those that can't be used are listed."""
+    """The options, with what is in their secrets; those that can't be used are listed."""
     raw: dict[str, object] = dict(model.config)
+    faults: list[OptionError] = []
+    for option in (_KEY_OPTION, *web_options.SECRETS):
+        uri = str(raw.get(option) or "")
+        try:
+            raw[option] = (
+                _private_key(model, uri)
+                if option == _KEY_OPTION
+                else (_fields(model, option, uri))
+            )
+        except OptionError as error:
+            faults.append(error)
+            raw[option] = None
+    return parse(raw, faults)
+
+
+def _fields(model: ops.Model, option: str, uri: str) -> dict[str, str]:
+    """What is in the secret of an option; nothing where the option is not set."""
+    if not uri:
+        return {}
     try:
-        raw[_KEY_OPTION] = _private_key(model, str(raw.get(_KEY_OPTION) or ""))
-    except OptionError as error:
-        return parse({**raw, _KEY_OPTION: ""}, [error])
-    return parse(raw)
+        return secrets.content(model, uri, refresh=True)
+    except secrets.WithheldError as error:
+        raise OptionError(
+            option, uri, f"can't be read: juju grant-secret <secret> {model.app.name}"
+        ) from error
 
 
 def _private_key(model: ops.Model, uri: str) -> str:
+    content = _fields(model, _KEY_OPTION, uri)
     if not uri:
         return ""
-    try:
-        content = secrets.content(model, uri, refresh=True)
-    except secrets.WithheldError as error:
-        raise OptionError(
-            _KEY_OPTION, uri, f"can't be read: juju grant-secret <secret> {model.app.name}"
-        ) from error
     if _KEY_FIELD not in content:
         raise OptionError(
             _KEY_OPTION, uri, f"has no field {_KEY_FIELD}: juju update-secret adds one"

@@ -149,7 +149,7 @@ def published():
         relations={"cos-agent": [relation]}, unit=unit, app=app,
         name=TOPOLOGY["juju_model"], uuid=TOPOLOGY["juju_model_uuid"],
     )  # fmt: skip
-    cos_agent.publish(model, 19835)
+    cos_agent.publish(model, 19835, None)
     return json.loads(data["config"])["metrics_alert_rules"]
 
 

@@ -219,6 +219,7 @@ class Rooms:
             (look.driver, "look", lambda: self.driver),
             (look.toolkit, "look", lambda: self.packaged),
             (look.walk, "said", str),
+            (charm.web, "metrics_port", lambda: self.web and self.web.wanted.metrics_port),
             (look.web_health, "lost_database", lambda: self.lost_database),
             (charm.equipment, "ensure", self.equip),
             (charm.folders, "ensure", self.give),

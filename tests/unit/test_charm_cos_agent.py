@@ -8,7 +8,7 @@ import json
 import pytest
 from ops import testing
 
-from tests.unit.situations import state
+from tests.unit.situations import database, state
 
 
 def told(context, before, event="config_changed", **data):
@@ -50,6 +50,31 @@ def test_another_port(context, rooms):
 )
 def test_what_is_served_no_more_is_taken_back(context, rooms, options):
     assert told(context, state(**options), config="old") is None
+
+
+def test_a_web_says_where_its_metrics_are(context, rooms):
+    config = told(context, state("web", [database()]))
+    assert targets(config) == ["127.0.0.1:9391"]
+    (group,) = config["metrics_alert_rules"]["groups"]
+    assert {rule["alert"] for rule in group["rules"]} == {
+        "ConcourseStepsWaiting",
+        "ConcourseWorkersStalled",
+    }
+    assert all('concourse_workers_registered{juju_model="' in rule["expr"]
+               or 'concourse_steps_waiting{juju_model="' in rule["expr"]
+               for rule in group["rules"])  # fmt: skip
+    assert config["dashboards"] == []
+    assert told(context, state("web", [database()], web_metrics_port=0), config="old") is None
+
+
+def test_one_machine_with_both_tells_of_both(context, rooms):
+    config = told(context, state("all", enable_gpu=True))
+    found = {
+        job["job_name"]: job["static_configs"][0]["targets"]
+        for job in config["metrics_scrape_jobs"]
+    }
+    assert found == {"gpu-ci": ["127.0.0.1:19835"], "concourse-web": ["127.0.0.1:9391"]}
+    assert len(config["metrics_alert_rules"]["groups"]) == 2
 
 
 def test_a_bad_option_changes_nothing(context, rooms):

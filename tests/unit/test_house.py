@@ -39,6 +39,7 @@ FLOORS = {
     "receipts.form": 1,
     "receipts.report": 2,
     "ci.concourse.upstream": 1,
+    "ci.concourse.variables": 1,
     "health.decided": 1,
     "health.seen": 1,
     "gpu.inventory": 0,
@@ -48,7 +49,7 @@ FLOORS = {
 }
 # Same input, same answer: no clock, file, process or chance.
 PURE = {
-    *("plan", "plan.versions", "ci.concourse.upstream"),
+    *("plan", "plan.versions", "ci.concourse.upstream", "ci.concourse.variables"),
     *("gpu.inventory", "gpu.recovery_action"),
     *("health.breaker", "health.conditions", "health.decided", "health.fault", "health.faults"),
     *("health.judge", "health.memory", "health.seen"),

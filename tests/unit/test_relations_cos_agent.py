@@ -39,7 +39,7 @@ class Charm(ops.CharmBase):
         framework.observe(self.on.config_changed, self._publish)
 
     def _publish(self, _event):
-        cos_agent.publish(self.model, self.port)
+        cos_agent.publish(self.model, self.port, None)
 
 
 def run(port=19835, **data):

@@ -57,6 +57,15 @@ def works_with(worker: str, web: str) -> bool:
     return api(worker)[0] == api(web)[0] and api(worker) >= api(web)
 
 
+def knows_key_forms(version: str) -> bool:
+    """Whether this Concourse takes encryption keys in hex and base64, too.
+
+    It does from 8.2.0 on (8.2.0 and 8.1.0 atc/atccmd/command.go). One that does not would take no
+    notice of such a key, and encrypt nothing.
+    """
+    return versions.numbers(version) >= (8, 2)
+
+
 def limits_each_worker(version: str) -> bool:
     """Whether this Concourse knows a limit of tasks for each worker, as 8.3 and later do.
 

@@ -102,6 +102,12 @@ def url() -> str | None:
     return service.setting(ENVIRONMENT, "CONCOURSE_EXTERNAL_URL")
 
 
+def metrics_port() -> int | None:
+    """Where on 127.0.0.1 the web that was set up here serves metrics; None: nowhere."""
+    port = service.setting(ENVIRONMENT, "CONCOURSE_PROMETHEUS_BIND_PORT")
+    return int(port) if port else None
+
+
 def peer_address() -> str:
     """The address that other web units are told of this one; empty before its first start."""
     return service.setting(ENVIRONMENT, "CONCOURSE_PEER_ADDRESS") or ""

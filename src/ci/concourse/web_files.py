@@ -6,18 +6,23 @@ import ipaddress
 import pathlib
 import typing
 
-from ci.concourse import local_postgresql, service
+from ci.concourse import local_postgresql, service, variables
 from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
+from ci.concourse.web_health import ENVIRONMENT
 from machine import files
+from plan import encryption, web_options, web_values
 from plan.parts import WebPlan
 from plan.state import Database
 
-ADMIN: typing.Final = "admin"
+ADMIN: typing.Final = web_options.ADMIN
 AUTHORIZED: typing.Final = service.KEYS / "authorized_worker_keys"
 
 _HOST_KEY: typing.Final = service.KEYS / "tsa_host_key"
 _SIGNING_KEY: typing.Final = service.KEYS / "session_signing_key"
 _CA: typing.Final = service.KEYS / "postgresql_ca.pem"
+# Files of settings by the option web-secrets begin so.
+_GIVEN: typing.Final = "web-"
+_FORMS: typing.Final = ("", "_HEX", "_BASE64")
 # For workers that name no limit of their own: no limit. Without a number here, those that name
 # one are not held to it either (concourse 95872ce1a atc/worker/placement.go:337-350).
 _MAX_ACTIVE_TASKS: typing.Final = 1000
@@ -36,6 +41,11 @@ def write(plan: WebPlan) -> tuple[tuple[str, ...], bool]:
         _CA: plan.database.ca if plan.database else "",
     }
     changed = _ensure(AUTHORIZED, "".join(f"{key}\n" for key in plan.worker_keys))
+    for name, value in plan.wanted.settings:
+        if name in variables.FILES:
+            contents[_given(name)] = value
+    for path in set(_all_given()) - set(contents):
+        changed |= files.ensure_absent(path)
     for path, content in contents.items():
         changed |= _ensure(path, content) if content else files.ensure_absent(path)
     return tuple(contents.values()), changed
@@ -44,7 +54,7 @@ def write(plan: WebPlan) -> tuple[tuple[str, ...], bool]:
 def remove() -> bool:
     """Remove them. Return True if any was there."""
     removed = False
-    for path in (_HOST_KEY, _SIGNING_KEY, AUTHORIZED, _CA):
+    for path in (_HOST_KEY, _SIGNING_KEY, AUTHORIZED, _CA, *_all_given()):
         removed |= files.ensure_absent(path)
     return removed
 
@@ -52,12 +62,15 @@ def remove() -> bool:
 def settings(plan: WebPlan) -> dict[str, typing.Any]:
     """What templates/web.env shows."""
     database = plan.database
+    users = ((ADMIN, plan.secrets.admin_password), *plan.wanted.users)
     return {
         "address": plan.address,
         "port": plan.port,
         "external_url": plan.external_url,
-        "admin": ADMIN,
-        "admin_password": plan.secrets.admin_password,
+        "users": ",".join(f"{name}:{password}" for name, password in users),
+        "main_team": ",".join((ADMIN, *plan.wanted.main_team)),
+        "metrics_port": plan.wanted.metrics_port,
+        "variables": [*_encryption(plan), *_variables(plan)],
         "session_signing_key": str(_SIGNING_KEY),
         "tsa_host_key": str(_HOST_KEY),
         "authorized_keys": str(AUTHORIZED),
@@ -71,6 +84,38 @@ def settings(plan: WebPlan) -> dict[str, typing.Any]:
         "ca": str(_CA),
         "socket": str(local_postgresql.SOCKET_FOLDER),
     }
+
+
+def _given(name: str) -> pathlib.Path:
+    """The file of a setting that Concourse takes a path for."""
+    return service.KEYS / f"{_GIVEN}{name}"
+
+
+def _all_given() -> list[pathlib.Path]:
+    return [path for path in files.entries(service.KEYS) if path.name.startswith(_GIVEN)]
+
+
+def _variables(plan: WebPlan) -> list[tuple[str, str]]:
+    return [
+        (variables.environment(name), str(_given(name)) if name in variables.FILES else value)
+        for name, value in plan.wanted.settings
+    ]
+
+
+def _encryption(plan: WebPlan) -> list[tuple[str, str]]:
+    """The keys of what the database holds encrypted, as variables."""
+    had = encryption.Keys(_had("ENCRYPTION_KEY"), _had("OLD_ENCRYPTION_KEY"))
+    keys = encryption.keys(plan.wanted.encryption, had)
+    pairs = (("ENCRYPTION_KEY", keys.new), ("OLD_ENCRYPTION_KEY", keys.old))
+    return [
+        (f"CONCOURSE_{name}{web_values.key_form(key) or ''}", key) for name, key in pairs if key
+    ]
+
+
+def _had(name: str) -> str:
+    """What the settings of now say of a key, in whichever form."""
+    forms = (service.setting(ENVIRONMENT, f"CONCOURSE_{name}{form}") for form in _FORMS)
+    return next(filter(None, forms), "")
 
 
 def _ensure(path: pathlib.Path, content: str) -> bool:

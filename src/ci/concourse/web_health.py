@@ -52,15 +52,17 @@ def _unusable_database() -> str:
     """What web itself says of its database, as 8.3 and later do."""
     port = _port()
     told = service.asked(port, "/api/v1/health", _PATIENCE + 1) if port is not None else None
-    database = told.get("database") if isinstance(told, dict) else None
-    if not isinstance(database, dict):
-        return ""
-    fields = typing.cast(dict[str, object], database)
+    fields = _object(_object(told).get("database"))
     if fields.get("status") != "unhealthy":
         return ""
     host = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_HOST")
     where = host or service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET") or ""
     return f"{where} (web says: {str(fields.get('error', ''))[:60]})"
+
+
+def _object(told: object) -> dict[str, object]:
+    """An object of JSON; empty where it is none."""
+    return typing.cast(dict[str, object], told) if isinstance(told, dict) else {}
 
 
 def _port() -> int | None:

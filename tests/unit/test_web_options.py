@@ -1,0 +1,208 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The web's options and what their secrets may hold; no sentence repeats a secret."""
+
+import pytest
+
+from ci.concourse import variables
+from plan.encryption import Keys, keys
+from plan.web_values import key_form
+from tests.unit.situations import parse, refused, said, unit
+
+K16, K32, OTHER = "0123456789abcdef", "0123456789abcdef0123456789abcdef", "fedcba9876543210"
+HEX = K32 * 2
+B64 = "MDEyMzQ1Njc4OWFiY2RlZg=="
+HASH = "$2b$10$" + "a" * 53
+
+
+def wrong(option, fields):
+    """What is said of a secret's fields, without any value of theirs."""
+    text = refused(**{option: fields})
+    for value in fields.values():
+        assert not value or value not in text
+    return text
+
+
+def test_without_any_there_is_the_administrator_alone():
+    web = parse().web
+    assert (web.users, web.main_team, web.settings) == ((), (), ())
+    assert web.encryption == Keys()
+    assert web.metrics_port == 9391
+
+
+def test_local_users_and_members_of_the_main_team():
+    fields = {"bob": "p:w \"'$%", "ann": HASH, "ann-marie": "x" * 72}
+    web = parse(local_users=fields, main_team_members=" Ann, bob,ann").web
+    assert web.users == (("ann", HASH), ("ann-marie", "x" * 72), ("bob", "p:w \"'$%"))
+    assert web.main_team == ("ann", "bob")
+    assert "p:w" not in repr(web)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"ann": "a,b"}, "password of ann that has a comma"),
+        ({"ann": ""}, "password of ann that is empty"),
+        ({"ann": "a\nCONCOURSE_X=1"}, "a character that can't be printed"),
+        ({"ann": "a\0"}, "a character that can't be printed"),
+        ({"ann": "ü" * 37}, "is longer than 72 bytes"),
+        ({"ann": HASH.replace("10", "09")}, "of a cost below 10"),
+        ({"admin": "password-1"}, "has the user admin, which is the charm's own"),
+        ({"ann:x": "password-1"}, "is no name"),
+        ({"ann,bob": "password-1"}, "is no name"),
+    ],
+)
+def test_local_users_that_can_not_be_used(fields, why):
+    assert why in wrong("local_users", fields)
+
+
+@pytest.mark.parametrize("name", ["carl", "an n", "ann:bob", "$(id)"])
+def test_a_member_who_is_no_local_user(name):
+    fields = {"ann": "password-1"}
+    (text,) = (one.text for one in parse(local_users=fields, main_team_members=name).wrong)
+    assert text.startswith("main-team-members")
+    assert "local-users has ann" in text
+
+
+def test_members_are_not_doubted_where_their_secret_can_not_be_read():
+    """That is said already, and web stays as it is."""
+    assert parse(local_users=None, main_team_members="ann").wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "form"),
+    [
+        (K16, ""),
+        # As the Concourses before took it, though it could be hex.
+        (K32, ""),
+        (HEX, "_HEX"),
+        (B64, "_BASE64"),
+        ("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=", "_BASE64"),
+        ("", None),
+        (K16[1:], None),
+        (f"{K16}x", None),
+        (f" {K16[1:]}", None),
+        (f"{K16[1:]}\n", None),
+        ("ü" * 16, None),
+        ("g" * 64, None),
+    ],
+)
+def test_forms_of_keys(key, form):
+    assert key_form(key) == form
+    if form is not None:
+        assert parse(encryption_key={"encryption-key": key}).web.encryption == Keys(key)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"encryption-key": "short"}, "has in encryption-key no key"),
+        ({"encryption-key": K16, "old-encryption-key": "short"}, "has in old-encryption-key no"),
+        ({"encryption-key": K16, "old-encryption-key": K16}, "has one key twice"),
+        ({"key": K16}, "has the field key"),
+    ],
+)
+def test_encryption_keys_that_can_not_be_used(fields, why):
+    assert why in wrong("encryption_key", fields)
+
+
+def test_the_old_key_alone_decrypts():
+    assert parse(encryption_key={"old-encryption-key": K16}).web.encryption == Keys("", K16)
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "good"),
+    [("8.1.1", HEX, False), ("8.2.0", HEX, True), ("8.0.0", K32, True), ("8.1.1", B64, False)],
+)
+def test_a_form_that_this_concourse_does_not_know(version, key, good):
+    options = {"concourse-version": version, "encryption-key": {"encryption-key": key}}
+    problems = said(unit("web", options=options))
+    assert bool(problems) != good
+    assert good or "in hex or base64, which Concourse 8." in problems[0][1]
+
+
+@pytest.mark.parametrize(
+    ("given", "had", "then"),
+    [
+        (Keys(), Keys(), Keys()),
+        (Keys("a"), Keys(), Keys("a")),
+        (Keys("a"), Keys("a"), Keys("a")),
+        (Keys("b"), Keys("a"), Keys("b", "a")),
+        (Keys("b"), Keys("b", "a"), Keys("b", "a")),
+        (Keys("c"), Keys("b", "a"), Keys("c", "b")),
+        (Keys(), Keys("b", "a"), Keys("", "b")),
+        (Keys(), Keys("", "b"), Keys("", "b")),
+        (Keys("c"), Keys("", "b"), Keys("c", "b")),
+        (Keys("b"), Keys("", "b"), Keys("b")),
+        # What the operator says counts.
+        (Keys("c", "x"), Keys("b", "a"), Keys("c", "x")),
+        (Keys("", "x"), Keys("b", "a"), Keys("", "x")),
+    ],
+)
+def test_the_key_before_is_never_lost(given, had, then):
+    assert keys(given, had) == then
+    assert keys(given, then) == then, "a second run changes nothing"
+
+
+def test_settings_by_their_names():
+    fields = {
+        "oidc-client-secret": "s",
+        "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
+        "ldap-host": "h\n",
+    }
+    web = parse(web_secrets=fields).web
+    assert dict(web.settings) == {
+        "oidc-client-secret": "s",
+        "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
+        "ldap-host": "h",
+    }
+    assert "BEGIN" not in repr(web)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"oidc-client-secert": "hidden"},
+            "oidc-client-secert, which is none of Concourse's: use oidc-ca",
+        ),
+        ({"nonsense": "hidden"}, "use names such as oidc-client-secret"),
+        ({"oidc-client-secret": "hid\nden"}, "has in oidc-client-secret no value of one line"),
+        ({"oidc-client-secret": ""}, "has in oidc-client-secret no value"),
+        ({"vault-ca-cert": "hid\0den"}, "no file of text"),
+    ],
+)
+def test_settings_that_can_not_be_used(fields, why):
+    assert why in wrong("web_secrets", fields)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bind-port", "bind-ip", "tls-bind-port", "tls-key", "postgres-password", "peer-address"),
+        *("tsa-host-key", "tsa-authorized-keys", "session-signing-key", "encryption-key"),
+        *("add-local-user", "main-team-local-user", "main-team-config", "prometheus-bind-port"),
+        *("external-url", "client-secret", "add-client", "garden-request-timeout", "config-rbac"),
+        *("PATH", "oidc", "oidc-", "datadog-prefix", "vault-client-token-path", "ld-preload"),
+    ],
+)
+def test_what_the_charm_sets_is_nobody_elses(name):
+    assert name not in variables.NAMES
+    assert f"has the field {name}" in wrong("web_secrets", {name: "hidden"})
+
+
+def test_each_name_is_one_that_a_juju_secret_takes():
+    """Juju core/secrets: `^([a-z](?:[-]?[a-z0-9]){2,})$`."""
+    import re
+
+    assert all(re.fullmatch(r"[a-z](?:-?[a-z0-9]){2,}", name) for name in variables.NAMES)
+    assert variables.environment("oidc-ca-cert") == "CONCOURSE_OIDC_CA_CERT"
+
+
+@pytest.mark.parametrize("port", ["8080", "19835", "2222", "65536", "-1", "x"])
+def test_a_port_of_metrics_that_can_not_be_used(port):
+    assert refused(web_metrics_port=port).startswith("web-metrics-port")
+
+
+def test_no_metrics():
+    assert parse(web_metrics_port=0).web.metrics_port == 0
