@@ -75,6 +75,7 @@ def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
     ready = inventory is not None and inventory.state is State.READY
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus} if inventory and ready else {}
     told = _ask(tuple(one.uuid for one in out if one.uuid in gpus))
+    asked = {ask.uuid for ask in retests.read()}
     occupied = [lease for lease in (held or {}).values() if lease.occupied]
     used = {device for lease in occupied for device in lease.devices}
     used |= {uuid for uuid, _ in state.cordoned}
@@ -84,7 +85,12 @@ def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
     others = held is None or not known or wanted.reboot or state.driver.changing
     return Site(
         wish=state.options.gpu_recovery,
-        patients=tuple(_patient(one, gpus.get(one.uuid), told, used) for one in out),
+        patients=tuple(
+            dataclasses.replace(
+                _patient(one, gpus.get(one.uuid), told, used), asked=one.uuid in asked
+            )
+            for one in out
+        ),
         made=recovery_record.read().made,
         now=time.time(),
         booted=time.time() - float(_UPTIME.read_text().split()[0]),

@@ -40,6 +40,7 @@ class Patient:
         uncorrected: memory errors that ECC could not correct, since the driver was loaded.
         idle: nobody has it, and no process is on it.
         whole: it is not split into MIG devices, which a reset would end.
+        asked: a test of it is asked for, as after a reset, and there is no verdict yet.
     """
 
     uuid: str
@@ -52,6 +53,7 @@ class Patient:
     uncorrected: int = 0
     idle: bool = True
     whole: bool = True
+    asked: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +141,10 @@ def need(patient: Patient, site: Site) -> Step:
         or patient.uncorrected
         or silent
     ):
-        tried = any(made.at >= patient.since for made in _resets(patient, site))
-        return reboot if tried else Step.RESET
+        if not any(made.at >= patient.since for made in _resets(patient, site)):
+            return Step.RESET
+        # Whether that helped, its test has to say first.
+        return Step.NOTHING if patient.asked else reboot
     return Step.NOTHING if patient.action in (None, _NOTHING) else reboot
 
 

@@ -99,6 +99,17 @@ def test_a_reset_that_did_not_help_is_not_made_again():
     assert step(ASKS_RESET, made=[reset(30, "GPU-9")]) is Step.RESET
 
 
+def test_whether_a_reset_helped_its_test_says_before_a_reboot_is_made():
+    """Drivers that tell of an Xid alone look the same after the reset."""
+    silent = dataclasses.replace(ASKS_RESET, action=None, fault="xid", asked=True)
+    assert step(silent) is Step.RESET
+    assert step(silent, made=[reset(30)]) is Step.NOTHING
+    assert step(dataclasses.replace(silent, asked=False), made=[reset(30)]) is Step.REBOOT
+    # What does not answer, or asks for a reboot, has no test that could pass.
+    for change in ({"answers": False}, {"action": 2}):
+        assert step(dataclasses.replace(silent, **change), made=[reset(30)]) is Step.REBOOT
+
+
 def test_the_next_quarantine_may_have_its_own_reset_but_not_within_the_hour():
     assert step(ASKS_RESET, made=[reset(HOUR / 2)]) is Step.NOTHING
     assert step(ASKS_RESET, made=[reset(2 * HOUR)]) is Step.RESET

@@ -36,6 +36,7 @@ class Site:
         self.held = {}
         self.resets = []
         self.why = ""
+        self.after_reset = WELL
         self.error = None
         self.boot = "first"
 
@@ -52,7 +53,7 @@ class Site:
         if self.error:
             raise self.error
         if not self.why:
-            self.health[uuid] = WELL
+            self.health[uuid] = self.after_reset
         return self.why
 
 
@@ -161,6 +162,21 @@ def test_a_reset_that_fails_is_told_and_leaves_a_reboot_where_that_may_be(site, 
     assert "no reset: GPU 00000000:01:00.0 is currently in use" in caplog.text
     assert asked() == []
     site.wish("reboot")
+    assert site.hook() == ("GPU-0",)
+    assert len(site.resets) == 1
+
+
+def test_a_gpu_that_was_reset_is_tested_before_the_machine_is_rebooted_for_it(site):
+    """Where the driver tells of no action: it can't be seen whether the reset helped."""
+    site.wish("reboot")
+    site.health["GPU-0"] = dataclasses.replace(WELL, recovery_action=None)
+    site.after_reset = site.health["GPU-0"]
+    quarantine.lift("GPU-0")
+    quarantine.put("GPU-0", "Xid 79: gone", "xid", "isolation", "reboot")
+    for _ in range(2):
+        assert site.hook() == ()
+        assert (len(site.resets), asked()) == (1, [("GPU-0", "isolation")])
+    retests.forget("GPU-0")  # it has failed
     assert site.hook() == ("GPU-0",)
     assert len(site.resets) == 1
 
