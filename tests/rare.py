@@ -139,7 +139,7 @@ RARE = (
         f"tests/functional/test_health_service.py::test_{name}"
         for name in (
             *("a_driver_that_hangs", "who_stands_still", "what_a_full_disk", "what_has_changed"),
-            *("while_jujus_lock", "it_ends_with"),
+            *("while_jujus_lock", "it_ends_with", "where_it_only_observes"),
         )
     ),
     "tests/soak/test_health_storm.py",

@@ -149,6 +149,21 @@ def test_a_fault_takes_its_gpu_out_within_seconds_and_wakes_the_charm(box):
     assert box.out().keys() == {uuid}
 
 
+def test_where_it_only_observes_it_says_what_it_would_do_and_does_nothing(changing):
+    box = changing
+    assert box.do("install(mode='observe')") == "True"
+    box.wait_for_look()
+    box.fakegpu("xid", "1", "79")
+    box.wait(f"journalctl -u {UNIT} | grep -q 'would: take GPU 1 '")
+    box.fakegpu("hang")
+    box.wait(f"journalctl -u {UNIT} | grep -q 'would: take GPU 0 .*driver hangs'")
+    box.fakegpu("unhang")
+    assert box.out() == {}
+    assert box.sh("ls /var/lib/gpu-ci/retests/*.json", check=False).stdout == ""
+    assert box.calls() == []
+    assert 'mode="observe"' in box.metrics()
+
+
 def test_killed_at_any_time_it_comes_back_and_knows_what_it_knew(box):
     box.wait_for_look()
     box.fakegpu("xid", "0", "79")
