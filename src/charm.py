@@ -14,7 +14,8 @@ import look
 import ownership
 import reboot
 import recovery
-from ci.concourse import release, web, worker
+import release_change
+from ci.concourse import web, worker
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
@@ -137,10 +138,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             if self._web_keys.make() or (key and key not in state.web.worker_keys):
                 state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
         if wanted.release:
-            had, state = attempts.make(
-                state, Part.RELEASE, release.ensure, wanted.release, self._say
-            )
-            state = dataclasses.replace(state, installed=had.version if had else state.installed)
+            state = release_change.ensure(state, wanted.release, self._say)
             self.unit.set_workload_version(state.installed)
         repaired = None
         if isinstance(wanted.gpu, GpuPlan):
@@ -187,7 +185,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         offers.publish(self.model, wanted.offer, state.elsewhere)
         if Part.WATCH not in state.frozen:
             cos_agent.publish(self.model, watch.port(state), web.metrics_port())
-        return state
+        return release_change.settle(state, wanted, self._finish, self._say)
 
 
 if __name__ == "__main__":

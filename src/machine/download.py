@@ -6,13 +6,18 @@ Or a short text, for who asks to check.
 """
 
 import collections.abc
+import dataclasses
 import errno
 import functools
 import hashlib
 import http
 import http.client
+import json
 import pathlib
+import re
+import shutil
 import ssl
+import time
 import typing
 import urllib.error
 import urllib.parse
@@ -20,13 +25,15 @@ import urllib.request
 
 import tenacity
 
-from machine import process
+from machine import files, process
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two messages
 _ATTEMPTS: typing.Final = 5
 _TIMEOUT: typing.Final = 60.0  # seconds without a byte
 _TEXT_TIMEOUT: typing.Final = 20.0  # the same, for what is short
+# In seconds. What is not the file expected is not asked for again before, at each event anew.
+_REFUSED: typing.Final = 3600.0
 _REMEDY: typing.Final = "Check concourse-version, or give the tarball with juju attach-resource"
 _FAILURES: typing.Final = (
     urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException,
@@ -54,21 +61,40 @@ class _PassingError(Exception):
     """What may work when tried again."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What a download may take; a server may send without end, or a byte a minute.
+
+    Attributes:
+        size: how many bytes the file may have.
+        room: how many bytes of the disk have to stay free beside each byte of the file, for what
+            is made of it.
+        seconds: how long one run may receive; the next goes on where it ended.
+    """
+
+    size: int = 4 << 30
+    room: float = 0.0
+    seconds: float = 1800.0
+
+
 def fetch(
     url: str,
     destination: pathlib.Path,
     sha256: str,
     progress: collections.abc.Callable[[str], None],
+    bounds: Bounds = Bounds(),
 ) -> None:
     """Download a file. Nothing is done if it is there already; its name means that it was checked.
 
-    What has arrived is kept in `<destination>.part`, from which a later run goes on.
+    What has arrived is kept in `<destination>.part`, from which a later run goes on. A server that
+    gave another file is not asked again for an hour.
 
     Args:
         url: where it is; the Juju model's proxies are used.
         destination: where it goes; the directory must exist.
         sha256: of the whole file, in hex.
         progress: told from time to time how far it is.
+        bounds: what it may take.
 
     Raises:
         UnreachableError: if it can't be had now.
@@ -77,16 +103,38 @@ def fetch(
     if destination.exists():
         return
     part = destination.with_name(f"{destination.name}.part")
-    _receive_patiently(url, part, progress)
-    got = sha256_of(part)
-    if got != sha256.lower():
+    refused = destination.with_name(f"{destination.name}.refused")
+    _check_not_refused(url, sha256, refused)
+    # What was there may have been the beginning of another file: then all of it comes anew.
+    for resumed in (part.exists(), False):
+        _receive_patiently(url, part, progress, bounds)
+        got = sha256_of(part)
+        if got == sha256.lower():
+            break
         part.unlink()
-        raise DownloadError(
-            f"{url} is not the file expected: its SHA-256 should be {sha256.lower()} but is "
-            f"{got}. Nothing was installed. Report this to the charm's authors; do not work "
-            "around it"
-        )
+        if not resumed:
+            files.ensure_file(refused, json.dumps([url, sha256, got]))
+            raise _not_expected(url, sha256, got)
     part.replace(destination)
+    refused.unlink(missing_ok=True)
+
+
+def _check_not_refused(url: str, sha256: str, refused: pathlib.Path) -> None:
+    try:
+        age = time.time() - refused.stat().st_mtime
+        before, expected, got = json.loads(refused.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    if (before, expected) == (url, sha256) and 0 <= age < _REFUSED:
+        raise _not_expected(url, sha256, got)
+
+
+def _not_expected(url: str, sha256: str, got: str) -> DownloadError:
+    return DownloadError(
+        f"{url} is not the file expected: its SHA-256 should be {sha256.lower()} but is {got}. "
+        "Nothing was installed. Report this to the charm's authors, or to whoever keeps the "
+        f"mirror; do not work around it. It is tried again after {_REFUSED / 60:.0f} minutes"
+    )
 
 
 def text(url: str, limit: int, remedy: str) -> str:
@@ -121,13 +169,18 @@ def _patiently(url: str, work: collections.abc.Callable[[], _Result]) -> _Result
 
 
 def _receive_patiently(
-    url: str, part: pathlib.Path, progress: collections.abc.Callable[[str], None]
+    url: str,
+    part: pathlib.Path,
+    progress: collections.abc.Callable[[str], None],
+    bounds: Bounds,
 ) -> None:
+    end = time.monotonic() + bounds.seconds
     try:
-        _patiently(url, functools.partial(_receive, url, part, progress))
+        _patiently(url, lambda: _receive(_Arrival(url, part, progress, bounds, end)))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        part.unlink()  # others need the disk too
         raise DownloadError(
             f"{url} can't be downloaded: the disk of {part.parent} is full: make room there"
         ) from error
@@ -142,23 +195,68 @@ def sha256_of(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def _receive(
-    url: str, part: pathlib.Path, progress: collections.abc.Callable[[str], None]
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Arrival:
+    """A file that is to come; `end` is by time.monotonic()."""
+
+    url: str
+    part: pathlib.Path
+    progress: collections.abc.Callable[[str], None]
+    bounds: Bounds
+    end: float
+
+    def check_room(self, have: int, total: int) -> None:
+        """Refuse a file that is too long, or for which the disk is too small."""
+        if max(have, total) > self.bounds.size:
+            self.part.unlink(missing_ok=True)
+            raise DownloadError(
+                f"{self.url} is not the file expected: it has more than "
+                f"{self.bounds.size >> 20} MiB. {_REMEDY}"
+            )
+        needed = total - have + int(total * self.bounds.room)
+        free = shutil.disk_usage(self.part.parent).free
+        if needed > free:
+            raise DownloadError(
+                f"{self.url} and what is made of it need about {needed >> 20} MiB more in "
+                f"{self.part.parent}, but {free >> 20} MiB are free: make room there"
+            )
+
+    def check_pace(self, have: int) -> None:
+        """Leave the rest to a later run where it takes too long: others wait for this one."""
+        if have > self.bounds.size:
+            self.check_room(have, have)
+        if time.monotonic() > self.end:
+            raise UnreachableError(
+                f"{self.url} comes slowly: {have >> 20} MiB have come so far; the next event goes "
+                "on. juju attach-resource, or a mirror nearby, is faster"
+            )
+
+
+def _receive(wanted: _Arrival) -> None:
+    url, part = wanted.url, wanted.part
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
     try:
         with _opener(url).open(request, timeout=_TIMEOUT) as response:
-            if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            if not _goes_on(response, have):
                 have = 0
-            total = have + int(response.headers.get("Content-Length") or 0)
-            _store(response, part, have, total, progress)
+            _store(response, wanted, have)
     except _FAILURES as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return  # all of it is here: the checksum tells
         raise _failure(url, error, _REMEDY) from error
+
+
+def _goes_on(response: http.client.HTTPResponse, have: int) -> bool:
+    """Whether the server goes on where the last run ended, rather than anywhere else."""
+    if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+        return False
+    said = response.headers.get("Content-Range")
+    if said is not None and not re.match(rf"bytes {have}-", said):
+        raise _PassingError(f"the server sent {said} where bytes {have}- was asked for")
+    return True
 
 
 def _read(url: str, limit: int, remedy: str) -> str:
@@ -197,31 +295,38 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     if any(name in ("*", host) or (name and host.endswith(f".{name}")) for name in direct):
         found = {}
     schemes = {name.removesuffix("_proxy"): found[name] for name in found}
-    return urllib.request.build_opener(urllib.request.ProxyHandler(schemes))
+    opener = urllib.request.OpenerDirector()
+    # Not build_opener, by which a server could send us on to ftp.
+    for handler in (
+        urllib.request.ProxyHandler(schemes), urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(), urllib.request.HTTPRedirectHandler(),
+        urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
+    return opener
 
 
-def _next(response: http.client.HTTPResponse, most: int) -> bytes:
+def _next(response: http.client.HTTPResponse, most: int, *, whole: bool = True) -> bytes:
+    """The next bytes: as many as asked for or, if not `whole`, what has come."""
     try:
-        return response.read(most)
+        return response.read(most) if whole else response.read1(most)
     except OSError as error:  # such as EHOSTUNREACH, which is none of _FAILURES
         raise _PassingError(str(error) or type(error).__name__) from error
 
 
-def _store(
-    response: http.client.HTTPResponse,
-    part: pathlib.Path,
-    have: int,
-    total: int,
-    progress: collections.abc.Callable[[str], None],
-) -> None:
+def _store(response: http.client.HTTPResponse, wanted: _Arrival, have: int) -> None:
+    part, total = wanted.part, have + (response.length or 0)
+    wanted.check_room(have, total)
     said = have * 100 // total // _STEP if total else 0
     with part.open("r+b" if have else "wb") as file:
         file.seek(have)
-        while chunk := _next(response, _CHUNK):
+        while chunk := _next(response, _CHUNK, whole=False):
             file.write(chunk)
             have += len(chunk)
+            wanted.check_pace(have)
             if total and have * 100 // total // _STEP > said:
                 said = have * 100 // total // _STEP
-                progress(f"Downloading {part.stem}: {said * _STEP} % of {total >> 20} MiB")
+                wanted.progress(f"Downloading {part.stem}: {said * _STEP} % of {total >> 20} MiB")
     if have < total:
         raise _PassingError(f"the connection broke after {have} of {total} bytes")

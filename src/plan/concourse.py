@@ -1,42 +1,20 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What Concourse's release, web and worker on this unit should be. Pure."""
+"""What Concourse's web and worker on this unit should be. Pure."""
 
 from ci.concourse.upstream import (
     LONGEST_WAIT,
-    PINNED_SHA256,
     REQUEST_TIMEOUT,
     REST_OF_CALL,
     TSA_PORT,
     WEB_REQUEST_TIMEOUT,
     knows_key_forms,
     limits_each_worker,
-    works_with,
 )  # fmt: skip
-from plan import addresses, gpus, tags, web_values
-from plan.options import Part
-from plan.parts import GpuPlan, Keep, ReleasePlan, WebPlan, WorkerPlan
+from plan import addresses, concourse_release, gpus, tags, web_values
+from plan.parts import GpuPlan, Keep, WebPlan, WorkerPlan
 from plan.problems import Problem, Reason, problem
 from plan.state import UnitState
-
-
-def release(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
-    """The release that is to be here; without one, what stands against it is in `problems`."""
-    options, architecture = state.options, state.machine.architecture
-    if state.tarball is None:
-        problems.append(Problem(Reason.RESOURCE_UNKNOWN))
-        return None
-    if Part.RELEASE in options.frozen:
-        return None
-    sha256 = options.concourse_sha256
-    if not sha256 and architecture == "amd64":
-        sha256 = PINNED_SHA256.get(options.concourse_version, "")
-    if not sha256 and not state.tarball:
-        version = options.concourse_version
-        missing = problem(Reason.NO_CHECKSUM, version=version, architecture=architecture)
-        problems.append(missing)
-        return None
-    return ReleasePlan(options.concourse_version, architecture, sha256, state.tarball)
 
 
 def web_timeout(state: UnitState) -> int:
@@ -140,28 +118,12 @@ def _against_worker(state: UnitState) -> Problem | None:
         return Problem(Reason.OWN_WEB_AND_ANOTHER if own else Reason.TWO_WAYS_TO_WEB)
     if tsa.webs:
         return problem(Reason.SEVERAL_WEBS, webs=" and ".join(tsa.webs))
-    return _against_release(state)
-
-
-def _against_release(state: UnitState) -> Problem | None:
-    ours, tsa = _version(state), state.tsa
-    for version in tsa.versions:
-        if ours and not works_with(ours, version):
-            how = f"juju config {state.application} concourse-version={version}"
-            if state.tarball:
-                how = f"juju attach-resource {state.application} concourse=<tarball of {version}>"
-            return problem(Reason.WEB_IS_OTHER_RELEASE, theirs=version, ours=ours, how=how)
-    return None
-
-
-def _version(state: UnitState) -> str:
-    """Which Concourse will run; empty for a tarball, whose is known once it is unpacked."""
-    return state.installed if state.tarball else state.options.concourse_version
+    return concourse_release.against_web(state)
 
 
 def _knows_key_forms(state: UnitState) -> bool:
     """Whether the Concourse here knows an encryption key in the form that it is given in."""
-    keys, ours = state.options.web.encryption, _version(state)
+    keys, ours = state.options.web.encryption, concourse_release.version(state)
     forms = {web_values.key_form(key) for key in (keys.new, keys.old) if key}
     return not ours or forms <= {""} or knows_key_forms(ours)
 
@@ -171,7 +133,7 @@ def _queues_tasks(state: UnitState) -> bool:
 
     Those before have one for all workers, which those without GPUs would be held to as well.
     """
-    return limits_each_worker(_version(state))
+    return limits_each_worker(concourse_release.version(state))
 
 
 def _lacks_database(state: UnitState) -> bool:
@@ -193,7 +155,7 @@ def _against_web(state: UnitState) -> Problem | None:
     if web.secrets_lost:
         return Problem(Reason.WEB_KEYS_LOST)
     if not _knows_key_forms(state):
-        return problem(Reason.KEY_FORM_UNKNOWN, ours=_version(state))
+        return problem(Reason.KEY_FORM_UNKNOWN, ours=concourse_release.version(state))
     return None
 
 

@@ -8,10 +8,11 @@ import enum
 import re
 import typing
 
-from plan import option_values, web_options, worker_options
+from plan import option_values, release_options, web_options, worker_options
 from plan.folders import Folder
 from plan.option_readers import Raw, Readers, choice, items, number, pattern, port, text
 from plan.option_values import OptionError
+from plan.release_options import ReleaseOptions
 from plan.web_options import WebOptions
 from plan.worker_options import WorkerOptions
 
@@ -86,8 +87,7 @@ _PARTS: typing.Final = {
         ),
         Part.WATCH,
     ),
-    "concourse-version": Part.RELEASE,
-    "concourse-sha256": Part.RELEASE,
+    **dict.fromkeys(release_options.NAMES, Part.RELEASE),
     **dict.fromkeys(worker_options.NAMES, Part.WORKER),
     **dict.fromkeys(web_options.NAMES, Part.WEB),
 }
@@ -149,8 +149,7 @@ class Options:
     gpu_recovery: str = "none"
     host_packages: tuple[str, ...] = ()
     minimums: Minimums = Minimums()
-    concourse_version: str = ""
-    concourse_sha256: str = ""
+    release: ReleaseOptions = ReleaseOptions()
     worker: WorkerOptions = WorkerOptions()
     web: WebOptions = WebOptions()
     wrong: tuple[Wrong, ...] = ()
@@ -192,10 +191,11 @@ def parse(raw: Raw, wrong: collections.abc.Iterable[OptionError] = ()) -> Option
     """
     faults = {error.option: error for error in wrong}
     read = _read(_READERS, raw, faults)
+    release = ReleaseOptions(**_read(release_options.READERS, raw, faults))
     worker = WorkerOptions(**_read(worker_options.READERS, raw, faults))
     web = WebOptions(**_read(web_options.READERS, raw, faults))
     said = tuple(Wrong(name, str(why)) for name, why in faults.items())
-    return Options(**read, worker=worker, web=web, wrong=said)
+    return Options(**read, release=release, worker=worker, web=web, wrong=said)
 
 
 def _read(readers: Readers, raw: Raw, faults: dict[str, OptionError]) -> dict[str, typing.Any]:
@@ -300,10 +300,4 @@ _READERS: typing.Final[Readers] = {
     "gpu_recovery": lambda raw: choice(raw, "gpu-recovery", RECOVERY),
     "host_packages": lambda raw: items(raw, "host-packages", option_values.host_package),
     "minimums": _minimums,
-    "concourse_version": lambda raw: pattern(
-        raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
-    ),
-    "concourse_sha256": lambda raw: pattern(
-        raw, "concourse-sha256", r"(?:[0-9a-fA-F]{64})?", "is no SHA-256: use 64 hex digits"
-    ).lower(),
 }

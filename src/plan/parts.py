@@ -22,12 +22,19 @@ class Keep(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ReleasePlan:
-    """Which Concourse to have: a tarball at hand, or a version with its checksum to download."""
+    """Which Concourse to have: a tarball at hand, or a version with its checksum to download.
+
+    Attributes:
+        mirror: base URL that has `v<version>/` below it; empty: upstream's own.
+        webs: the versions of the webs that the worker here serves; empty: unknown, or its own.
+    """
 
     version: str
     architecture: str
     sha256: str
     tarball: str
+    mirror: str = ""
+    webs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 """Options, GPUs found and relation data -> what this unit should be. Pure: no I/O, no clock."""
 
 from gpu.inventory import Vendor
-from plan import concourse, gpus, host
+from plan import concourse, concourse_release, gpus, host
 from plan.offers import GpuOffer
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan
@@ -22,7 +22,7 @@ def make(state: UnitState) -> Plan:
         as_is = Keep.AS_IS
         return Plan(tuple(problems), None, as_is, as_is, as_is, folders=as_is)
     software = host.make(state)
-    release = concourse.release(state, problems)
+    release = concourse_release.make(state, problems)
     choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
     gpu = _gpu(state, choice, problems) if options.has_worker else None
     unusable = () if Part.GPU in frozen else gpus.unusable(state, choice)

@@ -56,6 +56,10 @@ BLOCKED: typing.Final = {
     Reason.WEB_IS_OTHER_RELEASE: (
         "Web runs Concourse {theirs}, which gives no work to {ours}: {how}"
     ),
+    Reason.WEB_NOT_FOLLOWED: (
+        "Web runs Concourse {theirs}, which follow-web-version can't follow: it is {why}. This "
+        "worker keeps to {ours}: juju config {application} follow-web-version=false"
+    ),
     Reason.WEB_KEYS_LOST: WEB_KEYS_LOST,
     Reason.KEY_FORM_UNKNOWN: (
         "encryption-key is in hex or base64, which Concourse {ours} does not know: give it 16 or "

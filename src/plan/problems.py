@@ -25,6 +25,7 @@ class Reason(enum.Enum):
     SEVERAL_WEBS = enum.auto()
     OWN_WEB_AND_ANOTHER = enum.auto()
     WEB_IS_OTHER_RELEASE = enum.auto()
+    WEB_NOT_FOLLOWED = enum.auto()
     NO_TSA = enum.auto()
     NO_TSA_DATA = enum.auto()
     NO_USABLE_TSA_DATA = enum.auto()

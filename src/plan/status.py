@@ -79,6 +79,8 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         running: what of it answers.
     """
     said = [failed(failure.text, passes=failure.passes) for failure in state.failures]
+    if state.release_failed:
+        said.append(failed(state.release_failed, passes=False))
     if running.suspect and plan.choice.gpus:
         said.append(Line(Kind.BLOCKED, _suspect(state, plan, running.suspect)))
     said += [sentence(problem, state, plan.choice) for problem in plan.problems]
@@ -132,6 +134,8 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(watch)
     if state.upgrade:
         notes.append(state.upgrade)
+    if state.release_waits:
+        notes.append(state.release_waits)
     if plan.worker and running.copies:
         notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):

@@ -10,7 +10,7 @@ import look
 from gpuci import usage
 from plan.state import RememberedIds, WebSecrets
 from tests.unit import recorded_trees
-from tests.unit.situations import HOST_PEM, Release, Rooms
+from tests.unit.situations import HOST_PEM, Rooms
 from tests.unit.wrapper_caller import Caller
 from tests.unit.wrapper_rig import GPUS, Rig
 
@@ -24,7 +24,6 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(charm.juju, "unit_id", lambda _: rooms.unit("unit/0"))
     rooms.own("unit/0")
     for module, name, answer in (
-        ("release", "ensure", Release()),
         ("release", "remove", None),
         ("worker", "remove", None),
         ("worker", "retire", None),
@@ -40,7 +39,7 @@ def rooms(monkeypatch, tmp_path):
     ):
         room = getattr(charm, module, None) or getattr(charm.ownership, module)
         monkeypatch.setattr(room, name, rooms.note(f"{module}.{name}", answer))
-    monkeypatch.setattr(charm.release, "installed", lambda: None)
+    rooms.replace_release(monkeypatch, look.release)
     monkeypatch.setattr(charm.worker, "ensure_key", rooms.ensure_key)
     monkeypatch.setattr(charm.worker, "public_key", lambda: rooms.key)
     monkeypatch.setattr(charm.worker, "name", lambda: "")

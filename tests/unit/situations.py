@@ -212,6 +212,11 @@ class Rooms:
 
         return call
 
+    def replace_release(self, monkeypatch, room):
+        monkeypatch.setattr(room, "ensure", self.note("release.ensure", Release()))
+        monkeypatch.setattr(room, "installed", lambda: None)
+        monkeypatch.setattr(room, "before", lambda: None)
+
     def replace_software(self, monkeypatch):
         """Have what is looked for, brought and remembered of the machine be this one's."""
         memory = look.memory
@@ -263,6 +268,8 @@ class Rooms:
 @dataclasses.dataclass(frozen=True)
 class Release:
     version: str = "8.3.0"
+    waits: str = ""
+    failed: str = ""
 
 
 def tsa(endpoint="worker-tsa", interface="concourse-tsa", **data):

@@ -27,6 +27,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if isinstance(answer, int):
             self.send_error(answer)
             return
+        if answer.startswith("redirect"):
+            self.send_response(302)
+            self.send_header("Location", answer.split()[1])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if answer in ("endless", "announced"):
+            self.send_response(200)
+            if answer == "announced":
+                self.send_header("Content-Length", str(1 << 50))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    self.wfile.write(BODY)
         start = 0
         asked = self.headers.get("Range")
         if asked and answer != "no-ranges":
@@ -35,6 +49,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             self.send_response(206)
+            if answer == "elsewhere":
+                start = 0
+                self.send_header("Content-Range", f"bytes 0-{len(BODY) - 1}/{len(BODY)}")
         else:
             self.send_response(200)
         self.send_header("Content-Length", str(len(BODY) - start))
@@ -105,7 +122,87 @@ def test_wrong_file_is_named_and_thrown_away(server, tmp_path):
         download.fetch(server.url, tmp_path / "file.tgz", expected, lambda _: None)
     for part in (server.url, expected, SHA256, "Report this", "do not work around it"):
         assert part in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.tgz.refused"]
+
+
+def test_wrong_file_is_not_fetched_at_every_event(server, tmp_path, monkeypatch):
+    for _ in range(3):
+        with pytest.raises(download.DownloadError, match="is not the file expected"):
+            download.fetch(server.url, tmp_path / "file.tgz", "0" * 64, lambda _: None)
+    assert len(server.asked) == 1
+    # Another checksum, another address, or an hour later: it is asked again.
+    with pytest.raises(download.DownloadError, match="is not the file expected"):
+        download.fetch(f"{server.url}?", tmp_path / "file.tgz", "0" * 64, lambda _: None)
+    monkeypatch.setattr(download, "_REFUSED", 0.0)
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert len(server.asked) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["file.tgz"]
+
+
+def test_beginning_of_another_file_is_thrown_away(server, tmp_path):
+    (tmp_path / "file.tgz.part").write_bytes(b"x" * 1000)
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert [asked for _, asked in server.asked] == ["bytes=1000-", None]
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+
+
+def test_server_that_goes_on_elsewhere_is_not_believed(server, tmp_path):
+    (tmp_path / "file.tgz.part").write_bytes(BODY[:1000])
+    server.answers = ["elsewhere"]
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+    assert [asked for _, asked in server.asked] == ["bytes=1000-", "bytes=1000-"]
+
+
+@pytest.mark.parametrize("answer", ["endless", "announced"])
+def test_body_without_end_is_cut_off(server, tmp_path, answer):
+    server.answers = [answer]
+    bounds = download.Bounds(size=len(BODY) * 2)
+    with pytest.raises(download.DownloadError, match=r"it has more than 8 MiB"):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None, bounds)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_drip_leaves_the_rest_to_the_next_event(server, tmp_path):
+    server.answers = ["endless"]
+    bounds = download.Bounds(seconds=0.0)
+    with pytest.raises(
+        download.UnreachableError, match=r"comes slowly: .* the next event goes on"
+    ):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None, bounds)
+    assert (tmp_path / "file.tgz.part").exists()
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert server.asked[-1][1].startswith("bytes=")
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+
+
+def test_disk_without_room_is_told_before_it_is_filled(server, tmp_path):
+    bounds = download.Bounds(room=1e9)
+    with pytest.raises(download.DownloadError, match=r"need about \d+ MiB more .* make room"):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None, bounds)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_others_fill_meanwhile_is_not_left_full(server, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "file.tgz.part").write_bytes(BODY[:1000])
+    monkeypatch.setattr(download, "_next", full)
+    with pytest.raises(download.DownloadError, match="is full: make room there"):
+        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_redirects_are_followed_as_far_as_they_lead_to_http(server, tmp_path):
+    server.answers = ["redirect /other"]
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    assert server.asked[-1][0] == "/other"
+    for where in ("file:///etc/passwd", "ftp://127.0.0.1/x", "/v1/file.tgz"):
+        server.answers = [f"redirect {where}"] * 12
+        with pytest.raises(download.DownloadError):
+            download.fetch(server.url, tmp_path / "b", SHA256, lambda _: None)
+        assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize(("code", "tries"), [(404, 1), (403, 1), (503, 3)])
@@ -121,6 +218,7 @@ def test_a_route_that_is_lost_in_the_middle_passes(server, tmp_path, monkeypatch
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
     monkeypatch.setattr(http.client.HTTPResponse, "read", lost)
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", lost)
     with pytest.raises(download.UnreachableError, match="No route to host"):
         download.text(server.url, len(BODY), "x")
     with pytest.raises(download.UnreachableError, match="No route to host"):

@@ -12,6 +12,7 @@ from plan import plan
 from plan.offers import GpuOffer
 from plan.options import MODES
 from plan.parts import GpuPlan, HostPlan, Keep, Plan, ReleasePlan, WebPlan, WorkerPlan
+from plan.release_options import ReleaseOptions
 from plan.state import Network, Offer, RememberedIds, Tsa, Web, WebSecrets
 from tests.unit.situations import (
     DATABASE,
@@ -49,7 +50,7 @@ def test_a_worker_without_gpus():
         dns_servers=("10.0.0.53",),
         wrapped=False,
     )
-    release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "")
+    release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "", webs=("8.3.0",))
     offer = GpuOffer("ci-gpu/3", ())
     assert made == Plan((), release, None, worker, None, host=HostPlan(), offer=offer)
 
@@ -300,7 +301,7 @@ def test_all_that_is_wrong_is_said():
     found = unit("all", options={"enable-gpu": True}, machine={"toolkit": None})
     found = dataclasses.replace(
         found,
-        options=dataclasses.replace(found.options, concourse_version="9.0.0"),
+        options=dataclasses.replace(found.options, release=ReleaseOptions(version="9.0.0")),
         machine=dataclasses.replace(found.machine, rival="docker.service"),
         web=dataclasses.replace(WEB, database=None),
     )
@@ -328,7 +329,8 @@ def test_mig_devices_are_what_is_handed_out():
 )
 def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, sha256):
     found = unit(options=options, machine={"architecture": architecture}, tarball=tarball)
-    assert plan.make(found).release == ReleasePlan("8.3.0", architecture, sha256, tarball)
+    wanted = ReleasePlan("8.3.0", architecture, sha256, tarball, webs=("8.3.0",))
+    assert plan.make(found).release == wanted
 
 
 def test_no_checksum_of_amd64_is_taken_for_arm64():

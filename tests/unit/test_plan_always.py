@@ -14,6 +14,7 @@ from plan import plan, status
 from plan.gpus import choose, problem_with
 from plan.options import ALLOCATIONS, MODES, PRIVILEGED, VENDORS, Options
 from plan.parts import GpuPlan, Keep, WebPlan, WorkerPlan
+from plan.release_options import ReleaseOptions
 from plan.state import (
     Database,
     Interface,
@@ -62,8 +63,13 @@ options = st.builds(
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
     privileged_tasks=st.sampled_from(PRIVILEGED),
     nvidia_driver_capabilities=st.just("compute,utility"),
-    concourse_version=mostly("8.3.0", st.sampled_from(VERSIONS)),
-    concourse_sha256=st.sampled_from(["", "ab" * 32]),
+    release=st.builds(
+        ReleaseOptions,
+        version=mostly("8.3.0", st.sampled_from(VERSIONS)),
+        sha256=st.sampled_from(["", "ab" * 32]),
+        mirror=st.just(""),
+        follows_web=st.booleans(),
+    ),
     worker=st.builds(
         WorkerOptions,
         tags=some("gpu", "rack-7", "{0}"),
@@ -297,7 +303,7 @@ def a_wait_ends_before_concourse_gives_up(found, made):
     assert made.worker.request_timeout >= max(300, wait + 60)
     assert ("capped" in status.gpu_note(found, made.choice)) == (wait < options.gpu_wait_timeout)
     devices = sum(len(gpu.devices) for gpu in made.gpu.gpus)
-    version = found.installed if found.tarball else options.concourse_version
+    version = found.installed or ("" if found.tarball else options.release.version)
     counts = options.gpu_allocation == "exclusive" and options.gpus_per_task > 0
     if counts and version in ("8.3.0", "9.9.9"):
         assert 1 <= made.worker.max_active_tasks <= devices

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ci.concourse.upstream import PINNED_SHA256
 from plan.options import Minimums, Options, Part
 from plan.options import parse as parse_options
+from plan.release_options import ReleaseOptions
 from plan.ssh import public_key
 from plan.web_options import WebOptions
 from plan.worker_options import WorkerOptions
@@ -54,8 +55,7 @@ def test_the_defaults_of_config_yaml():
         selftest_on_start=True,
         host_packages=(),
         minimums=Minimums(),
-        concourse_version="8.3.0",
-        concourse_sha256="",
+        release=ReleaseOptions(version="8.3.0", sha256="", mirror="", follows_web=False),
         worker=WorkerOptions(
             tags=(), tsa_hosts=(), tsa_public_key="", private_key="", dns_servers=()
         ),
@@ -90,7 +90,7 @@ def test_bad_tags(tag):
 
 @pytest.mark.parametrize("version", ["8.3.0", "7.14.2", "10.0.11"])
 def test_concourse_version(version):
-    assert parse(concourse_version=version).concourse_version == version
+    assert parse(concourse_version=version).release.version == version
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_bad_concourse_version(version):
 
 def test_concourse_sha256():
     for text in (f" {'0a' * 32} ", "0A" * 32):
-        assert parse(concourse_sha256=text).concourse_sha256 == "0a" * 32
+        assert parse(concourse_sha256=text).release.sha256 == "0a" * 32
 
 
 def test_a_checksum_in_capitals_is_the_same():
-    assert parse(concourse_sha256="0A" * 32).concourse_sha256 == "0a" * 32
+    assert parse(concourse_sha256="0A" * 32).release.sha256 == "0a" * 32
 
 
 @pytest.mark.parametrize("checksum", ["0a", "0a" * 33, "sha256:" + "0a" * 32, "xy" * 32])
@@ -350,6 +350,7 @@ def test_no_value_does_more_than_be_refused(options):
     [
         ("deployment_mode", Part.UNIT),
         ("concourse_version", Part.RELEASE),
+        ("release_mirror", Part.RELEASE),
         ("gpu_driver", Part.HOST),
         ("gpu_wait_timeout", Part.GPU),
         ("tsa_host", Part.WORKER),

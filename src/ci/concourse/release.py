@@ -2,8 +2,10 @@
 # See LICENSE file for licensing details.
 """Concourse itself: releases side by side under /opt/concourse, `current` points at one.
 
-A release's folder gets its name only when it is complete, so that a hook killed at any point
-leaves nothing that the next one would take for a release.
+A release's folder gets its name only when it is complete and its own binary has told its version,
+so that a hook killed at any point leaves nothing that the next one would take for a release.
+Whether it is of use here is seen once web and worker were started from it: see
+`ci.concourse.trial`.
 """
 
 import collections.abc
@@ -14,7 +16,9 @@ import re
 import shutil
 import typing
 
+from ci.concourse.upstream import works_with
 from machine import download, files, process
+from plan import versions
 from plan.parts import ReleasePlan
 
 ROOT: typing.Final = pathlib.Path("/opt/concourse")
@@ -23,6 +27,10 @@ CURRENT: typing.Final = ROOT / "current"
 _UNPACK: typing.Final = ROOT / ".unpack"
 _DOWNLOADS: typing.Final = ROOT / ".download"
 _NOTE: typing.Final = ".release.json"
+# In its folder, once web and worker have answered on this release.
+_PROVEN: typing.Final = ".proven"
+_FAILED: typing.Final = ".failed.json"
+_SYNC: typing.Final = "/usr/bin/sync"
 _URL: typing.Final = "https://github.com/concourse/concourse/releases/download"
 _NEEDED: typing.Final = ("bin/concourse", "bin/containerd", "bin/runc")
 
@@ -37,10 +45,17 @@ class ReleaseError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """A release on this machine, by the version that its own binary tells."""
+    """A release on this machine, by the version that its own binary tells.
+
+    Attributes:
+        waits: why another one that is ready here is not used yet; or empty.
+        failed: why the one that was asked for is not; or empty.
+    """
 
     version: str
     path: pathlib.Path
+    waits: str = ""
+    failed: str = ""
 
 
 class _Note(typing.TypedDict):
@@ -49,11 +64,28 @@ class _Note(typing.TypedDict):
     Attributes:
         source: size in bytes and time of change in nanoseconds of the charm resource, so that it
             need not be hashed again; [0, 0] for a download.
+        files: SHA-256 of the programs that are started first, to know them again by.
     """
 
     version: str
     sha256: str
     source: list[int]
+    files: dict[str, str]
+
+
+class _Failed(typing.TypedDict):
+    """A release that was left again, since web or worker did not answer on it.
+
+    Attributes:
+        release: name of its folder.
+        before: name of the folder of the one that runs instead.
+        charm: tells this revision of the charm from the next.
+    """
+
+    release: str
+    before: str
+    why: str
+    charm: int
 
 
 def installed() -> Release | None:
@@ -66,32 +98,64 @@ def ensure(
 ) -> Release:
     """Have the release of the plan as `current`. The one before it is kept.
 
+    It is here but not `current` as long as webs that it can't serve are served by the one that
+    is, and where it has failed with this revision of the charm.
+
     Args:
         plan: a tarball at hand goes before a download.
         progress: told what takes long.
-        base_url: where releases are, each in a folder `v<version>`.
+        base_url: where releases are, each in a folder `v<version>`, unless the plan says it.
+
+    Returns:
+        The one that is `current` now.
 
     Raises:
         ReleaseError: if the tarball is no release, or can't be unpacked.
         machine.download.DownloadError: if it can't be downloaded.
     """
-    source, sha256 = _identity(plan)
-    found = _find(source, sha256)
-    if found is None and plan.tarball:
-        progress("Checking the resource concourse")
-        sha256 = download.sha256_of(pathlib.Path(plan.tarball))
-        found = _find([0, 0], sha256)
-        if found is not None:
-            _write_note(found, source)
-    if found is None:
-        tarball = (
-            pathlib.Path(plan.tarball) if plan.tarball else _download(plan, progress, base_url)
-        )
-        progress(f"Unpacking {tarball.name}")
-        found = _unpack(tarball, sha256, source)
-    _switch(found)
+    wanted = _release(_have(plan, progress, plan.mirror or base_url))
+    now = installed()
+    failed = _failed()
+    if failed and failed["release"] == wanted.path.name:
+        wanted = dataclasses.replace(_release(ROOT / failed["before"]), failed=failed["why"])
+    else:
+        files.ensure_absent(ROOT / _FAILED)
+    if now and now.path != wanted.path and (waits := _waits(wanted, now, plan.webs)):
+        return dataclasses.replace(now, waits=waits)
+    _switch(wanted.path)
     files.ensure_absent(_DOWNLOADS)
-    return _release(found)
+    return wanted
+
+
+def is_proven(path: pathlib.Path) -> bool:
+    """Whether web and worker have answered on a release."""
+    return (path / _PROVEN).exists()
+
+
+def prove(path: pathlib.Path) -> None:
+    """Note that web and worker have answered on a release."""
+    files.ensure_file(path / _PROVEN, "")
+
+
+def switched_at() -> float:
+    """When `current` was made to point where it does, in seconds since the epoch."""
+    return CURRENT.lstat().st_mtime
+
+
+def before() -> Release | None:
+    """The release beside `current` that has proven itself here; None if there is none."""
+    now = CURRENT.resolve()
+    others = [path for path in _all() if path != now and is_proven(path)]
+    return _release(others[-1]) if others else None
+
+
+def give_up(path: pathlib.Path, instead: Release, why: str) -> None:
+    """Have `ensure` take another release instead of this one.
+
+    Until one of another name is asked for, or the charm is refreshed.
+    """
+    note = _Failed(release=path.name, before=instead.path.name, why=why, charm=_charm())
+    files.ensure_file(ROOT / _FAILED, json.dumps(note))
 
 
 def remove() -> bool:
@@ -111,13 +175,83 @@ def _identity(plan: ReleasePlan) -> tuple[list[int], str]:
     return [found.st_size, found.st_mtime_ns], ""
 
 
+def _have(
+    plan: ReleasePlan, progress: collections.abc.Callable[[str], None], base_url: str
+) -> pathlib.Path:
+    """Have the release of the plan unpacked, used or not."""
+    source, sha256 = _identity(plan)
+    found = _find(source, sha256)
+    if found is None and plan.tarball:
+        progress("Checking the resource concourse")
+        sha256 = download.sha256_of(pathlib.Path(plan.tarball))
+        found = _find([0, 0], sha256)
+        if found is not None:
+            _write_note(found, source)
+    if found is not None and found != CURRENT.resolve() and not _is_sound(found):
+        files.ensure_absent(found)
+        found = None
+    if found is None:
+        tarball = (
+            pathlib.Path(plan.tarball) if plan.tarball else _download(plan, progress, base_url)
+        )
+        progress(f"Unpacking {tarball.name}")
+        found = _unpack(tarball, sha256, source, "" if plan.tarball else plan.version)
+    return found
+
+
+def _waits(wanted: Release, now: Release, webs: tuple[str, ...]) -> str:
+    """Why a worker that serves its webs now would be of no use with another release; or empty."""
+    left = [web for web in webs if not works_with(wanted.version, web)]
+    if not left or not all(works_with(now.version, web) for web in webs):
+        return ""
+    return (
+        f"Concourse {wanted.version} is ready here and waits for web, which runs {left[0]} and "
+        f"gives no work to {wanted.version}"
+    )
+
+
+def _failed() -> _Failed | None:
+    """What was given up, as long as that counts."""
+    text = files.read_text(ROOT / _FAILED)
+    if text is None:
+        return None
+    found: _Failed = json.loads(text)
+    there = (ROOT / found["before"] / _NOTE).exists()
+    return found if there and found["charm"] == _charm() else None
+
+
+def _charm() -> int:
+    # Juju writes each file of the charm anew on a refresh.
+    return pathlib.Path(__file__).stat().st_ctime_ns
+
+
+def _all() -> list[pathlib.Path]:
+    """The folders of complete releases."""
+    return [path.parent for path in sorted(ROOT.glob(f"[0-9]*/{_NOTE}"))]
+
+
 def _find(source: list[int], sha256: str) -> pathlib.Path | None:
     """A complete release with this checksum or, without one, from this source."""
-    for path in sorted(ROOT.glob(f"[0-9]*/{_NOTE}")):
-        note: _Note = json.loads(path.read_text(encoding="utf-8"))
+    for path in _all():
+        note: _Note = json.loads((path / _NOTE).read_text(encoding="utf-8"))
         if note["sha256"] == sha256 or (not sha256 and note["source"] == source):
-            return path.parent
+            return path
     return None
+
+
+def _is_sound(path: pathlib.Path) -> bool:
+    """Whether a release that was unpacked before still is what it was, and runs here."""
+    note: _Note = json.loads((path / _NOTE).read_text(encoding="utf-8"))
+    try:
+        # Earlier revisions of the charm noted none.
+        same = note.get("files") in (None, _digests(path))
+        return same and _version(path, path.name) == note["version"]
+    except (ReleaseError, FileNotFoundError):
+        return False
+
+
+def _digests(path: pathlib.Path) -> dict[str, str]:
+    return {name: download.sha256_of(path / name) for name in _NEEDED}
 
 
 def _download(
@@ -129,19 +263,24 @@ def _download(
     for other in set(_DOWNLOADS.iterdir()) - {folder}:
         files.ensure_absent(other)
     progress(f"Downloading {name}")
-    download.fetch(f"{base_url}/v{plan.version}/{name}", folder / name, plan.sha256, progress)
+    url = f"{base_url}/v{plan.version}/{name}"
+    bounds = download.Bounds(room=_UNPACKED)
+    download.fetch(url, folder / name, plan.sha256, progress, bounds)
     return folder / name
 
 
-def _unpack(tarball: pathlib.Path, sha256: str, source: list[int]) -> pathlib.Path:
+def _unpack(tarball: pathlib.Path, sha256: str, source: list[int], expected: str) -> pathlib.Path:
+    """Unpack a release under its own name.
+
+    Args:
+        tarball: whose checksum is known to be right.
+        sha256: that checksum.
+        source: see _Note.
+        expected: the version that it has to tell; empty: any.
+    """
     files.ensure_absent(_UNPACK)
     files.ensure_directory(_UNPACK)
-    needed, free = int(tarball.stat().st_size * _UNPACKED), shutil.disk_usage(ROOT).free
-    if needed > free:
-        raise ReleaseError(
-            f"Concourse needs about {_gib(needed)} GiB in {ROOT}, but {_gib(free)} GiB are free: "
-            "make room there"
-        )
+    _check_room(int(tarball.stat().st_size * _UNPACKED))
     try:
         # GNU tar takes no member out of the folder: it strips / and refuses .., and makes links
         # that lead out of it last.
@@ -153,25 +292,47 @@ def _unpack(tarball: pathlib.Path, sha256: str, source: list[int]) -> pathlib.Pa
             timeout=1800,
         )  # fmt: skip
     except process.CommandError as error:
+        files.ensure_absent(_UNPACK)  # on a full disk it would be in everybody's way
         raise ReleaseError(f"{tarball.name} can't be unpacked: {error}") from error
-    version = _version(tarball.name)
+    version = _version(_UNPACK, tarball.name)
+    if expected and versions.numbers(version)[:3] != versions.numbers(expected):
+        raise ReleaseError(
+            f"{tarball.name} is Concourse {version} and not {expected}: set concourse-version and "
+            "concourse-sha256 to what belongs together"
+        )
     path = ROOT / f"{version}-{sha256[:8]}"
-    note = _Note(version=version, sha256=sha256, source=source)
+    note = _Note(version=version, sha256=sha256, source=source, files=_digests(_UNPACK))
     files.ensure_file(_UNPACK / _NOTE, json.dumps(note))
+    # Else a machine that loses its power soon may find a complete folder of empty files.
+    process.run([_SYNC, "--file-system", str(_UNPACK)], timeout=600)
     files.ensure_absent(path)
     files.move(_UNPACK, path)
     return path
 
 
-def _version(name: str) -> str:
+def _check_room(needed: int) -> None:
+    """Make room on the disk, or say that there is none."""
+    if needed > shutil.disk_usage(ROOT).free:
+        way_back = before()
+        _clear(CURRENT.resolve(), way_back and way_back.path, _UNPACK)
+    free = shutil.disk_usage(ROOT).free
+    if needed > free:
+        raise ReleaseError(
+            f"Concourse needs about {_gib(needed)} GiB in {ROOT}, but {_gib(free)} GiB are free: "
+            "make room there"
+        )
+
+
+def _version(folder: pathlib.Path, name: str) -> str:
+    """What a release tells of itself; `name` is how the operator knows it."""
     for needed in _NEEDED:
-        if not (_UNPACK / needed).is_file():
+        if not (folder / needed).is_file():
             raise ReleaseError(
                 f"{name} is no Concourse release for Linux: it has no concourse/{needed}. Give "
                 "concourse-<version>-linux-<architecture>.tgz of github.com/concourse/concourse"
             )
     try:
-        said = process.run([str(_UNPACK / "bin/concourse"), "--version"], timeout=60)
+        said = process.run([str(folder / "bin/concourse"), "--version"], timeout=60)
     except process.CommandError as error:
         raise ReleaseError(
             f"{name} does not run on this machine, maybe it is for another architecture: {error}"
@@ -192,11 +353,19 @@ def _switch(path: pathlib.Path) -> None:
     previous = CURRENT.resolve() if CURRENT.is_symlink() else None
     if previous == path:
         return
+    way_back = before()
+    if way_back and way_back.path != path and not (previous and is_proven(previous)):
+        previous = way_back.path
     # Before the switch: a hook killed in between repeats it.
-    for other in ROOT.iterdir():
-        if other not in (path, previous, CURRENT, _DOWNLOADS):
-            files.ensure_absent(other)
+    _clear(path, previous)
     files.ensure_symlink(CURRENT, path.name)
+
+
+def _clear(*kept: pathlib.Path | None) -> None:
+    """Remove all but these, `current` and what is being downloaded."""
+    for other in ROOT.iterdir():
+        if other not in (*kept, CURRENT, CURRENT.resolve(), _DOWNLOADS, ROOT / _FAILED):
+            files.ensure_absent(other)
 
 
 def _gib(size: int) -> str:

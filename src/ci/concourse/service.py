@@ -72,6 +72,14 @@ def setting(path: pathlib.Path, name: str) -> str | None:
     return escaping.plain_value(found.group(1)) if found else None
 
 
+def settings(path: pathlib.Path, *beginnings: str) -> dict[str, str]:
+    """Those settings of a service whose names begin so; nothing without settings."""
+    found = re.findall("^([A-Z0-9_]+)=(.*)$", files.read_text(path) or "", re.MULTILINE)
+    return {
+        name: escaping.plain_value(text) for name, text in found if name.startswith(beginnings)
+    }
+
+
 def answers(port: int, path: str) -> bool:
     """Whether a service on this machine's loopback answers 200 to a GET, within a second.
 

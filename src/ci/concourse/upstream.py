@@ -29,6 +29,9 @@ PINNED_SHA256: typing.Final = {
     "8.3.0": "320b0cde214893378213d1f2f38eb515c55d0d8128185b076fd7ce555bf09e2c",
 }
 
+# The oldest whose settings this charm writes.
+OLDEST: typing.Final = "8.0.0"
+
 # What Concourse itself listens on (8.2.5 tsa/tsacmd/command.go:33-36, atc/atccmd/command.go:158,
 # worker/workercmd/worker.go:33-39, worker/baggageclaim/baggageclaimcmd/command_linux.go:26-29).
 TAKEN_PORTS: typing.Final = (2221, TSA_PORT, 7776, 7777, 7787, 7788, 8079, 8888)

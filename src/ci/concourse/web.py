@@ -118,6 +118,11 @@ def is_set_up() -> bool:
     return ENVIRONMENT.exists()
 
 
+def database_settings() -> dict[str, str]:
+    """How the web that was set up here finds and reads its database, by Concourse's names."""
+    return service.settings(_ENVIRONMENT, "CONCOURSE_POSTGRES_", "CONCOURSE_ENCRYPTION_KEY")
+
+
 def uses_local_database() -> bool:
     """Whether the web that was set up here keeps its data in PostgreSQL on this machine."""
     return service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET") is not None

@@ -1,0 +1,160 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Whether a new release is any good here: web and worker answer on it, or it is left again.
+
+A release is on trial from the switch to it until all that is set up here has answered on it. Who
+was killed in between looks at the same things again: nothing is remembered but the verdict.
+"""
+
+import collections.abc
+import enum
+import pathlib
+import socket
+import time
+import typing
+
+from ci.concourse import local_postgresql, release, service, web, worker
+from ci.concourse.release import Release
+from machine import process, services, waiting
+from plan.parts import Plan, WebPlan, WorkerPlan
+from plan.state import Database
+
+# In seconds: how long one may take to answer. Web changes its tables first, which takes minutes
+# where there are many builds.
+_WEB: typing.Final = 300.0
+_WORKER: typing.Final = 60.0
+# One that has answered may end the moment after.
+_STEADY: typing.Final = 5.0
+# How often systemd may have started it anew: its web ends by a SIGHUP that comes too early.
+_RESTARTS: typing.Final = 2
+_MIGRATE: typing.Final = 900.0
+_RUNUSER: typing.Final = "/usr/sbin/runuser"
+
+
+class Verdict(enum.Enum):
+    """What is to be said of one service on the new release."""
+
+    WELL = "well"
+    FAILED = "failed"
+    OPEN = "open"  # it was not started on it yet, or what it needs is away
+
+
+def note_if_well() -> None:
+    """Take the release that runs here for a good one, where an earlier charm did not note it."""
+    now = release.installed()
+    if now is None or release.is_proven(now.path):
+        return
+    found = list[Verdict]()
+    if web.is_set_up():
+        found.append(_look(web.SERVICE, web.healthy) or Verdict.OPEN)
+    if worker.name():
+        found.append(_look(worker.SERVICE, worker.healthy) or Verdict.OPEN)
+    if found and set(found) == {Verdict.WELL}:
+        release.prove(now.path)
+
+
+def judge(plan: Plan, progress: collections.abc.Callable[[str], None]) -> str:
+    """Wait for what was started on a new release.
+
+    Returns:
+        What failed on it, such as `concourse-web gave no answer`; empty where nothing did, or
+        there is no release to go back to.
+    """
+    now = release.installed()
+    if now is None or release.is_proven(now.path):
+        return ""
+    first = release.before() is None
+    found = dict[str, Verdict]()
+    if isinstance(plan.web, WebPlan):
+        found["web"] = _await(web.SERVICE, web.healthy, 0.0 if first else _WEB, progress)
+        if found["web"] is Verdict.FAILED and not _answers(plan.web.database):
+            found["web"] = Verdict.OPEN  # without its database no release would answer
+    if isinstance(plan.worker, WorkerPlan):
+        patience = 0.0 if first else _WORKER
+        found["worker"] = _await(worker.SERVICE, worker.healthy, patience, progress)
+    if found and set(found.values()) == {Verdict.WELL}:
+        release.prove(now.path)
+    if first:
+        return ""
+    failed = [name for name, verdict in found.items() if verdict is Verdict.FAILED]
+    return " and ".join(f"its {name} does not run or gives no answer" for name in failed)
+
+
+def go_back(now: Release, back: Release, why: str, *, alone: bool) -> None:
+    """Have `release.ensure` go back from a release to the one before.
+
+    Args:
+        now: the one that is left.
+        back: the one that is to run again.
+        why: what status says of that.
+        alone: whether no other web uses the database, which is then taken back too.
+    """
+    if alone and web.is_set_up():
+        # It would go forward again with each start.
+        services.ensure_stopped(web.SERVICE)
+        try:
+            _migrate_down(now, back)
+        except (process.CommandError, ValueError) as error:
+            why += f". Its database was not taken back: {error}"
+    release.give_up(now.path, back, why)
+
+
+def _await(
+    name: str,
+    healthy: collections.abc.Callable[[], bool],
+    patience: float,
+    progress: collections.abc.Callable[[str], None],
+) -> Verdict:
+    if patience:
+        progress(f"Waiting for {name.removesuffix('.service')} on the new release")
+    waiting.until(lambda: _look(name, healthy) is not None, patience)
+    found = _look(name, healthy)
+    if found is Verdict.WELL and patience:
+        time.sleep(_STEADY)
+        found = _look(name, healthy)
+    return found or Verdict.FAILED
+
+
+def _look(name: str, healthy: collections.abc.Callable[[], bool]) -> Verdict | None:
+    """How a service is on the release that is `current`; None: that is not to be told yet."""
+    shown = services.show(
+        name, "MainPID", "ActiveState", "NRestarts", "ExecMainStartTimestampMonotonic"
+    )
+    if shown["ActiveState"] == "inactive":
+        return Verdict.OPEN
+    if shown["ActiveState"] == "failed" or int(shown["NRestarts"] or 0) > _RESTARTS:
+        return Verdict.FAILED
+    if not int(shown["MainPID"] or 0):
+        return None
+    age = time.monotonic() - int(shown["ExecMainStartTimestampMonotonic"]) / 1e6
+    if time.time() - age < release.switched_at():
+        return Verdict.OPEN
+    return Verdict.WELL if healthy() else None
+
+
+def _answers(database: Database | None) -> bool:
+    """Whether somebody listens where web's database is; without one, that on this machine."""
+    if database is None:
+        family, address = socket.AF_UNIX, str(local_postgresql.SOCKET_FOLDER / ".s.PGSQL.5432")
+        with socket.socket(family) as probe:
+            return probe.connect_ex(address) == 0
+    try:
+        socket.create_connection((database.host, database.port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _migrate_down(now: Release, back: Release) -> None:
+    """Give the database the form that the release before knows, as the newer one alone can.
+
+    (8.3.0 atc/atccmd/command.go, Migration; atc/db/migration/migration.go.)
+    """
+    known = int(_migrate(back.path, "--supported-db-version"))
+    if int(_migrate(now.path, "--current-db-version")) > known:
+        _migrate(now.path, f"--migrate-db-to-version={known}")
+
+
+def _migrate(path: pathlib.Path, what: str) -> str:
+    argv = [_RUNUSER, "--user", service.USER, "--", str(path / "bin/concourse"), "migrate", what]
+    return process.run(argv, timeout=_MIGRATE, env=web.database_settings()).stdout.strip()
