@@ -14,7 +14,7 @@ def machine(monkeypatch, tmp_path):
     """A machine with a database of a web that is gone."""
     monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "local-postgresql")
     monkeypatch.setattr(local_postgresql, "_ANOTHERS", tmp_path / "local-postgresql-of")
-    monkeypatch.setattr(web, "_ENVIRONMENT", tmp_path / "web.env")
+    monkeypatch.setattr(web, "ENVIRONMENT", tmp_path / "web.env")
     (tmp_path / "local-postgresql").write_text("15")
     return tmp_path
 

@@ -9,15 +9,13 @@ was killed in between looks at the same things again: nothing is remembered but 
 import collections.abc
 import enum
 import pathlib
-import socket
 import time
 import typing
 
-from ci.concourse import local_postgresql, release, service, web, worker
+from ci.concourse import release, service, web, web_health, worker
 from ci.concourse.release import Release
 from machine import process, services, waiting
 from plan.parts import Plan, WebPlan, WorkerPlan
-from plan.state import Database
 
 # In seconds: how long one may take to answer. Web changes its tables first, which takes minutes
 # where there are many builds.
@@ -46,7 +44,7 @@ def note_if_well() -> None:
         return
     found = list[Verdict]()
     if web.is_set_up():
-        found.append(_look(web.SERVICE, web.healthy) or Verdict.OPEN)
+        found.append(_look(web.SERVICE, web_health.healthy) or Verdict.OPEN)
     if worker.name():
         found.append(_look(worker.SERVICE, worker.healthy) or Verdict.OPEN)
     if found and set(found) == {Verdict.WELL}:
@@ -66,8 +64,8 @@ def judge(plan: Plan, progress: collections.abc.Callable[[str], None]) -> str:
     first = release.before() is None
     found = dict[str, Verdict]()
     if isinstance(plan.web, WebPlan):
-        found["web"] = _await(web.SERVICE, web.healthy, 0.0 if first else _WEB, progress)
-        if found["web"] is Verdict.FAILED and not _answers(plan.web.database):
+        found["web"] = _await(web.SERVICE, web_health.healthy, 0.0 if first else _WEB, progress)
+        if found["web"] is Verdict.FAILED and web_health.unreachable_database():
             found["web"] = Verdict.OPEN  # without its database no release would answer
     if isinstance(plan.worker, WorkerPlan):
         patience = 0.0 if first else _WORKER
@@ -130,19 +128,6 @@ def _look(name: str, healthy: collections.abc.Callable[[], bool]) -> Verdict | N
     if time.time() - age < release.switched_at():
         return Verdict.OPEN
     return Verdict.WELL if healthy() else None
-
-
-def _answers(database: Database | None) -> bool:
-    """Whether somebody listens where web's database is; without one, that on this machine."""
-    if database is None:
-        family, address = socket.AF_UNIX, str(local_postgresql.SOCKET_FOLDER / ".s.PGSQL.5432")
-        with socket.socket(family) as probe:
-            return probe.connect_ex(address) == 0
-    try:
-        socket.create_connection((database.host, database.port), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 def _migrate_down(now: Release, back: Release) -> None:

@@ -120,7 +120,8 @@ def is_set_up() -> bool:
 
 def database_settings() -> dict[str, str]:
     """How the web that was set up here finds and reads its database, by Concourse's names."""
-    return service.settings(_ENVIRONMENT, "CONCOURSE_POSTGRES_", "CONCOURSE_ENCRYPTION_KEY")
+    names = "CONCOURSE_POSTGRES_", "CONCOURSE_ENCRYPTION_KEY", "PGTARGETSESSIONATTRS"
+    return service.settings(ENVIRONMENT, *names)
 
 
 def uses_local_database() -> bool:
