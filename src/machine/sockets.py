@@ -2,16 +2,29 @@
 # See LICENSE file for licensing details.
 """The TCP connections that a process has open, as the kernel lists them."""
 
+import collections.abc
 import contextlib
 import dataclasses
 import ipaddress
+import math
 import pathlib
 import re
+import socket
+import struct
 import sys
 import typing
 
 _PROC: typing.Final = pathlib.Path("/proc")
 _ESTABLISHED: typing.Final = "01"  # TCP_ESTABLISHED (Linux include/net/tcp_states.h)
+# Linux include/uapi/linux: netlink.h, sock_diag.h, inet_diag.h. What is asked for: the established
+# connections of a family, each with its tcp_info.
+_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
+_DONE: typing.Final = (2, 3)  # NLMSG_ERROR, NLMSG_DONE
+_INFO: typing.Final = 2  # INET_DIAG_INFO
+_HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
+_MESSAGE, _INODE = 72, 68  # struct inet_diag_msg, and where in it the inode is
+_LAST_SENT, _LAST_RECEIVED = 44, 52  # in struct tcp_info (tcp.h): milliseconds since then
+_ANSWER: typing.Final = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +61,58 @@ def connections(pid: int) -> tuple[Connection, ...]:
         return ()
     listed = [one for table in tables for one in established(table)]
     return tuple(one for one in listed if one.inode in own)
+
+
+def silence(inodes: collections.abc.Collection[int]) -> float:
+    """For how many seconds no data has come or gone on any of these connections.
+
+    Infinite where there is none of them.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    ages = [math.inf]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for inode, since in _last_data(family):
+            if inode in inodes:
+                ages.append(since)
+    return min(ages)
+
+
+def _last_data(family: int) -> collections.abc.Iterator[tuple[int, float]]:
+    """The inode of each established connection, and seconds since data last came or went."""
+    established = 1 << int(_ESTABLISHED, 16)
+    body = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), established)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asked:
+        header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0)
+        asked.send(header + body)
+        while True:
+            for kind, message in _messages(asked.recv(_ANSWER), _HEADER.size):
+                if kind in _DONE:
+                    return
+                inode = int.from_bytes(message[_INODE : _INODE + 4], sys.byteorder)
+                for name, info in _attributes(message[_MESSAGE:]):
+                    if name == _INFO:
+                        last = (info[at : at + 4] for at in (_LAST_SENT, _LAST_RECEIVED))
+                        yield inode, min(int.from_bytes(b, sys.byteorder) for b in last) / 1000
+
+
+def _messages(data: bytes, head: int) -> collections.abc.Iterator[tuple[int, bytes]]:
+    while len(data) >= head:
+        length, kind, *_ = _HEADER.unpack_from(data)
+        yield kind, data[head:length]
+        data = data[max(_aligned(length), head) :]
+
+
+def _attributes(data: bytes) -> collections.abc.Iterator[tuple[int, bytes]]:
+    while len(data) >= _ATTRIBUTE.size:
+        length, name = _ATTRIBUTE.unpack_from(data)
+        yield name, data[_ATTRIBUTE.size : length]
+        data = data[max(_aligned(length), _ATTRIBUTE.size) :]
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3
 
 
 def established(table: str) -> list[Connection]:

@@ -1,8 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether steps run on this machine now: what a reboot would end."""
+"""The steps that run on this machine now: what a reboot would end, and a restart must not."""
 
 import contextlib
+import dataclasses
 import pathlib
 import time
 import typing
@@ -14,6 +15,48 @@ TASKS: typing.Final = pathlib.Path("/run/containerd/io.containerd.runtime.v2.tas
 
 # In seconds: as long a container without a step may be one that is being made for it.
 _BEGINNING: typing.Final = 60.0
+# In seconds: runc renames the file with the first process's number in the moment that it is made.
+_AT_ONCE: typing.Final = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """A container as its folder tells of it.
+
+    Attributes:
+        init: the number of its first process; 0 while it is made.
+        processes: the numbers of its steps' and sessions' processes.
+        age: seconds since its folder or its first process was made.
+        is_new: no process but the first has begun in it.
+    """
+
+    name: str
+    init: int
+    processes: tuple[int, ...]
+    age: float
+    is_new: bool
+
+
+def containers(root: pathlib.Path = pathlib.Path("/")) -> list[Container]:
+    """The containers of this machine; of one that goes meanwhile, nothing.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    found: list[Container] = []
+    for folder in files.entries(root / str(TASKS).lstrip("/")):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found.append(_container(folder, root / "proc"))
+    return found
+
+
+def _container(folder: pathlib.Path, proc: pathlib.Path) -> Container:
+    changed = folder.stat().st_mtime
+    init = int(files.read_text(folder / "init.pid") or 0)
+    made = (folder / "init.pid").stat().st_mtime if init else changed
+    # Each process that begins or ends has a file written, or removed, in its folder.
+    is_new = changed - made < _AT_ONCE
+    return Container(folder.name, init, _steps(folder, proc), time.time() - made, is_new)
 
 
 def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
@@ -39,12 +82,16 @@ def _begins(container: pathlib.Path) -> bool:
 
 
 def _has_step(container: pathlib.Path, proc: pathlib.Path) -> bool:
-    numbers = (path for path in files.entries(container) if path.suffix == ".pid")
-    return any(
-        _is_inside(proc / (files.read_text(path) or "-"), container)
-        for path in numbers
-        if path.name != "init.pid"
+    return bool(_steps(container, proc))
+
+
+def _steps(container: pathlib.Path, proc: pathlib.Path) -> tuple[int, ...]:
+    told = (
+        files.read_text(path) or "-"
+        for path in files.entries(container)
+        if path.suffix == ".pid" and path.name != "init.pid"
     )
+    return tuple(int(pid) for pid in told if _is_inside(proc / pid, container))
 
 
 def _is_inside(process: pathlib.Path, container: pathlib.Path) -> bool:

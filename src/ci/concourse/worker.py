@@ -17,6 +17,7 @@ from ci.concourse import (
     keys,
     leftovers,
     release,
+    restart,
     service,
     volumes,
 )
@@ -104,7 +105,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     if service.runs_with(SERVICE, revision):
         return wrote
     progress("Starting the Concourse worker")
-    services.ensure_running(SERVICE, restart=True)
+    restart.gently(SERVICE, VOLUMES, progress)
     waiting.until(healthy, _START)
     return True
 

@@ -1,0 +1,191 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A restart of the worker's process that no build notices.
+
+Web loses a step whose container, volume or process is being made while the process goes, and one
+that ends before web has attached to it again. So running steps stand still, which has builds begin
+no further one, until what is being made is done. Then the process is restarted, and each step goes
+on when the new one has its output open, which is what web's attaching does.
+"""
+
+import collections.abc
+import ipaddress
+import logging
+import math
+import pathlib
+import re
+import time
+import typing
+
+from ci.concourse import steps
+from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
+from machine import files, freezer, leftovers, outside, services, sockets
+
+# Where containerd has the output of processes (2.3.1 pkg/cio/io_unix.go), by the names that web
+# gives to those of its steps, not to sessions (8.3.0 atc/exec/task_step.go, atc/resource).
+_OUTPUT: typing.Final = re.compile(r"/run/containerd/fifo/[^/]+/(task|resource)-std(out|err)")
+
+# All in seconds. A step that is shorter than the time between two looks is not caught.
+_EVERY: typing.Final = 0.02
+# For so long web may have asked for nothing and heard of nothing. It takes some tenths of a second
+# to begin a next step, and asks for a volume that is being made every 10 ms and then ever more
+# seldom (8.3.0 worker/baggageclaim/client/volume_future.go).
+_STILL: typing.Final = 0.8
+_SETTLING: typing.Final = 4.0
+# For which steps stand still at most, all tries together. The guard ends each at the same time.
+_HELD: typing.Final = 19.0
+_TRIES: typing.Final = 3
+_PAUSE: typing.Final = 3.0
+# What goes on with a request when it is told to end takes as long; it is not waited for longer.
+_STOP: typing.Final = 2.0
+# From when the output is open: two calls to containerd, before which a step must not end.
+_ATTACHING: typing.Final = 0.5
+# A container that has no process by then gets none: its build was aborted.
+_BEGINNING: typing.Final = 10.0
+# What is made for longer waits for a GPU, and is not done sooner where the others stand still.
+_WAITS: typing.Final = 3.0
+_PATIENCE: typing.Final = 60.0
+
+# By step.
+_Outputs: typing.TypeAlias = dict[str, set[str]]
+
+_log = logging.getLogger(__name__)
+
+
+def gently(
+    service: str, volumes: pathlib.Path, progress: collections.abc.Callable[[str], None]
+) -> None:
+    """Restart the worker, or start it, without a build's loss where that can be had.
+
+    A task that waits for its GPU while its container is made is waited for up to a minute. Where
+    something begins all the time, the third try goes through with it.
+
+    Args:
+        service: its unit.
+        volumes: where baggageclaim has them.
+        progress: told what is waited for.
+
+    Raises:
+        machine.process.CommandError: if systemd can't start it.
+        OSError: what runs can't be looked at.
+    """
+    if not services.main_pid(service):
+        services.ensure_running(service, restart=True)
+        return
+    worker = _Worker(service, volumes)
+    end = time.monotonic() + _PATIENCE
+    for left in reversed(range(_TRIES)):
+        while worker.waits() and time.monotonic() < end:
+            progress("Restarting the worker: waiting for a task that waits for its GPU")
+            time.sleep(1)
+        progress("Restarting the worker: its steps stand still for some seconds")
+        if worker.restart(anyway=not left):
+            return
+        time.sleep(_PAUSE)
+
+
+class _Worker:
+    """A worker's process, looked at from beside, and the steps that stand still for it."""
+
+    def __init__(self, service: str, volumes: pathlib.Path) -> None:
+        self._service, self._volumes = service, volumes
+        self._pid = services.main_pid(service)
+        self._left = _HELD
+        # The steps that stand still, by name: what thaws each.
+        self._held: dict[str, pathlib.Path] = {}
+
+    def restart(self, *, anyway: bool) -> bool:
+        """Restart it. Return False if it runs on, as it came to no rest and not `anyway`."""
+        frozen, begun = freezer.Freezer(self._left), time.monotonic()
+        frozen.begin()
+        try:
+            outputs = self._comes_to_rest(frozen)
+            if outputs is None and not anyway:
+                return False
+            # At once, since systemctl takes its time to begin.
+            leftovers.end_processes([self._pid], _STOP)
+            services.ensure_running(self._service, restart=True)
+            self._thaw_attached(frozen, outputs or {}, begun + self._left)
+            return True
+        finally:
+            frozen.end()
+            self._held.clear()
+            self._left -= time.monotonic() - begun
+
+    def waits(self) -> bool:
+        """Whether a container is being made for so long that it must be waiting for a GPU."""
+        ages = [one.age for one in steps.containers() if not one.init and _is_being_made(one)]
+        return max(ages, default=0.0) > _WAITS
+
+    def _comes_to_rest(self, frozen: freezer.Freezer) -> _Outputs | None:
+        """Wait until nothing is under way. Return what web reads then, None if that never was."""
+        begun = time.monotonic()
+        while (now := time.monotonic()) < begun + _SETTLING:
+            if not self._hold(frozen) and self._silence() > _STILL:
+                read, outputs = self._outputs()
+                # One that is of no step which stands still is of a process that begins or ends.
+                # Silence is asked for once more, since all that took its time.
+                if read == set().union(*outputs.values()) and self._silence() > _STILL:
+                    took, steps_held = now - begun, len(self._held)
+                    _log.info("rest after %.1f s: %d steps stand still", took, steps_held)
+                    return outputs
+            time.sleep(_EVERY)
+        _log.info("no rest within %.1f s", _SETTLING)
+        return None
+
+    def _hold(self, frozen: freezer.Freezer) -> list[str]:
+        """Have steps that run by now stand still. Return what is being made."""
+        making = [path.name for path in files.entries(self._volumes / "init")]
+        for one in steps.containers():
+            if _is_being_made(one):
+                making.append(one.name)
+            if one.processes and one.name not in self._held:
+                path = freezer.switch(one.init, one.name)
+                if path and frozen.freeze(path):
+                    self._held[one.name] = path
+        return making
+
+    def _silence(self) -> float:
+        """For how many seconds nothing has come from web, or gone to it."""
+        # Other connections on this machine are the worker's to itself.
+        tunnel = {
+            one.inode
+            for one in sockets.connections(self._pid)
+            if one.port == TSA_PORT or not ipaddress.ip_address(one.address).is_loopback
+        }
+        try:
+            return sockets.silence(tunnel)
+        except OSError as error:
+            _log.warning("the kernel does not tell of connections: %s", error.strerror)
+            return math.inf  # what is being made is seen all the same
+
+    def _outputs(self) -> tuple[set[str], _Outputs]:
+        """The output that web reads, and of that what is of each step that stands still."""
+        read = outside.open_paths(self._pid, _OUTPUT)
+        return read, {
+            one.name: read & outside.open_paths(outside.parent(one.init), _OUTPUT)
+            for one in steps.containers()
+            if one.name in self._held
+        }
+
+    def _thaw_attached(self, frozen: freezer.Freezer, outputs: _Outputs, end: float) -> None:
+        """Let each step go on when web has attached to it; those that it had not, at once."""
+        seen: dict[str, float] = {}
+        begun, number = time.monotonic(), len(self._held)
+        while self._held and (now := time.monotonic()) < end:
+            there = outside.open_paths(services.main_pid(self._service), _OUTPUT)
+            for name, path in [*self._held.items()]:
+                if outputs.get(name, set()) <= there:
+                    seen.setdefault(name, now)
+                if now - seen.get(name, now) >= _ATTACHING:
+                    frozen.thaw(path)
+                    del self._held[name]
+            time.sleep(0.05)
+        took = time.monotonic() - begun
+        _log.info("%d of %d steps attached after %.1f s", number - len(self._held), number, took)
+
+
+def _is_being_made(container: steps.Container) -> bool:
+    # An older one that never began was left by a worker that was killed.
+    ends = _BEGINNING if container.init else float(WEB_REQUEST_TIMEOUT)
+    return container.is_new and not container.processes and container.age < ends

@@ -1,0 +1,35 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What can be seen of a process from outside: its parent, and what it has open."""
+
+import contextlib
+import pathlib
+import re
+import typing
+
+_PROC: typing.Final = pathlib.Path("/proc")
+_GONE: typing.Final = (FileNotFoundError, ProcessLookupError)
+
+
+def parent(pid: int, proc: pathlib.Path = _PROC) -> int:
+    """The number of the process's parent; 0 where it is gone."""
+    with contextlib.suppress(*_GONE):
+        # After the name, which may hold any bytes: the state, then the parent (proc(5)).
+        return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    return 0
+
+
+def open_paths(pid: int, pattern: re.Pattern[str], proc: pathlib.Path = _PROC) -> set[str]:
+    """The paths that match and that a process has open; none if it is gone.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    found: set[str] = set()
+    with contextlib.suppress(*_GONE):
+        for link in [*(proc / str(pid) / "fd").iterdir()]:
+            with contextlib.suppress(*_GONE):
+                path = str(link.readlink())
+                if pattern.fullmatch(path):
+                    found.add(path)
+    return found

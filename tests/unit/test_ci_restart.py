@@ -1,0 +1,242 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The order of a restart that no build notices, on a played clock, worker and steps."""
+
+import itertools
+import math
+import pathlib
+import re
+
+import pytest
+
+from ci.concourse import restart, steps
+from machine import process
+
+SERVICE = "concourse-worker.service"
+OLD, NEW = 100, 200
+FIFO = "/run/containerd/fifo/1/task-stdout"
+
+
+class World:
+    """A worker with steps, and a clock that goes on only while the restart sleeps.
+
+    Attributes:
+        steps: by name: when its process begins, or none if it never does while it is made.
+        attaches: after how many seconds from the new worker's start web has attached.
+        asks: times at which web asks for something.
+    """
+
+    def __init__(self, monkeypatch, tmp_path):
+        self.now, self.pid, self.born = 1000.0, OLD, 0.0
+        self.steps, self.attaches, self.asks = {}, 3.0, []
+        self.volumes = tmp_path
+        (tmp_path / "init").mkdir()
+        self.frozen, self.log, self.said = {}, [], []
+        self.reads = True
+        fakes = {
+            (restart.time, "monotonic"): lambda: self.now,
+            (restart.time, "sleep"): self.sleep,
+            (restart.steps, "containers"): self.containers,
+            (restart.services, "main_pid"): lambda _: self.pid,
+            (restart.services, "ensure_running"): self.start,
+            (restart.leftovers, "end_processes"): self.kill,
+            (restart.sockets, "connections"): lambda _: (),
+            (restart.sockets, "silence"): self.silence,
+            (restart.outside, "open_paths"): self.open,
+            (restart.outside, "parent"): lambda pid: pid + 1,
+            (restart.freezer, "switch"): lambda _, name: pathlib.Path(name),
+            (restart.freezer, "Freezer"): lambda held: Freezer(self, held),
+        }
+        for (module, name), fake in fakes.items():
+            monkeypatch.setattr(module, name, fake)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        assert self.now < 1300, "it never ends"
+
+    def containers(self):
+        found = []
+        for number, (name, begins) in enumerate(self.steps.items()):
+            runs = begins is not None and self.now >= begins
+            init = 0 if begins is None else 1000 + 10 * number
+            processes = (init + 5,) if runs else ()
+            found.append(
+                steps.Container(name, init, processes, self.now - 998 + 8 * (not init), not runs)
+            )
+        return found
+
+    def silence(self, _):
+        return min((self.now - one for one in self.asks if one <= self.now), default=math.inf)
+
+    def open(self, pid, pattern):
+        assert re.fullmatch(pattern, FIFO)
+        attached = self.now >= self.born + self.attaches
+        runs = any(one.processes for one in self.containers())
+        old, new = pid == OLD and self.reads, pid == NEW and attached
+        return {FIFO} if runs and (old or new or pid > NEW) else set()
+
+    def kill(self, pids, _):
+        self.log.append("end")
+        assert pids == [OLD]
+        self.pid = 0
+
+    def start(self, service, *, restart):
+        assert (service, restart) == (SERVICE, True)
+        self.log.append("start")
+        self.pid, self.born = NEW, self.now
+
+    def gently(self):
+        restart.gently(SERVICE, self.volumes, self.said.append)
+
+
+class Freezer:
+    def __init__(self, world, held):
+        self.world, self.held = world, held
+
+    def begin(self):
+        self.world.log.append(f"guard {self.held:.0f}")
+
+    def freeze(self, path):
+        self.world.frozen[str(path)] = self.world.now
+        self.world.log.append(f"freeze {path}")
+        return True
+
+    def thaw(self, path):
+        held = self.world.now - self.world.frozen.pop(str(path))
+        self.world.log.append(f"thaw {path}")
+        assert held < 20
+
+    def end(self):
+        for name in [*self.world.frozen]:
+            self.thaw(name)
+        self.world.log.append("end of guard")
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    return World(monkeypatch, tmp_path)
+
+
+def test_a_worker_that_does_not_run_is_started_and_nothing_else(world):
+    world.pid = 0
+    world.gently()
+    assert world.log == ["start"]
+
+
+def test_without_steps_it_is_restarted_at_once(world):
+    world.gently()
+    assert world.log == ["guard 19", "end", "start", "end of guard"]
+    assert world.now == pytest.approx(1000, abs=0.1)
+
+
+def test_a_step_stands_still_until_web_has_attached(world):
+    world.steps = {"a": 0.0}
+    world.gently()
+    assert world.log == [
+        *("guard 19", "freeze a", "end", "start", "thaw a", "end of guard"),
+    ]
+    assert world.now >= world.born + world.attaches
+
+
+def test_a_process_that_begins_or_ends_is_waited_for(world):
+    """Web reads its output, and no folder tells of it: a check in a container of long ago."""
+    seen, own = world.open, {"/run/containerd/fifo/2/resource-stdout"}
+
+    def check(pid, pattern):
+        return seen(pid, pattern) | (own if pid == OLD and world.now < 1001.5 else set())
+
+    restart.outside.open_paths = check
+    world.gently()
+    assert world.born > 1001.5
+
+
+def test_a_step_that_web_did_not_read_does_not_wait_for_it(world):
+    world.steps, world.reads, world.attaches = {"a": 0.0}, False, math.inf
+    world.gently()
+    assert world.now < world.born + 2
+    assert "thaw a" in world.log
+
+
+def test_what_is_being_made_is_waited_for(world):
+    world.steps = {"a": 0.0, "b": 1001.5}
+    world.gently()
+    assert world.log[:4] == ["guard 19", "freeze a", "freeze b", "end"]
+    assert world.born > 1001.5
+
+
+def test_a_volume_that_is_being_made_is_waited_for(world, monkeypatch):
+    entries = restart.files.entries
+
+    def until(folder):
+        return [] if world.now > 1001 else [folder / "v"]
+
+    monkeypatch.setattr(restart.files, "entries", until)
+    world.gently()
+    monkeypatch.setattr(restart.files, "entries", entries)
+    assert world.born > 1001
+
+
+def test_as_long_as_web_asks_it_is_not_restarted(world):
+    world.asks = [1000 + number / 10 for number in range(20)]
+    world.gently()
+    assert world.born >= world.asks[-1] + 0.8
+    assert world.log.count("end") == 1
+
+
+def test_without_rest_the_third_try_goes_through_and_none_stands_still_for_20_seconds(world):
+    """In all: what one try takes, the next ones have less."""
+    world.steps, world.attaches = {"a": 0.0}, math.inf
+    world.asks = [1000 + number / 10 for number in range(1000)]
+    world.gently()
+    guards = [float(line.split()[1]) for line in world.log if line.startswith("guard")]
+    assert len(guards) == 3
+    assert guards[0] > guards[1] > guards[2] > 8
+    assert world.log.count("start") == 1
+    marks = [line for line in world.log if line in ("freeze a", "thaw a")]
+    assert marks == ["freeze a", "thaw a"] * 3
+
+
+def test_a_task_that_waits_for_its_gpu_is_waited_for_without_freezing(world):
+    world.steps = {"a": 0.0, "waits": None}
+    sleep = world.sleep
+
+    def served(seconds):
+        sleep(seconds)
+        if world.now > 1030:
+            world.steps["waits"] = 0.0
+
+    restart.time.sleep = served
+    world.gently()
+    assert "waiting for a task that waits for its GPU" in world.said[0]
+    assert min(world.born, *itertools.chain(world.frozen.values(), [1e9])) > 1030
+    assert world.log[:3] == ["guard 19", "freeze a", "freeze waits"]
+
+
+def test_a_task_that_waits_for_longer_than_a_minute_is_not_waited_for_any_more(world):
+    world.steps = {"waits": None}
+    world.gently()
+    assert 1060 < world.born < 1085
+
+
+def test_a_start_that_fails_leaves_nothing_frozen(world, monkeypatch):
+    def fail(*_, **__):
+        raise process.CommandError(["systemctl"], 1, "")
+
+    world.steps = {"a": 0.0}
+    monkeypatch.setattr(restart.services, "ensure_running", fail)
+    with pytest.raises(process.CommandError):
+        world.gently()
+    assert world.frozen == {}
+
+
+def test_where_the_kernel_tells_of_no_connection_what_is_made_is_seen_all_the_same(
+    world, monkeypatch
+):
+    def refuse(_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(restart.sockets, "silence", refuse)
+    world.steps = {"a": 1002.0}
+    world.gently()
+    assert world.born > 1002
+    assert world.log.count("start") == 1

@@ -1,0 +1,152 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Control groups that stand still, on trees of cgroup v1 and v2; the guard's script is real."""
+
+import errno
+import os
+import subprocess
+
+import pytest
+
+from machine import freezer, process
+
+V1 = """\
+9:name=systemd:/system.slice/concourse-worker.service/garden/4f0c
+6:freezer:/garden/4f0c
+0::/garden/4f0c
+"""
+V2 = "0::/system.slice/garden/4f0c\n"
+PRIVILEGED = "6:cpu,freezer:/4f0c\n"
+
+
+class Guard:
+    """systemd, as far as a guard goes."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.argv = [], []
+        monkeypatch.setattr(freezer.transient, "start", self.start)
+        monkeypatch.setattr(freezer.services, "ensure_stopped", self.stop)
+
+    def start(self, name, argv, **_):
+        self.calls.append("start")
+        self.argv = argv
+
+    def stop(self, name):
+        self.calls.append("stop")
+
+
+@pytest.fixture
+def guard(monkeypatch, tmp_path):
+    monkeypatch.setattr(freezer, "_LIST", tmp_path / "run/frozen")
+    return Guard(monkeypatch)
+
+
+def make(root, cgroup, *switches):
+    (root / "proc/100").mkdir(parents=True)
+    (root / "proc/100/cgroup").write_text(cgroup)
+    for path in switches:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "switch"),
+    [
+        (V1, "sys/fs/cgroup/freezer/garden/4f0c/freezer.state"),
+        (PRIVILEGED, "sys/fs/cgroup/freezer/4f0c/freezer.state"),
+        (V2, "sys/fs/cgroup/system.slice/garden/4f0c/cgroup.freeze"),
+    ],
+)
+def test_the_switch_of_a_container_is_told_by_its_process(tmp_path, cgroup, switch):
+    make(tmp_path, cgroup, switch)
+    assert freezer.switch(100, "4f0c", tmp_path) == tmp_path / switch
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "0::/system.slice/ssh.service\n",  # its number is another's by now
+        "0::/system.slice/garden/4f0c/inner\n",
+        "6:freezer:/\n0::/\n",
+        "6:devices:/garden/4f0c\n0::/\n",  # no freezer
+    ],
+)
+def test_what_is_not_the_containers_is_never_frozen(tmp_path, cgroup):
+    make(tmp_path, cgroup, "sys/fs/cgroup/cgroup.freeze")
+    assert freezer.switch(100, "4f0c", tmp_path) is None
+    assert freezer.switch(101, "4f0c", tmp_path) is None
+
+
+def test_it_is_written_down_before_it_stands_still(guard, tmp_path, monkeypatch):
+    path, seen = tmp_path / "freezer.state", []
+    path.write_text("")
+    write = freezer._write
+    monkeypatch.setattr(
+        freezer, "_write", lambda *it: (seen.append(freezer._LIST.read_text()), write(*it))
+    )
+    frozen = freezer.Freezer(19)
+    frozen.begin()
+    assert frozen.freeze(path)
+    assert seen == [f"{path}\n"]
+    assert path.read_text() == "FROZEN"
+    frozen.end()
+    assert path.read_text() == "THAWED"
+    assert guard.calls == ["stop", "start", "stop"]
+    assert not freezer._LIST.exists()
+
+
+def test_what_goes_meanwhile_is_left_alone(guard, tmp_path):
+    frozen = freezer.Freezer(19)
+    frozen.begin()
+    gone = tmp_path / "gone/cgroup.freeze"
+    frozen.freeze(gone)
+    frozen.thaw(gone)
+    frozen.freeze(gone)
+    frozen.end()
+    assert not gone.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EPERM])
+def test_what_can_not_be_frozen_stops_nothing(guard, tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    frozen = freezer.Freezer(19)
+    frozen.begin()
+    monkeypatch.setattr(freezer.os, "open", refuse)
+    assert frozen.freeze(tmp_path / "cgroup.freeze") == (number == errno.ENODEV)
+
+
+def test_without_a_guard_nothing_is_frozen(guard, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise process.CommandError(["systemd-run"], 1, "")
+
+    monkeypatch.setattr(freezer.transient, "start", fail)
+    with pytest.raises(process.CommandError):
+        freezer.Freezer(19).begin()
+
+
+def test_the_next_one_thaws_what_a_killed_one_has_left(guard, tmp_path):
+    path = tmp_path / "cgroup.freeze"
+    path.write_text("")
+    killed = freezer.Freezer(19)
+    killed.begin()
+    killed.freeze(path)
+    freezer.Freezer(19).begin()
+    assert path.read_text() == "0"
+    assert freezer._LIST.read_text() == ""
+
+
+def test_the_guard_thaws_what_is_frozen_when_its_time_is_over(guard, tmp_path):
+    paths = [tmp_path / name / word for name in "ab" for word in freezer._WORDS]
+    frozen = freezer.Freezer(0)
+    frozen.begin()
+    for path in (*paths, tmp_path / "gone/freezer.state"):
+        if path in paths:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("")
+        frozen.freeze(path)
+    subprocess.run(guard.argv, check=True, timeout=30)
+    words = {path.name: path.read_text().strip() for path in paths}
+    assert words == {"freezer.state": "THAWED", "cgroup.freeze": "0"}
+    assert not (tmp_path / "gone").exists()
