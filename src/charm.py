@@ -15,16 +15,16 @@ import ownership
 import reboot
 import recovery
 import release_change
-from ci.concourse import web, worker
+from ci.concourse import web, web_tls, worker
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
 from oci import cordons, folders, wrapper
-from plan import plan, status
+from plan import concourse, plan, status
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
 from plan.state import UnitState
-from relations import cos_agent, juju, offers, peers, postgresql, tsa
+from relations import cos_agent, juju, offers, peers, postgresql, tls_certificates, tsa
 from selftest import automatic
 
 
@@ -134,6 +134,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             tsa.withdraw_worker(self.model)
         if options.has_web and not state.leaving:
             postgresql.request(self.model)
+            tls_certificates.request(self.model, web_tls.request, concourse.names(state))
             # Keys made just now are ones that web has to know.
             if self._web_keys.make() or (key and key not in state.web.worker_keys):
                 state = dataclasses.replace(state, web=look.at_web(self.model, self._web_keys))
@@ -166,7 +167,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if isinstance(wanted.web, WebPlan):
             done, state = attempts.make(state, Part.WEB, web.apply, wanted.web, self._say)
             if done is not None:
-                self.unit.set_ports(wanted.web.port, TSA_PORT)
+                self.unit.set_ports(wanted.web.open_port, TSA_PORT)
                 key = state.web.tsa_public_key
                 tsa.publish_web(self.model, wanted.web.tsa_addresses, key, state.installed)
         elif wanted.web is None:

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import typing
 
-from ci.concourse import local_postgresql, release, web, web_health, worker
+from ci.concourse import local_postgresql, release, web, web_health, web_tls, worker
 from driver_upgrade import walk
 from gpu import detect, foreign, kernel
 from gpu.inventory import Inventory, Vendor
@@ -27,7 +27,7 @@ from plan.state import (
     Verdict,
     Web,
 )
-from relations import juju, offers, peers, postgresql, tsa
+from relations import juju, offers, peers, postgresql, tls_certificates, tsa
 from selftest import automatic
 from wake import nodes
 
@@ -121,6 +121,7 @@ def at_services() -> status.Running:
     """What this unit's services tell just now."""
     return status.Running(
         web=web.healthy(),
+        certificate=web_health.certificate_end(),
         lost_database=web_health.lost_database(),
         worker=worker.healthy(),
         connected=worker.is_connected(),
@@ -135,6 +136,8 @@ def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
     """What Juju knows of this unit's web: its database, its secrets and its workers' keys."""
     offer = postgresql.read(model)
     shared, lost = web_keys.read()
+    certified = tls_certificates.is_related(model)
+    signed = tls_certificates.read(model, web_tls.pending())
     keys, refused = tsa.read_worker_keys(model)
     return Web(
         database_related=offer.related,
@@ -143,6 +146,8 @@ def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
         secrets=shared,
         secrets_lost=lost,
         tsa_public_key=web.public_key(shared) if shared else "",
+        certificates_related=certified,
+        certificate=web_tls.certificate(signed) if certified else None,
         worker_keys=tuple(filter(None, (*keys, worker.public_key()))),
         refused=refused,
     )

@@ -2,6 +2,8 @@
 # See LICENSE file for licensing details.
 """What Concourse's web and worker on this unit should be. Pure."""
 
+import urllib.parse
+
 from ci.concourse.upstream import (
     LONGEST_WAIT,
     REQUEST_TIMEOUT,
@@ -12,6 +14,7 @@ from ci.concourse.upstream import (
     limits_each_worker,
 )  # fmt: skip
 from plan import addresses, concourse_release, gpus, tags, web_values
+from plan.certificates import Tls
 from plan.parts import GpuPlan, Keep, WebPlan, WorkerPlan
 from plan.problems import Problem, Reason, problem
 from plan.state import UnitState
@@ -156,7 +159,40 @@ def _against_web(state: UnitState) -> Problem | None:
         return Problem(Reason.WEB_KEYS_LOST)
     if not _knows_key_forms(state):
         return problem(Reason.KEY_FORM_UNKNOWN, ours=concourse_release.version(state))
+    return _against_tls(state)
+
+
+def _against_tls(state: UnitState) -> Problem | None:
+    options = state.options.web
+    if not _tls(state):
+        waits = state.web.certificates_related
+        return Problem(Reason.NO_CERTIFICATE) if waits else None
+    if options.external_url.startswith("http:"):
+        return problem(Reason.URL_WITHOUT_TLS, url=options.external_url)
+    if options.tls_port == options.port:
+        return problem(Reason.TLS_PORT_TAKEN, port=options.port)
     return None
+
+
+def _tls(state: UnitState) -> Tls | None:
+    """The certificate of web: the operator's own before one that another application signs."""
+    return state.options.web.tls or state.web.certificate
+
+
+def _url(state: UnitState) -> str:
+    """Where people find web."""
+    options, public = state.options.web, addresses.public(state)
+    host = f"[{public}]" if ":" in public else public
+    if not _tls(state):
+        return f"http://{host}:{options.port}"
+    return f"https://{host}" + (f":{options.tls_port}" if options.tls_port != 443 else "")
+
+
+def names(state: UnitState) -> tuple[str, ...]:
+    """What web's certificate is to be for: names and addresses that people and others use."""
+    url = urllib.parse.urlsplit(state.options.web.external_url).hostname or ""
+    found = (url, addresses.public(state), addresses.own(state))
+    return tuple(dict.fromkeys(name for name in found if name))
 
 
 def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
@@ -172,19 +208,19 @@ def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
     if wrong or web.secrets is None:
         problems.append(wrong or Problem(Reason.NO_WEB_KEYS))
         return Keep.AS_IS
-    own, public = addresses.own(state), addresses.public(state)
+    own = addresses.own(state)
     problems += addresses.missing(state)
     if not own:
         return Keep.AS_IS
-    host = f"[{public}]" if ":" in public else public
     return WebPlan(
         address=own,
         port=options.web.port,
-        external_url=options.web.external_url or f"http://{host}:{options.web.port}",
+        external_url=options.web.external_url or _url(state),
         database=web.database,
         secrets=web.secrets,
         worker_keys=web.worker_keys,
         wanted=options.web,
+        tls=_tls(state),
         queues_tasks=_queues_tasks(state),
         tsa_addresses=tuple(pair for pair in addresses.of_relations(state) if pair[1]),
     )

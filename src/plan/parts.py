@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from gpu.inventory import Gpu
+from plan.certificates import Tls
 from plan.folders import Folder
 from plan.gpus import Choice, Unusable
 from plan.offers import GpuOffer
@@ -152,6 +153,7 @@ class WebPlan:
         tsa_addresses: where the workers of each relation reach its TSA, by the relation's id.
         database: None means PostgreSQL on this machine.
         wanted: what else the operator wants of it.
+        tls: its certificate; None: it speaks HTTP.
         queues_tasks: its scheduler holds tasks back until a worker has room for them.
     """
 
@@ -162,8 +164,14 @@ class WebPlan:
     secrets: WebSecrets
     worker_keys: tuple[str, ...]
     wanted: WebOptions = WebOptions()
+    tls: Tls | None = None
     queues_tasks: bool = False
     tsa_addresses: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def open_port(self) -> int:
+        """The TCP port of UI and API that people use."""
+        return self.wanted.tls_port if self.tls else self.port
 
 
 @dataclasses.dataclass(frozen=True)

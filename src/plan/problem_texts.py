@@ -61,6 +61,13 @@ BLOCKED: typing.Final = {
         "worker keeps to {ours}: juju config {application} follow-web-version=false"
     ),
     Reason.WEB_KEYS_LOST: WEB_KEYS_LOST,
+    Reason.URL_WITHOUT_TLS: (
+        "external-url '{url}' is not https, and web has a certificate: juju config {application} "
+        "external-url=https://..."
+    ),
+    Reason.TLS_PORT_TAKEN: (
+        "web-tls-port '{port}' is web-port too: juju config {application} web-port=8080"
+    ),
     Reason.KEY_FORM_UNKNOWN: (
         "encryption-key is in hex or base64, which Concourse {ours} does not know: give it 16 or "
         "32 characters, or juju config {application} concourse-version=8.2.0 or later"
@@ -88,6 +95,7 @@ WAITING: typing.Final = {
     ),
     Reason.NO_DATABASE_DATA: "Waiting for the database's address and credentials",
     Reason.SECRET_NOT_GRANTED: "Waiting for the database to grant its secret",
+    Reason.NO_CERTIFICATE: "Waiting for web's certificate from the application that is related",
     Reason.NO_WEB_KEYS: "Waiting for the leader to make the web's keys",
     Reason.NO_ADDRESS: "Waiting for Juju to tell this unit's address",
     Reason.NO_ADDRESS_IN_NETWORK: (

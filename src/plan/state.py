@@ -5,6 +5,7 @@
 import dataclasses
 
 from gpu.inventory import Inventory
+from plan.certificates import Tls
 from plan.offers import Elsewhere
 from plan.options import Options, Part
 from plan.quarantined import Quarantine
@@ -220,6 +221,8 @@ class Web:
         secrets_lost: they were made, but Juju doesn't give them.
         tsa_public_key: the public half of their TSA host key, one line; empty without secrets.
         worker_keys: the public keys of all related workers, checked.
+        certificates_related: whether an application is to sign web's certificate.
+        certificate: None until it has.
         refused: what was refused of the workers' data, for the operator.
     """
 
@@ -230,6 +233,8 @@ class Web:
     secrets_lost: bool = False
     tsa_public_key: str = ""
     worker_keys: tuple[str, ...] = ()
+    certificates_related: bool = False
+    certificate: Tls | None = None
     refused: tuple[str, ...] = ()
 
 

@@ -40,6 +40,7 @@ class Running:
     """Which of this unit's services answered just now, and what else is told of the worker.
 
     Attributes:
+        certificate: the last day of web's certificate if that is near, and whether it is over.
         lost_database: where web's database can't be reached, and why; or empty.
         connected: web has let it in.
         copies: its volumes are copies.
@@ -50,6 +51,7 @@ class Running:
 
     web: bool = False
     lost_database: str = ""
+    certificate: tuple[str, bool] = ("", False)
     worker: bool = False
     connected: bool = False
     copies: bool = False
@@ -84,6 +86,9 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if running.suspect and plan.choice.gpus:
         said.append(Line(Kind.BLOCKED, _suspect(state, plan, running.suspect)))
     said += [sentence(problem, state, plan.choice) for problem in plan.problems]
+    day, over = running.certificate
+    if plan.web and over:
+        said.append(Line(Kind.BLOCKED, _certificate_over(state, day)))
     if plan.web and running.lost_database:
         said.append(Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}"))
     elif plan.web and not isinstance(plan.web, Keep) and not running.web:
@@ -136,6 +141,8 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(state.upgrade)
     if state.release_waits:
         notes.append(state.release_waits)
+    if plan.web and running.certificate[0]:
+        notes.append(f"web's certificate ends on {running.certificate[0]}")
     if plan.worker and running.copies:
         notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):
@@ -143,6 +150,13 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
     notes += [f"refused {text}" for text in refused]
     return f"{role} ({'; '.join(notes)})" if notes else role
+
+
+def _certificate_over(state: UnitState, day: str) -> str:
+    remedy = "look at the application that is related by certificates"
+    if state.options.web.tls:
+        remedy = "juju update-secret <that of tls-secret> with a new one"
+    return f"Web's certificate has ended on {day}: {remedy}"
 
 
 def _watch(state: UnitState, running: Running) -> str:

@@ -7,14 +7,16 @@ import re
 import typing
 
 from plan import option_values, web_values
+from plan.certificates import Tls
 from plan.encryption import Keys
 from plan.option_readers import Raw, Readers, items, port, text
 
 # Whose values are Juju secrets; each is read as the fields of its secret, None if that failed.
-SECRETS: typing.Final = ("encryption-key", "local-users", "web-secrets")
+SECRETS: typing.Final = ("encryption-key", "local-users", "tls-secret", "web-secrets")
 
 NAMES: typing.Final = (
     *("web-port", "external-url", "advertise-address", "main-team-members", "web-metrics-port"),
+    "web-tls-port",
     *SECRETS,
 )
 
@@ -35,6 +37,8 @@ class WebOptions:
         main_team: which of them are members of the main team.
         settings: further settings of Concourse's, by their names in `ci.concourse.variables`.
         metrics_port: TCP port of web's metrics on 127.0.0.1; 0: none.
+        tls: the certificate that web shows; None: none of the operator's own.
+        tls_port: TCP port of UI and API where web has a certificate.
     """
 
     port: int = 8080
@@ -45,6 +49,8 @@ class WebOptions:
     main_team: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     metrics_port: int = 9391
+    tls: Tls | None = None
+    tls_port: int = 443
 
 
 def _fields(raw: Raw, option: str) -> web_values.Fields:
@@ -63,10 +69,14 @@ def _members(raw: Raw) -> tuple[str, ...]:
     return items(raw, "main-team-members", lambda name: web_values.member(name, told))
 
 
+def _ports(raw: Raw, *options: str) -> tuple[int, ...]:
+    """The ports of other options, where they are any."""
+    said = (text(raw, name) for name in options)
+    return tuple(int(one) for one in said if re.fullmatch(r"[0-9]{1,5}", one) and int(one))
+
+
 def _metrics_port(raw: Raw) -> int:
-    others = (text(raw, name) for name in ("web-port", "gpu-metrics-port"))
-    taken = tuple(int(one) for one in others if re.fullmatch(r"[0-9]{1,5}", one) and int(one))
-    return port(raw, "web-metrics-port", taken, 0)
+    return port(raw, "web-metrics-port", _ports(raw, "web-port", "gpu-metrics-port"), 0)
 
 
 READERS: typing.Final[Readers] = {
@@ -78,4 +88,6 @@ READERS: typing.Final[Readers] = {
     "main_team": _members,
     "settings": lambda raw: web_values.settings(_fields(raw, "web-secrets")),
     "metrics_port": _metrics_port,
+    "tls": lambda raw: web_values.tls(_fields(raw, "tls-secret")),
+    "tls_port": lambda raw: port(raw, "web-tls-port", _ports(raw, "web-metrics-port"), 1),
 }

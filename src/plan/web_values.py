@@ -11,6 +11,7 @@ import collections.abc
 import re
 
 from ci.concourse import variables
+from plan import certificates
 from plan.option_values import OptionError
 
 Fields = collections.abc.Mapping[str, str]
@@ -117,6 +118,32 @@ def key_form(key: str) -> str | None:
         return "_BASE64" if len(base64.b64decode(key, validate=True)) in (16, 32) else None
     except binascii.Error:
         return None
+
+
+def tls(fields: Fields) -> certificates.Tls | None:
+    """The certificate and the key of web; None where none are given.
+
+    Raises:
+        OptionError: they can't be used.
+    """
+    option = "tls-secret"
+    if not fields:
+        return None
+    missing = [name for name in ("certificate", "private-key") if not fields.get(name)]
+    unknown = sorted(set(fields) - {"certificate", "private-key", "chain"})
+    if missing or unknown:
+        said = f"has no field {missing[0]}" if missing else f"has the field {unknown[0]}"
+        raise _refused(option, f"{said}: use certificate, private-key, and chain if there is one")
+    try:
+        chain = certificates.chain(fields["certificate"], fields.get("chain", ""))
+    except ValueError as error:
+        raise _refused(option, "has no certificates in PEM that can be read") from error
+    if not certificates.fits(chain, fields["private-key"]):
+        raise _refused(
+            option, "has a certificate that is not that of its private-key (in PEM, without a "
+            "password): give both of one server"
+        )  # fmt: skip
+    return certificates.Tls(chain, fields["private-key"].strip() + "\n")
 
 
 def settings(fields: Fields) -> tuple[tuple[str, str], ...]:

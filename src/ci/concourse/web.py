@@ -54,7 +54,7 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
         SERVICE,
         command=f"{release.CURRENT}/bin/concourse web",
         environment=ENVIRONMENT,
-        low_port=plan.port < 1024,
+        low_port=min(plan.port, plan.open_port) < 1024,
     )
     changed |= services.ensure_unit(SERVICE, content)
     current = str(release.CURRENT.resolve())

@@ -6,9 +6,9 @@ import ipaddress
 import pathlib
 import typing
 
-from ci.concourse import local_postgresql, service, variables
+from ci.concourse import local_postgresql, service, variables, web_tls
 from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
-from ci.concourse.web_health import ENVIRONMENT
+from ci.concourse.web_health import CERTIFICATE, ENVIRONMENT
 from machine import files
 from plan import encryption, web_options, web_values
 from plan.parts import WebPlan
@@ -17,6 +17,7 @@ from plan.state import Database
 ADMIN: typing.Final = web_options.ADMIN
 AUTHORIZED: typing.Final = service.KEYS / "authorized_worker_keys"
 
+_TLS_KEY: typing.Final = service.KEYS / "tls_key.pem"
 _HOST_KEY: typing.Final = service.KEYS / "tsa_host_key"
 _SIGNING_KEY: typing.Final = service.KEYS / "session_signing_key"
 _CA: typing.Final = service.KEYS / "postgresql_ca.pem"
@@ -39,11 +40,15 @@ def write(plan: WebPlan) -> tuple[tuple[str, ...], bool]:
         _HOST_KEY: plan.secrets.tsa_host_key,
         _SIGNING_KEY: plan.secrets.session_signing_key,
         _CA: plan.database.ca if plan.database else "",
+        CERTIFICATE: plan.tls.chain if plan.tls else "",
+        _TLS_KEY: plan.tls.key if plan.tls else "",
     }
     changed = _ensure(AUTHORIZED, "".join(f"{key}\n" for key in plan.worker_keys))
     for name, value in plan.wanted.settings:
         if name in variables.FILES:
             contents[_given(name)] = value
+    if not plan.tls:
+        web_tls.remove()
     for path in set(_all_given()) - set(contents):
         changed |= files.ensure_absent(path)
     for path, content in contents.items():
@@ -53,8 +58,8 @@ def write(plan: WebPlan) -> tuple[tuple[str, ...], bool]:
 
 def remove() -> bool:
     """Remove them. Return True if any was there."""
-    removed = False
-    for path in (_HOST_KEY, _SIGNING_KEY, AUTHORIZED, _CA, *_all_given()):
+    removed = web_tls.remove()
+    for path in (_HOST_KEY, _SIGNING_KEY, AUTHORIZED, _CA, CERTIFICATE, _TLS_KEY, *_all_given()):
         removed |= files.ensure_absent(path)
     return removed
 
@@ -69,6 +74,9 @@ def settings(plan: WebPlan) -> dict[str, typing.Any]:
         "external_url": plan.external_url,
         "users": ",".join(f"{name}:{password}" for name, password in users),
         "main_team": ",".join((ADMIN, *plan.wanted.main_team)),
+        "tls_port": plan.wanted.tls_port if plan.tls else 0,
+        "tls_certificate": str(CERTIFICATE),
+        "tls_key": str(_TLS_KEY),
         "metrics_port": plan.wanted.metrics_port,
         "variables": [*_encryption(plan), *_variables(plan)],
         "session_signing_key": str(_SIGNING_KEY),

@@ -5,12 +5,15 @@
 import os
 import pathlib
 import socket
+import time
 import typing
 
 from ci.concourse import service
-from machine import scarcity
+from machine import files, scarcity
+from plan import certificates
 
 ENVIRONMENT: typing.Final = service.CONFIG / "web.env"
+CERTIFICATE: typing.Final = service.KEYS / "tls_certificate.pem"
 
 _PATIENCE: typing.Final = 2.0  # seconds; a database that a CI can work with answers in 0.1
 
@@ -19,6 +22,21 @@ def healthy() -> bool:
     """Whether web answers, within a second."""
     port = _port()
     return port is not None and service.answers(port, "/api/v1/info")
+
+
+def certificate_end() -> tuple[str, bool]:
+    """The last day of web's certificate if that is near, and whether it is over; else empty.
+
+    Near is what is left of its time when it should long have been renewed: a tenth of it, and at
+    most 14 days.
+    """
+    pem = files.read_text(CERTIFICATE)
+    if not pem:
+        return "", False
+    begin, end, day = certificates.lifetime(pem)
+    left = end - time.time()
+    near = left < min(14 * 86400.0, (end - begin) / 10)
+    return (day, left < 0) if near else ("", False)
 
 
 def lost_database() -> str:

@@ -1,0 +1,254 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Web's certificate: from a secret or by another application; renewed, ended, taken away."""
+
+import dataclasses
+import json
+import os
+import time
+
+import pytest
+from cryptography import x509
+from ops import testing
+
+from ci.concourse import service, web_files, web_health, web_tls
+from plan import certificates as read
+from plan import plan
+from tests import certificates, once
+from tests.unit.situations import database, parse, refused, said, state, unit
+
+KEY = once.rsa_key(1)
+LEAF = certificates.made("ci.example.com", key=1)
+CHAINED = certificates.made("ci.example.com", key=1, signer=9)
+CA = certificates.ca()
+PAIR = {"certificate": LEAF, "private-key": KEY}
+URL = "https://ci.example.com"
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Web's folder, in a place of the test's own."""
+    monkeypatch.setattr(service, "KEYS", tmp_path)
+    monkeypatch.setattr(service, "ensure_keys_folder", lambda: False)
+    monkeypatch.setattr(web_health, "CERTIFICATE", tmp_path / "tls_certificate.pem")
+    monkeypatch.setattr(web_tls, "_KEY", tmp_path / "key")
+    monkeypatch.setattr(web_tls, "_new_key", lambda: once.rsa_key(3))
+    monkeypatch.setattr(web_tls, "_REQUEST", tmp_path / "request")
+    return tmp_path
+
+
+def test_a_pair_of_certificate_and_key():
+    assert parse(tls_secret=PAIR).web.tls == read.Tls(LEAF, KEY)
+    assert "PRIVATE" not in repr(parse(tls_secret=PAIR).web)
+    assert parse().web.tls is None
+    with_chain = parse(tls_secret={**PAIR, "certificate": CHAINED, "chain": CA + CHAINED}).web.tls
+    assert with_chain.chain == CHAINED + CA
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"certificate": LEAF}, "has no field private-key"),
+        ({"private-key": KEY, "certificate": ""}, "has no field certificate"),
+        ({**PAIR, "key": "x"}, "has the field key"),
+        ({**PAIR, "certificate": "PEM"}, "no certificates in PEM"),
+        ({**PAIR, "chain": "PEM"}, "no certificates in PEM"),
+        ({**PAIR, "private-key": once.rsa_key(2)}, "not that of its private-key"),
+        ({**PAIR, "private-key": "PEM"}, "not that of its private-key"),
+        ({**PAIR, "certificate": CA + LEAF}, "not that of its private-key"),
+    ],
+)
+def test_a_pair_that_can_not_be_used(fields, why):
+    text = refused(tls_secret=fields)
+    assert why in text
+    assert "BEGIN" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "url", "port"),
+    [
+        ({}, "https://10.0.0.7", 443),
+        ({"web-tls-port": 8443}, "https://10.0.0.7:8443", 8443),
+        ({"external-url": URL}, URL, 443),
+        # Another port in front of it, as a load balancer has.
+        ({"external-url": f"{URL}:4443"}, f"{URL}:4443", 443),
+    ],
+)
+def test_a_web_with_a_certificate_speaks_https(options, url, port):
+    made = plan.make(unit("web", options={"tls-secret": PAIR, **options})).web
+    assert (made.external_url, made.open_port) == (url, port)
+    assert web_files.settings(made)["tls_port"] == port
+    made = plan.make(unit("web")).web
+    assert (made.external_url, made.open_port) == ("http://10.0.0.7:8080", 8080)
+    assert web_files.settings(made)["tls_port"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"external-url": "http://a"}, "external-url 'http://a' is not https, and web has a"),
+        ({"web-port": 443}, "web-tls-port '443' is web-port too"),
+    ],
+)
+def test_what_does_not_go_with_a_certificate(options, text):
+    found = unit("web", options={"tls-secret": PAIR, **options})
+    ((kind, words),) = said(found)
+    assert (kind, words[: len(text)]) == ("blocked", text)
+    assert plan.make(found).web is plan.Keep.AS_IS
+    assert said(unit("web", options=options)) == []
+
+
+@pytest.mark.parametrize(
+    ("days", "near", "over"), [(90, False, False), (13, True, False), (-1, True, True)]
+)
+def test_the_end_of_a_certificate(folder, days, near, over):
+    assert web_health.certificate_end() == ("", False)
+    pem = certificates.made("a", key=1, days=days)
+    web_health.CERTIFICATE.write_text(pem)
+    day = read.lifetime(pem)[2]
+    assert web_health.certificate_end() == (day if near else "", over)
+
+
+def test_a_request_is_made_once_for_its_names(folder):
+    names = ("ci.example.com", "10.0.0.7", "fd00::7")
+    assert web_tls.request(()) == web_tls.pending() == ""
+    assert list(folder.iterdir()) == []
+    first = web_tls.request(names)
+    assert web_tls.request(names) == first == web_tls.pending()
+    asked = x509.load_pem_x509_csr(first.encode())
+    found = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in found] == list(names)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    other = web_tls.request(("other.example.com",))
+    assert other != first
+    assert x509.load_pem_x509_csr(other.encode()).public_key() == asked.public_key()
+    assert web_tls.remove()
+    assert not web_tls.remove()
+
+
+def test_a_certificate_is_asked_for_anew_before_it_ends_and_once(folder):
+    first = web_tls.request(("a",))
+    old = certificates.made("a", days=5, signer=9, request=first)
+    used = web_tls.certificate(old)
+    web_health.CERTIFICATE.write_text(used.chain)
+    long_ago = time.time() - 190 * 86400
+    os.utime(web_tls._REQUEST, (long_ago, long_ago))
+    second = web_tls.request(("a",))
+    assert second != first
+    assert web_tls.request(("a",)) == second
+    # Until the new one is there, web shows what it has.
+    assert web_tls.certificate("") == used
+    new = certificates.made("a", days=90, signer=9, request=second)
+    assert web_tls.certificate(new).chain == new
+    # One for a key that is not ours is nobody's.
+    assert web_tls.certificate(LEAF) == used
+
+
+def related(**data):
+    return testing.Relation("certificates", remote_app_name="tls", remote_app_data=data)
+
+
+def offered(request, pem, **more):
+    entry = {"certificate_signing_request": request, "certificate": pem, "ca": CA, "chain": [CA]}
+    return json.dumps([{**entry, **more}])
+
+
+def web(*relations, **options):
+    return state("web", [database(), *relations], **options)
+
+
+def test_an_application_signs_webs_certificate_and_goes_again(context, rooms, folder):
+    relation = related()
+    waiting = context.run(context.on.relation_created(relation), web(relation))
+    assert waiting.unit_status == testing.WaitingStatus(
+        "Waiting for web's certificate from the application that is related"
+    )
+    assert rooms.web is None
+    told = waiting.get_relation(relation.id).local_unit_data["certificate_signing_requests"]
+    assert "PRIVATE" not in told
+    (asked,) = json.loads(told)
+    request = asked["certificate_signing_request"]
+    signed = certificates.made("192.0.2.0", signer=9, request=request)
+    after = given(context, waiting, relation, offered(request, signed))
+    assert after.unit_status == testing.ActiveStatus("Web ready")
+    assert rooms.web.tls.chain == signed + CA
+    assert rooms.web.external_url == "https://192.0.2.0"
+    assert {port.port for port in after.opened_ports} == {443, 2222}
+    assert "PRIVATE" not in str(after.relations)
+    alone = dataclasses.replace(
+        after, relations=[one for one in after.relations if one.endpoint != "certificates"]
+    )
+    after = context.run(context.on.config_changed(), alone)
+    assert (rooms.web.tls, rooms.web.external_url) == (None, "http://192.0.2.0:8080")
+    assert {port.port for port in after.opened_ports} == {8080, 2222}
+
+
+def given(context, before, relation, text):
+    changed = dataclasses.replace(
+        before.get_relation(relation.id), remote_app_data={"certificates": text}
+    )
+    others = [one for one in before.relations if one.id != relation.id]
+    after = dataclasses.replace(before, relations=[*others, changed])
+    return context.run(context.on.relation_changed(changed), after)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[", "7", "[7]", "{}", '[{"certificate": "x"}]', "theirs", "foreign key", "no PEM",
+        "revoked",
+    ],
+)  # fmt: skip
+def test_data_of_that_application_that_can_not_be_used_is_waited_for(context, rooms, folder, text):
+    relation = related()
+    waiting = context.run(context.on.relation_created(relation), web(relation))
+    request = web_tls.pending()
+    signed = certificates.made("192.0.2.0", signer=9, request=request)
+    text = {
+        "theirs": offered("another request", signed),
+        "foreign key": offered(request, LEAF),
+        "no PEM": offered(request, "PEM"),
+        "revoked": offered(request, signed, revoked=True),
+    }.get(text, text)
+    after = given(context, waiting, relation, text)
+    assert after.unit_status.message.startswith("Waiting for web's certificate")
+    assert rooms.web is None
+
+
+def test_the_operators_own_certificate_counts(context, rooms, folder):
+    secret = testing.Secret(PAIR)
+    before = dataclasses.replace(web(related(), tls_secret=secret.id), secrets=[secret])
+    context.run(context.on.config_changed(), before)
+    assert rooms.web.tls == read.Tls(LEAF, KEY)
+
+
+@pytest.mark.parametrize(
+    ("over", "status"),
+    [
+        (False, testing.ActiveStatus("Web ready (web's certificate ends on 2026-12-01)")),
+        (
+            True,
+            testing.BlockedStatus(
+                "Web's certificate has ended on 2026-12-01: juju update-secret <that of "
+                "tls-secret> with a new one"
+            ),
+        ),
+    ],
+)
+def test_status_says_when_a_certificate_ends(context, rooms, folder, monkeypatch, over, status):
+    monkeypatch.setattr(web_health, "certificate_end", lambda: ("2026-12-01", over))
+    secret = testing.Secret(PAIR)
+    before = dataclasses.replace(web(tls_secret=secret.id), secrets=[secret])
+    assert context.run(context.on.config_changed(), before).unit_status == status
+
+
+@pytest.mark.parametrize("fields", [None, {"certificate": LEAF}])
+def test_a_secret_that_can_not_be_used_changes_nothing(context, rooms, folder, fields):
+    """A web that speaks HTTPS does not fall back to HTTP."""
+    secret = testing.Secret(fields or {"x": "y"})
+    present = [secret] if fields else []
+    before = dataclasses.replace(web(tls_secret=secret.id), secrets=present)
+    after = context.run(context.on.config_changed(), before)
+    assert after.unit_status.name == "blocked"
+    assert after.unit_status.message.startswith("tls-secret")
+    assert rooms.web is None
