@@ -119,6 +119,7 @@ def test_endpoints_and_interfaces_are_the_documented_ones():
         "cos-agent": "cos_agent",
         "worker-tsa": "concourse-tsa",
         "flight": "concourse-ci_tsa",
+        "certificates": "tls-certificates",
         "postgresql": "postgresql_client",
         "peers": "gpu-ci-worker_peers",
     }
