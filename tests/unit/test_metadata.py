@@ -124,7 +124,7 @@ def test_endpoints_and_interfaces_are_the_documented_ones():
         "peers": "gpu-ci-worker_peers",
     }
     limits = {name: METADATA["requires"][name]["limit"] for name in METADATA["requires"]}
-    assert limits == {"worker-tsa": 1, "flight": 1, "postgresql": 1}
+    assert limits == {"worker-tsa": 1, "flight": 1, "postgresql": 1, "certificates": 1}
 
 
 def test_metadata():
