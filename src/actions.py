@@ -12,6 +12,7 @@ import datetime
 import json
 import typing
 
+import rotation
 from ci.concourse import local_postgresql, web
 from driver_upgrade import action as driver_upgrade
 from gpu import detect, report
@@ -248,6 +249,30 @@ def replace_web_keys(call: Call) -> Results:
     return {"next": f"juju run {call.application}/leader get-admin-password"}
 
 
+def rotate_worker_key(call: Call) -> Results:
+    """Another key for this unit's worker, which web takes before the worker shows it.
+
+    Raises:
+        ActionError: if the key is not this unit's to change.
+    """
+    try:
+        return rotation.begin_worker_key(call.web_keys.model)
+    except rotation.RotationError as error:
+        raise ActionError(str(error)) from error
+
+
+def rotate_tsa_key(call: Call) -> Results:
+    """Another host key for the TSA of all webs, which workers know before it is shown.
+
+    Raises:
+        ActionError: if this unit is not the leader, or has no keys of a web.
+    """
+    try:
+        return rotation.begin_host_key(call.web_keys, force=call.params["force"])
+    except rotation.RotationError as error:
+        raise ActionError(str(error)) from error
+
+
 def remove_local_database(call: Call) -> Results:
     """Drop the database on this machine that no web uses any more.
 
@@ -283,10 +308,12 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
     "get-admin-password": get_admin_password,
     "remove-local-database": remove_local_database,
     "replace-web-keys": replace_web_keys,
+    "rotate-worker-key": rotate_worker_key,
+    "rotate-tsa-key": rotate_tsa_key,
 }
 
 CHANGING: typing.Final = frozenset({
     *("gpu-cordon", "gpu-uncordon", "gpu-selftest", "upgrade-driver"),
-    *("remove-local-database", "replace-web-keys"),
+    *("remove-local-database", "replace-web-keys", "rotate-worker-key", "rotate-tsa-key"),
 })  # fmt: skip
 """Those after which tags and status may have to be others."""

@@ -11,11 +11,13 @@ import actions
 import attempts
 import equipment
 import look
+import lookback
 import ownership
 import reboot
 import recovery
 import release_change
-from ci.concourse import web, web_tls, worker
+import rotation
+from ci.concourse import web, web_tls, worker, worker_keys
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
@@ -35,7 +37,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         super().__init__(framework)
         self._lines: list[status.Line] = []
         self._id = juju.unit_id(self)
-        self._web_keys = peers.WebKeys(self.model, web.new_secrets)
+        self._web_keys = peers.WebKeys(self, web.new_secrets)
         observe, on = framework.observe, self.on
         observe(on.collect_unit_status, self._on_collect_unit_status)
         for event in (
@@ -95,7 +97,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             ownership.take(self._id, mode, new=new, progress=self._say)
             # Keys of workers that are gone are revoked, which waits for nothing else.
             known, _ = tsa.read_worker_keys(self.model)
-            web.authorize(filter(None, (*known, worker.public_key())))
+            web.authorize((*known, *worker_keys.every()))
             state = look.at_unit(self.model, self._web_keys)
             state = self._equip(state, plan.make(state))
         except (facts.UnknownError, owner.TakenError) as error:
@@ -128,8 +130,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         key = ""
         if options.has_worker and not stays:
             _, state = attempts.make(state, Part.WORKER, network.ensure)
-            key = worker.ensure_key(options.worker.private_key)
-            tsa.publish_worker(self.model, key)
+            key = rotation.ensure_key(self.model, state)
         elif Part.UNIT not in state.frozen and not options.has_worker:
             tsa.withdraw_worker(self.model)
         if options.has_web and not state.leaving:
@@ -186,6 +187,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         offers.publish(self.model, wanted.offer, state.elsewhere)
         if Part.WATCH not in state.frozen:
             cos_agent.publish(self.model, watch.port(state), web.metrics_port())
+        state = lookback.tell(self.model, self._web_keys, state, wanted)
         return release_change.settle(state, wanted, self._finish, self._say)
 
 

@@ -6,7 +6,15 @@ import dataclasses
 import pathlib
 import typing
 
-from ci.concourse import local_postgresql, release, web, web_health, web_tls, worker
+from ci.concourse import (
+    local_postgresql,
+    release,
+    web,
+    web_health,
+    web_tls,
+    worker,
+    worker_keys,
+)
 from driver_upgrade import walk
 from gpu import detect, foreign, kernel
 from gpu.inventory import Inventory, Vendor
@@ -148,6 +156,7 @@ def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
         tsa_public_key=web.public_key(shared) if shared else "",
         certificates_related=certified,
         certificate=web_tls.certificate(signed) if certified else None,
-        worker_keys=tuple(filter(None, (*keys, worker.public_key()))),
+        tsa_next_public_key=web.next_public_key(shared) if shared else "",
+        worker_keys=(*keys, *worker_keys.every()),
         refused=refused,
     )

@@ -95,7 +95,8 @@ def _way_to_web(state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return state.tsa.hosts, state.tsa.public_keys
     if web.secrets is None:
         return (), ()
-    return (f"127.0.0.1:{TSA_PORT}",), (web.tsa_public_key,)
+    shown = filter(None, (web.tsa_public_key, web.tsa_next_public_key))
+    return (f"127.0.0.1:{TSA_PORT}",), tuple(shown)
 
 
 def _max_active_tasks(state: UnitState, gpu: GpuPlan, pool: gpus.Choice) -> int:

@@ -1,11 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""OpenSSH public keys that come from others: one line, one key, a known type. Pure."""
+"""OpenSSH public keys: of others, one line, one key, a known type; and of private keys. Pure."""
 
 import typing
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 # No certificates, and not ssh-dss, which OpenSSH 10.0 dropped.
 _KEY_TYPES: typing.Final = (
@@ -32,5 +33,25 @@ def public_key(text: str) -> str:
         raise ValueError("is no OpenSSH public key of a known type") from error
     # Reading passes over what is no base64.
     return loaded.public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    ).decode()
+
+
+def public_key_line(pem: str) -> str:
+    """The public half of a private key, as `ssh-rsa AAAA...` without a line end.
+
+    Raises:
+        ValueError: if the text is no unencrypted private key in PEM.
+    """
+    try:
+        key = serialization.load_pem_private_key(
+            pem.encode(), password=None, unsafe_skip_rsa_key_validation=True
+        )
+    except TypeError as error:
+        raise ValueError("the private key is encrypted") from error
+    public = key.public_key()
+    if not isinstance(public, rsa.RSAPublicKey):
+        raise ValueError("the private key is not of type RSA")
+    return public.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()

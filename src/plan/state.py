@@ -9,6 +9,7 @@ from plan.certificates import Tls
 from plan.offers import Elsewhere
 from plan.options import Options, Part
 from plan.quarantined import Quarantine
+from plan.sights import Seen, Sight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,11 +165,14 @@ class Tsa:
     Attributes:
         related: whether there is a relation to a web at all.
         hosts: `ADDRESS:2222` of each web unit whose data is complete.
-        public_keys: their host keys, one line each.
+        public_keys: their host keys, one line each, and those that they will show.
         versions: the Concourse versions that they run, without repeats; may be empty.
         webs: the applications that they belong to, where these are different Concourses.
         request_timeout: the least of the times in seconds after which they give up a call to a
             worker; 0 where one of them does not say it.
+        taken: fingerprints of the second keys of workers that each of them takes.
+        silent: those units that don't tell which they take, as the public charm's.
+        sights: how they see this unit's worker, where they tell.
         refused: what was refused of their data, for the operator.
     """
 
@@ -178,6 +182,9 @@ class Tsa:
     versions: tuple[str, ...] = ()
     webs: tuple[str, ...] = ()
     request_timeout: int = 0
+    taken: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    sights: tuple[Sight, ...] = ()
     refused: tuple[str, ...] = ()
 
 
@@ -202,11 +209,16 @@ class Database:
 
 @dataclasses.dataclass(frozen=True)
 class WebSecrets:
-    """What all web units of the application share; kept in Juju secrets. Keys are PEM."""
+    """What all web units of the application share; kept in Juju secrets. Keys are PEM.
+
+    Attributes:
+        tsa_next_host_key: takes the place of the host key once the workers know it; or empty.
+    """
 
     admin_password: str = dataclasses.field(repr=False)
     tsa_host_key: str = dataclasses.field(repr=False)
     session_signing_key: str = dataclasses.field(repr=False)
+    tsa_next_host_key: str = dataclasses.field(default="", repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +232,7 @@ class Web:
         secrets: None until the leader has made them.
         secrets_lost: they were made, but Juju doesn't give them.
         tsa_public_key: the public half of their TSA host key, one line; empty without secrets.
+        tsa_next_public_key: that of the next one; empty where there is none.
         worker_keys: the public keys of all related workers, checked.
         certificates_related: whether an application is to sign web's certificate.
         certificate: None until it has.
@@ -232,6 +245,7 @@ class Web:
     secrets: WebSecrets | None = None
     secrets_lost: bool = False
     tsa_public_key: str = ""
+    tsa_next_public_key: str = ""
     worker_keys: tuple[str, ...] = ()
     certificates_related: bool = False
     certificate: Tls | None = None
@@ -299,6 +313,19 @@ class Failure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rotation:
+    """Keys that wait for their turn.
+
+    Attributes:
+        own: the worker's, for web to take it.
+        awaited: the units that do not know the TSA's next host key yet, which the leader tells.
+    """
+
+    own: bool = False
+    awaited: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class UnitState:
     """Everything that a decision about this unit rests on.
 
@@ -329,6 +356,8 @@ class UnitState:
         elsewhere: which GPUs other units give to tasks.
         local_database: the database of a web on this machine, used or not, such as `concourse of
             web/0 of model ci`; empty if there is none.
+        rotation: keys that wait for their turn.
+        seen: how web sees this unit's worker.
         leaving: this unit is being removed: nothing is started any more.
         repaired: whether something of the wrapper was not as it should be, and now is.
         failures: what could not be done so far.
@@ -360,6 +389,8 @@ class UnitState:
     planned_units: int = 1
     elsewhere: Elsewhere = Elsewhere()
     local_database: str = ""
+    rotation: Rotation = Rotation()
+    seen: Seen = Seen()
     leaving: bool = False
     repaired: bool = False
     failures: tuple[Failure, ...] = ()

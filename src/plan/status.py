@@ -11,7 +11,7 @@ import enum
 import re
 import typing
 
-from plan import concourse, gpus, host_states, offers
+from plan import concourse, gpus, host_states, offers, registration
 from plan.parts import GpuPlan, Keep, Plan
 from plan.problem_texts import BLOCKED, WAITING
 from plan.problems import Problem, Reason
@@ -102,6 +102,8 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
             f"{', '.join(plan.worker.tsa_hosts)}: journalctl -u concourse-worker"
         )
         said.append(Line(Kind.WAITING, text))
+    elif plan.worker and (wrong := registration.wrong(state)):
+        said.append(failed(wrong.text, passes=wrong.passes))
     if plan.worker and running.folder:
         said.append(Line(Kind.BLOCKED, f"Tasks are refused for task-mounts {running.folder}"))
     if not said and not plan.web and not plan.worker:
@@ -147,6 +149,7 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):
         notes.append(f"kept database {state.local_database}")
+    notes += registration.rotation_notes(state)
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
     notes += [f"refused {text}" for text in refused]
     return f"{role} ({'; '.join(notes)})" if notes else role

@@ -7,12 +7,15 @@ import typing
 
 import ops
 
+from plan.ssh import public_key_line
 from plan.state import WebSecrets
-from relations import secrets
+from relations import exchange, secrets, tsa
 
 ENDPOINT: typing.Final = "peers"
 
 _POINTER: typing.Final = "web-secrets"
+_HOST_KEY: typing.Final = "tsa-host-key"
+_NEXT: typing.Final = "tsa-next-host-key"
 
 
 def units(model: ops.Model) -> int:
@@ -21,18 +24,28 @@ def units(model: ops.Model) -> int:
     return 1 + (len(relation.units) if relation else 0)
 
 
-class WebKeys:
+def relations(model: ops.Model) -> list[ops.Relation]:
+    """The one to the other units; none before Juju has made it."""
+    relation = model.get_relation(ENDPOINT)
+    return [relation] if relation else []
+
+
+class WebKeys(ops.Object):
     """The web's keys and its administrator's password."""
 
-    def __init__(self, model: ops.Model, new: collections.abc.Callable[[], WebSecrets]) -> None:
-        """Ask for those of this model.
+    def __init__(
+        self, charm: ops.CharmBase, new: collections.abc.Callable[[], WebSecrets]
+    ) -> None:
+        """Ask for those of this charm's application.
 
         Args:
-            model: this unit's.
+            charm: this unit's.
             new: makes others, which nobody has seen.
         """
-        self._model = model
+        super().__init__(charm, "web-keys")
         self._new = new
+        # Of keys that have had their turn nothing is to be left.
+        self.framework.observe(charm.on.secret_remove, self._on_secret_remove)
 
     def read(self) -> tuple[WebSecrets | None, bool]:
         """They, and whether they are lost.
@@ -44,32 +57,37 @@ class WebKeys:
         if not uri:
             return None, False
         try:
-            content = secrets.content(self._model, uri)
+            content = secrets.content(self.model, uri, refresh=True)
         except secrets.WithheldError:
             return None, True
         return WebSecrets(
             admin_password=content["admin-password"],
-            tsa_host_key=content["tsa-host-key"],
+            tsa_host_key=content[_HOST_KEY],
             session_signing_key=content["session-signing-key"],
+            tsa_next_host_key=content.get(_NEXT, ""),
         ), False
 
     def make(self, *, anew: bool = False) -> bool:
         """Have them made where there are none yet, which is the leader's to do.
 
+        A new TSA host key takes the other's place once all related workers know it.
+
         Args:
             anew: others take the place of those that were made, too.
 
         Returns:
-            Whether they were made.
+            Whether they are others than before.
         """
-        model, relation = self._model, self._model.get_relation(ENDPOINT)
-        if relation is None or not model.unit.is_leader() or (self._pointer() and not anew):
+        model, relation = self.model, self.model.get_relation(ENDPOINT)
+        if relation is None or not model.unit.is_leader():
             return False
+        if self._pointer() and not anew:
+            return not self.awaited() and self.switch()
         made = self._new()
         secret = model.app.add_secret(
             {
                 "admin-password": made.admin_password,
-                "tsa-host-key": made.tsa_host_key,
+                _HOST_KEY: made.tsa_host_key,
                 "session-signing-key": made.session_signing_key,
             },
             description="Concourse web: admin password, TSA host key, session signing key",
@@ -77,7 +95,58 @@ class WebKeys:
         relation.data[model.app][_POINTER] = secret.id or ""
         return True
 
+    def begin(self, next_host_key: str) -> bool:
+        """Have another TSA host key wait for its turn, in PEM. Return False where one does."""
+        content = self._content()
+        if content is None or _NEXT in content:
+            return False
+        self._set({**content, _NEXT: next_host_key})
+        return True
+
+    def switch(self) -> bool:
+        """Give the next TSA host key its turn, whoever knows it. Return False without one."""
+        content = self._content()
+        if content is None or _NEXT not in content:
+            return False
+        self._set({**content, _HOST_KEY: content.pop(_NEXT)})
+        return True
+
+    def awaited(self) -> tuple[str, ...]:
+        """The units whose workers do not trust the next TSA host key yet; none without one.
+
+        Not those of the public charm, which take what they are told when they are told it.
+        """
+        content = self._content() or {}
+        if _NEXT not in content:
+            return ()
+        line = public_key_line(content[_NEXT])
+        model, found = self.model, set[str]()
+        for relation in tsa.to_workers(model):
+            for one in exchange.kin(relation):
+                unit = model.get_unit(one.unit)
+                if not exchange.knows(relation.data[unit], line):
+                    found.add(one.unit)
+        if model.config["deployment-mode"] == "all" and (own := model.get_relation(ENDPOINT)):
+            units = {model.unit, *own.units}
+            found |= {one.name for one in units if not exchange.knows(own.data[one], line)}
+        return tuple(sorted(found))
+
+    def _content(self) -> dict[str, str] | None:
+        """All of them; None where there are none, or Juju doesn't give them."""
+        if not (uri := self._pointer()):
+            return None
+        try:
+            return secrets.content(self.model, uri, refresh=True)
+        except secrets.WithheldError:
+            return None
+
+    def _set(self, content: dict[str, str]) -> None:
+        self.model.get_secret(id=self._pointer()).set_content(content)
+
     def _pointer(self) -> str:
         """The name of their secret; empty where there is none yet."""
-        relation = self._model.get_relation(ENDPOINT)
-        return relation.data[self._model.app].get(_POINTER, "") if relation else ""
+        relation = self.model.get_relation(ENDPOINT)
+        return relation.data[self.model.app].get(_POINTER, "") if relation else ""
+
+    def _on_secret_remove(self, event: ops.SecretRemoveEvent) -> None:
+        event.remove_revision()

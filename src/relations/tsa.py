@@ -15,15 +15,15 @@ import ops
 from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
 from plan.ssh import public_key
 from plan.state import Interface, Network, Tsa
-from relations import juju
+from relations import exchange, juju
 
 WEB_ENDPOINTS: typing.Final = ("web-tsa", "tsa")
 WORKER_ENDPOINTS: typing.Final = ("worker-tsa", "flight")
 
 _WEB_KEYS: typing.Final = (
-    "tsa-host", "tsa-public-key", "concourse-version", "request-timeout",
+    "tsa-host", "tsa-public-key", "concourse-version", "request-timeout", *exchange.OF_WEBS,
 )  # fmt: skip
-_WORKER_KEYS: typing.Final = ("worker-public-key",)
+_WORKER_KEYS: typing.Final = ("worker-public-key", *exchange.OF_WORKERS)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 # A web's request timeout that can be believed, in seconds: from Concourse's own on.
 _TIMEOUTS: typing.Final = range(300, 7201)
@@ -37,6 +37,7 @@ def read_webs(model: ops.Model) -> Tsa:
     versions: dict[str, None] = {}
     timeouts: list[int] = []
     refused: list[str] = []
+    usable: dict[str, collections.abc.Mapping[str, str]] = {}
     relations = _relations(model, WORKER_ENDPOINTS)
     for unit, data in _units(relations):
         host, key = data.get("tsa-host", ""), data.get("tsa-public-key", "")
@@ -56,10 +57,10 @@ def read_webs(model: ops.Model) -> Tsa:
         except ValueError as error:
             refused.append(f"tsa-public-key of {unit}: {error}")
             continue
-        if version:
-            versions[version] = None
+        versions |= dict.fromkeys([version] if version else [])
+        usable[unit] = data
         timeouts.append(_request_timeout(unit, data.get("request-timeout", ""), refused))
-    return Tsa(
+    said = Tsa(
         related=bool(relations),
         hosts=tuple(hosts),
         public_keys=tuple(dict.fromkeys(hosts.values())),
@@ -68,6 +69,7 @@ def read_webs(model: ops.Model) -> Tsa:
         request_timeout=min(timeouts, default=0),
         refused=tuple(refused),
     )
+    return exchange.add_webs(said, usable, _told_name(model))
 
 
 def read_worker_keys(model: ops.Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -80,6 +82,10 @@ def read_worker_keys(model: ops.Model) -> tuple[tuple[str, ...], tuple[str, ...]
                 keys[public_key(text)] = None
             except ValueError as error:
                 refused.append(f"worker-public-key of {unit}: {error}")
+        try:
+            keys.update(dict.fromkeys(exchange.second_keys(data)))
+        except ValueError as error:
+            refused.append(f"{exchange.NEXT_KEY} of {unit}: {error}")
     return tuple(keys), tuple(refused)
 
 
@@ -128,7 +134,7 @@ def publish_web(
         if address := hosts.get(relation.id):
             host = f"[{address}]" if ":" in address else address
             values = f"{host}:{TSA_PORT}", public_key, version, str(WEB_REQUEST_TIMEOUT)
-            relation.data[model.unit].update(dict(zip(_WEB_KEYS, values, strict=True)))
+            relation.data[model.unit].update(dict(zip(_WEB_KEYS, values, strict=False)))
 
 
 def withdraw_web(model: ops.Model) -> None:
@@ -136,15 +142,30 @@ def withdraw_web(model: ops.Model) -> None:
     _withdraw(model, WEB_ENDPOINTS, _WEB_KEYS)
 
 
+def to_workers(model: ops.Model) -> list[ops.Relation]:
+    """All relations in which this unit is a web."""
+    return _relations(model, WEB_ENDPOINTS)
+
+
+def to_webs(model: ops.Model) -> list[ops.Relation]:
+    """All relations in which this unit is a worker."""
+    return _relations(model, WORKER_ENDPOINTS)
+
+
 def publish_worker(model: ops.Model, public_key: str) -> None:
-    """Tell webs the key that this worker will show."""
-    for relation in _relations(model, WORKER_ENDPOINTS):
+    """Tell webs the key that this worker shows."""
+    for relation in to_webs(model):
         relation.data[model.unit]["worker-public-key"] = public_key
 
 
 def withdraw_worker(model: ops.Model) -> None:
     """Have no web take this unit's key any more."""
     _withdraw(model, WORKER_ENDPOINTS, _WORKER_KEYS)
+
+
+def _told_name(model: ops.Model) -> str:
+    """The name that webs were told of this unit's worker; empty before they were."""
+    return max((one.data[model.unit].get(exchange.NAME, "") for one in to_webs(model)), default="")
 
 
 def _withdraw(model: ops.Model, endpoints: tuple[str, ...], keys: tuple[str, ...]) -> None:

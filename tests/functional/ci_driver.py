@@ -17,7 +17,7 @@ import re
 import sys
 import time
 
-from ci.concourse import web, worker
+from ci.concourse import web, worker, worker_keys
 from machine import files, process, services
 from plan.parts import ReleasePlan, WebPlan, WorkerPlan
 from plan.state import Database, WebSecrets
@@ -90,7 +90,7 @@ def snapshot():
 
 def both(web_plan, worker_plan):
     """A web that lets the worker beside it in, and that worker; whether each is well."""
-    web_plan = dataclasses.replace(web_plan, worker_keys=(worker.ensure_key(""),))
+    web_plan = dataclasses.replace(web_plan, worker_keys=(worker_keys.ensure(""),))
     web.apply(web_plan, unheard)
     worker.apply(worker_plan, unheard)
     return web.healthy(), worker.healthy()

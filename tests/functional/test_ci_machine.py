@@ -97,7 +97,7 @@ class Host:
         return self.call("tests.functional.ci_driver.both", *plans, say=False)["result"]
 
     def key(self):
-        return self.call("ci.concourse.worker.ensure_key", "", say=False)["result"]
+        return self.call("ci.concourse.worker_keys.ensure", "", say=False)["result"]
 
     def healthy(self):
         names = ("ci.concourse.web.healthy", "ci.concourse.worker.healthy")

@@ -17,6 +17,7 @@ from plan import plan, status
 from plan.folders import Folder
 from plan.options import parse as parse_options
 from plan.parts import GpuPlan, HostPlan, Keep, WebPlan, WorkerPlan
+from plan.sights import Sight
 from plan.state import (
     Database,
     Driver,
@@ -186,6 +187,9 @@ class Rooms:
     refused_folder: str = ""
     authorized: tuple[str, ...] | None = None
     key: str = ""
+    asked: dict[str, str] = dataclasses.field(default_factory=dict)
+    sights: dict[str, Sight] | None = dataclasses.field(default_factory=dict)
+    wrong_seconds: float = 0.0
 
     def unit(self, name, model="ci"):
         agent = self.machine_folder / f"unit-{name.replace('/', '-')}"
@@ -245,6 +249,36 @@ class Rooms:
     def ensure_key(self, pem):
         self.key = WORKER_KEY
         return WORKER_KEY
+
+    def replace_keys(self, monkeypatch):
+        """Have one key of the worker's, a web that takes at once what it is told, and its eyes."""
+        worker_keys = charm.worker_keys
+        for room, name, answer in (
+            (worker_keys, "ensure", self.ensure_key),
+            (worker_keys, "every", lambda: tuple(filter(None, [self.key]))),
+            (worker_keys, "_NEXT", self.machine_folder / "worker_key.next"),
+            (worker_keys, "_FORMER", self.machine_folder / "worker_key.former.pub"),
+            (worker_keys, "PRIVATE", self.machine_folder / "worker_key"),
+            (charm.worker, "trusted", self.trusted),
+            (charm.web, "authorized", lambda: frozenset(self.authorized or ())),
+            (charm.lookback.registered, "look", self.look),
+            (charm.lookback.registered, "wrong_for", self.wrong_for),
+        ):
+            monkeypatch.setattr(room, name, answer)
+
+    def trusted(self):
+        return self.worker.tsa_public_keys if self.worker else ()
+
+    def look(self, wanted):
+        """How web sees the workers: as they should be, but where `sights` says something else."""
+        self.asked = dict(wanted)
+        if self.sights is None:
+            return None
+        good = {name: Sight("running", tags) for name, tags in wanted.items()}
+        return {name: self.sights.get(name, one) for name, one in good.items()}
+
+    def wrong_for(self, *, wrong):
+        return self.wrong_seconds if wrong else 0.0
 
     def authorize(self, keys):
         self.authorized = tuple(keys)

@@ -109,7 +109,7 @@ def test_looking_makes_nothing(context, pool, monkeypatch, mode, action):
     def forbidden(*_):
         raise AssertionError("a look makes nothing")
 
-    for module, name in ((charm.worker, "ensure_key"), (charm.web, "new_secrets")):
+    for module, name in ((charm.worker_keys, "ensure"), (charm.web, "new_secrets")):
         monkeypatch.setattr(module, name, forbidden)
     before = state(mode, [database(), tsa()])
     try:

@@ -24,6 +24,8 @@ FLOORS = {
     "reboot": 9,
     "recovery": 9,
     "release_change": 9,
+    "lookback": 9,
+    "rotation": 8,
     "driver_upgrade": 8,
     "health": 7,
     "selftest": 7,

@@ -7,6 +7,10 @@ import typing
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from plan.ssh import public_key_line
+
+__all__ = ("generate_private_key", "public_key_line")
+
 _BITS: typing.Final = (
     4096  # what `concourse generate-key` makes (8.2.5 cmd/concourse/generate_key.go)
 )
@@ -19,24 +23,4 @@ def generate_private_key() -> str:
         serialization.Encoding.PEM,
         serialization.PrivateFormat.TraditionalOpenSSL,
         serialization.NoEncryption(),
-    ).decode()
-
-
-def public_key_line(pem: str) -> str:
-    """The public half of a private key, as `ssh-rsa AAAA...` without a line end.
-
-    Raises:
-        ValueError: if the text is no unencrypted private key in PEM.
-    """
-    try:
-        key = serialization.load_pem_private_key(
-            pem.encode(), password=None, unsafe_skip_rsa_key_validation=True
-        )
-    except TypeError as error:
-        raise ValueError("the private key is encrypted") from error
-    public = key.public_key()
-    if not isinstance(public, rsa.RSAPublicKey):
-        raise ValueError("the private key is not of type RSA")
-    return public.public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()

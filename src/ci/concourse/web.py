@@ -29,6 +29,12 @@ def public_key(shared: WebSecrets) -> str:
     return keys.public_key_line(shared.tsa_host_key)
 
 
+def next_public_key(shared: WebSecrets) -> str:
+    """The same of the host key that comes next; empty where none does."""
+    pem = shared.tsa_next_host_key
+    return keys.public_key_line(pem) if pem else ""
+
+
 def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> bool:
     """Have web run as planned; it is restarted only if something that it reads changed.
 
@@ -85,6 +91,13 @@ def authorize(worker_keys: collections.abc.Iterable[str]) -> bool:
     content = "".join(f"{key}\n" for key in worker_keys)
     changed = files.ensure_file(AUTHORIZED, content, mode=0o600, owner=service.USER)
     return (_reload_keys() if services.main_pid(SERVICE) else False) or changed
+
+
+def authorized() -> frozenset[str]:
+    """The keys of workers that web lets in, a line each; none while it may not have read them."""
+    if services.main_pid(SERVICE) and files.read_text(_READ) != _read_keys():
+        return frozenset()
+    return frozenset((files.read_text(AUTHORIZED) or "").splitlines())
 
 
 def new_secrets() -> WebSecrets:

@@ -14,12 +14,12 @@ from ci.concourse import (
     certificates,
     connection,
     escaping,
-    keys,
     leftovers,
     release,
     restart,
     service,
     volumes,
+    worker_keys,
 )
 from machine import files, process, services, templates, waiting
 from plan.parts import WorkerPlan
@@ -31,7 +31,6 @@ WORK_DIR: typing.Final = HOME / "worker"
 VOLUMES: typing.Final = WORK_DIR / "volumes"
 
 _ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
-_PRIVATE_KEY: typing.Final = service.KEYS / "worker_key"
 _TSA_KEYS: typing.Final = service.KEYS / "tsa_host_key.pub"
 _LAUNCHER: typing.Final = pathlib.Path("/opt/gpu-ci/bin/containerd-launcher")
 _HEALTH_PORT: typing.Final = 8888
@@ -51,22 +50,12 @@ _STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or i
 _MTU: typing.Final = 1500
 
 
-def ensure_key(private_key: str) -> str:
-    """Have the worker's key, and return its public half as a line of OpenSSH.
-
-    Args:
-        private_key: PEM; empty: the one on this machine, made if there is none.
-    """
-    service.ensure_keys_folder()
-    pem = private_key or files.read_text(_PRIVATE_KEY) or keys.generate_private_key()
-    files.ensure_file(_PRIVATE_KEY, pem, mode=0o600)
-    return keys.public_key_line(pem)
-
-
-def public_key() -> str:
-    """The public half of the worker's key; empty before it has one."""
-    pem = files.read_text(_PRIVATE_KEY)
-    return keys.public_key_line(pem) if pem else ""
+def trusted() -> tuple[str, ...] | None:
+    """The host keys of webs that the worker trusts; None while it runs with older settings."""
+    revision = service.setting(_ENVIRONMENT, "GPUCI_REVISION") or ""
+    if services.main_pid(SERVICE) and not service.runs_with(SERVICE, revision):
+        return None
+    return tuple((files.read_text(_TSA_KEYS) or "").splitlines())
 
 
 def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> bool:
@@ -82,7 +71,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     Raises:
         machine.process.CommandError: if systemd can't start it.
     """
-    ensure_key(plan.private_key)
+    worker_keys.ensure(plan.private_key)
     driver = _driver(progress)
     # Containers in a user namespace of their own reach their root file system through these.
     for folder in (HOME, WORK_DIR, VOLUMES):
@@ -97,7 +86,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
         _settings(plan, driver),
         content,
         tsa_keys,
-        files.read_text(_PRIVATE_KEY) or "",
+        files.read_text(worker_keys.PRIVATE) or "",
         str(release.CURRENT.resolve()),
         files.read_text(_LAUNCHER) or "" if plan.wrapped else "",
     )
@@ -211,7 +200,7 @@ def remove() -> bool:
     """
     removed = services.remove_unit(SERVICE)
     removed |= _remove_work()
-    for path in (_ENVIRONMENT, _PRIVATE_KEY, _TSA_KEYS):
+    for path in (_ENVIRONMENT, _TSA_KEYS, *worker_keys.FILES):
         removed |= files.ensure_absent(path)
     for folder in (WORK_DIR, HOME):
         removed |= files.remove_if_empty(folder)
@@ -258,7 +247,7 @@ def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
         "volume_driver": driver,
         "tsa_hosts": ",".join(plan.tsa_hosts),
         "tsa_public_key": str(_TSA_KEYS),
-        "private_key": str(_PRIVATE_KEY),
+        "private_key": str(worker_keys.PRIVATE),
         "containerd": str(_LAUNCHER) if plan.wrapped else "",
         "request_timeout": plan.request_timeout,
         "max_active_tasks": plan.max_active_tasks,

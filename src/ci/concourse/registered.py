@@ -1,0 +1,92 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""How web on this machine sees its workers: asked of its API, and for how long it was wrong."""
+
+import collections.abc
+import json
+import pathlib
+import time
+import typing
+
+from ci.concourse import handles
+from ci.concourse.api import Api, WebError
+from machine import files, waiting
+from plan.sights import ABSENT, STATES, Sight, digest, is_right
+
+# In seconds: all questions, and how long a worker that was just started may take to be seen.
+_ANSWERS: typing.Final = 8.0
+_COMES: typing.Final = 5.0
+# When it was first seen otherwise than it should be, by the clock of this boot.
+_WRONG_SINCE: typing.Final = pathlib.Path("/run/gpu-ci/worker-not-seen")
+_PATH: typing.Final = "/api/v1/workers"
+
+
+def look(
+    wanted: collections.abc.Mapping[str, str], settings: pathlib.Path = handles.SETTINGS
+) -> dict[str, Sight] | None:
+    """How web on this machine sees these workers.
+
+    Takes a moment where all are as they should be, and some seconds where they aren't.
+
+    Args:
+        wanted: the workers' names, and the digest of the tags that each is to have; empty: any.
+        settings: web's.
+
+    Returns:
+        None where web can't be asked now.
+    """
+    try:
+        web = Api(settings, _ANSWERS)
+        seen: dict[str, Sight] = {}
+
+        def as_wanted() -> bool:
+            seen.update(_all(web, wanted))
+            return all(is_right(seen[name], tags) for name, tags in wanted.items())
+
+        waiting.until(as_wanted, _COMES, every=0.5)
+    except (WebError, handles.AnswerError):
+        return None
+    return seen
+
+
+def wrong_for(*, wrong: bool) -> float:
+    """For how many seconds the worker has been seen otherwise than it should be.
+
+    Args:
+        wrong: whether it is now.
+    """
+    if not wrong:
+        files.ensure_absent(_WRONG_SINCE)
+        return 0.0
+    now = time.monotonic()
+    since = files.read_text(_WRONG_SINCE)
+    if since is None:
+        files.ensure_directory(_WRONG_SINCE.parent)
+        files.ensure_file(_WRONG_SINCE, f"{now}\n")
+        return 0.0
+    return now - float(since)
+
+
+def _all(web: Api, wanted: collections.abc.Iterable[str]) -> dict[str, Sight]:
+    answer = web.get(_PATH)
+    try:
+        listed: object = json.loads(answer or b"")
+    except (ValueError, RecursionError) as error:
+        raise WebError("web's answer is no JSON") from error
+    if not isinstance(listed, list):
+        raise WebError("web gave no list of workers")
+    sights = dict(map(_sight, typing.cast("list[object]", listed)))
+    return {name: sights.get(name, Sight(ABSENT)) for name in wanted}
+
+
+def _sight(entry: object) -> tuple[str, Sight]:
+    """A worker's name, and how web sees it (8.3.0 atc/worker.go)."""
+    table = typing.cast("dict[str, object]", entry) if isinstance(entry, dict) else {}
+    name, state = table.get("name"), table.get("state")
+    if not isinstance(name, str) or state not in STATES:
+        raise WebError("web lists a worker without name or state")
+    tags: object = table.get("tags") or []
+    words = typing.cast("list[object]", tags) if isinstance(tags, list) else [None]
+    if not all(isinstance(word, str) for word in words):
+        raise WebError("web lists a worker with tags that are no words")
+    return name, Sight(str(state), digest(map(str, words)))

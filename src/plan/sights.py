@@ -1,0 +1,64 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""How web sees a worker, and short names for keys and tags by which two sides compare. Pure."""
+
+import collections.abc
+import dataclasses
+import hashlib
+import typing
+
+RUNNING: typing.Final = "running"
+ABSENT: typing.Final = "absent"
+STATES: typing.Final = (RUNNING, "stalled", "landing", "landed", "retiring", ABSENT)
+"""What web says of a worker (concourse 95872ce1a atc/db/worker.go), and that it lists none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sight:
+    """How web sees one worker.
+
+    Attributes:
+        state: one of STATES.
+        tags: their digest; empty where web lists no such worker.
+    """
+
+    state: str
+    tags: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """How the webs that tell it see this unit's worker.
+
+    Attributes:
+        sights: each web's; empty where none tells, as the public charm's.
+        wanted: the digest of the tags that the worker is to have; empty: any.
+        since: for how many seconds none of them has seen it as it should be.
+    """
+
+    sights: tuple[Sight, ...] = ()
+    wanted: str = ""
+    since: float = 0.0
+
+    @property
+    def wrong(self) -> Sight | None:
+        """What a web sees that should not be; None where all is well, or nobody tells."""
+        if not self.sights or any(is_right(sight, self.wanted) for sight in self.sights):
+            return None
+        return self.sights[0]
+
+
+def is_right(sight: Sight, wanted: str) -> bool:
+    """Whether a worker is seen as it should be, with tags of this digest if one is given."""
+    return sight.state == RUNNING and wanted in ("", sight.tags)
+
+
+def digest(words: collections.abc.Iterable[str]) -> str:
+    """A short name for some words, such as tags, whatever their order; equal for equal ones."""
+    text = "\n".join(sorted(words))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def fingerprint(public_key: str) -> str:
+    """A short name for a public key, given as `type base64`."""
+    return digest([public_key])
