@@ -13,7 +13,8 @@ from ci.concourse import keys, web, worker, worker_keys
 from plan import sights
 from plan.options import Part
 from plan.parts import Plan, WebPlan, WorkerPlan
-from plan.state import Rotation, UnitState
+from plan.sights import Rotation
+from plan.state import UnitState
 from relations import exchange, juju, peers, tsa
 
 _OUTSIDE: typing.Final = (

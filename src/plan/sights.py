@@ -48,6 +48,19 @@ class Seen:
         return self.sights[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Rotation:
+    """Keys that wait for their turn.
+
+    Attributes:
+        own: the worker's, for web to take it.
+        awaited: the units that do not know the TSA's next host key yet, which the leader tells.
+    """
+
+    own: bool = False
+    awaited: tuple[str, ...] = ()
+
+
 def is_right(sight: Sight, wanted: str) -> bool:
     """Whether a worker is seen as it should be, with tags of this digest if one is given."""
     return sight.state == RUNNING and wanted in ("", sight.tags)

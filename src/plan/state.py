@@ -9,7 +9,7 @@ from plan.certificates import Tls
 from plan.offers import Elsewhere
 from plan.options import Options, Part
 from plan.quarantined import Quarantine
-from plan.sights import Seen, Sight
+from plan.sights import Rotation, Seen, Sight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,19 +310,6 @@ class Failure:
     part: Part
     text: str
     passes: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Rotation:
-    """Keys that wait for their turn.
-
-    Attributes:
-        own: the worker's, for web to take it.
-        awaited: the units that do not know the TSA's next host key yet, which the leader tells.
-    """
-
-    own: bool = False
-    awaited: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
