@@ -35,7 +35,10 @@ def make(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
 
 def version(state: UnitState) -> str:
     """Which Concourse will run; empty for a tarball, whose is known once it is unpacked."""
-    return state.installed or ("" if state.tarball else state.options.release.version)
+    if state.installed or state.tarball:
+        return state.installed
+    wanted = make(state, [])
+    return wanted.version if wanted else state.options.release.version
 
 
 def against_web(state: UnitState) -> Problem | None:

@@ -37,6 +37,8 @@ _NEEDED: typing.Final = ("bin/concourse", "bin/containerd", "bin/runc")
 # An unpacked release takes about 1.5 times its tarball; binaries shrink to less than half in it,
 # the resource types, which are most of it, are packed themselves.
 _UNPACKED: typing.Final = 2.5
+# Bytes that are left of a disk which is full: no whole file of tar's, with a file system's own.
+_FULL: typing.Final = 4 << 20
 
 
 class ReleaseError(Exception):
@@ -122,6 +124,9 @@ def ensure(
         files.ensure_absent(ROOT / _FAILED)
     if now and now.path != wanted.path and (waits := _waits(wanted, now, plan.webs)):
         return dataclasses.replace(now, waits=waits)
+    if (now is None or now.path != wanted.path) and not _is_sound(wanted.path):
+        files.ensure_absent(wanted.path)
+        wanted = _release(_have(plan, progress, plan.mirror or base_url))
     _switch(wanted.path)
     files.ensure_absent(_DOWNLOADS)
     return wanted
@@ -187,9 +192,6 @@ def _have(
         found = _find([0, 0], sha256)
         if found is not None:
             _write_note(found, source)
-    if found is not None and found != CURRENT.resolve() and not _is_sound(found):
-        files.ensure_absent(found)
-        found = None
     if found is None:
         tarball = (
             pathlib.Path(plan.tarball) if plan.tarball else _download(plan, progress, base_url)
@@ -278,22 +280,7 @@ def _unpack(tarball: pathlib.Path, sha256: str, source: list[int], expected: str
         source: see _Note.
         expected: the version that it has to tell; empty: any.
     """
-    files.ensure_absent(_UNPACK)
-    files.ensure_directory(_UNPACK)
-    _check_room(int(tarball.stat().st_size * _UNPACKED))
-    try:
-        # GNU tar takes no member out of the folder: it strips / and refuses .., and makes links
-        # that lead out of it last.
-        process.run(
-            [
-                "/usr/bin/tar", "--extract", "--no-same-owner", "--no-same-permissions",
-                "--strip-components=1", f"--directory={_UNPACK}", f"--file={tarball}",
-            ],
-            timeout=1800,
-        )  # fmt: skip
-    except process.CommandError as error:
-        files.ensure_absent(_UNPACK)  # on a full disk it would be in everybody's way
-        raise ReleaseError(f"{tarball.name} can't be unpacked: {error}") from error
+    _extract(tarball)
     version = _version(_UNPACK, tarball.name)
     if expected and versions.numbers(version)[:3] != versions.numbers(expected):
         raise ReleaseError(
@@ -308,6 +295,30 @@ def _unpack(tarball: pathlib.Path, sha256: str, source: list[int], expected: str
     files.ensure_absent(path)
     files.move(_UNPACK, path)
     return path
+
+
+def _extract(tarball: pathlib.Path) -> None:
+    files.ensure_absent(_UNPACK)
+    files.ensure_directory(_UNPACK)
+    _check_room(int(tarball.stat().st_size * _UNPACKED))
+    try:
+        # GNU tar takes no member out of the folder: it strips / and refuses .., and makes links
+        # that lead out of it last.
+        process.run(
+            [
+                "/usr/bin/tar", "--extract", "--no-same-owner", "--no-same-permissions",
+                "--strip-components=1", f"--directory={_UNPACK}", f"--file={tarball}",
+            ],
+            timeout=1800,
+        )  # fmt: skip
+    except process.CommandError as error:
+        full = shutil.disk_usage(ROOT).free < _FULL
+        files.ensure_absent(_UNPACK)  # on a full disk it would be in everybody's way
+        if full:
+            raise ReleaseError(
+                f"{tarball.name} can't be unpacked: the disk of {ROOT} is full: make room there"
+            ) from error
+        raise ReleaseError(f"{tarball.name} can't be unpacked: {error}") from error
 
 
 def _check_room(needed: int) -> None:
@@ -359,10 +370,11 @@ def _switch(path: pathlib.Path) -> None:
     # Before the switch: a hook killed in between repeats it.
     _clear(path, previous)
     files.ensure_symlink(CURRENT, path.name)
+    _clear(previous)
 
 
 def _clear(*kept: pathlib.Path | None) -> None:
-    """Remove all but these, `current` and what is being downloaded."""
+    """Remove all but these, the release that is `current`, and what is being downloaded."""
     for other in ROOT.iterdir():
         if other not in (*kept, CURRENT, CURRENT.resolve(), _DOWNLOADS, ROOT / _FAILED):
             files.ensure_absent(other)
