@@ -14,14 +14,15 @@ from machine import process
 
 SERVICE = "concourse-worker.service"
 OLD, NEW = 100, 200
-FIFO = "/run/containerd/fifo/1/task-stdout"
+ENDED = -math.inf
+FIFO = "/run/containerd/fifo/{}/task-stdout"
 
 
 class World:
     """A worker with steps, and a clock that goes on only while the restart sleeps.
 
     Attributes:
-        steps: by name: when its process begins, or none if it never does while it is made.
+        steps: by name: when its process begins, ENDED if it has, None while it waits to be made.
         attaches: after how many seconds from the new worker's start web has attached.
         asks: times at which web asks for something.
     """
@@ -57,23 +58,25 @@ class World:
     def containers(self):
         found = []
         for number, (name, begins) in enumerate(self.steps.items()):
-            runs = begins is not None and self.now >= begins
+            runs = begins is not None and self.now >= begins != ENDED
             init = 0 if begins is None else 1000 + 10 * number
-            processes = (init + 5,) if runs else ()
-            found.append(
-                steps.Container(name, init, processes, self.now - 998 + 8 * (not init), not runs)
-            )
+            step = init + 5 if runs else 0
+            new = not runs and begins != ENDED
+            found.append(steps.Container(name, init, step, self.now - 998 + 8 * (not init), new))
         return found
 
     def silence(self, _):
         return min((self.now - one for one in self.asks if one <= self.now), default=math.inf)
 
     def open(self, pid, pattern):
-        assert re.fullmatch(pattern, FIFO)
+        """The output of steps: their shims have it open, and a worker where web reads it."""
+        there = {one.init + 1: FIFO.format(one.init) for one in self.containers() if one.step}
+        assert all(re.fullmatch(pattern, path) for path in there.values())
+        if pid in there:
+            return {there[pid]}
         attached = self.now >= self.born + self.attaches
-        runs = any(one.processes for one in self.containers())
-        old, new = pid == OLD and self.reads, pid == NEW and attached
-        return {FIFO} if runs and (old or new or pid > NEW) else set()
+        reads = (pid == OLD and self.reads) or (pid == NEW and attached)
+        return {*there.values()} if reads else set()
 
     def kill(self, pids, _):
         self.log.append("end")
@@ -154,7 +157,41 @@ def test_a_step_that_web_did_not_read_does_not_wait_for_it(world):
     world.steps, world.reads, world.attaches = {"a": 0.0}, False, math.inf
     world.gently()
     assert world.now < world.born + 2
-    assert "thaw a" in world.log
+    assert world.log.count("start") == 1
+    assert world.frozen == {}
+
+
+def test_a_step_that_ended_before_it_stood_still_is_let_go(world):
+    """It is no step without output that web would have to attach to."""
+    world.steps = {"a": 0.0, "b": 0.0}
+    begin = Freezer.freeze
+
+    def too_late(self, path):
+        begin(self, path)
+        if str(path) == "b":
+            world.steps["b"] = ENDED
+        return True
+
+    Freezer.freeze, restored = too_late, begin
+    try:
+        world.gently()
+    finally:
+        Freezer.freeze = restored
+    assert world.log.index("thaw b") < world.log.index("end") < world.log.index("thaw a")
+
+
+def test_a_container_that_vanishes_is_let_go(world):
+    world.steps = {"a": 0.0, "b": 0.0}
+    sleep = world.sleep
+
+    def gone(seconds):
+        sleep(seconds)
+        world.steps.pop("b", None)
+
+    world.asks = [999.9]
+    restart.time.sleep = gone
+    world.gently()
+    assert world.log.index("thaw b") < world.log.index("end")
 
 
 def test_what_is_being_made_is_waited_for(world):

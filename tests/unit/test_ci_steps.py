@@ -111,3 +111,40 @@ def test_what_is_gone_meanwhile_runs_none(container, tmp_path, monkeypatch, what
     else:
         monkeypatch.setattr(steps, "_begins", shutil.rmtree)
     assert steps.running(tmp_path) == ()
+
+
+def test_a_container_that_is_made_has_no_process_yet(container, tmp_path):
+    (container / "init.pid").unlink()
+    (one,) = steps.containers(tmp_path)
+    assert (one.name, one.init, one.step, one.is_new) == ("4f0c", 0, 0, True)
+
+
+def test_a_container_is_new_until_a_process_begins_in_it(container, tmp_path):
+    made = time.time() - 5
+    os.utime(container / "init.pid", (made, made))
+    os.utime(container, (made, made))
+    (one,) = steps.containers(tmp_path)
+    assert one.is_new
+    assert 4 < one.age < 60
+    # It began and has ended: the folder has changed since.
+    os.utime(container, (made + 1, made + 1))
+    (one,) = steps.containers(tmp_path)
+    assert not one.is_new
+    assert one.step == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("task", 200), ("resource", 200), ("init", 0), ("7d3f1c5e", 0)]
+)
+def test_a_step_is_told_from_a_session(container, tmp_path, name, step):
+    if name != "init":
+        (container / f"{name}.pid").write_text("200")
+    process(tmp_path, 200, "/garden/4f0c")
+    (one,) = steps.containers(tmp_path)
+    assert (one.init, one.step) == (100, step)
+
+
+def test_a_container_that_goes_meanwhile_is_none(container, tmp_path, monkeypatch):
+    monkeypatch.setattr(steps.files, "entries", lambda _: [container.with_name("gone"), container])
+    (one,) = steps.containers(tmp_path)
+    assert one.name == "4f0c"

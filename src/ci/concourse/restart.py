@@ -21,9 +21,10 @@ from ci.concourse import steps
 from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
 from machine import files, freezer, leftovers, outside, services, sockets
 
-# Where containerd has the output of processes (2.3.1 pkg/cio/io_unix.go), by the names that web
-# gives to those of its steps, not to sessions (8.3.0 atc/exec/task_step.go, atc/resource).
-_OUTPUT: typing.Final = re.compile(r"/run/containerd/fifo/[^/]+/(task|resource)-std(out|err)")
+# Where containerd has the output of processes (2.3.1 pkg/cio/io_unix.go).
+_OUTPUT: typing.Final = re.compile(
+    rf"/run/containerd/fifo/[^/]+/({'|'.join(steps.PROCESSES)})-std(out|err)"
+)
 
 # All in seconds. A step that is shorter than the time between two looks is not caught.
 _EVERY: typing.Final = 0.02
@@ -39,15 +40,12 @@ _PAUSE: typing.Final = 3.0
 # What goes on with a request when it is told to end takes as long; it is not waited for longer.
 _STOP: typing.Final = 2.0
 # From when the output is open: two calls to containerd, before which a step must not end.
-_ATTACHING: typing.Final = 0.5
+_ATTACHING: typing.Final = 1.0
 # A container that has no process by then gets none: its build was aborted.
 _BEGINNING: typing.Final = 10.0
 # What is made for longer waits for a GPU, and is not done sooner where the others stand still.
 _WAITS: typing.Final = 3.0
 _PATIENCE: typing.Final = 60.0
-
-# By step.
-_Outputs: typing.TypeAlias = dict[str, set[str]]
 
 _log = logging.getLogger(__name__)
 
@@ -93,19 +91,20 @@ class _Worker:
         self._left = _HELD
         # The steps that stand still, by name: what thaws each.
         self._held: dict[str, pathlib.Path] = {}
+        # What web reads of their output.
+        self._read: dict[str, set[str]] = {}
 
     def restart(self, *, anyway: bool) -> bool:
         """Restart it. Return False if it runs on, as it came to no rest and not `anyway`."""
         frozen, begun = freezer.Freezer(self._left), time.monotonic()
         frozen.begin()
         try:
-            outputs = self._comes_to_rest(frozen)
-            if outputs is None and not anyway:
+            if not self._comes_to_rest(frozen) and not anyway:
                 return False
             # At once, since systemctl takes its time to begin.
             leftovers.end_processes([self._pid], _STOP)
             services.ensure_running(self._service, restart=True)
-            self._thaw_attached(frozen, outputs or {}, begun + self._left)
+            self._thaw_attached(frozen, begun + self._left)
             return True
         finally:
             frozen.end()
@@ -117,33 +116,36 @@ class _Worker:
         ages = [one.age for one in steps.containers() if not one.init and _is_being_made(one)]
         return max(ages, default=0.0) > _WAITS
 
-    def _comes_to_rest(self, frozen: freezer.Freezer) -> _Outputs | None:
-        """Wait until nothing is under way. Return what web reads then, None if that never was."""
+    def _comes_to_rest(self, frozen: freezer.Freezer) -> bool:
+        """Wait until nothing is under way. Return False if that never was."""
         begun = time.monotonic()
-        while (now := time.monotonic()) < begun + _SETTLING:
-            if not self._hold(frozen) and self._silence() > _STILL:
-                read, outputs = self._outputs()
-                # One that is of no step which stands still is of a process that begins or ends.
-                # Silence is asked for once more, since all that took its time.
-                if read == set().union(*outputs.values()) and self._silence() > _STILL:
-                    took, steps_held = now - begun, len(self._held)
-                    _log.info("rest after %.1f s: %d steps stand still", took, steps_held)
-                    return outputs
+        while time.monotonic() < begun + _SETTLING:
+            making = self._hold(frozen)
+            read = self._look_at_outputs()
+            # Output that is of no step which stands still is of a process that begins or ends, and
+            # so is a step that has none. Silence comes last: the look takes its time.
+            known = read == set().union(*self._read.values()) and all(self._read.values())
+            if known and not making and self._silence() > _STILL:
+                took, number = time.monotonic() - begun, len(self._held)
+                _log.info("rest after %.1f s: %d steps stand still", took, number)
+                return True
             time.sleep(_EVERY)
         _log.info("no rest within %.1f s", _SETTLING)
-        return None
+        return False
 
     def _hold(self, frozen: freezer.Freezer) -> list[str]:
         """Have steps that run by now stand still. Return what is being made."""
-        making = [path.name for path in files.entries(self._volumes / "init")]
-        for one in steps.containers():
-            if _is_being_made(one):
-                making.append(one.name)
-            if one.processes and one.name not in self._held:
-                path = freezer.switch(one.init, one.name)
-                if path and frozen.freeze(path):
-                    self._held[one.name] = path
-        return making
+        there = {one.name: one for one in steps.containers()}
+        for name, path in [*self._held.items()]:
+            if name not in there or not there[name].step:
+                frozen.thaw(path)
+                del self._held[name]
+        for name, one in there.items():
+            path = freezer.switch(one.init, name) if one.step and name not in self._held else None
+            if path and frozen.freeze(path):
+                self._held[name] = path
+        volumes = [path.name for path in files.entries(self._volumes / "init")]
+        return volumes + [one.name for one in there.values() if _is_being_made(one)]
 
     def _silence(self) -> float:
         """For how many seconds nothing has come from web, or gone to it."""
@@ -159,23 +161,24 @@ class _Worker:
             _log.warning("the kernel does not tell of connections: %s", error.strerror)
             return math.inf  # what is being made is seen all the same
 
-    def _outputs(self) -> tuple[set[str], _Outputs]:
-        """The output that web reads, and of that what is of each step that stands still."""
+    def _look_at_outputs(self) -> set[str]:
+        """Note what web reads of each step that stands still. Return all that it reads."""
         read = outside.open_paths(self._pid, _OUTPUT)
-        return read, {
+        self._read = {
             one.name: read & outside.open_paths(outside.parent(one.init), _OUTPUT)
             for one in steps.containers()
             if one.name in self._held
         }
+        return read
 
-    def _thaw_attached(self, frozen: freezer.Freezer, outputs: _Outputs, end: float) -> None:
+    def _thaw_attached(self, frozen: freezer.Freezer, end: float) -> None:
         """Let each step go on when web has attached to it; those that it had not, at once."""
         seen: dict[str, float] = {}
         begun, number = time.monotonic(), len(self._held)
         while self._held and (now := time.monotonic()) < end:
             there = outside.open_paths(services.main_pid(self._service), _OUTPUT)
             for name, path in [*self._held.items()]:
-                if outputs.get(name, set()) <= there:
+                if self._read.get(name, set()) <= there:
                     seen.setdefault(name, now)
                 if now - seen.get(name, now) >= _ATTACHING:
                     frozen.thaw(path)
@@ -188,4 +191,4 @@ class _Worker:
 def _is_being_made(container: steps.Container) -> bool:
     # An older one that never began was left by a worker that was killed.
     ends = _BEGINNING if container.init else float(WEB_REQUEST_TIMEOUT)
-    return container.is_new and not container.processes and container.age < ends
+    return container.is_new and not container.step and container.age < ends

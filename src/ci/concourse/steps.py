@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """The steps that run on this machine now: what a reboot would end, and a restart must not."""
 
+import collections.abc
 import contextlib
 import dataclasses
 import pathlib
@@ -12,6 +13,9 @@ from machine import files
 
 # Where containerd's shims have a folder for each container of Concourse's namespace.
 TASKS: typing.Final = pathlib.Path("/run/containerd/io.containerd.runtime.v2.task/concourse")
+# What web calls the process of a step; a session has a name of its own (8.3.0
+# atc/exec/task_step.go, atc/resource/resource.go).
+PROCESSES: typing.Final = ("task", "resource")
 
 # In seconds: as long a container without a step may be one that is being made for it.
 _BEGINNING: typing.Final = 60.0
@@ -25,14 +29,14 @@ class Container:
 
     Attributes:
         init: the number of its first process; 0 while it is made.
-        processes: the numbers of its steps' and sessions' processes.
+        step: the number of its step's process, which sessions have beside it; 0 without one.
         age: seconds since its folder or its first process was made.
         is_new: no process but the first has begun in it.
     """
 
     name: str
     init: int
-    processes: tuple[int, ...]
+    step: int
     age: float
     is_new: bool
 
@@ -56,7 +60,9 @@ def _container(folder: pathlib.Path, proc: pathlib.Path) -> Container:
     made = (folder / "init.pid").stat().st_mtime if init else changed
     # Each process that begins or ends has a file written, or removed, in its folder.
     is_new = changed - made < _AT_ONCE
-    return Container(folder.name, init, _steps(folder, proc), time.time() - made, is_new)
+    names = {f"{name}.pid" for name in PROCESSES}
+    step = next(iter(_processes(folder, proc, names.__contains__)), 0)
+    return Container(folder.name, init, step, time.time() - made, is_new)
 
 
 def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
@@ -82,16 +88,18 @@ def _begins(container: pathlib.Path) -> bool:
 
 
 def _has_step(container: pathlib.Path, proc: pathlib.Path) -> bool:
-    return bool(_steps(container, proc))
+    return any(_processes(container, proc, lambda name: name != "init.pid"))
 
 
-def _steps(container: pathlib.Path, proc: pathlib.Path) -> tuple[int, ...]:
-    told = (
-        files.read_text(path) or "-"
-        for path in files.entries(container)
-        if path.suffix == ".pid" and path.name != "init.pid"
-    )
-    return tuple(int(pid) for pid in told if _is_inside(proc / pid, container))
+def _processes(
+    container: pathlib.Path, proc: pathlib.Path, wanted: collections.abc.Callable[[str], bool]
+) -> collections.abc.Iterator[int]:
+    """The numbers of processes that live, by the names of their files."""
+    for path in files.entries(container):
+        if path.suffix == ".pid" and wanted(path.name):
+            pid = files.read_text(path) or "-"
+            if _is_inside(proc / pid, container):
+                yield int(pid)
 
 
 def _is_inside(process: pathlib.Path, container: pathlib.Path) -> bool:
