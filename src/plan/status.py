@@ -12,7 +12,7 @@ import re
 import typing
 
 from plan import concourse, gpus, host_states, offers, registration
-from plan.parts import GpuPlan, Keep, Plan
+from plan.parts import GpuPlan, Keep, Plan, WorkerPlan
 from plan.problem_texts import BLOCKED, WAITING
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
@@ -93,23 +93,30 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         said.append(Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}"))
     elif plan.web and not isinstance(plan.web, Keep) and not running.web:
         said.append(Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web"))
-    if plan.worker and not isinstance(plan.worker, Keep) and not running.worker:
+    said += _of_worker(state, plan, running) if plan.worker else []
+    if not said and not plan.web and not plan.worker:
+        said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
+    said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
+    return said or [Line(Kind.ACTIVE, _ready(state, plan, running))]
+
+
+def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
+    """What keeps a worker from its work, but for what is planned so."""
+    said: list[Line] = []
+    if isinstance(plan.worker, WorkerPlan) and not running.worker:
         text = "Waiting for the worker to answer: journalctl -u concourse-worker"
         said.append(Line(Kind.WAITING, text))
-    elif plan.worker and not isinstance(plan.worker, Keep) and not running.connected:
+    elif isinstance(plan.worker, WorkerPlan) and not running.connected:
         text = (
             "Waiting for web to see this worker: no lasting connection to its TSA "
             f"{', '.join(plan.worker.tsa_hosts)}: journalctl -u concourse-worker"
         )
         said.append(Line(Kind.WAITING, text))
-    elif plan.worker and (wrong := registration.wrong(state)):
+    elif wrong := registration.wrong(state):
         said.append(failed(wrong.text, passes=wrong.passes))
-    if plan.worker and running.folder:
+    if running.folder:
         said.append(Line(Kind.BLOCKED, f"Tasks are refused for task-mounts {running.folder}"))
-    if not said and not plan.web and not plan.worker:
-        said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
-    said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
-    return said or [Line(Kind.ACTIVE, _ready(state, plan, running))]
+    return said
 
 
 def failed(why: object, *, passes: bool) -> Line:
