@@ -108,7 +108,8 @@ class WebKeys(ops.Object):
         content = self._content()
         if content is None or _NEXT not in content:
             return False
-        self._set({**content, _HOST_KEY: content.pop(_NEXT)})
+        new = content.pop(_NEXT)
+        self._set({**content, _HOST_KEY: new})
         return True
 
     def awaited(self) -> tuple[str, ...]:
