@@ -120,8 +120,9 @@ class _Worker:
         """Wait until nothing is under way. Return False if that never was."""
         begun = time.monotonic()
         while time.monotonic() < begun + _SETTLING:
-            making = self._hold(frozen)
-            read = self._look_at_outputs()
+            there = steps.containers()
+            making = self._hold(there, frozen)
+            read = self._look_at_outputs(there)
             # Output that is of no step which stands still is of a process that begins or ends, and
             # so is a step that has none. Silence comes last: the look takes its time.
             known = read == set().union(*self._read.values()) and all(self._read.values())
@@ -133,19 +134,17 @@ class _Worker:
         _log.info("no rest within %.1f s", _SETTLING)
         return False
 
-    def _hold(self, frozen: freezer.Freezer) -> list[str]:
-        """Have steps that run by now stand still. Return what is being made."""
-        there = {one.name: one for one in steps.containers()}
-        for name, path in [*self._held.items()]:
-            if name not in there or not there[name].step:
-                frozen.thaw(path)
-                del self._held[name]
-        for name, one in there.items():
-            path = freezer.switch(one.init, name) if one.step and name not in self._held else None
+    def _hold(self, there: list[steps.Container], frozen: freezer.Freezer) -> bool:
+        """Have steps that run by now stand still. Return whether something is being made."""
+        running = {one.name: one for one in there if one.step}
+        for name in self._held.keys() - running.keys():
+            frozen.thaw(self._held.pop(name))
+        for name in running.keys() - self._held.keys():
+            path = freezer.switch(running[name].init, name)
             if path and frozen.freeze(path):
                 self._held[name] = path
-        volumes = [path.name for path in files.entries(self._volumes / "init")]
-        return volumes + [one.name for one in there.values() if _is_being_made(one)]
+        volumes = files.entries(self._volumes / "init")
+        return bool(volumes) or any(map(_is_being_made, there))
 
     def _silence(self) -> float:
         """For how many seconds nothing has come from web, or gone to it."""
@@ -161,12 +160,12 @@ class _Worker:
             _log.warning("the kernel does not tell of connections: %s", error.strerror)
             return math.inf  # what is being made is seen all the same
 
-    def _look_at_outputs(self) -> set[str]:
+    def _look_at_outputs(self, there: list[steps.Container]) -> set[str]:
         """Note what web reads of each step that stands still. Return all that it reads."""
         read = outside.open_paths(self._pid, _OUTPUT)
         self._read = {
             one.name: read & outside.open_paths(outside.parent(one.init), _OUTPUT)
-            for one in steps.containers()
+            for one in there
             if one.name in self._held
         }
         return read
