@@ -7,10 +7,13 @@ In `make soak` all of them; else a few.
 
 import dataclasses
 import os
+import re
 import time
 
 import pytest
 
+from tests.lab import alerts
+from tests.lab.leases import Tasks
 from tests.lab.watching import Watch
 
 SOAK = "GPUCI_SOAK" in os.environ
@@ -21,6 +24,8 @@ pytestmark = pytest.mark.usefixtures("watched")
 EVENT_SECONDS, POLL_SECONDS, ROOM = 5.0, 30.0, 10.0
 # As long a harmless one is waited for: two polls and more.
 QUIET_SECONDS = 40.0
+# That a GPU is out, or about to be.
+ALERTS = ("GpuQuarantined", "GpuPoolShort", "GpuDriverHangs", "GpuBreakerTripped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Fault:
         seconds: after which no lease may be granted.
         both: whether the other card is out too.
         level: of the test that brings it back; empty: the operator alone.
+        told: how the line goes on that the job on the card reads; empty: none comes.
         short: whether the short form has it.
     """
 
@@ -43,6 +49,7 @@ class Fault:
     seconds: float = POLL_SECONDS
     both: bool = False
     level: str = "isolation"
+    told: str = "failed ("
     short: bool = False
 
 
@@ -65,23 +72,25 @@ SEEN = (
     Fault("recovery-by-poll", (_set("field-230=1"),), "recovery needed", short=True),
     Fault("ecc-by-poll", (_set("ecc-uncorrected-volatile=1"),), "uncorr", level="compute"),
     Fault("remapping-failed", (_set("remapped-rows-failed=1"),), "remapping failed", level=""),
-    Fault("hang", (("hang",),), "driver hangs", both=True, level="quick", short=True),
+    # Jobs that compute may well go on.
+    Fault("hang", (("hang",),), "driver hangs", both=True, level="quick", told="", short=True),
 )  # fmt: skip
 HARMLESS = (
-    Fault("illegal-address", (("xid", "1", "13"),)),
-    Fault("page-fault", (("xid", "1", "31"),)),
-    Fault("ended-channel", (("xid", "1", "43"), ("xid", "1", "45"))),
-    Fault("kernel-log-alone", (("xid", "1", "79", "--only", "log"),)),
-    Fault("power-cap", (_set("throttle-reasons=0x4"),)),
-    Fault("software-thermal", (_set("throttle-reasons=0x20"),)),
-    Fault("corrected-errors", (_set("ecc-corrected-volatile=100000"),)),
-    Fault("remapping-pending", (_set("remapped-rows-pending=1"),)),
+    Fault("illegal-address", (("xid", "1", "13"),), told="Xid 13: "),
+    Fault("page-fault", (("xid", "1", "31"),), told="Xid 31: "),
+    Fault("ended-channel", (("xid", "1", "43"), ("xid", "1", "45")), told="Xid 45: "),
+    Fault("kernel-log-alone", (("xid", "1", "79", "--only", "log"),), told=""),
+    Fault("power-cap", (_set("throttle-reasons=0x4"),), told=""),
+    Fault("software-thermal", (_set("throttle-reasons=0x20"),), told=""),
+    Fault("corrected-errors", (_set("ecc-corrected-volatile=100000"),), told=""),
+    Fault("remapping-pending", (_set("remapped-rows-pending=1"),), told=""),
     Fault(
         "noise",
         (
             *(("xid", "1", "13"), ("xid", "1", "31"), ("xid", "1", "79", "--only", "log")),
             _set("throttle-reasons=0x24", "ecc-corrected-volatile=7", "remapped-rows-pending=1"),
         ),
+        told="Xid 31: ",
         short=True,
     ),
 )
@@ -99,10 +108,32 @@ def watch(site):
     watch.begin()
 
 
+@pytest.fixture
+def job(site):
+    """One that has both GPUs."""
+    tasks = Tasks(site)
+    job = tasks.start("job", GPU_COUNT="2")
+    assert job.cards() == [0, 1]
+    job.build.line(r"\[gpu-ci\] GPU 0, 1: ")
+    yield job
+    tasks.end()
+
+
+def ends_well(job, told):
+    """The job goes on, and reads this of its GPU, or nothing."""
+    if told:
+        job.build.line(rf"\[gpu-ci\] GPU 1:? {re.escape(told)}", 60)
+    job.answer()
+    assert job.end() == 0
+    # In its own words alone: what it used is told after a minute.
+    lines = [line for line in job.build.output.splitlines() if "[gpu-ci] GPU 1" in line]
+    assert bool(lines) == bool(told), job.build.output
+
+
 @pytest.mark.parametrize("fault", chosen(SEEN), ids=lambda fault: fault.name)
-def test_what_must_be_seen(site, watch, fault):
-    took = watch.faults(1, *fault.commands)
-    print(f"{fault.name}: no lease is granted after {took:.1f} s, promised {fault.seconds:g}")
+def test_what_must_be_seen(site, watch, job, tmp_path, fault):
+    took, begun = watch.faults(1, *fault.commands), time.monotonic()
+    said = f"{fault.name}: no lease is granted after {took:.1f} s, promised {fault.seconds:g}"
     assert took <= fault.seconds + ROOM
     if fault.both:
         watch.until(lambda: len(watch.out()) == 2)
@@ -117,8 +148,9 @@ def test_what_must_be_seen(site, watch, fault):
     if fault.name == "hang":
         shown = "does not answer"
     assert watch.status_says(shown), site.status()
-    # GpuQuarantined is an alert on this; test_health_alerts.py has what fires it.
+    print(f"{said}; status says so after {took + time.monotonic() - begun:.1f} s")
     watch.until(lambda: sum(watch.metric(r"gpuci_gpu_quarantined\{")) == len(out))
+    firing = {"GpuQuarantined": len(out), "GpuDriverHangs": int(fault.name == "hang")}
     watch.until(lambda: "gpu-count=2" not in site.tags())
     if fault.both:
         # No task is sent to a worker that has none left.
@@ -127,10 +159,12 @@ def test_what_must_be_seen(site, watch, fault):
         refused = site.task("true", params={"GPU_COUNT": "2"})
         assert refused.returncode
         assert "GPU" in refused.stdout
+    ends_well(job, fault.told)
+    alerts.check(tmp_path, watch.page(), firing)
 
 
 @pytest.mark.parametrize("fault", chosen(HARMLESS), ids=lambda fault: fault.name)
-def test_what_must_take_nothing_out(site, watch, fault):
+def test_what_must_take_nothing_out(site, watch, job, tmp_path, fault):
     for command in fault.commands:
         watch.fake(*command)
     end = time.monotonic() + QUIET_SECONDS
@@ -138,4 +172,7 @@ def test_what_must_take_nothing_out(site, watch, fault):
         assert watch.reasons() == {}, (fault.name, watch.journal())
         time.sleep(1)
     assert sum(watch.metric(r"gpuci_gpu_quarantined\{")) == 0
+    page = watch.page()
+    ends_well(job, fault.told)
     assert site.task("true", params={"GPU_COUNT": "2"}).returncode == 0
+    alerts.check(tmp_path, page, dict.fromkeys(ALERTS, 0))

@@ -82,10 +82,14 @@ class Watch:
             found.setdefault(name, json.loads(text)["reason"])
         return found
 
+    def page(self) -> str:
+        """The metrics as Prometheus reads them; empty where nobody serves them."""
+        argv = ["/usr/bin/python3", "-c", _METRICS]
+        return self.site.machine().run(argv, check=False).stdout
+
     def metric(self, pattern: str) -> list[float]:
         """The values of all series that match; none where nobody serves them."""
-        done = self.site.machine().run(["/usr/bin/python3", "-c", _METRICS], check=False)
-        lines = [line for line in done.stdout.splitlines() if re.match(pattern, line)]
+        lines = [line for line in self.page().splitlines() if re.match(pattern, line)]
         return [float(line.rpartition(" ")[2]) for line in lines]
 
     def journal(self) -> str:
