@@ -65,7 +65,8 @@ def unplugged(site, unit: str):
 def test_a_web_that_is_killed_takes_no_build_with_it(site, counting):
     site.machine("web/0").enter("/bin/systemctl", "kill", "-s", "KILL", "concourse-web")
     assert status_of(site, counting) == "succeeded"
-    assert lines_of(site, counting) == LINES
+    # The real Concourse loses what is printed meanwhile: docs/explanation/surprises.md.
+    assert set(lines_of(site, counting)) <= {*LINES}
     for unit in ("web/0", "worker/0"):
         site.lab.controller.fire(unit, "update-status")
     assert site.status("web/0") == ("active", "Web ready")
