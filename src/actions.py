@@ -12,13 +12,14 @@ import datetime
 import json
 import typing
 
+import drain
 import rotation
 from ci.concourse import local_postgresql, web
 from driver_upgrade import action as driver_upgrade
 from gpu import detect, report
 from gpu.inventory import Gpu, Inventory
 from oci import leases
-from plan import problem_texts
+from plan import problem_texts, worker_options
 from plan.option_values import OptionError
 from plan.options import gpu_vendor
 from receipts import action as gpu_reports
@@ -212,13 +213,40 @@ def upgrade_driver(call: Call) -> Results:
     params = call.params
     option = str(call.options.get("gpu-driver", "auto"))
     branch, minutes = params.get("branch", ""), params.get("wait", 10)
-    wish = driver_upgrade.Wish(call.unit, option, branch, minutes)
     try:
+        timeout = worker_options.drain_timeout(call.options)
+        wish = driver_upgrade.Wish(call.unit, option, branch, minutes, timeout)
         if params.get("dry-run", False):
             return driver_upgrade.preview(wish)
         return driver_upgrade.upgrade(wish, call.log)
+    except OptionError as error:
+        raise ActionError(str(error)) from error
     except driver_upgrade.UpgradeError as error:
         raise ActionError(str(error), error.results) from error
+
+
+def pause(call: Call) -> Results:
+    """Let no step begin on this unit's worker.
+
+    Raises:
+        ActionError: if there is no worker, or it can't be noted.
+    """
+    try:
+        return drain.pause(call.unit, call.params["reason"])
+    except drain.DrainError as error:
+        raise ActionError(str(error)) from error
+
+
+def resume(call: Call) -> Results:
+    """Have this unit's worker take steps again.
+
+    Raises:
+        ActionError: if it is not paused.
+    """
+    try:
+        return drain.resume(call.unit)
+    except drain.DrainError as error:
+        raise ActionError(str(error)) from error
 
 
 def get_admin_password(call: Call) -> Results:
@@ -305,6 +333,8 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
     "gpu-uncordon": gpu_uncordon,
     "gpu-selftest": gpu_selftest,
     "upgrade-driver": upgrade_driver,
+    "pause": pause,
+    "resume": resume,
     "get-admin-password": get_admin_password,
     "remove-local-database": remove_local_database,
     "replace-web-keys": replace_web_keys,
@@ -313,7 +343,7 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
 }
 
 CHANGING: typing.Final = frozenset({
-    *("gpu-cordon", "gpu-uncordon", "gpu-selftest", "upgrade-driver"),
+    *("gpu-cordon", "gpu-uncordon", "gpu-selftest", "upgrade-driver", "pause", "resume"),
     *("remove-local-database", "replace-web-keys", "rotate-worker-key", "rotate-tsa-key"),
 })  # fmt: skip
 """Those after which tags and status may have to be others."""

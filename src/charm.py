@@ -9,6 +9,7 @@ import ops
 
 import actions
 import attempts
+import drain
 import equipment
 import look
 import lookback
@@ -62,11 +63,11 @@ class GpuCiWorkerCharm(ops.CharmBase):
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
         # Where the unit alone goes, web takes this worker's key until the -broken that follows.
         if event.departing_unit == self.unit and event.relation.name in tsa.WORKER_ENDPOINTS:
-            ownership.leave(self._id, self._say)
+            ownership.leave(self._id, self.config, self._say)
         self._reconcile(event)
 
     def _on_stop(self, _event: ops.StopEvent) -> None:
-        ownership.leave(self._id, self._say)
+        ownership.leave(self._id, self.config, self._say)
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
         ownership.give_up(self._id)
@@ -109,8 +110,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
         wanted = plan.make(state)
         state = self._finish(state, wanted)
         try:  # Juju reboots no machine within an action; the next event does.
-            may = bool(wanted.reboot or sick) and not isinstance(event, ops.ActionEvent)
-            if reboot.prepare(state, self._say, may=may, sick=sick):
+            may, now = bool(wanted.reboot or sick), not isinstance(event, ops.ActionEvent)
+            if reboot.prepare(state, self._say, may=may, now=now, sick=sick):
                 self.unit.reboot()
         except facts.UnknownError as error:
             self._lines = [status.failed(error, passes=True)]
@@ -175,7 +176,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             web.remove()
             self.unit.set_ports()
             tsa.withdraw_web(self.model)
-        if isinstance(wanted.worker, WorkerPlan):
+        if isinstance(wanted.worker, WorkerPlan) and not drain.keeps_down():
             worker.apply(wanted.worker, self._say)
         elif wanted.worker is None:
             worker.retire(worker.FAREWELL_SECONDS, self._say)
@@ -184,6 +185,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             wrapper.remove()
         if not isinstance(wanted.gpu, Keep):
             memory.remember_ids(wanted.choice.remember)
+        peers.tell_turn(self.model, drain.word(wanted.worker))
         offers.publish(self.model, wanted.offer, state.elsewhere)
         if Part.WATCH not in state.frozen:
             cos_agent.publish(self.model, watch.port(state), web.metrics_port())

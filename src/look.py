@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import typing
 
+import drain
 from ci.concourse import (
     local_postgresql,
     release,
@@ -137,6 +138,7 @@ def at_services() -> status.Running:
         watch=watch.is_running(),
         suspect=watch.suspect(),
         folder=folders.refused(),
+        rest=drain.look(),
     )
 
 

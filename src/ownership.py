@@ -10,11 +10,14 @@ import pathlib
 import re
 import typing
 
+import drain
 from ci.concourse import local_postgresql, release, web, worker
 from health import service as watch
 from host import memory, network, owner, recovery_record, software
 from machine import files
 from oci import wrapper
+from plan import worker_options
+from plan.option_values import OptionError
 from plan.unit_id import UnitId
 from receipts import log as receipts
 from selftest import automatic
@@ -46,16 +49,30 @@ def take(
             room.remove()
     if former or new:
         memory.forget()
+        drain.forget()
         recovery_record.forget()
     if former:
         owner.settle(unit)
 
 
-def leave(unit: UnitId, progress: collections.abc.Callable[[str], None]) -> None:
-    """Note that this unit's removal has begun, and retire its worker."""
+def leave(
+    unit: UnitId,
+    options: collections.abc.Mapping[str, object],
+    progress: collections.abc.Callable[[str], None],
+) -> None:
+    """Note that this unit's removal has begun, and retire its worker.
+
+    Juju puts off no removal, and other units on the machine wait for this hook, so builds have
+    five minutes at most: who wants to give them longer pauses the worker before.
+    """
     if owner.has(unit):
         memory.set_leaving()
-        worker.retire(worker.RETIRE_SECONDS, progress)
+        try:
+            patience = worker_options.drain_timeout(options)
+        except OptionError:
+            patience = worker.RETIRE_SECONDS
+        worker.retire(min(patience, worker.RETIRE_SECONDS), progress)
+        drain.forget()
 
 
 def give_up(unit: UnitId) -> None:

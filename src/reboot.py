@@ -1,64 +1,63 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A reboot of this machine that its driver or a GPU needs: not before no job runs, and once."""
+"""A reboot that this machine's driver or a GPU needs: once, after the worker is drained."""
 
 import collections.abc
 
-from ci.concourse import steps, worker
+import drain
 from host import facts, memory, recovery_record
+from plan.draining import Purpose
 from plan.gpu_recovery import Step
 from plan.state import UnitState
 
+_Progress = collections.abc.Callable[[str], None]
+
 
 def prepare(
-    state: UnitState,
-    progress: collections.abc.Callable[[str], None],
-    *,
-    may: bool,
-    sick: tuple[str, ...] = (),
+    state: UnitState, progress: _Progress, *, may: bool, now: bool, sick: tuple[str, ...] = ()
 ) -> bool:
-    """Have the machine ready to reboot; False if it may not, or a job runs.
+    """Have the machine ready to reboot; False if it may not, or the worker is not drained yet.
 
     It is for its driver, or for the GPUs that are `sick`, of which recovery.ensure tells. The
-    worker leaves its Concourse before, so that no step begins meanwhile; the next boot starts
-    it again, and a step that is not done by then has it run on. That the driver does not come up
-    after the reboot brings no second one; after one that helped another may come.
+    worker lands before, so that no step begins meanwhile; the first hook after the boot starts it
+    again. A driver that does not come up by it gets no second one.
+
+    Args:
+        state: what was found.
+        progress: told what is done.
+        may: whether a reboot is wanted and allowed; if not, one that was waited for is no more.
+        now: whether this hook may ask Juju for it.
+        sick: the GPUs that need it.
 
     Raises:
-        host.facts.UnknownError: it can't be told whether a job runs, or the reboot can't be noted.
+        host.facts.UnknownError: the reboot, or what goes before it, can't be noted.
     """
+    _forget_what_helped(state)
+    if not may:
+        drain.cancel(Purpose.REBOOT)
+    if not (may and now):
+        return False
+    needy = " and ".join(sick) or f"driver {state.driver.version}"
+    try:
+        if not drain.ready(Purpose.REBOOT, f"reboot for {needy}", drain.rules(state), progress):
+            return False
+        _note(state, sick)
+    except OSError as error:
+        drain.cancel(Purpose.REBOOT)
+        raise facts.unknown(f"the reboot can't be noted: {error}") from error
+    progress(f"Rebooting: {needy} needs it")
+    return True
+
+
+def _forget_what_helped(state: UnitState) -> None:
     usable = state.inventory and state.inventory.gpus
     if usable and state.rebooted_for and state.rebooted_for == state.driver.loaded:
         memory.set_rebooted_for("")
-    if not may or _is_busy():
-        return False
-    needy = " and ".join(sick) or f"driver {state.driver.version}"
-    progress(f"Rebooting: {needy} needs it, and no job runs")
-    ran, rests = worker.retire(worker.RETIRE_SECONDS, progress), False
-    try:
-        if not _is_busy():
-            _note(state, sick)
-            rests = True
-    finally:
-        # Else nobody would end what its web no longer knows of.
-        if ran and not rests:
-            worker.resume()
-    return rests
 
 
 def _note(state: UnitState, sick: tuple[str, ...]) -> None:
     """Note what the machine is rebooted for; without that it is not, or it would be for ever."""
-    try:
-        if sick:
-            recovery_record.begin(Step.REBOOT, sick)
-        else:
-            memory.set_rebooted_for(state.driver.version)
-    except OSError as error:
-        raise facts.unknown(f"the reboot can't be noted: {error}") from error
-
-
-def _is_busy() -> bool:
-    try:
-        return bool(steps.running())
-    except OSError as error:
-        raise facts.unknown(f"whether a job runs: {error}") from error
+    if sick:
+        recovery_record.begin(Step.REBOOT, sick)
+    else:
+        memory.set_rebooted_for(state.driver.version)

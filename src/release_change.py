@@ -7,6 +7,7 @@ import dataclasses
 import typing
 
 import attempts
+import drain
 from ci.concourse import release, trial
 from ci.concourse.upstream import works_with
 from plan import plan
@@ -24,12 +25,18 @@ _LEFT: typing.Final = (
 )
 
 
-def ensure(state: UnitState, wanted: ReleasePlan, say: Say) -> UnitState:
-    """Have the release of the plan, or the one that stands in for it; the state tells which."""
+def ensure(state: UnitState, wanted: ReleasePlan, say: Say, *, drains: bool = True) -> UnitState:
+    """Have the release of the plan, or the one that stands in for it; the state tells which.
+
+    The worker is drained before another one takes the place of its own, where it `drains`.
+    """
     trial.note_if_well()
-    had, state = attempts.make(state, Part.RELEASE, release.ensure, wanted, say)
+    drained = drain.ForRelease(state, say)
+    arguments = (wanted, say, drained.is_time) if drains else (wanted, say)
+    had, state = attempts.make(state, Part.RELEASE, release.ensure, *arguments)
     if had is None:
         return state
+    drained.settle()
     return dataclasses.replace(
         state, installed=had.version, release_waits=had.waits, release_failed=had.failed
     )
@@ -62,5 +69,5 @@ def settle(
         version=now.version, why=why, before=back.version, application=state.application
     )
     trial.go_back(now, back, text, alone=state.planned_units == 1)
-    state = ensure(state, wanted.release, say)
+    state = ensure(state, wanted.release, say, drains=False)
     return finish(state, plan.make(state))

@@ -4,12 +4,15 @@
 
 import dataclasses
 
+import drain
 from driver_upgrade import pool, walk
 from host import driver, driver_change, driver_record, facts
 from host.driver_change import Choice
 from host.driver_record import Record, Step
 from machine import locks
 from machine.packages import PackageError
+from plan import draining
+from plan.draining import Purpose, Rules
 from plan.state import Driver
 from selftest import results, service, settings
 from selftest.check import Outcome, Progress
@@ -39,13 +42,16 @@ class Wish:
         unit: Juju's name of this unit, such as `worker/0`.
         option: what gpu-driver says.
         branch: such as `595-server`; empty: that of gpu-driver, or the one that is here.
-        minutes: how long jobs are waited for.
+        minutes: how long the action itself waits for jobs.
+        timeout: how long they are waited for all in all, in seconds, while the worker is drained;
+            0: it is not, and the upgrade ends where the action does.
     """
 
     unit: str
     option: str = "auto"
     branch: str = ""
     minutes: int = 10
+    timeout: int = 0
 
     @property
     def application(self) -> str:
@@ -103,13 +109,38 @@ def upgrade(wish: Wish, log: Progress) -> Results:
         log(f"1 of {walk.STEPS}: taking {len(kept.gpus)} GPUs out of use")
         pool.take_out(kept, f"driver upgrade: from {before} to {after}")
         log(f"2 of {walk.STEPS}: waiting for jobs, {wish.minutes} minutes at most")
-        if why := pool.wait(wish.minutes, lambda line: log(f"2 of {walk.STEPS}: {line}")):
-            walk.give_up()
-            raise UpgradeError(_not_ended(wish, why))
+        if why := _wait(wish, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
+            return _shown(before, after) | {"draining": why, "next": _later(wish)}
         record = walk.go_on(dataclasses.replace(record, step=Step.INSTALL), log)
+        drain.finish(Purpose.DRIVER)
         return _told(record, wish)
     except _UNUSABLE as error:
         raise UpgradeError(f"{error}: {_broken_off()}", _shown(before, after)) from error
+
+
+def _wait(wish: Wish, after: Choice, told: Progress) -> str:
+    """Wait for jobs; while the worker is drained, and all its builds.
+
+    Returns:
+        Who is left where the charm's later hooks go on; empty: it is time.
+
+    Raises:
+        UpgradeError: jobs are left, and nothing was begun.
+    """
+    rules = Rules(wish.unit, wish.timeout)
+    drained = drain.ready(Purpose.DRIVER, f"NVIDIA driver {after}", rules, told)
+    why = pool.wait(wish.minutes, told, None if drained else drain.is_free)
+    if why and drained:
+        walk.give_up()
+        raise UpgradeError(_not_ended(wish, why))
+    return why
+
+
+def _later(wish: Wish) -> str:
+    return (
+        "it goes on once no build is left, or after drain-timeout "
+        f"({draining.duration(wish.timeout)}): juju status; juju run {wish.unit} resume ends it"
+    )
 
 
 def _check(wish: Wish) -> tuple[Settings, Choice, Choice]:

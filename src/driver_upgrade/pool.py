@@ -56,8 +56,15 @@ def bring_back() -> None:
         quarantine.lift(uuid)
 
 
-def wait(minutes: int, progress: Progress) -> str:
+def wait(
+    minutes: int, progress: Progress, is_free: collections.abc.Callable[[], bool] | None = None
+) -> str:
     """Wait until no job has a GPU, and end what jobs have left, as the next one would.
+
+    Args:
+        minutes: for so long at most.
+        progress: told who is waited for.
+        is_free: whether the worker has no builds either; None: that is not asked.
 
     Returns:
         Who has one still; empty if nobody does.
@@ -70,10 +77,10 @@ def wait(minutes: int, progress: Progress) -> str:
         if now.keys() - told:
             progress(f"waiting for {few(now.values())}")
             told |= now.keys()
-        return not now
+        return not now and (is_free is None or is_free())
 
     if not waiting.until(is_over, 60 * minutes, _POLL):
-        return few(occupants().values()) or "a job that has ended just now"
+        return few(occupants().values()) or "builds that have a part here"
     try:
         for device in _held():
             leases.release(device, "driver upgrade", force=False)

@@ -13,10 +13,12 @@ import datetime
 import logging
 import typing
 
+import drain
 from driver_upgrade import pool
 from host import driver, driver_change, driver_record, facts
 from host.driver_record import Record, Step
 from machine.packages import PackageError
+from plan.draining import Purpose
 from selftest import results, service, settings
 from selftest.check import Level, Progress, Result
 from selftest.settings import Settings
@@ -49,16 +51,25 @@ def settle(progress: Progress) -> bool:
         record = driver_record.read()
         if record is None or record.step is Step.ENDED:
             return False
+        before = record
         if record.step is Step.WAIT:
-            give_up()
-            return True
-        return go_on(record, lambda line: progress(f"Driver upgrade, {line}")) != record
+            drained = drain.go_on(Purpose.DRIVER, progress)
+            if drained is None:  # killed before it was begun, or given up by resume
+                give_up()
+            if not drained:
+                return drained is None
+            pool.wait(0, progress)
+            record = dataclasses.replace(record, step=Step.INSTALL)
+        after = go_on(record, lambda line: progress(f"Driver upgrade, {line}"))
+        drain.finish(Purpose.DRIVER)
+        return after != before
     except OSError as error:
         raise facts.unknown(error) from error
 
 
 def give_up() -> None:
     """End an upgrade that has changed nothing yet."""
+    drain.cancel(Purpose.DRIVER)
     pool.bring_back()
     driver_record.remove()
 

@@ -30,10 +30,18 @@ class GpuOffer:
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """What other units give to tasks, as far as they say; what was refused of their words."""
+    """What other units say.
+
+    Attributes:
+        offers: what they give to tasks.
+        refused: what was refused of their words.
+        turns: the other units of the application, each with the word that it tells of its turn to
+            drain (plan.draining).
+    """
 
     offers: tuple[GpuOffer, ...] = ()
     refused: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 def shared(

@@ -46,6 +46,21 @@ def number(raw: Raw, option: str, most: int, least: int = 0) -> int:
     return found
 
 
+def duration(raw: Raw, option: str, most_hours: int) -> int:
+    """A time such as `2h`, `90m`, `1h30m` or `0`, in seconds.
+
+    Raises:
+        OptionError: it is none, or too long.
+    """
+    said = text(raw, option)
+    found = re.fullmatch(r"0|(?=.)(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?", said)
+    hours, minutes = (int(part or 0) for part in found.groups()) if found else (most_hours, 1)
+    if 60 * hours + minutes > 60 * most_hours:
+        remedy = f"is no time up to {most_hours}h: use one such as 2h, 1h30m, 90m or 0"
+        raise OptionError(option, said, remedy)
+    return 3600 * hours + 60 * minutes
+
+
 def pattern(raw: Raw, option: str, allowed: str, remedy: str) -> str:
     """A value that a regular expression fits as a whole.
 

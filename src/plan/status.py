@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """What the operator reads in juju status; problem_texts.py has what stands for a problem. Pure.
 
-Facts only, nothing that changes by the minute; what the operator must do is Blocked and names the
-next step, what passes by itself is Waiting.
+Facts only, nothing that changes by the minute but how far a drain has come; what the operator must
+do is Blocked and names the next step, what passes by itself is Waiting.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import enum
 import re
 import typing
 
-from plan import concourse, gpus, host_states, offers, registration
+from plan import concourse, draining, gpus, host_states, offers, registration
 from plan.parts import GpuPlan, Keep, Plan, WorkerPlan
 from plan.problem_texts import BLOCKED, WAITING
 from plan.problems import Problem, Reason
@@ -47,6 +47,7 @@ class Running:
         watch: the GPUs' watch, where there is to be one.
         suspect: what the GPUs that the watch took out had in common, too many to be believed.
         folder: why tasks are refused for a folder of this machine that they were promised.
+        rest: the worker is drained or paused; None: neither.
     """
 
     web: bool = False
@@ -58,6 +59,7 @@ class Running:
     watch: bool = True
     suspect: str = ""
     folder: str = ""
+    rest: draining.Rest | None = None
 
 
 _SUSPECT: typing.Final = (
@@ -97,13 +99,21 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if not said and not plan.web and not plan.worker:
         said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
     said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
+    rest = running.rest if plan.worker else None
+    if rest and not draining.waits(rest) and said[0].kind is Kind.BLOCKED:
+        # Juju shows the worst alone, and who reads that must not take the worker for one at work.
+        said[0] = Line(Kind.BLOCKED, f"{said[0].text}; {draining.words(rest)}")
     return said or [Line(Kind.ACTIVE, _ready(state, plan, running))]
 
 
 def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     """What keeps a worker from its work, but for what is planned so."""
     said: list[Line] = []
-    if isinstance(plan.worker, WorkerPlan) and not running.worker:
+    if rest := running.rest:
+        # One that waits for its turn works as before.
+        kind = Kind.WAITING if draining.waits(rest) else Kind.MAINTENANCE
+        said.append(Line(kind, draining.words(rest)))
+    elif isinstance(plan.worker, WorkerPlan) and not running.worker:
         text = "Waiting for the worker to answer: journalctl -u concourse-worker"
         said.append(Line(Kind.WAITING, text))
     elif isinstance(plan.worker, WorkerPlan) and not running.connected:

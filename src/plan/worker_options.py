@@ -7,12 +7,13 @@ import typing
 
 from plan import folders, option_values
 from plan.folders import Folder
-from plan.option_readers import Raw, Readers, items, number, pattern, text
+from plan.option_readers import Raw, Readers, duration, items, number, pattern, text
 from plan.option_values import OptionError
 
 NAMES: typing.Final = (
     "tag", "tsa-host", "tsa-public-key", "worker-private-key", "container-dns-servers",
     "team", "task-mounts", "max-containers", "container-mtu", "ca-certificates",
+    "drain-timeout",
 )  # fmt: skip
 
 
@@ -31,6 +32,8 @@ class WorkerOptions:
         max_containers: how many it may have at once; 0: as many as Concourse thinks right.
         mtu: of containers' interfaces; 0: that of the machine's way out.
         certificates: CAs that checks, gets and puts trust besides the machine's, PEM; or none.
+        drain_timeout: how long builds are waited for before what would end them, in seconds; 0:
+            not at all.
     """
 
     tags: tuple[str, ...] = ()
@@ -43,6 +46,7 @@ class WorkerOptions:
     max_containers: int = 0
     mtu: int = 0
     certificates: str = ""
+    drain_timeout: int = 7200
 
 
 def _mtu(raw: Raw) -> int:
@@ -63,6 +67,15 @@ def _outside_tsa(raw: Raw) -> tuple[tuple[str, ...], str]:
     raise OptionError(given, raw[given], f"needs {missing} beside it: set both or none")
 
 
+def drain_timeout(raw: Raw) -> int:
+    """How long builds are waited for, in seconds, whatever the other options say.
+
+    Raises:
+        OptionError: drain-timeout can't be used.
+    """
+    return duration(raw, "drain-timeout", 168)
+
+
 READERS: typing.Final[Readers] = {
     "tags": lambda raw: items(raw, "tag", option_values.tag),
     "tsa_hosts": lambda raw: _outside_tsa(raw)[0],
@@ -78,4 +91,5 @@ READERS: typing.Final[Readers] = {
     "max_containers": lambda raw: number(raw, "max-containers", 65000),
     "mtu": _mtu,
     "certificates": lambda raw: option_values.certificates(text(raw, "ca-certificates")),
+    "drain_timeout": drain_timeout,
 }

@@ -28,7 +28,7 @@ _LINE: typing.Final = re.compile(
 
 
 def read(model: ops.Model) -> Elsewhere:
-    """What other units give to tasks."""
+    """What other units give to tasks, and which of them drain."""
     found: dict[GpuOffer, None] = {}
     refused: dict[str, None] = {}
     for teller, line in _lines(model):
@@ -37,7 +37,7 @@ def read(model: ops.Model) -> Elsewhere:
             found[GpuOffer(match["unit"], uuids, match["boot"].strip("-"))] = None
         else:
             refused[f"gpus of {teller}: no BOOT UUID ..."] = None
-    return Elsewhere(tuple(found), tuple(refused))
+    return Elsewhere(tuple(found), tuple(refused), peers.turns(model))
 
 
 def publish(model: ops.Model, own: GpuOffer | None, elsewhere: Elsewhere) -> None:

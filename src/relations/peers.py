@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What all web units of the application share, in a Juju secret that the peers point at."""
+"""What the units of the application tell each other: whose turn it is to drain, web's secret."""
 
 import collections.abc
 import typing
@@ -16,12 +16,27 @@ ENDPOINT: typing.Final = "peers"
 _POINTER: typing.Final = "web-secrets"
 _HOST_KEY: typing.Final = "tsa-host-key"
 _NEXT: typing.Final = "tsa-next-host-key"
+_TURN: typing.Final = "drain"
 
 
 def units(model: ops.Model) -> int:
     """How many units of this application there are, this one among them."""
     relation = model.get_relation(ENDPOINT)
     return 1 + (len(relation.units) if relation else 0)
+
+
+def turns(model: ops.Model) -> tuple[tuple[str, str], ...]:
+    """The other units of this application, each with what it tells of its turn to drain."""
+    relation = model.get_relation(ENDPOINT)
+    units = sorted(relation.units, key=lambda unit: unit.name) if relation else ()
+    return tuple((unit.name, relation.data[unit].get(_TURN, "")) for unit in units if relation)
+
+
+def tell_turn(model: ops.Model, word: str) -> None:
+    """Tell them whether this unit has its turn, or waits for it; empty: neither."""
+    relation = model.get_relation(ENDPOINT)
+    if relation and relation.data[model.unit].get(_TURN, "") != word:
+        relation.data[model.unit][_TURN] = word
 
 
 def relations(model: ops.Model) -> list[ops.Relation]:

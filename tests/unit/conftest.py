@@ -9,7 +9,7 @@ import charm
 import look
 from gpuci import usage
 from plan.state import RememberedIds, WebSecrets
-from tests.unit import recorded_trees
+from tests.unit import drain_rig, recorded_trees
 from tests.unit.situations import HOST_PEM, Rooms
 from tests.unit.wrapper_caller import Caller
 from tests.unit.wrapper_rig import GPUS, Rig
@@ -44,7 +44,7 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(charm.worker, "name", lambda: "")
     monkeypatch.setattr(charm.web, "authorize", rooms.authorize)
     monkeypatch.setattr(charm.worker, "healthy", lambda: rooms.worker is not None)
-    monkeypatch.setattr(charm.worker, "is_connected", lambda: rooms.connected)
+    drain_rig.replace(rooms, monkeypatch)
     monkeypatch.setattr(charm.web, "peer_address", lambda: rooms.web.address if rooms.web else "")
     monkeypatch.setattr(charm.network, "interfaces", lambda: rooms.interfaces)
     monkeypatch.setattr(charm.web, "healthy", lambda: rooms.web is not None)

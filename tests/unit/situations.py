@@ -190,6 +190,10 @@ class Rooms:
     asked: dict[str, str] = dataclasses.field(default_factory=dict)
     sights: dict[str, Sight] | None = dataclasses.field(default_factory=dict)
     wrong_seconds: float = 0.0
+    pid: int = 0
+    steps: tuple[str, ...] = ()
+    now: float = 1000.0
+    woken: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
     def unit(self, name, model="ci"):
         agent = self.machine_folder / f"unit-{name.replace('/', '-')}"

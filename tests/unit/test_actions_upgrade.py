@@ -9,6 +9,8 @@ import actions
 from driver_upgrade.action import UpgradeError, Wish
 from tests.unit.situations import state, tsa
 
+BRANCH = Wish("unit/0", "auto", "580-server", 0, 7200)
+
 
 @pytest.fixture
 def asked(monkeypatch):
@@ -40,9 +42,13 @@ def run(context, **params):
 @pytest.mark.parametrize(
     ("params", "wish", "dry"),
     [
-        ({}, Wish("unit/0"), False),
-        ({"dry-run": True}, Wish("unit/0"), True),
-        ({"branch": "580-server", "wait": 0}, Wish("unit/0", "auto", "580-server", 0), False),
+        ({}, Wish("unit/0", timeout=7200), False),
+        ({"dry-run": True}, Wish("unit/0", timeout=7200), True),
+        (
+            {"branch": "580-server", "wait": 0},
+            BRANCH,
+            False,
+        ),
     ],
 )
 def test_its_parameters_are_handed_on(context, rooms, asked, params, wish, dry):

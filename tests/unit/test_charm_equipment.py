@@ -9,8 +9,8 @@ import pytest
 from ops import testing
 
 import charm
+import drain
 import equipment
-import reboot
 from gpu.inventory import Inventory, State
 from machine.packages import PackageError
 from plan.parts import DriverPlan, GpuPlan, HostPlan, Keep, ToolkitPlan
@@ -83,7 +83,6 @@ def outdated(rooms, monkeypatch):
     """A machine whose driver on the disk is another than the loaded one."""
     rooms.ready, rooms.driver = rooms.inventory, UPGRADED
     rooms.inventory = Inventory(State.MISMATCH, detail=NEW)
-    monkeypatch.setattr(reboot.steps, "running", lambda: ())
     return rooms
 
 
@@ -101,9 +100,16 @@ def allowed():
 
 
 def test_a_driver_that_needs_a_reboot_gets_one_where_it_may(context, outdated, allowed, asked):
+    outdated.pid = 4711
+    after = context.run(context.on.update_status(), allowed)
+    assert "worker.land" in outdated.calls
+    assert asked == []
+    assert after.unit_status == testing.MaintenanceStatus(
+        "Draining (waiting for web to let it go, 0m of 2h), then reboot for driver 580.65.06"
+    )
+    outdated.pid = 0
     context.run(context.on.update_status(), allowed)
     assert asked == ["reboot"]
-    assert "worker.retire" in outdated.calls
     # A hook that was killed before Juju heard of it: the same boot goes on.
     context.run(context.on.update_status(), allowed)
     assert asked == ["reboot"] * 2
@@ -155,7 +161,7 @@ def test_an_action_reboots_nothing_and_the_next_event_does(
     monkeypatch.setitem(charm.actions.ALL, "gpu-selftest", lambda _: {})
     context.run(context.on.action("gpu-selftest"), allowed)
     assert asked == []
-    assert "worker.retire" not in outdated.calls
+    assert "worker.land" not in outdated.calls
     context.run(context.on.update_status(), allowed)
     assert asked == ["reboot"]
 
@@ -164,23 +170,17 @@ def unknown():
     raise PermissionError("/run/containerd is closed")
 
 
-@pytest.mark.usefixtures("outdated")
-@pytest.mark.parametrize("then", [lambda: ("4f0c",), unknown])
-def test_a_step_that_begins_while_the_worker_leaves_is_not_cut_off(
-    context, allowed, asked, monkeypatch, then
+def test_a_step_that_begins_while_the_worker_lands_is_not_cut_off(
+    context, outdated, allowed, asked
 ):
-    waited = []
-
-    def retire(seconds, _):
-        waited.append(seconds)
-        monkeypatch.setattr(reboot.steps, "running", then)
-        return True
-
-    monkeypatch.setattr(reboot.worker, "retire", retire)
-    monkeypatch.setattr(reboot.worker, "resume", lambda: waited.append("resume"))
+    outdated.pid = 4711
     context.run(context.on.update_status(), allowed)
-    assert waited == [300, "resume"]
+    outdated.pid, outdated.steps = 0, ("4f0c",)
+    context.run(context.on.update_status(), allowed)
     assert asked == []
+    outdated.steps = ()
+    context.run(context.on.update_status(), allowed)
+    assert asked == ["reboot"]
 
 
 def test_it_gets_none_while_a_job_runs_or_without_leave(
@@ -190,15 +190,14 @@ def test_it_gets_none_while_a_job_runs_or_without_leave(
     assert after.unit_status.message.startswith(
         f"reboot needed (driver {NEW} installed, {OLD} loaded)"
     )
-    monkeypatch.setattr(reboot.steps, "running", lambda: ("4f0c",))
+    outdated.steps = ("4f0c",)
     after = context.run(context.on.update_status(), allowed)
-    assert isinstance(after.unit_status, testing.WaitingStatus)
-    monkeypatch.setattr(reboot.steps, "running", unknown)
-    after = context.run(context.on.update_status(), allowed)
-    assert after.unit_status == testing.WaitingStatus(
-        "This machine can't be looked at, so nothing is changed for now: whether a job runs: "
-        "/run/containerd is closed"
+    assert after.unit_status == testing.MaintenanceStatus(
+        "Draining (1 step left, 0m of 2h), then reboot for driver 580.65.06: step 4f0c"
     )
+    monkeypatch.setattr(drain.steps, "running", unknown)
+    after = context.run(context.on.update_status(), allowed)
+    assert "1 step left" in after.unit_status.message
     assert asked == []
 
 

@@ -25,7 +25,6 @@ def asked(monkeypatch):
 @pytest.fixture
 def sick(rooms, monkeypatch):
     """A worker with a GPU that a reboot would help."""
-    monkeypatch.setattr(reboot.steps, "running", lambda: ())
     monkeypatch.setattr(charm.recovery, "ensure", rooms.note("recovery.ensure", SICK))
     return rooms
 
@@ -41,32 +40,36 @@ def made():
 
 
 def test_it_is_mended_before_it_is_tested_and_the_reboot_comes_last(context, sick, worker, asked):
+    sick.pid = 4711
+    context.run(context.on.update_status(), worker)
+    assert asked == []
+    sick.pid = 0
     context.run(context.on.update_status(), worker)
     assert asked == ["reboot"]
     assert made() == [("reboot", ["GPU-0"])]
-    order = [name for name in sick.calls if name in ("recovery.ensure", "worker.retire")]
-    assert order == ["recovery.ensure", "worker.retire"]
+    order = [name for name in sick.calls if name in ("recovery.ensure", "worker.land")]
+    assert order[:2] == ["recovery.ensure", "worker.land"]
     assert charm.memory.rebooted_for() == "", "a driver may need its own"
 
 
 def test_none_under_a_job_and_none_within_an_action(context, sick, worker, asked, monkeypatch):
     monkeypatch.setitem(charm.actions.ALL, "gpu-selftest", lambda _: {})
     context.run(context.on.action("gpu-selftest"), worker)
-    monkeypatch.setattr(reboot.steps, "running", lambda: ("4f0c",))
+    assert "worker.land" not in sick.calls
+    sick.steps = ("4f0c",)
     context.run(context.on.update_status(), worker)
     assert asked == []
-    assert "worker.retire" not in sick.calls
 
 
-@pytest.mark.usefixtures("sick")
-def test_what_can_not_be_noted_is_no_reason_to_be_off(context, worker, asked, monkeypatch):
+def test_what_can_not_be_noted_is_no_reason_to_be_off(context, sick, worker, asked, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    resumed = []
     monkeypatch.setattr(reboot.recovery_record, "begin", full)
-    monkeypatch.setattr(reboot.worker, "retire", lambda *_: True)
-    monkeypatch.setattr(reboot.worker, "resume", lambda: resumed.append("resume"))
+    sick.pid = 4711
+    context.run(context.on.update_status(), worker)
+    sick.pid = 0
     after = context.run(context.on.update_status(), worker)
-    assert (asked, resumed) == ([], ["resume"])
+    assert asked == []
+    assert sick.calls[-1] == "worker.take_up"
     assert "the reboot can't be noted" in after.unit_status.message

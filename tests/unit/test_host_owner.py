@@ -113,6 +113,7 @@ def take(candidate, monkeypatch, mode="worker", *, new):
     cleared = []
     note = cleared.append
     monkeypatch.setattr(worker, "retire", lambda *_: None)
+    monkeypatch.setattr(ownership.drain, "forget", lambda: False)
     monkeypatch.setattr(ownership.local_postgresql, "set_aside", note)
     for room in (worker, web, ownership.watch, ownership.automatic, ownership.wrapper):
         monkeypatch.setattr(room, "remove", lambda: None)

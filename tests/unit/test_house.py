@@ -27,6 +27,7 @@ FLOORS = {
     "lookback": 9,
     "rotation": 8,
     "driver_upgrade": 8,
+    "drain": 7,
     "health": 7,
     "selftest": 7,
     "relations": 6,

@@ -96,9 +96,13 @@ def installed() -> Release | None:
 
 
 def ensure(
-    plan: ReleasePlan, progress: collections.abc.Callable[[str], None], *, base_url: str = _URL
+    plan: ReleasePlan,
+    progress: collections.abc.Callable[[str], None],
+    is_time: collections.abc.Callable[[str], bool] = lambda _: True,
+    *,
+    base_url: str = _URL,
 ) -> Release:
-    """Have the release of the plan as `current`. The one before it is kept.
+    """Have the release of the plan as `current`, and return which is. The one before is kept.
 
     It is here but not `current` as long as webs that it can't serve are served by the one that
     is, and where it has failed with this revision of the charm.
@@ -106,24 +110,25 @@ def ensure(
     Args:
         plan: a tarball at hand goes before a download.
         progress: told what takes long.
+        is_time: whether that of this version may take the place of another one; until it is
+            time, that stays.
         base_url: where releases are, each in a folder `v<version>`, unless the plan says it.
-
-    Returns:
-        The one that is `current` now.
 
     Raises:
         ReleaseError: if the tarball is no release, or can't be unpacked.
         machine.download.DownloadError: if it can't be downloaded.
     """
     wanted = _release(_have(plan, progress, plan.mirror or base_url))
-    now = installed()
-    failed = _failed()
+    now, failed = installed(), _failed()
     if failed and failed["release"] == wanted.path.name:
         wanted = dataclasses.replace(_release(ROOT / failed["before"]), failed=failed["why"])
     else:
         files.ensure_absent(ROOT / _FAILED)
-    if now and now.path != wanted.path and (waits := _waits(wanted, now, plan.webs)):
+    switches = now is not None and now.path != wanted.path
+    if now and switches and (waits := _waits(wanted, now, plan.webs)):
         return dataclasses.replace(now, waits=waits)
+    if now and switches and not is_time(wanted.version):
+        return now
     if (now is None or now.path != wanted.path) and not _is_sound(wanted.path):
         files.ensure_absent(wanted.path)
         wanted = _release(_have(plan, progress, plan.mirror or base_url))

@@ -156,6 +156,7 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     """
     pid = services.main_pid(SERVICE)
     if not pid:
+        _retire_row()
         return services.ensure_disabled(SERVICE)
     services.signal(SERVICE, "SIGUSR2")
     end = time.monotonic() + timeout
@@ -174,14 +175,59 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     return services.ensure_disabled(SERVICE)
 
 
-def resume() -> bool:
-    """Have a worker that was retired run again as it was set up. Return True if it did not.
+def _retire_row() -> None:
+    """Have web forget a worker that has landed or does not run; else it stays in its list."""
+    hosts = (service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST") or "").split(",")
+    program = release.CURRENT / "bin/concourse"
+    if not name() or not hosts[0] or not program.exists():
+        return
+    command = [
+        *(str(program), "retire-worker", "--name", name()),
+        *(
+            "--tsa-public-key",
+            str(_TSA_KEYS),
+            "--tsa-worker-private-key",
+            str(worker_keys.PRIVATE),
+        ),
+        *(word for host in hosts for word in ("--tsa-host", host)),
+    ]
+    with contextlib.suppress(process.CommandError):  # no web is no reason to stay
+        process.run(command, timeout=_STOP, check=False)
+
+
+def main_pid() -> int:
+    """The worker's process id; 0 if it does not run."""
+    return services.main_pid(SERVICE)
+
+
+def land() -> int:
+    """Have no step begin on the worker any more, and no boot start it; return its process id.
+
+    SIGUSR1 has it tell web so. Its process ends by itself when all builds that have something on
+    it are over (8.3.0 atc/db/worker_lifecycle.go); web keeps it as `landed`. Where web does not
+    hear, it is not told now: it would end at once (worker/beacon_runner.go), under its builds.
+    """
+    services.ensure_not_enabled(SERVICE)
+    if _may_have_web():
+        services.signal(SERVICE, "SIGUSR1")
+    return main_pid()
+
+
+def halt() -> bool:
+    """End the worker's process; its builds run on without it. Return True if it ran."""
+    return services.ensure_stopped(SERVICE)
+
+
+def take_up(progress: collections.abc.Callable[[str], None]) -> None:
+    """Have a worker that lands, or has landed, take steps again; its builds live through it.
 
     Raises:
         machine.process.CommandError: if systemd can't start it.
+        OSError: what runs can't be looked at.
     """
-    enabled = services.ensure_enabled(SERVICE)
-    return services.ensure_running(SERVICE, restart=False) or enabled
+    services.ensure_enabled(SERVICE)
+    if name():
+        restart.gently(SERVICE, VOLUMES, progress)
 
 
 def _may_have_web() -> bool:

@@ -1,0 +1,31 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The worker's process, as a drain sees it, in the rooms that only note."""
+
+import charm
+import drain
+
+
+def replace(rooms, monkeypatch):
+    """Have the worker's process, its steps, the clock and the waker be the rooms'."""
+
+    def halt():
+        rooms.calls.append("worker.halt")
+        rooms.pid = 0
+
+    def land():
+        rooms.calls.append("worker.land")
+        return rooms.pid
+
+    for room, name, answer in (
+        (charm.worker, "main_pid", lambda: rooms.pid),
+        (charm.worker, "is_connected", lambda: rooms.connected),
+        (charm.worker, "land", land),
+        (charm.worker, "halt", halt),
+        (charm.worker, "take_up", rooms.note("worker.take_up")),
+        (drain.steps, "running", lambda: rooms.steps),
+        (drain.time, "time", lambda: rooms.now),
+        (drain, "_wake", lambda _, pid, seconds: rooms.woken.append((pid, seconds))),
+        (drain, "_let_sleep", lambda: None),
+    ):
+        monkeypatch.setattr(room, name, answer)

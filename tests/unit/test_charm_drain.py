@@ -1,0 +1,371 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A worker that is drained or paused, at the charm's door, and what may come between."""
+
+import dataclasses
+import json
+
+import pytest
+from ops import testing
+
+import charm
+import drain
+import release_change
+from plan.draining import HAS, WAITS, Purpose
+from receipts.form import Names
+from tests.unit.situations import Release, state, tsa
+
+
+@pytest.fixture
+def worker(rooms, monkeypatch):
+    """A worker that runs Concourse 8.3.0 as process 4711, and is to have another release."""
+    rooms.pid = 4711
+    rooms.has = rooms.wants = "8.3.0"
+    rooms.switches = []
+    monkeypatch.setattr(charm.worker, "name", lambda: "ci-unit-0")
+
+    def ensure(plan, progress, is_time):
+        if rooms.has != rooms.wants and is_time(rooms.wants):
+            rooms.switches.append((rooms.wants, rooms.now))
+            rooms.has = rooms.wants
+        return Release(rooms.has)
+
+    monkeypatch.setattr(release_change.release, "ensure", ensure)
+    return rooms
+
+
+def situation(*peers, **options):
+    units = {number: {"drain": word} for number, word in enumerate(peers, 1)}
+    peer = testing.PeerRelation("peers", peers_data=units)
+    return dataclasses.replace(state(**options), relations=[peer, tsa()])
+
+
+def hook(context, before, event=None):
+    """A hook; what status says after it."""
+    after = context.run(event or context.on.update_status(), before)
+    return after.unit_status
+
+
+def act(context, name, before, **params):
+    context.run(context.on.action(name, params=params), before)
+    return dict(context.action_results)
+
+
+def told_peers(context, before):
+    after = context.run(context.on.update_status(), before)
+    return after.get_relations("peers")[0].local_unit_data.get("drain", "")
+
+
+def begun(context, rooms, **options):
+    """A drain for Concourse 8.4.0 that has begun, with a step left."""
+    rooms.wants, rooms.steps = "8.4.0", ("4f0c",)
+    before = situation(**options)
+    hook(context, before)
+    assert "worker.land" in rooms.calls
+    rooms.calls.clear()
+    return before
+
+
+def test_the_first_hook_begins_and_ends(context, worker):
+    worker.wants, worker.steps = "8.4.0", ("4f0c",)
+    said = hook(context, situation())
+    assert said == testing.MaintenanceStatus(
+        "Draining (1 step left, 0m of 2h), then Concourse 8.4.0: step 4f0c"
+    )
+    assert worker.switches == []
+    assert "worker.land" in worker.calls
+    assert "worker.apply" not in worker.calls, "it would be started again"
+    assert worker.woken == [(4711, 7200.0)]
+
+
+def test_the_next_hooks_wait_and_say_how_far_it_is(context, worker):
+    before = begun(context, worker)
+    worker.now += 41 * 60
+    said = hook(context, before)
+    assert said.message.startswith("Draining (1 step left, 41m of 2h)")
+    # After a web that was away it would take steps again: it is told once more.
+    assert "worker.land" in worker.calls
+    assert worker.woken[-1] == (4711, 7200.0 - 41 * 60)
+
+
+def test_it_goes_on_when_the_worker_has_landed(context, worker):
+    before = begun(context, worker)
+    worker.pid, worker.steps = 0, ()
+    said = hook(context, before)
+    assert worker.switches == [("8.4.0", worker.now)]
+    assert "worker.apply" in worker.calls
+    assert said == testing.ActiveStatus("Worker ready")
+    assert told_peers(context, before) == ""
+    assert drain.look() is None
+
+
+def test_a_step_that_its_process_has_left_is_waited_for_too(context, worker):
+    """As where web went away, which has the process of a worker that lands end at once."""
+    before = begun(context, worker)
+    worker.pid = 0
+    assert hook(context, before).message.startswith("Draining (1 step left")
+    assert worker.switches == []
+    assert worker.woken[-1] == (0, 30)
+
+
+def test_without_a_web_an_idle_worker_waits_for_nobody(context, worker):
+    worker.wants, worker.connected = "8.4.0", False
+    hook(context, situation())
+    assert worker.switches != []
+
+
+def test_after_the_time_out_it_goes_on_and_says_without_whom(context, worker, caplog):
+    before = begun(context, worker, drain_timeout="90m")
+    worker.now += 90 * 60 - 1
+    hook(context, before)
+    assert worker.switches == []
+    worker.now += 1
+    hook(context, before)
+    assert worker.switches == [("8.4.0", worker.now)]
+    said = "Concourse 8.4.0 goes on after 1h30m without these builds: step 4f0c"
+    assert said in [status.message for status in context.unit_status_history]
+    assert said in " ".join(log.message for log in context.juju_log)
+    # Its process, which lands, comes up anew.
+    assert worker.calls.index("worker.halt") < worker.calls.index("worker.apply")
+
+
+def test_a_timeout_that_is_changed_meanwhile_counts_at_once(context, worker):
+    before = begun(context, worker)
+    worker.now += 600
+    assert "10m of 20m" in hook(context, situation(drain_timeout="20m")).message
+    hook(context, situation(drain_timeout="10m"))
+    assert worker.switches != []
+    assert before
+
+
+def test_a_timeout_of_0_waits_for_nobody(context, worker):
+    worker.wants, worker.steps = "8.4.0", ("4f0c",)
+    hook(context, situation(drain_timeout="0"))
+    assert worker.switches != []
+    assert "worker.land" not in worker.calls
+
+
+def test_the_option_set_back_has_the_worker_run_on(context, worker):
+    before = begun(context, worker)
+    worker.wants = "8.3.0"
+    said = hook(context, before)
+    assert worker.calls.count("worker.take_up") == 1
+    assert worker.switches == []
+    assert said == testing.ActiveStatus("Worker ready")
+
+
+def test_a_reboot_meanwhile_leaves_no_build_to_wait_for(context, worker):
+    before = begun(context, worker)
+    worker.boot, worker.pid, worker.steps = "second boot", 0, ()
+    hook(context, before, context.on.start())
+    assert worker.switches != []
+    assert "worker.apply" in worker.calls
+
+
+def test_a_machine_that_was_rebooted_for_starts_its_worker_again(context, worker):
+    drain.ready(Purpose.REBOOT, "reboot", drain.Rules("unit/0", 600), print)
+    assert drain.keeps_down()
+    worker.boot = "second boot"
+    assert not drain.keeps_down()
+    assert drain.look() is None
+
+
+def test_a_unit_that_is_removed_meanwhile_retires_its_worker(context, worker):
+    before = begun(context, worker)
+    hook(context, before, context.on.stop())
+    assert "worker.retire" in worker.calls
+    assert drain.look() is None
+    assert not drain.keeps_down()
+
+
+@pytest.mark.parametrize(
+    ("said", "patience"), [("2h", 300), ("1m", 60), ("0", 0), ("for ever", 300)]
+)
+def test_a_removal_waits_for_five_minutes_at_most(context, worker, monkeypatch, said, patience):
+    waited = []
+    monkeypatch.setattr(charm.worker, "retire", lambda seconds, _: waited.append(seconds))
+    context.run(context.on.stop(), situation(drain_timeout=said))
+    assert waited == [patience]
+
+
+def test_a_drain_that_nobody_goes_on_with_ends_by_itself(context, worker, monkeypatch):
+    before = begun(context, worker)
+    monkeypatch.setattr(release_change, "ensure", lambda seen, *_, **__: seen)
+    worker.now += 7200 + drain.draining.WORK
+    hook(context, before)
+    assert "worker.apply" not in worker.calls
+    worker.now += 1
+    hook(context, before)
+    assert worker.calls[-3:].count("worker.apply") == 1
+    assert "worker.take_up" in worker.calls
+
+
+def test_another_purpose_waits_for_the_first(context, worker):
+    begun(context, worker)
+    worker.pid, worker.steps = 0, ()
+    rules = drain.Rules("unit/0", 7200)
+    assert drain.ready(Purpose.REBOOT, "reboot", rules, print) is False
+    assert drain.cancel(Purpose.REBOOT) is False
+    assert drain.keeps_down()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"purpose": "war"}', "null"])
+def test_a_damaged_record_is_none(context, worker, text):
+    before = begun(context, worker)
+    (charm.memory.STATE / "drain.json").write_text(text)
+    assert hook(context, before).message.startswith("Draining (1 step left, 0m of 2h)")
+
+
+def test_what_can_not_be_noted_is_not_begun(context, worker, monkeypatch):
+    worker.wants, worker.steps = "8.4.0", ("4f0c",)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(drain.drain_record, "write", full)
+    hook(context, situation())
+    assert "worker.land" not in worker.calls
+    assert worker.switches == []
+
+
+def test_units_ask_first_and_hear_of_each_other(context, worker):
+    worker.wants, worker.steps = "8.4.0", ("4f0c",)
+    before = situation("", "")
+    said = hook(context, before)
+    assert said == testing.WaitingStatus(
+        "Waiting for its turn before Concourse 8.4.0: units drain one after another"
+    )
+    assert "worker.land" not in worker.calls
+    assert "worker.apply" in worker.calls, "it works as before"
+    assert worker.woken == [(0, 30)]
+    assert told_peers(context, before) == WAITS
+    worker.now += 30
+    assert told_peers(context, before) == HAS
+    assert "worker.land" in worker.calls
+
+
+def test_a_unit_waits_for_the_one_that_drains(context, worker):
+    worker.wants = "8.4.0"
+    before = situation("", HAS)
+    hook(context, before)
+    worker.now += 600
+    assert hook(context, before).message.startswith("Waiting for unit/2 before Concourse 8.4.0")
+    assert hook(context, situation("", "")).message.startswith("Draining")
+
+
+def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch):
+    rows = {"4f0c": Names("main", "train", "fit", "12"), "77": Names("main", "train", "fit", "12")}
+    monkeypatch.setattr(drain.handles, "SETTINGS", charm.memory.STATE)
+    answer = drain.process.Completed(0, drain.handles.as_json(rows), "")
+    monkeypatch.setattr(drain.process, "run", lambda *_, **__: answer)
+    worker.steps = ("4f0c", "77")
+    (charm.memory.STATE).mkdir(exist_ok=True)
+    act(context, "pause", situation(), reason="dust")
+    assert drain.draining.words(drain.look()) == "Paused: dust (1 build left)"
+    assert drain.look().builds == ("main/train/fit #12",)
+
+
+def test_pause_lands_the_worker_and_says_so(context, worker):
+    before, worker.steps = situation(), ("4f0c",)
+    assert act(context, "pause", before, reason="new fans") == {
+        "state": "Paused: new fans (1 step left)",
+        "next": "juju run unit/0 resume",
+    }
+    assert "worker.land" in worker.calls
+    assert worker.woken == [(4711, 0)]
+    assert "worker.apply" not in worker.calls
+    said = testing.MaintenanceStatus("Paused: new fans (1 step left)")
+    assert hook(context, before) == said
+    worker.boot, worker.pid, worker.steps = "second boot", 0, ()
+    for event in (context.on.start(), context.on.upgrade_charm(), context.on.config_changed()):
+        assert hook(context, before, event).message == "Paused: new fans (no build left)"
+    assert "worker.apply" not in worker.calls
+
+
+def test_a_second_pause_says_so_and_keeps_the_new_reason(context, worker):
+    before = situation()
+    act(context, "pause", before, reason="new fans")
+    shown = act(context, "pause", before, reason="dust")
+    assert shown["before"] == "it was paused already: new fans"
+    assert "Paused: dust" in hook(context, before).message
+
+
+def test_resume_has_it_take_steps_again(context, worker):
+    before = situation()
+    act(context, "pause", before, reason="new fans")
+    worker.calls.clear()
+    assert act(context, "resume", before) == {"state": "the worker takes steps again"}
+    assert [name for name in worker.calls if name.startswith("worker.")] == [
+        *("worker.take_up", "worker.apply"),
+    ]
+    assert hook(context, before) == testing.ActiveStatus("Worker ready")
+    with pytest.raises(testing.ActionFailed, match="This worker is not paused"):
+        act(context, "resume", before)
+
+
+def test_resume_is_no_end_of_a_drain(context, worker):
+    before = begun(context, worker)
+    with pytest.raises(
+        testing.ActionFailed, match=r"not paused: Draining \(1 step .*, which ends by itself"
+    ):
+        act(context, "resume", before)
+    act(context, "pause", before, reason="dust")
+    assert act(context, "resume", before)["state"].startswith("Draining (1 step left")
+    assert "worker.take_up" not in worker.calls
+
+
+def test_a_paused_worker_is_upgraded_and_stays_paused(context, worker):
+    before = situation()
+    act(context, "pause", before, reason="dust")
+    worker.pid, worker.wants = 0, "8.4.0"
+    hook(context, before)
+    assert worker.switches != []
+    assert "worker.apply" not in worker.calls
+    worker.wants = "8.3.0"
+    hook(context, before)
+    assert "worker.take_up" not in worker.calls
+
+
+@pytest.mark.usefixtures("rooms")
+@pytest.mark.parametrize("name", ["pause", "resume"])
+def test_a_web_has_no_worker_to_pause(context, name):
+    before = state("web")
+    params = {"reason": "dust"} if name == "pause" else {}
+    with pytest.raises(testing.ActionFailed, match=r"unit/0 runs no worker: ask a unit of the"):
+        act(context, name, before, **params)
+
+
+@pytest.mark.parametrize("reason", [" ", "two\nlines", "\x1b[2J"])
+def test_a_reason_is_one_line(context, worker, reason):
+    with pytest.raises(testing.ActionFailed, match="reason must be one line of printable text"):
+        act(context, "pause", situation(), reason=reason)
+    assert not drain.keeps_down()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+def test_a_damaged_pause_is_still_one(context, worker, text):
+    act(context, "pause", situation(), reason="dust")
+    (charm.memory.STATE / "pause.json").write_text(text)
+    said = hook(context, situation()).message
+    assert said.startswith("Paused: its reason can't be read")
+
+
+def test_a_pause_is_not_hidden_by_what_is_worse(context, worker):
+    act(context, "pause", situation(), reason="dust")
+    worker.machine = dataclasses.replace(worker.machine, rival="docker.service")
+    said = hook(context, situation())
+    assert isinstance(said, testing.BlockedStatus)
+    assert said.message.endswith("; Paused: dust (waiting for web to let it go)")
+
+
+def test_a_unit_without_a_worker_forgets_its_pause(context, worker):
+    act(context, "pause", situation(), reason="dust")
+    hook(context, state("web"))
+    assert drain.look() is None
+    assert not [*charm.memory.STATE.glob("pause.json")]
+
+
+def test_records_hold_nothing_secret_and_no_more_than_is_told(context, worker):
+    begun(context, worker)
+    kept = json.loads((charm.memory.STATE / "drain.json").read_text())
+    assert kept.keys() == {field.name for field in dataclasses.fields(drain.Drain)}
