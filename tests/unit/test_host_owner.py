@@ -23,7 +23,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_LEAVING", tmp_path / "state/leaving")
     monkeypatch.setattr(owner, "RECORD", tmp_path / "state/owner.json")
     monkeypatch.setattr(worker, "_ENVIRONMENT", tmp_path / "worker.env")
-    monkeypatch.setattr(web, "_ENVIRONMENT", tmp_path / "web.env")
+    monkeypatch.setattr(web, "ENVIRONMENT", tmp_path / "web.env")
     return tmp_path
 
 
