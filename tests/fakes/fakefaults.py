@@ -105,6 +105,11 @@ def reset(state: Path, log: Path, card: Path):
         fakekmsg.say(log, fakekmsg.xid(fakecards.get(card, "pci"), 154, text))
 
 
+def booted(card: Path):
+    """The driver is loaded anew: what it asked for is done. A card that is lost stays so."""
+    (card / RECOVERY_ACTION).unlink(missing_ok=True)
+
+
 def add_commands(command: Callable, state: Path, log: Path):
     """The commands of fakegpu that this file is for.
 

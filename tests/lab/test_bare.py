@@ -3,14 +3,17 @@
 """From a machine with cards and nothing else to a worker whose tasks have their GPU, and back."""
 
 import json
+import time
 
 import pytest
 
 from tests.fakes import nvidiapackages
 from tests.lab import outfit, walk
 from tests.lab.juju.agent import Agent
+from tests.lab.leases import Tasks
 from tests.lab.session import Lab, Progress
 from tests.lab.site import OPENS, PROBE, READY, Site
+from tests.lab.watching import Watch
 
 NEWEST = nvidiapackages.DRIVERS[-1]
 VULNERABLE, _, KNOWN_GOOD = nvidiapackages.TOOLKITS
@@ -27,6 +30,9 @@ MACHINE = APT | {
     "-exec sha256sum {} + | sort -k2; find . -type l -printf '%p %l\\n' | sort",
     "modules": "find /lib/modules/*/kernel /lib/modprobe.d 2>&-; true",
 }
+
+
+RECOVERY = "/var/lib/gpu-ci/gpu-recovery.json"
 
 
 class Bare(Site):
@@ -47,6 +53,10 @@ class Bare(Site):
         """What differs from before, kind by kind."""
         was, now = self.before, self.look(what)
         return {name: sorted({*was[name]} ^ {*now[name]}) for name in what}
+
+    def boot(self):
+        """What names the machine's boot."""
+        return self.sh("cat /proc/sys/kernel/random/boot_id").strip()
 
     def versions(self, *names):
         """The versions of these packages, which are all installed."""
@@ -125,6 +135,110 @@ def test_a_vulnerable_toolkit_is_refused_unless_it_is_allowed(bare):
         bare.configure(reset=("nvidia-container-toolkit-version", "allow-vulnerable-toolkit"))
     assert bare.status() == READY
     assert bare.versions(*TOOLKIT) == {KNOWN_GOOD}
+
+
+@pytest.fixture
+def recovering(bare):
+    """The watch, where nothing is out of use; afterwards the GPUs are well and tested again."""
+    watch = Watch(bare)
+    bare.sh(f"rm -f {RECOVERY}")
+    watch.begin()
+    yield watch
+    watch.fake("refuse-reset", "off")
+    bare.configure(reset=("gpu-recovery",))
+    watch.begin()
+    bare.lab.model.run_action("worker/0", "gpu-selftest", {"level": "isolation"})
+    bare.lab.settle()
+    assert bare.status() == READY
+
+
+@pytest.fixture
+def tasks(bare):
+    tasks = Tasks(bare)
+    yield tasks
+    tasks.end()
+
+
+def made(bare):
+    """What was done for sick GPUs, and for which."""
+    record = json.loads(bare.sh(f"cat {RECOVERY} 2>&- || echo '{{\"made\": []}}'"))
+    return [(one["step"], *one["uuids"]) for one in record["made"]]
+
+
+def sicken(bare, watch, card):
+    """The driver asks for a reset of a card; the watch takes it out and wakes the charm."""
+    watch.faults(card, ("set", str(card), "field-230=1"), ("event", str(card), "0x8000"))
+    assert watch.status_says(f"1 quarantined: GPU {card} "), watch.journal()
+    bare.lab.model.update_status("worker/0")
+    bare.lab.settle()
+
+
+def update_until(bare, condition):
+    """Juju's events come, as each five minutes, until something is so."""
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert time.monotonic() < deadline, (made(bare), bare.status())
+        bare.lab.model.update_status("worker/0")
+        bare.lab.settle()
+
+
+def test_a_sick_gpu_is_reset_when_its_job_is_over_and_comes_back_tested(bare, recovering, tasks):
+    watch = recovering
+    bare.configure(gpu_recovery="reset")
+    victim = tasks.start("victim")
+    (card,) = victim.cards()
+    sicken(bare, watch, card)
+    # None under a job, of which the hardware's failure alone is told.
+    victim.build.line(rf"\[gpu-ci\] GPU {card} failed \(.*hardware, not your change", 60)
+    assert made(bare) == []
+    victim.answer()
+    assert victim.end() == 0
+    update_until(bare, lambda: made(bare))
+    assert made(bare) == [("reset", watch.uuid(card))]
+    assert "was successfully reset" in bare.sh("cat /var/log/gpu-ci/reset.log")
+    # The watch was in the way of it, and is back.
+    watch.until(lambda: len(watch.metric(r"gpuci_gpu_answers\{.* 1")) == 2)
+    update_until(bare, lambda: watch.reasons() == {})
+    assert "2x NVIDIA, self-test of one GPU passed" in bare.status()[1]
+    both = tasks.start("both", GPU_COUNT="2")
+    assert both.cards() == [0, 1]
+    assert both.end() == 0
+    assert made(bare) == [("reset", watch.uuid(card))]
+
+
+def test_where_no_reset_helps_the_machine_reboots_once_and_under_no_job(bare, recovering, tasks):
+    watch, boot = recovering, bare.boot()
+    # As where a monitor of the operator's has the GPU open.
+    watch.fake("refuse-reset")
+    bare.configure(gpu_recovery="reboot")
+    job = tasks.start("job", GPU_COUNT="0")
+    assert job.cards() == []
+    sicken(bare, watch, 0)
+    first = [("reset", watch.uuid(0))]
+    update_until(bare, lambda: made(bare))
+    bare.lab.model.update_status("worker/0")
+    bare.lab.settle()
+    assert (made(bare), bare.boot()) == (first, boot)
+    assert "currently in use by another process" in bare.sh(f"cat {RECOVERY}")
+    job.answer()
+    assert job.end() == 0
+    update_until(bare, lambda: bare.boot() != boot)
+    boot = bare.boot()
+    first.append(("reboot", watch.uuid(0)))
+    # Once it is up, the GPU is tested, and is back.
+    update_until(bare, lambda: watch.reasons() == {})
+    assert (made(bare), bare.boot()) == (first, boot)
+    assert "2x NVIDIA" in bare.status()[1]
+    bare.worker("lab-worker-0", 60)
+    assert f"nvidia0 {OPENS}" in bare.task(PROBE).stdout
+    # One that is gone for good, on the same day, brings no second reboot.
+    took = watch.faults(1, ("lose", "1"))
+    assert took < 60
+    for _ in range(2):
+        bare.lab.model.update_status("worker/0")
+        bare.lab.settle()
+    assert (made(bare), bare.boot()) == (first, boot)
+    assert [*watch.out()] == [watch.uuid(1)]
 
 
 def test_giving_up_the_gpus_gives_back_sources_pins_and_holds_until_they_are_wanted_again(bare):
