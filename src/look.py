@@ -10,6 +10,7 @@ import drain
 from ci.concourse import (
     local_postgresql,
     release,
+    service,
     web,
     web_health,
     web_tls,
@@ -139,6 +140,7 @@ def at_services() -> status.Running:
         suspect=watch.suspect(),
         folder=folders.refused(),
         rest=drain.look(),
+        failing=service.failing(),
     )
 
 

@@ -39,6 +39,10 @@ RARE = (
     # unit/test_host_driver*.py, unit/test_host_toolkit.py, unit/test_machine_*.py.
     "tests/lab/test_bare.py",
     "tests/functional/test_machine_services.py",
+    *(
+        f"tests/functional/test_worker_watch.py::test_{name}"
+        for name in ("a_worker_that", "it_goes_and", "one_that_is")
+    ),
     "tests/functional/test_machine_packages.py",
     "tests/functional/test_machine_repositories.py",
     "tests/functional/test_host_extra_packages.py",

@@ -14,6 +14,8 @@ from machine import files, process, waiting
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _UNITS: typing.Final = pathlib.Path("/etc/systemd/system")
 _ENDED: typing.Final = ("inactive", "failed")
+# SD_MESSAGE_UNIT_RESTART_SCHEDULED of systemd's sd-messages.h.
+_RESTART_SCHEDULED: typing.Final = "5eb03494b6584870a536b337290809b3"
 _Answer = typing.TypeVar("_Answer")
 
 # Longer than any unit's own TimeoutStopSec.
@@ -153,6 +155,16 @@ def show(name: str, *properties: str) -> dict[str, str]:
 def main_pid(name: str) -> int:
     """The process id of a service's main process; 0 if it does not run."""
     return int(show(name, "MainPID")["MainPID"] or 0)
+
+
+def restarts(name: str, seconds: int) -> int:
+    """How often systemd has started a service anew within so many seconds, since it had ended."""
+    # It counts all since somebody last started it: none in nearly every case.
+    if show(name, "NRestarts")["NRestarts"] in ("", "0"):
+        return 0
+    since, what = f"--since=-{seconds}s", f"MESSAGE_ID={_RESTART_SCHEDULED}"
+    argv = ["/usr/bin/journalctl", "--quiet", "--output=cat", since, f"UNIT={name}", what]
+    return len(process.run(argv, timeout=_TIMEOUT, told=False).stdout.splitlines())
 
 
 def started_with(name: str, variable: str, value: str) -> bool:

@@ -48,6 +48,8 @@ class Running:
         suspect: what the GPUs that the watch took out had in common, too many to be believed.
         folder: why tasks are refused for a folder of this machine that they were promised.
         rest: the worker is drained or paused; None: neither.
+        failing: `web` or `worker` where its process keeps ending, and how often it was started
+            in the last ten minutes.
     """
 
     web: bool = False
@@ -60,6 +62,7 @@ class Running:
     suspect: str = ""
     folder: str = ""
     rest: draining.Rest | None = None
+    failing: tuple[tuple[str, int], ...] = ()
 
 
 _SUSPECT: typing.Final = (
@@ -91,10 +94,7 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     day, over = running.certificate
     if plan.web and over:
         said.append(Line(Kind.BLOCKED, _certificate_over(state, day)))
-    if plan.web and running.lost_database:
-        said.append(Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}"))
-    elif plan.web and not isinstance(plan.web, Keep) and not running.web:
-        said.append(Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web"))
+    said += _of_web(plan, running)
     said += _of_worker(state, plan, running) if plan.worker else []
     if not said and not plan.web and not plan.worker:
         said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
@@ -106,6 +106,16 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     return said or [Line(Kind.ACTIVE, _ready(state, plan, running))]
 
 
+def _of_web(plan: Plan, running: Running) -> list[Line]:
+    if plan.web and running.lost_database:
+        return [Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}")]
+    if plan.web and (starts := dict(running.failing).get("web")):
+        return [Line(Kind.BLOCKED, _keeps_failing("Web", "web", starts))]
+    if plan.web and not isinstance(plan.web, Keep) and not running.web:
+        return [Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web")]
+    return []
+
+
 def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     """What keeps a worker from its work, but for what is planned so."""
     said: list[Line] = []
@@ -113,6 +123,8 @@ def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         # One that waits for its turn works as before.
         kind = Kind.WAITING if draining.waits(rest) else Kind.MAINTENANCE
         said.append(Line(kind, draining.words(rest)))
+    elif starts := dict(running.failing).get("worker"):
+        said.append(Line(Kind.BLOCKED, _keeps_failing("The worker", "worker", starts)))
     elif isinstance(plan.worker, WorkerPlan) and not running.worker:
         text = "Waiting for the worker to answer: journalctl -u concourse-worker"
         said.append(Line(Kind.WAITING, text))
@@ -127,6 +139,10 @@ def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if running.folder:
         said.append(Line(Kind.BLOCKED, f"Tasks are refused for task-mounts {running.folder}"))
     return said
+
+
+def _keeps_failing(who: str, name: str, starts: int) -> str:
+    return f"{who} keeps failing ({starts} starts in 10 min): journalctl -u concourse-{name}"
 
 
 def failed(why: object, *, passes: bool) -> Line:

@@ -185,6 +185,7 @@ class Rooms:
     suspect: str = ""
     folders: tuple[Folder, ...] | Keep | None = None
     refused_folder: str = ""
+    failing: tuple[tuple[str, int], ...] = ()
     authorized: tuple[str, ...] | None = None
     key: str = ""
     asked: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -237,6 +238,7 @@ class Rooms:
             (charm.equipment, "ensure", self.equip),
             (charm.folders, "ensure", self.give),
             (charm.folders, "refused", lambda: self.refused_folder),
+            (look.service, "failing", lambda: self.failing),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
             (memory.kernel_modules, "boot", lambda _: self.boot),
         ):

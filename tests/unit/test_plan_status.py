@@ -157,3 +157,22 @@ def test_a_database_on_the_machine_that_no_web_uses_is_said(mode, web, kept):
     made = dataclasses.replace(plan.make(found), problems=())
     (line,) = status.lines(found, made, BOTH)
     assert ("(kept database concourse of web/0 of model ci)" in line.text) == kept
+
+
+def test_what_keeps_failing_is_no_longer_waited_for():
+    failing = (("worker", 7), ("web", 3))
+    web = Plan((), None, None, None, WEB)
+    for running in (Running(failing=failing), dataclasses.replace(BOTH, failing=failing)):
+        said = status.lines(UNIT, Plan((), None, None, WORKER, WEB), running)
+        assert said == [
+            Line(Kind.BLOCKED, f"{who} keeps failing ({starts} starts in 10 min): {journal}")
+            for who, starts, journal in (
+                ("Web", 3, "journalctl -u concourse-web"),
+                ("The worker", 7, "journalctl -u concourse-worker"),
+            )
+        ]
+    # Of a part that is not wanted, and of a web whose database is away, it is no news.
+    (line,) = status.lines(UNIT, web, dataclasses.replace(BOTH, failing=failing[:1]))
+    assert line.kind is Kind.ACTIVE
+    (line,) = status.lines(UNIT, web, Running(failing=failing, lost_database="x"))
+    assert line == Line(Kind.WAITING, "Web can't reach its database: x")

@@ -16,6 +16,10 @@ CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
 USER: typing.Final = "concourse"
 
+# Starts within ten minutes that are no chance any more: the first of them may be the charm's.
+_MANY: typing.Final = 3
+_RECENTLY: typing.Final = 600
+
 _REVISION: typing.Final = "GPUCI_REVISION"
 _LONGEST: typing.Final = 1 << 20  # bytes of an answer; web's of a hundred workers has 20,000
 
@@ -126,6 +130,16 @@ def asked(port: int, path: str, patience: float) -> object:
         return None
     finally:
         connection.close()
+
+
+def failing() -> tuple[tuple[str, int], ...]:
+    """Which of `web` and `worker` keeps ending by itself, and how often it was started lately."""
+    found: list[tuple[str, int]] = []
+    for name in ("web", "worker"):
+        starts = services.restarts(f"concourse-{name}.service", _RECENTLY)
+        if starts >= _MANY:
+            found.append((name, starts))
+    return tuple(found)
 
 
 def runs_with(service: str, wanted: str) -> bool:

@@ -20,6 +20,7 @@ from ci.concourse import (
     service,
     volumes,
     worker_keys,
+    worker_watch,
 )
 from machine import files, process, services, templates, waiting
 from plan.parts import WorkerPlan
@@ -72,6 +73,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
         machine.process.CommandError: if systemd can't start it.
     """
     worker_keys.ensure(plan.private_key)
+    _leave_other_team(plan.team, progress)
     driver = _driver(progress)
     # Containers in a user namespace of their own reach their root file system through these.
     for folder in (HOME, WORK_DIR, VOLUMES):
@@ -79,7 +81,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
     content = _unit(plan.tags)
     wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
-    wrote |= services.ensure_unit(SERVICE, content)
+    wrote |= services.ensure_unit(SERVICE, content) | worker_watch.ensure(_HEALTH_PORT)
     revision, new = service.ensure_settings(
         _ENVIRONMENT,
         "worker.env",
@@ -244,7 +246,8 @@ def remove() -> bool:
     Returns:
         Whether anything was there.
     """
-    removed = services.remove_unit(SERVICE)
+    removed = worker_watch.remove()
+    removed |= services.remove_unit(SERVICE)
     removed |= _remove_work()
     for path in (_ENVIRONMENT, _TSA_KEYS, *worker_keys.FILES):
         removed |= files.ensure_absent(path)
@@ -277,6 +280,17 @@ def _driver(progress: collections.abc.Callable[[str], None]) -> str:
         retire(FAREWELL_SECONDS, progress)
         _remove_work()
     return driver
+
+
+def _leave_other_team(team: str, progress: collections.abc.Callable[[str], None]) -> None:
+    """Have web forget a worker that is another team's by now, or everybody's.
+
+    It takes none whose name it knows so (95872ce1a atc/db/worker_factory.go).
+    """
+    known = service.setting(_ENVIRONMENT, "CONCOURSE_NAME")
+    if known and (service.setting(_ENVIRONMENT, "CONCOURSE_TEAM") or "") != team:
+        progress("Beginning the worker anew, for another team")
+        retire(RETIRE_SECONDS, progress)
 
 
 def _unit(tags: tuple[str, ...]) -> str:
