@@ -19,17 +19,17 @@ def parent(pid: int, proc: pathlib.Path = _PROC) -> int:
     return 0
 
 
-def open_paths(pid: int, pattern: re.Pattern[str], proc: pathlib.Path = _PROC) -> set[str]:
-    """The paths that match and that a process has open; none if it is gone.
+def open_files(pid: int, pattern: re.Pattern[str], proc: pathlib.Path = _PROC) -> dict[int, str]:
+    """The paths that match, by the descriptors that a process has of them; none if it is gone.
 
     Raises:
         OSError: it can't be looked at.
     """
-    found: set[str] = set()
+    found: dict[int, str] = {}
     with contextlib.suppress(*_GONE):
         for link in [*(proc / str(pid) / "fd").iterdir()]:
             with contextlib.suppress(*_GONE):
                 path = str(link.readlink())
                 if pattern.fullmatch(path):
-                    found.add(path)
+                    found[int(link.name)] = path
     return found

@@ -43,7 +43,7 @@ class World:
             (restart.leftovers, "end_processes"): self.kill,
             (restart.sockets, "connections"): lambda _: (),
             (restart.sockets, "silence"): self.silence,
-            (restart.outside, "open_paths"): self.open,
+            (restart.outside, "open_files"): self.open,
             (restart.outside, "parent"): lambda pid: pid + 1,
             (restart.freezer, "switch"): lambda _, name: pathlib.Path(name),
             (restart.freezer, "Freezer"): lambda held: Freezer(self, held),
@@ -73,14 +73,16 @@ class World:
         there = {one.init + 1: FIFO.format(one.init) for one in self.containers() if one.step}
         assert all(re.fullmatch(pattern, path) for path in there.values())
         if pid in there:
-            return {there[pid]}
+            return {3: there[pid]}
         attached = self.now >= self.born + self.attaches
-        reads = (pid == OLD and self.reads) or (pid == NEW and attached)
-        return {*there.values()} if reads else set()
+        reads = (pid == self.pid == OLD and self.reads) or (pid == NEW and attached)
+        # Web attaches by other descriptors, if the worker's process is still the same.
+        first = 200 if pid == OLD and self.born and attached else 100
+        return dict(enumerate(there.values(), first)) if reads else {}
 
     def kill(self, pids, _):
         self.log.append("end")
-        assert pids == [OLD]
+        assert pids == ([OLD] if self.pid else [])
         self.pid = 0
 
     def start(self, service, *, restart):
@@ -89,7 +91,7 @@ class World:
         self.pid, self.born = NEW, self.now
 
     def gently(self):
-        restart.gently(SERVICE, self.volumes, self.said.append)
+        restart.worker(SERVICE, self.volumes, self.said.append)
 
 
 class Freezer:
@@ -123,7 +125,7 @@ def world(monkeypatch, tmp_path):
 def test_a_worker_that_does_not_run_is_started_and_nothing_else(world):
     world.pid = 0
     world.gently()
-    assert world.log == ["start"]
+    assert world.log == ["end", "start"]
 
 
 def test_without_steps_it_is_restarted_at_once(world):
@@ -143,14 +145,34 @@ def test_a_step_stands_still_until_web_has_attached(world):
 
 def test_a_process_that_begins_or_ends_is_waited_for(world):
     """Web reads its output, and no folder tells of it: a check in a container of long ago."""
-    seen, own = world.open, {"/run/containerd/fifo/2/resource-stdout"}
+    seen, own = world.open, {7: "/run/containerd/fifo/2/resource-stdout"}
 
     def check(pid, pattern):
-        return seen(pid, pattern) | (own if pid == OLD and world.now < 1001.5 else set())
+        return seen(pid, pattern) | (own if pid == OLD and world.now < 1001.5 else {})
 
-    restart.outside.open_paths = check
+    restart.outside.open_files = check
     world.gently()
     assert world.born > 1001.5
+
+
+def test_steps_stand_still_for_webs_own_restart_too(world):
+    """The worker's process stays, so that web attaches by other descriptors of it."""
+    world.steps = {"a": 0.0}
+
+    def web(pid):
+        assert (pid, world.frozen.keys()) == (OLD, {"a"})
+        world.log.append("web")
+        world.born = world.now
+
+    restart.beside(SERVICE, world.volumes, web, world.said.append)
+    assert world.log == ["guard 19", "freeze a", "web", "thaw a", "end of guard"]
+    assert world.now >= world.born + world.attaches
+
+
+def test_web_alone_on_its_machine_is_restarted_at_once(world):
+    world.pid = 0
+    restart.beside(SERVICE, world.volumes, world.log.append, world.said.append)
+    assert world.log == [0]
 
 
 def test_a_step_that_web_did_not_read_does_not_wait_for_it(world):
@@ -244,7 +266,7 @@ def test_a_task_that_waits_for_its_gpu_is_waited_for_without_freezing(world):
 
     restart.time.sleep = served
     world.gently()
-    assert "waiting for a task that waits for its GPU" in world.said[0]
+    assert "Waiting for a task that waits for its GPU" in world.said[0]
     assert min(world.born, *itertools.chain(world.frozen.values(), [1e9])) > 1030
     assert world.log[:3] == ["guard 19", "freeze a", "freeze waits"]
 

@@ -23,12 +23,12 @@ def test_what_a_process_has_open_and_whose_child_it_is(tmp_path):
     with paths[0].open() as one, paths[1].open() as other:
         child = subprocess.Popen(["/bin/sleep", "60"], pass_fds=[one.fileno(), other.fileno()])
     try:
-        assert outside.open_paths(child.pid, FILES) == {str(paths[0])}
+        assert [*outside.open_files(child.pid, FILES).values()] == [str(paths[0])]
         assert outside.parent(child.pid) == os.getpid()
     finally:
         child.kill()
         child.wait()
-    assert outside.open_paths(child.pid, FILES) == set()
+    assert outside.open_files(child.pid, FILES) == {}
     assert outside.parent(child.pid) == 0
 
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A restart of the worker's process that no build notices.
+"""A restart of the worker's process, or of web beside it, that no build notices.
 
-Web loses a step whose container, volume or process is being made while the process goes, and one
-that ends before web has attached to it again. So running steps stand still, which has builds begin
-no further one, until what is being made is done. Then the process is restarted, and each step goes
-on when the new one has its output open, which is what web's attaching does.
+Web loses a step whose container, volume or process is being made while the worker goes, one that
+ends before web has attached to it again, and what a step prints meanwhile. So running steps stand
+still, which has builds begin no further one, until what is being made is done. Then the process is
+restarted, and each step goes on when its output was opened anew: web's attaching does that.
 """
 
 import collections.abc
@@ -50,7 +50,7 @@ _PATIENCE: typing.Final = 60.0
 _log = logging.getLogger(__name__)
 
 
-def gently(
+def worker(
     service: str, volumes: pathlib.Path, progress: collections.abc.Callable[[str], None]
 ) -> None:
     """Restart the worker, or start it, without a build's loss where that can be had.
@@ -67,17 +67,45 @@ def gently(
         machine.process.CommandError: if systemd can't start it.
         OSError: what runs can't be looked at.
     """
-    if not services.main_pid(service):
+
+    def restart(pid: int) -> None:
+        # At once, since systemctl takes its time to begin.
+        leftovers.end_processes([pid] if pid else [], _STOP)
         services.ensure_running(service, restart=True)
+
+    beside(service, volumes, restart, progress)
+
+
+def beside(
+    service: str,
+    volumes: pathlib.Path,
+    restart: collections.abc.Callable[[int], None],
+    progress: collections.abc.Callable[[str], None],
+) -> None:
+    """Restart something while this machine's steps stand still, where a worker runs here.
+
+    Args:
+        service: the worker's unit.
+        volumes: where its baggageclaim has them.
+        restart: does it; given the number of the worker's process, 0 where none runs.
+        progress: told what is waited for.
+
+    Raises:
+        machine.process.CommandError: if steps can't be guarded, or what `restart` raises.
+        OSError: what runs can't be looked at.
+    """
+    pid = services.main_pid(service)
+    if not pid:
+        restart(0)
         return
-    worker = _Worker(service, volumes)
+    steps_of = _Worker(service, pid, volumes)
     end = time.monotonic() + _PATIENCE
     for left in reversed(range(_TRIES)):
-        while worker.waits() and time.monotonic() < end:
-            progress("Restarting the worker: waiting for a task that waits for its GPU")
+        while steps_of.waits() and time.monotonic() < end:
+            progress("Waiting for a task that waits for its GPU, before a restart")
             time.sleep(1)
-        progress("Restarting the worker: its steps stand still for some seconds")
-        if worker.restart(anyway=not left):
+        progress("Restarting Concourse: steps stand still for some seconds")
+        if steps_of.hold_for(restart, anyway=not left):
             return
         time.sleep(_PAUSE)
 
@@ -85,25 +113,23 @@ def gently(
 class _Worker:
     """A worker's process, looked at from beside, and the steps that stand still for it."""
 
-    def __init__(self, service: str, volumes: pathlib.Path) -> None:
-        self._service, self._volumes = service, volumes
-        self._pid = services.main_pid(service)
+    def __init__(self, service: str, pid: int, volumes: pathlib.Path) -> None:
+        self._service, self._pid, self._volumes = service, pid, volumes
         self._left = _HELD
         # The steps that stand still, by name: what thaws each.
         self._held: dict[str, pathlib.Path] = {}
-        # What web reads of their output.
+        # What web reads of their output, and by which descriptors all that it reads is open.
         self._read: dict[str, set[str]] = {}
+        self._open: dict[int, str] = {}
 
-    def restart(self, *, anyway: bool) -> bool:
-        """Restart it. Return False if it runs on, as it came to no rest and not `anyway`."""
+    def hold_for(self, restart: collections.abc.Callable[[int], None], *, anyway: bool) -> bool:
+        """Restart something meanwhile. Return False without rest, where it is not `anyway`."""
         frozen, begun = freezer.Freezer(self._left), time.monotonic()
         frozen.begin()
         try:
             if not self._comes_to_rest(frozen) and not anyway:
                 return False
-            # At once, since systemctl takes its time to begin.
-            leftovers.end_processes([self._pid], _STOP)
-            services.ensure_running(self._service, restart=True)
+            restart(self._pid)
             self._thaw_attached(frozen, begun + self._left)
             return True
         finally:
@@ -122,11 +148,8 @@ class _Worker:
         while time.monotonic() < begun + _SETTLING:
             there = steps.containers()
             making = self._hold(there, frozen)
-            read = self._look_at_outputs(there)
-            # Output that is of no step which stands still is of a process that begins or ends, and
-            # so is a step that has none. Silence comes last: the look takes its time.
-            known = read == set().union(*self._read.values()) and all(self._read.values())
-            if known and not making and self._silence() > _STILL:
+            self._look_at_outputs(there)
+            if self._knows_outputs() and not making and self._silence() > _STILL:
                 took, number = time.monotonic() - begun, len(self._held)
                 _log.info("rest after %.1f s: %d steps stand still", took, number)
                 return True
@@ -137,9 +160,9 @@ class _Worker:
     def _hold(self, there: list[steps.Container], frozen: freezer.Freezer) -> bool:
         """Have steps that run by now stand still. Return whether something is being made."""
         running = {one.name: one for one in there if one.step}
-        for name in self._held.keys() - running.keys():
+        for name in sorted(self._held.keys() - running.keys()):
             frozen.thaw(self._held.pop(name))
-        for name in running.keys() - self._held.keys():
+        for name in sorted(running.keys() - self._held.keys()):
             path = freezer.switch(running[name].init, name)
             if path and frozen.freeze(path):
                 self._held[name] = path
@@ -160,24 +183,35 @@ class _Worker:
             _log.warning("the kernel does not tell of connections: %s", error.strerror)
             return math.inf  # what is being made is seen all the same
 
-    def _look_at_outputs(self, there: list[steps.Container]) -> set[str]:
-        """Note what web reads of each step that stands still. Return all that it reads."""
-        read = outside.open_paths(self._pid, _OUTPUT)
+    def _look_at_outputs(self, there: list[steps.Container]) -> None:
+        """Note what web reads, and what of it is of each step that stands still."""
+        self._open = outside.open_files(self._pid, _OUTPUT)
         self._read = {
-            one.name: read & outside.open_paths(outside.parent(one.init), _OUTPUT)
+            one.name: {
+                *outside.open_files(outside.parent(one.init), _OUTPUT).values()
+            }.intersection(self._open.values())
             for one in there
             if one.name in self._held
         }
-        return read
+
+    def _knows_outputs(self) -> bool:
+        """Whether what web reads is of steps that stand still, and of each of them.
+
+        Other output is of a process that begins or ends, and so is a step without any, unless web
+        reads none at all.
+        """
+        own = [*self._read.values()]
+        complete = all(own) or not self._open
+        return complete and set[str]().union(*own) == {*self._open.values()}
 
     def _thaw_attached(self, frozen: freezer.Freezer, end: float) -> None:
         """Let each step go on when web has attached to it; those that it had not, at once."""
         seen: dict[str, float] = {}
         begun, number = time.monotonic(), len(self._held)
         while self._held and (now := time.monotonic()) < end:
-            there = outside.open_paths(services.main_pid(self._service), _OUTPUT)
+            anew = self._opened_anew()
             for name, path in [*self._held.items()]:
-                if self._read.get(name, set()) <= there:
+                if self._read.get(name, set()) <= anew:
                     seen.setdefault(name, now)
                 if now - seen.get(name, now) >= _ATTACHING:
                     frozen.thaw(path)
@@ -185,6 +219,12 @@ class _Worker:
             time.sleep(0.05)
         took = time.monotonic() - begun
         _log.info("%d of %d steps attached after %.1f s", number - len(self._held), number, took)
+
+    def _opened_anew(self) -> set[str]:
+        """The output that another process has open, or the same by other descriptors."""
+        pid = services.main_pid(self._service)
+        there = outside.open_files(pid, _OUTPUT).items()
+        return {path for _, path in (there - self._open.items() if pid == self._pid else there)}
 
 
 def _is_being_made(container: steps.Container) -> bool:

@@ -8,7 +8,7 @@ import pathlib
 import secrets
 import typing
 
-from ci.concourse import keys, local_postgresql, release, service, web_files
+from ci.concourse import keys, local_postgresql, release, restart, service, web_files, worker
 from ci.concourse.web_files import AUTHORIZED
 from ci.concourse.web_health import ENVIRONMENT, healthy, unreachable_database
 from machine import files, services, templates, users, waiting
@@ -71,8 +71,7 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
     if service.runs_with(SERVICE, revision):
         return _reload_keys() or changed
     progress("Starting Concourse's web")
-    services.ensure_running(SERVICE, restart=True)
-    _wait()
+    restart.beside(worker.SERVICE, worker.VOLUMES, _restart, progress)
     _note_read_keys()
     return True
 
@@ -166,10 +165,14 @@ def _reload_keys() -> bool:
         services.signal(SERVICE, "SIGHUP")
     else:
         # A SIGHUP that comes before web listens for it would end it.
-        services.ensure_running(SERVICE, restart=True)
-        _wait()
+        _restart()
     _note_read_keys()
     return True
+
+
+def _restart(_worker_pid: int = 0) -> None:
+    services.ensure_running(SERVICE, restart=True)
+    _wait()
 
 
 def _wait() -> None:

@@ -96,7 +96,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     if service.runs_with(SERVICE, revision):
         return wrote
     progress("Starting the Concourse worker")
-    restart.gently(SERVICE, VOLUMES, progress)
+    restart.worker(SERVICE, VOLUMES, progress)
     waiting.until(healthy, _START)
     return True
 
