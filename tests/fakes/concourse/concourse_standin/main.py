@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The command line: ``concourse --version``, ``concourse web``, ``concourse worker``."""
+"""The command line: ``concourse --version``, ``concourse web``, ``concourse worker``, and more."""
 
 import asyncio
 import os
@@ -26,6 +26,10 @@ FLAGS = {
         *("healthcheck-bind-port", "max-active-tasks", "name", "resource-types", "tag"),
         *("tsa-host", "tsa-public-key", "tsa-worker-private-key", "work-dir"),
     },
+    **dict.fromkeys(
+        ("land-worker", "retire-worker"),
+        {"name", "tsa-host", "tsa-public-key", "tsa-worker-private-key"},
+    ),
 }
 
 
@@ -35,7 +39,7 @@ def main(argv: list[str]) -> int:
         print(VERSION)
         return 0
     if not argv or argv[0] not in FLAGS:
-        print("Please specify one command of: web or worker", file=sys.stderr)
+        print(f"Please specify one command of: {', '.join(FLAGS)}", file=sys.stderr)
         return 1
     log("this is a stand-in for Concourse, not Concourse", version=VERSION)
     try:
@@ -47,8 +51,10 @@ def main(argv: list[str]) -> int:
             from .web import Web
 
             return asyncio.run(Web(settings).run())
-        from .worker import Worker
+        from .worker import Worker, leave
 
+        if argv[0] != "worker":
+            return asyncio.run(leave(settings, argv[0]))
         return asyncio.run(Worker(settings, tags).run())
     except StandinError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -71,14 +71,16 @@ class Store:
         return [dict(zip(names, row, strict=True)) for row in rows or ()]
 
     def save_worker(self, worker: Row) -> None:
-        """Register the worker. One that lands or retires stays in that state, as in Concourse."""
+        """Register the worker. One that was to land or retire runs again, as in Concourse.
+
+        (95872ce1a atc/db/worker_factory.go, saveWorker.)
+        """
         self.query(
             "INSERT INTO standin_workers VALUES "
             "(:name, 'running', :tags, :version, :platform, :max_active_tasks) "
             "ON CONFLICT (name) DO UPDATE SET tags = :tags, version = :version, "
             "platform = :platform, max_active_tasks = :max_active_tasks, "
-            "state = CASE WHEN standin_workers.state IN "
-            "('landing', 'retiring') THEN standin_workers.state ELSE 'running' END",
+            "state = 'running'",
             name=worker["name"],
             tags=json.dumps(worker["tags"]),
             version=worker["version"],

@@ -44,6 +44,45 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.a
 RELEASE = Path(__file__).resolve().parents[2]
 
 
+class Gateway:
+    """The web nodes' TSA, as a worker's settings name it."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self._key = private_key(required(settings, "tsa-worker-private-key"))
+        path = settings.get("tsa-public-key")
+        self._host_keys = public_keys(path) if path else []
+        self._hosts = settings.get("tsa-host", "127.0.0.1:2222").split(",")
+
+    async def dial(self) -> asyncssh.SSHClientConnection:
+        """Connect to one of them."""
+        host, _, port = random.choice(self._hosts).strip().rpartition(":")
+        return await asyncssh.connect(
+            host.strip("[]"),
+            int(port),
+            username="beacon",
+            client_keys=[self._key],
+            known_hosts=(self._host_keys, [], []),
+            agent_path=None,
+            config=None,
+            keepalive_interval=KEEPALIVE_SECONDS,
+            connect_timeout=10,
+        )
+
+    async def tell(self, command: str, facts: dict[str, Any]) -> None:
+        """Each command dials anew, so web must still know this worker's key."""
+        async with await self.dial() as connection:
+            await connection.run(command, input=json.dumps(facts) + "\n", check=True)
+
+
+async def leave(settings: dict[str, str], command: str) -> int:
+    """`concourse land-worker` and `concourse retire-worker`, for a worker by its name."""
+    try:
+        await Gateway(settings).tell(command, {"name": required(settings, "name")})
+    except (asyncssh.Error, OSError) as error:
+        raise StandinError(_ssh_text(error)) from error
+    return 0
+
+
 class Worker:
     """The worker node."""
 
@@ -51,10 +90,7 @@ class Worker:
         if os.geteuid() != 0:
             raise StandinError("worker must be run as root")
         self._settings = settings
-        self._key = private_key(required(settings, "tsa-worker-private-key"))
-        path = settings.get("tsa-public-key")
-        self._host_keys = public_keys(path) if path else []
-        self._hosts = settings.get("tsa-host", "127.0.0.1:2222").split(",")
+        self._gateway = Gateway(settings)
         self._work = Path(required(settings, "work-dir")).resolve()
         types = Path(settings.get("resource-types") or RELEASE / "resource-types")
         self._facts = {
@@ -157,23 +193,9 @@ class Worker:
                 log("beacon.failed", error=_ssh_text(error))
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _dial(self) -> asyncssh.SSHClientConnection:
-        host, _, port = random.choice(self._hosts).strip().rpartition(":")
-        return await asyncssh.connect(
-            host.strip("[]"),
-            int(port),
-            username="beacon",
-            client_keys=[self._key],
-            known_hosts=(self._host_keys, [], []),
-            agent_path=None,
-            config=None,
-            keepalive_interval=KEEPALIVE_SECONDS,
-            connect_timeout=10,
-        )
-
     async def _forward(self) -> None:
         """Register, then do what web asks until the connection ends."""
-        async with await self._dial() as connection:
+        async with await self._gateway.dial() as connection:
             process = await connection.create_process("forward-worker")
             process.stdin.write(json.dumps(self._facts) + "\n")
             log("beacon.registered", tags=self._facts["tags"])
@@ -242,9 +264,7 @@ class Worker:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _tell(self, command: str) -> None:
-        """Each command dials anew, so web must still know this worker's key."""
-        async with await self._dial() as connection:
-            await connection.run(command, input=json.dumps(self._facts) + "\n", check=True)
+        await self._gateway.tell(command, self._facts)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
