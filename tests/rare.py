@@ -33,6 +33,10 @@ RARE = (
     "tests/lab/test_lifecycle.py::test_restarts_do_not_pile_up_mounts",
     "tests/lab/test_lifecycle.py::test_web_restarts_and_the_worker_comes_back",
     "tests/lab/test_addresses.py",
+    # The rest of test_drain.py, unit/test_charm_drain.py.
+    "tests/lab/test_drain.py::test_resume_under_the_build",
+    "tests/lab/test_drain.py::test_an_upgrade_waits",
+    "tests/lab/test_drain.py::test_a_unit_that_goes",
     # What breaks around a build: test_lifecycle.py, test_watch.py.
     "tests/lab/test_outages.py",
     # Driver, toolkit, their archives and packages, services and what the charm sets on a machine:

@@ -1,0 +1,88 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A driver's upgrade drains the worker first: the action ends, later hooks go on with it."""
+
+import pytest
+
+import drain
+from driver_upgrade import action
+from driver_upgrade.action import UpgradeError
+from host import driver_record
+from host.driver_record import Step
+from tests.unit import drain_rig, driver_world
+from tests.unit.driver_world import NEW, OLD, is_done, settle, upgrade
+from tests.unit.situations import Rooms
+
+HOURS = 7200
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    return driver_world.make(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def worker(world, monkeypatch, tmp_path):
+    """A worker that runs as process 4711, with a step of a build."""
+    rooms = Rooms(machine_folder=tmp_path, pid=4711, steps=("4f0c",))
+    drain_rig.replace(rooms, monkeypatch)
+    monkeypatch.setattr(drain.drain_record, "boot", lambda: "boot")
+    monkeypatch.setattr(drain.worker, "name", lambda: "ci-worker-0")
+    return rooms
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_action_ends_while_builds_run_and_says_how_it_goes_on(world):
+    shown = upgrade(world, minutes=0, timeout=HOURS)
+    assert shown["draining"] == "builds that have a part here"
+    assert shown["next"].startswith(
+        "it goes on once no build is left, or after drain-timeout (2h)"
+    )
+    assert world.steps == []
+    assert driver_record.read().step is Step.WAIT
+    assert len(world.quarantined()) == 2
+    assert settle(world) is False, "the next hook finds builds still"
+    assert any(line.startswith("Draining (1 step left, 0m of 2h)") for line in world.said)
+    with pytest.raises(UpgradeError, match="it goes on at the charm's next event"):
+        action.preview(driver_world.WISH)
+
+
+def test_a_hook_goes_on_when_the_worker_has_landed(world, worker):
+    upgrade(world, minutes=0, timeout=HOURS)
+    worker.pid, worker.steps = 0, ()
+    assert settle(world) is True
+    assert is_done(world, NEW)
+    assert driver_record.read() is None
+    assert not drain.keeps_down()
+
+
+def test_it_goes_on_without_the_builds_after_the_time_out(world, worker):
+    upgrade(world, minutes=0, timeout=HOURS)
+    worker.now += HOURS
+    assert settle(world) is True
+    assert is_done(world, NEW)
+    assert any("goes on after 2h without these builds: step 4f0c" in line for line in world.said)
+    assert "worker.halt" in worker.calls
+
+
+def test_resume_gives_it_up(world, worker):
+    upgrade(world, minutes=0, timeout=HOURS)
+    assert "given up" in drain.resume("worker/0")["state"]
+    assert "worker.take_up" in worker.calls
+    assert settle(world) is True
+    assert is_done(world, OLD)
+    assert driver_record.read() is None
+
+
+def test_a_reboot_meanwhile_does_not_end_it(world, worker, monkeypatch):
+    upgrade(world, minutes=0, timeout=HOURS)
+    worker.pid, worker.steps = 0, ()
+    monkeypatch.setattr(drain.drain_record, "boot", lambda: "second boot")
+    assert settle(world) is True
+    assert is_done(world, NEW)
+
+
+def test_an_idle_worker_that_no_web_sees_needs_no_drain(world, worker):
+    worker.steps, worker.connected = (), False
+    assert upgrade(world, minutes=0, timeout=HOURS)["self-test"] == "passed"
+    assert "worker.land" not in worker.calls
