@@ -26,10 +26,10 @@ FLAGS = {
         *("healthcheck-bind-port", "max-active-tasks", "name", "resource-types", "tag"),
         *("tsa-host", "tsa-public-key", "tsa-worker-private-key", "work-dir"),
     },
-    **dict.fromkeys(
-        ("land-worker", "retire-worker"),
-        {"name", "tsa-host", "tsa-public-key", "tsa-worker-private-key"},
-    ),
+    **{
+        name: {"name", "tsa-host", "tsa-public-key", "tsa-worker-private-key"}
+        for name in ("land-worker", "retire-worker")
+    },
 }
 
 
