@@ -81,12 +81,12 @@ class Api:
         connection = http.client.HTTPConnection(_ADDRESS, self._port, timeout=self._patience())
         try:
             connection.request(method, path, body, dict(headers))
-            response = connection.getresponse()
-            if response.status in (http.client.NOT_FOUND, http.client.FORBIDDEN):
-                return None
-            if response.status != http.client.OK:
-                raise WebError(f"web answers {response.status}")
-            return self._read(response)
+            with connection.getresponse() as response:
+                if response.status in (http.client.NOT_FOUND, http.client.FORBIDDEN):
+                    return None
+                if response.status != http.client.OK:
+                    raise WebError(f"web answers {response.status}")
+                return self._read(response)
         except (OSError, http.client.HTTPException) as error:
             raise WebError(f"web does not answer: {type(error).__name__}") from error
         finally:

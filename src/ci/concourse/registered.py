@@ -5,6 +5,7 @@
 import collections.abc
 import json
 import pathlib
+import re
 import time
 import typing
 
@@ -59,12 +60,12 @@ def wrong_for(*, wrong: bool) -> float:
         files.ensure_absent(_WRONG_SINCE)
         return 0.0
     now = time.monotonic()
-    since = files.read_text(_WRONG_SINCE)
-    if since is None:
+    noted = re.fullmatch(r"([0-9]+)\n", files.read_text(_WRONG_SINCE) or "")
+    if noted is None:
         files.ensure_directory(_WRONG_SINCE.parent)
-        files.ensure_file(_WRONG_SINCE, f"{now}\n")
+        files.ensure_file(_WRONG_SINCE, f"{now:.0f}\n")
         return 0.0
-    return now - float(since)
+    return now - float(noted[1])
 
 
 def _all(web: Api, wanted: collections.abc.Iterable[str]) -> dict[str, Sight]:

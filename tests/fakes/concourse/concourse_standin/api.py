@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What of Concourse's own API the charm asks: a token for a password, teams, and containers.
+"""What of Concourse's own API the charm asks: a token for a password, teams, workers, containers.
 
 Paths and fields are those of 8.3.0: fly/commands/login.go, atc/routes.go, atc/container.go,
-atc/api/present/container.go. All is team main's; a token is any that was given, for as long as
+atc/worker.go, atc/api/present. All is team main's; a token is any that was given, for as long as
 this web lives.
 """
 
@@ -44,6 +44,8 @@ class Api:
     async def get(self, words: list[str]) -> tuple[int, object]:
         """Answer ``GET /api/v1/<words>``."""
         match [unquote(word) for word in words]:
+            case ["workers"]:
+                return 200, [_worker(one) for one in self._store.workers()]
             case ["teams"]:
                 return 200, [{"id": 1, "name": TEAM}]
             case ["teams", team, "containers"] if team == TEAM:
@@ -58,6 +60,12 @@ class Api:
         builds = self._store.builds("NOT collected")
         steps = [(build, step) for build in builds for step in build["plan"]]
         return [_container(build, step) for build, step in steps if "worker" in step]
+
+
+def _worker(row: Row) -> dict[str, Any]:
+    """It as JSON (8.3.0 atc/worker.go, where a worker without tags has null)."""
+    names = ("name", "state", "version", "platform")
+    return {**{name: row[name] for name in names if name in row}, "tags": row["tags"] or None}
 
 
 def _container(build: Row, step: Row) -> dict[str, Any]:

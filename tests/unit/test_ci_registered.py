@@ -1,0 +1,126 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""How web on a real port says that it sees its workers, honest and hostile; and for how long."""
+
+import json
+import time
+
+import pytest
+
+from ci.concourse import registered
+from machine import waiting
+from plan.sights import ABSENT, Sight, digest
+from tests.unit.test_ci_names import PASSWORD, Web, drip, endless
+
+PATH = "/api/v1/workers"
+GPU = digest(["gpu", "gpu-count=1"])
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return tmp_path / "web.env"
+
+
+@pytest.fixture
+def web(settings, monkeypatch):
+    monkeypatch.setattr(registered, "_COMES", 0.0)
+    web = Web(settings)
+    yield web
+    web.server.shutdown()
+    web.server.server_close()
+
+
+def lists(web, *workers):
+    web.answers[PATH] = (200, json.dumps(list(workers)).encode())
+
+
+def worker(name="ci-worker-0", state="running", tags=("gpu-count=1", "gpu"), **more):
+    return {"name": name, "state": state, "tags": tags and list(tags), "platform": "linux", **more}
+
+
+def test_each_worker_is_seen_as_web_lists_it(web, settings):
+    lists(
+        web, worker(), worker("ci-worker-1", "stalled", None), worker("another"),
+        worker("ci-worker-2", "landed", (), resource_types=[{"type": "git"}]),
+    )  # fmt: skip
+    names = [f"ci-worker-{number}" for number in range(4)]
+    seen = registered.look(dict.fromkeys(names, GPU), settings)
+    assert seen == {
+        "ci-worker-0": Sight("running", GPU),
+        "ci-worker-1": Sight("stalled", digest([])),
+        "ci-worker-2": Sight("landed", digest([])),
+        "ci-worker-3": Sight(ABSENT),
+    }
+
+
+def test_a_worker_that_comes_within_seconds_is_waited_for(web, settings, monkeypatch):
+    monkeypatch.setattr(registered, "_COMES", 30.0)
+    answers = iter([[], [worker(tags=("old",))], [worker()]])
+
+    def listed(handler):
+        handler.reply((200, json.dumps(next(answers)).encode()))
+
+    web.answers[PATH] = listed
+    assert registered.look({"ci-worker-0": GPU}, settings) == {
+        "ci-worker-0": Sight("running", GPU)
+    }
+
+
+def test_one_that_never_comes_is_waited_for_no_longer_than_that(settings, web, monkeypatch):
+    asked = []
+
+    def until(condition, seconds, every):
+        asked.append(seconds)
+        return condition()
+
+    monkeypatch.setattr(registered, "_COMES", 5.0)
+    monkeypatch.setattr(waiting, "until", until)
+    lists(web)
+    assert registered.look({"ci-worker-0": ""}, settings) == {"ci-worker-0": Sight(ABSENT)}
+    assert asked == [5.0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, b"x"), (200, b"x"), (200, b"{}"), (200, b"[" * 5000), (200, b"[1]"), (200, b""),
+        (200, b'[{"name": 1, "state": "running"}]'), (200, b'[{"name": "a", "state": "new"}]'),
+        (200, b'[{"name": "a", "state": "running", "tags": [1]}]'),
+        (200, b'[{"name": "a", "state": "running", "tags": "gpu"}]'),
+        (404, b""),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_never_taken_for_absence(web, settings, answer):
+    web.answers[PATH] = answer
+    assert registered.look({"ci-worker-0": GPU}, settings) is None
+
+
+@pytest.mark.parametrize("hostile", [drip, endless])
+def test_a_web_that_does_not_end_holds_up_nobody(web, settings, monkeypatch, hostile):
+    monkeypatch.setattr(registered, "_ANSWERS", 1.0)
+    web.answers[PATH] = hostile
+    begun = time.monotonic()
+    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert time.monotonic() - begun < 30
+
+
+def test_without_web_or_password_nothing_is_known(web, settings, tmp_path):
+    assert registered.look({"ci-worker-0": GPU}, tmp_path / "none") is None
+    settings.write_text(settings.read_text().replace("admin:", "admin:wrong"))
+    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert PASSWORD not in repr(web.asked)
+
+
+def test_how_long_it_is_wrong_counts_from_the_first_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(registered, "_WRONG_SINCE", tmp_path / "run/worker-not-seen")
+    now = [1000.0]
+    monkeypatch.setattr(registered.time, "monotonic", lambda: now[0])
+    assert registered.wrong_for(wrong=False) == 0.0
+    assert registered.wrong_for(wrong=True) == 0.0
+    now[0] += 601
+    assert registered.wrong_for(wrong=True) == 601.0
+    assert registered.wrong_for(wrong=False) == 0.0
+    now[0] += 5
+    assert registered.wrong_for(wrong=True) == 0.0
+    (tmp_path / "run/worker-not-seen").write_text("\0")
+    assert registered.wrong_for(wrong=True) == 0.0

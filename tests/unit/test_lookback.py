@@ -1,0 +1,149 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's door: web tells its workers how it sees them, and each says what is wrong."""
+
+import dataclasses
+
+import pytest
+from ops import testing
+
+from plan.sights import Sight, digest
+from tests.unit.exchange_rig import Pair
+from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
+
+NAME = "a-worker-0"
+RESTART = "juju exec --unit worker/0 -- systemctl restart concourse-worker"
+
+
+@pytest.fixture
+def pair(rooms, monkeypatch, tmp_path):
+    pair = Pair(rooms, monkeypatch, tmp_path)
+    pair.web.run()
+    pair.worker.run()
+    pair.settle()
+    return pair
+
+
+def name(pair):
+    return pair.worker.tells["worker-name"]
+
+
+def seen_as(pair, sight, *, seconds=0.0):
+    """Web sees the worker so, for so long; what the worker says."""
+    pair.web.rooms(sights={name(pair): sight})
+    pair.worker.rooms(wrong_seconds=seconds)
+    pair.web.run()
+    pair.settle()
+    pair.worker.run()
+    return pair.worker.status
+
+
+def test_a_worker_that_is_seen_as_planned_is_ready(pair):
+    assert pair.web.asked == {name(pair): digest([])}
+    assert pair.web.tells["workers-seen"] == f"{name(pair)} running {digest([])}"
+    assert pair.worker.status == testing.ActiveStatus("Worker ready")
+
+
+WRONG = {
+    Sight("absent"): "does not list this worker, {name}, although it let it in: {restart}",
+    Sight("stalled", digest([])): (
+        "lists this worker, {name}, as stalled, since it hears nothing of it: see journalctl -u "
+        "concourse-worker, then {restart}"
+    ),
+    Sight("landing", digest([])): (
+        "lists this worker, {name}, as landing, by fly land-worker: {restart} ends that"
+    ),
+    Sight("landed", digest([])): (
+        "lists this worker, {name}, as landed, by fly land-worker: {restart} ends that"
+    ),
+    Sight("retiring", digest([])): ("lists this worker, {name}, as retiring: {restart} ends that"),
+    Sight("running", digest(["other"])): (
+        "lists {name} with other tags than this unit's: see in fly workers whether another worker "
+        "has the same name, else {restart}"
+    ),
+}
+
+
+@pytest.mark.parametrize("sight", WRONG, ids=lambda sight: f"{sight.state}-{sight.tags[:4]}")
+def test_what_is_wrong_is_waited_for_first_and_then_said_with_its_remedy(pair, sight):
+    status = seen_as(pair, sight)
+    assert status.name == "waiting"
+    assert status.message.startswith("Waiting for web to see this worker as it is: it ")
+    assert RESTART not in status.message
+    text = WRONG[sight].format(name=name(pair), restart=RESTART)
+    assert seen_as(pair, sight, seconds=601) == testing.BlockedStatus(f"Web {text}")
+    good = Sight("running", digest([]))
+    assert seen_as(pair, good, seconds=601) == testing.ActiveStatus("Worker ready")
+
+
+def test_new_tags_are_seen_with_the_hooks_that_follow(pair):
+    before = dict(pair.worker.state.config)
+    pair.worker.state = dataclasses.replace(pair.worker.state, config={**before, "tag": "rack-7"})
+    pair.worker.run(pair.worker.context.on.config_changed())
+    assert pair.worker.status.name == "waiting"
+    pair.settle()
+    assert pair.worker.status == testing.ActiveStatus("Worker ready")
+    assert pair.web.asked == {name(pair): digest(["rack-7"])}
+
+
+def test_a_web_that_can_not_be_asked_says_nothing_new(pair):
+    seen = pair.web.tells["workers-seen"]
+    pair.web.rooms(sights=None)
+    pair.web.run()
+    assert pair.web.tells["workers-seen"] == seen
+
+
+def test_the_connection_counts_first(pair):
+    pair.worker.rooms(connected=False)
+    status = seen_as(pair, Sight("stalled", digest([])), seconds=601)
+    assert status.message.startswith("Waiting for web to see this worker: no lasting connection")
+
+
+def test_one_web_that_sees_it_as_it_is_is_enough(context, rooms):
+    told = tsa()
+    data = told.remote_units_data[0]
+    own = {"worker-name": "w"}
+    units = {
+        0: {**data, "workers-seen": "w stalled"},
+        1: {**data, "workers-seen": f"w running {digest([])}"},
+    }
+    for wrong, kept in ((False, units), (True, {0: units[0]})):
+        relation = dataclasses.replace(told, remote_units_data=kept, local_unit_data=own)
+        after = context.run(context.on.update_status(), state(relations=[relation]))
+        assert after.unit_status.name == ("waiting" if wrong else "active")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["w", "w flying", "w running x", "w running\nw/0 \x1b[31m", f"w running {'0' * 31}", "\n"],
+)
+def test_what_no_web_tells_is_refused_in_words(context, rooms, text):
+    relation = tsa(workers_seen=text)
+    after = context.run(context.on.relation_changed(relation), state(relations=[relation]))
+    words = "refused workers-seen of web/0: is no NAME STATE TAGS"
+    assert after.unit_status == testing.ActiveStatus(f"Worker ready ({words})")
+
+
+@pytest.mark.parametrize("bad", ["a b", "-x", "../w", "w\nother running", "x" * 201, "ü"])
+def test_a_name_that_is_none_is_not_asked_for(context, rooms, bad):
+    relation = workers(WORKER_KEY)
+    data = {0: {"worker-public-key": WORKER_KEY, "worker-name": bad, "worker-tags": "x"}}
+    relation = dataclasses.replace(relation, remote_units_data=data)
+    before = context.run(context.on.update_status(), state("web", [database(), relation]))
+    told = context.run(context.on.update_status(), before).get_relation(relation.id)
+    assert rooms.asked == {}
+    assert "workers-seen" not in told.local_unit_data
+
+
+def test_a_worker_beside_its_web_is_asked_for_here(context, rooms):
+    rooms.sights = {"ci-unit-0": Sight("absent")}
+    before = state("all")
+    after = context.run(context.on.update_status(), before)
+    (own,) = rooms.asked
+    rooms.sights = {own: Sight("absent")}
+    rooms.wrong_seconds = 601
+    after = context.run(context.on.update_status(), after)
+    assert after.unit_status.message.startswith(f"Web does not list this worker, {own}")
+    rooms.sights = {}
+    after = context.run(context.on.update_status(), after)
+    assert after.unit_status == testing.ActiveStatus("Web and worker ready")
