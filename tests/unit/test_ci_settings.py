@@ -6,6 +6,7 @@ That Concourse reads these files, and restarts for them, is proven in tests/func
 """
 
 import dataclasses
+import functools
 import pathlib
 import re
 
@@ -177,3 +178,52 @@ def test_cas_of_the_operators_stand_beside_the_machines(monkeypatch, tmp_path):
     assert certificates.ensure("") == ""
     assert not certificates.FOLDER.exists()
     assert not certificates.remove()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "team", "leaves"),
+    [
+        (None, "a", False),
+        ('CONCOURSE_NAME="w"\n', "", False),
+        ('CONCOURSE_NAME="w"\n', "a", True),
+        ('CONCOURSE_NAME="w"\nCONCOURSE_TEAM="a"\n', "a", False),
+        ('CONCOURSE_NAME="w"\nCONCOURSE_TEAM="a"\n', "b", True),
+        ('CONCOURSE_NAME="w"\nCONCOURSE_TEAM="a"\n', "", True),
+    ],
+)
+def test_a_worker_leaves_web_before_it_comes_back_as_another_teams(
+    files, monkeypatch, tmp_path, earlier, team, leaves
+):
+    """Web takes none whose name it knows as another team's, or everybody's."""
+    environment, left = tmp_path / "worker.env", []
+    if earlier:
+        environment.write_text(earlier)
+
+    def retire(seconds, _):
+        left.append((seconds, "worker.env" in files))
+
+    monkeypatch.setattr(concourse_worker, "_ENVIRONMENT", environment)
+    monkeypatch.setattr(concourse_worker, "retire", retire)
+    worker(files, plan.make(unit(options={"team": team})))
+    # As long as builds may take, and before anything tells of the new team.
+    assert left == ([(300, False)] if leaves else [])
+
+
+@pytest.mark.parametrize(("earlier", "stays"), [(None, False), ("CONCOURSE_NAME=w\n", True)])
+def test_what_another_unit_has_left_in_a_storage_goes(
+    files, monkeypatch, tmp_path, earlier, stays
+):
+    gone = []
+    (tmp_path / "work" / "volumes").mkdir(parents=True)
+    if earlier:
+        (tmp_path / "worker.env").write_text(earlier)
+    monkeypatch.setattr(concourse_worker, "_ENVIRONMENT", tmp_path / "worker.env")
+    monkeypatch.setattr(concourse_worker, "WORK_DIR", tmp_path / "work")
+    ended = ["remove_containers", "remove_network"]
+    for name in ended:
+        call = functools.partial(lambda name, *_: gone.append(name), name)
+        monkeypatch.setattr(concourse_worker.leftovers, name, call)
+    monkeypatch.setattr(concourse_worker.files, "ensure_absent", gone.append)
+    worker(files, plan.make(unit()))
+    work = [*ended, tmp_path / "work"]
+    assert [one for one in gone if one in work] == ([] if stays else work)

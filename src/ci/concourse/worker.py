@@ -274,6 +274,9 @@ def _driver(progress: collections.abc.Callable[[str], None]) -> str:
     with the worker.
     """
     had = volume_driver()
+    if not had:
+        # In a storage of Juju's: of a unit that had it before. Web knows nothing of that.
+        _remove_work()
     driver = volumes.choose(had, WORK_DIR)
     if had and driver != had:
         progress("Beginning the worker anew: its volumes can't be mounted any more")
