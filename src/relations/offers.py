@@ -14,7 +14,7 @@ import typing
 import ops
 
 from plan.offers import Elsewhere, GpuOffer
-from relations import peers, tsa
+from relations import exchange, peers, tsa
 
 _OWN: typing.Final = "gpus"
 _PASSED_ON: typing.Final = "gpus-of-others"
@@ -52,7 +52,8 @@ def publish(model: ops.Model, own: GpuOffer | None, elsewhere: Elsewhere) -> Non
         data = relation.data[model.unit]
         if own:
             _tell(data, _OWN, _text(own) if own.uuids else "")
-        if relation.name in tsa.WEB_ENDPOINTS:
+        # The public charm's worker would restart, and its builds end, at each change.
+        if relation.name in tsa.WEB_ENDPOINTS and exchange.kin(relation):
             known = {unit.name for unit in relation.units}
             others = [one for one in elsewhere.offers if one.unit not in known]
             _tell(data, _PASSED_ON, "\n".join(f"{one.unit} {_text(one)}" for one in others))

@@ -17,9 +17,10 @@ import re
 import sys
 import time
 
-from ci.concourse import web, worker, worker_keys
+from ci.concourse import registered, web, worker, worker_keys
 from machine import files, process, services
 from plan.parts import ReleasePlan, WebPlan, WorkerPlan
+from plan.sights import digest, fingerprint
 from plan.state import Database, WebSecrets
 
 CHANGES = [
@@ -94,6 +95,26 @@ def both(web_plan, worker_plan):
     web.apply(web_plan, unheard)
     worker.apply(worker_plan, unheard)
     return web.healthy(), worker.healthy()
+
+
+def seen(name, tags):
+    """How web sees a worker that is to have these tags."""
+    return [vars(one) for one in (registered.look({name: digest(tags)}) or {}).values()]
+
+
+def new_worker_key(worker_plan):
+    """Each step that gives the worker's key another's place; whether web lets it in at each."""
+    worker_keys.begin()
+    told = [worker.is_connected()]
+    web.authorize(worker_keys.every())
+    worker_keys.take_turn(tuple(map(fingerprint, web.authorized())))
+    worker.apply(worker_plan, unheard)
+    told.append(worker.trusted() is not None and worker.is_connected())
+    former = worker_keys.shown()
+    worker_keys.settle()
+    web.authorize(worker_keys.every())
+    told.append(worker.is_connected() and former not in web.authorized())
+    return told
 
 
 def unheard(_line):

@@ -86,7 +86,11 @@ def test_a_web_passes_on_what_the_others_of_a_worker_give(context, rooms):
 
 
 def workers_of(application, card):
-    data = {"worker-public-key": WORKER_KEY, "gpus": f"{BOOT} GPU-{card}"}
+    data = {
+        "worker-public-key": WORKER_KEY,
+        "worker-name": f"ci-{application}-0",
+        "gpus": f"{BOOT} GPU-{card}",
+    }
     return testing.Relation(
         "web-tsa",
         interface="concourse-tsa",
