@@ -36,6 +36,7 @@ class Cloud:
         self.fails = ""
         self.script, self.looks, self.now = ["active"], 0, 0.0
         self.machines_after = 0
+        self.silent = range(0)  # looks that get no answer
         self.release = {"ID": "ubuntu", "VERSION_ID": "24.04"}
 
     def ask(self, *command):
@@ -50,6 +51,8 @@ class Cloud:
 
     def status(self):
         self.looks += 1
+        if self.looks in self.silent:
+            raise self.refused("juju status: connection is shut down")
         gone_by = self.script[min(self.looks, len(self.script)) - 1]
         for name, app in self.apps.items():
             kind, _, message = (gone_by if name in ("worker", "ci") else "active").partition(" ")
@@ -200,6 +203,22 @@ def test_progress_is_shown_once_and_a_machine_is_waited_for(call):
     assert (status, cloud.looks) == (0, len(cloud.script))
     assert said.count("worker/0  maintenance: Installing") == 1
     assert said.index("maintenance: Installing") < said.index("worker/0  blocked: No GPU found")
+
+
+def test_a_controller_that_restarts_meanwhile_is_waited_for(call):
+    cloud = Cloud()
+    cloud.script = ["waiting"] * 9 + ["active"]
+    cloud.silent = range(3, 8)
+    status, said = call(cloud)
+    assert (status, said.count("juju status: connection is shut down; asking again")) == (0, 5)
+    cloud = Cloud()
+    cloud.silent = range(2, 1000)
+    status, said = call(cloud)
+    assert (status, said.endswith("deploy-lxd: juju status: connection is shut down\n")) == (
+        1,
+        True,
+    )
+    assert 120 <= cloud.now < 140
 
 
 @pytest.mark.parametrize("kind", ["blocked", "error"])
