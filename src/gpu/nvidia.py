@@ -19,7 +19,7 @@ def look(root: pathlib.Path) -> Inventory:
     gpus = pci.gpus(root, Vendor.NVIDIA)
     driven = [gpu for gpu in gpus if gpu.driver == "nvidia"]
     if driven:
-        passed = [gpu for gpu in driven if _is_passed(gpu, root)]
+        passed = [gpu for gpu in driven if is_passed(gpu.address, root)]
         if passed:
             return _ask_nvml(passed, root)
         return Inventory(State.NOT_PASSED, detail=pci.addresses(driven))
@@ -56,14 +56,14 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
     )
 
 
-def _is_passed(gpu: pci.Device, root: pathlib.Path) -> bool:
+def is_passed(address: str, root: pathlib.Path) -> bool:
     """Whether a GPU of the driver's can be opened here; it can't in a container without its node.
 
     On a machine of its own NVML makes the nodes when it starts.
     """
     if not kernel.in_container(root):
         return True
-    said = kernel.text(root / "proc/driver/nvidia/gpus" / gpu.address / "information")
+    said = kernel.text(root / "proc/driver/nvidia/gpus" / address / "information")
     minor = re.search(r"^Device Minor:\s*([0-9]+)", said, re.MULTILINE)
     return (root / f"dev/nvidia{minor.group(1)}").exists() if minor else _has_nodes(root)
 

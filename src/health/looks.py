@@ -9,7 +9,7 @@ import pathlib
 import time
 import typing
 
-from gpu import figures, nvml, pci, sysfs_figures
+from gpu import figures, nvidia, nvml, pci, sysfs_figures
 from gpu.events import Events
 from gpu.inventory import Vendor
 from gpu.nvml_device import Device, is_for_want
@@ -143,6 +143,8 @@ class NvidiaLooks:
             self._devices.pop(uuid, None)
             if address not in bus:
                 self.gone += (uuid,)
+            elif not nvidia.is_passed(address, self._root):
+                continue  # Taken away from this container: nothing is wrong with it.
             elif found:
                 self._tell(wire.One(uuid, found))
             else:
@@ -174,8 +176,9 @@ class NvidiaLooks:
         self._failed += 1
         if self._failed <= _PATIENCE:
             return _line(words)
-        for uuid in self._cards:
-            self._tell(wire.One(uuid, Figures(failure=_line(words))))
+        for uuid, address in self._cards.items():
+            if nvidia.is_passed(address, self._root):
+                self._tell(wire.One(uuid, Figures(failure=_line(words))))
         return ""
 
     def _note(self, text: str) -> None:
