@@ -11,6 +11,7 @@ import actions
 import attempts
 import drain
 import equipment
+import fewer
 import look
 import lookback
 import ownership
@@ -149,6 +150,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         folders.ensure(wanted.folders, wanted.gpu)
         if wanted.unusable or (state.inventory and state.inventory.gpus):
             cordons.ensure(state.cordoned, wanted.unusable)
+        fewer.ensure(state, wanted, self._say)
         return dataclasses.replace(state, repaired=bool(repaired))
 
     def _test(self, state: UnitState, wanted: Plan) -> UnitState:

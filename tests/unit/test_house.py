@@ -19,6 +19,7 @@ FLOORS = {
     "actions": 9,
     "attempts": 8,
     "equipment": 9,
+    "fewer": 9,
     "look": 9,
     "ownership": 9,
     "reboot": 9,

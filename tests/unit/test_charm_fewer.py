@@ -1,0 +1,43 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's door: a worker that has lost GPUs offers what is left before it is tested."""
+
+import dataclasses
+
+import pytest
+
+import look
+from tests.unit.situations import GPUS, state, tsa
+
+BOTH = tuple(gpu.uuid for gpu in GPUS)
+
+
+@pytest.fixture
+def hook(context, rooms, monkeypatch):
+    """A hook of a worker whose tasks were given `handed_out`; what it did, in its order."""
+
+    def hook(handed_out, *gpus):
+        monkeypatch.setattr(look.wrapper, "handed_out", lambda: handed_out)
+        rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
+        rooms.calls.clear()
+        before = dataclasses.replace(state(enable_gpu=True), relations=[tsa()])
+        context.run(context.on.update_status(), before)
+        done = [call.partition(" ")[0] for call in rooms.calls]
+        return [call for call in done if call in ("worker.apply", "automatic.ensure")]
+
+    return hook
+
+
+def test_a_gpu_that_is_gone_is_offered_no_longer_while_the_rest_is_tested(hook, rooms):
+    assert hook(BOTH, GPUS[0]) == ["worker.apply", "automatic.ensure", "worker.apply"]
+    assert "gpu-count=1" in rooms.worker.tags
+
+
+def test_one_that_came_is_tested_before_it_is_offered(hook):
+    for handed_out in ((), BOTH[:1], BOTH, ("GPU-another", BOTH[0])):
+        assert hook(handed_out, *GPUS) == ["automatic.ensure", "worker.apply"]
+
+
+def test_a_paused_worker_stays_down(hook, monkeypatch):
+    monkeypatch.setattr("drain.keeps_down", lambda: True)
+    assert hook(BOTH, GPUS[0]) == ["automatic.ensure"]
