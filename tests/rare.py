@@ -25,7 +25,11 @@ RARE = (
     # unit/test_charm_owner.py.
     "tests/functional/test_owner_machine.py",
     "tests/functional/test_ci_machine.py",
+    # unit/test_web_files.py, unit/test_web_tls.py, unit/test_web_database.py.
+    "tests/functional/test_web_machine.py",
     "tests/lab/test_all_in_one.py",
+    # functional/test_ci_machine.py, unit/test_charm_relations.py.
+    "tests/lab/test_two_webs.py",
     "tests/lab/test_lifecycle.py::test_a_hook_killed",
     "tests/lab/test_lifecycle.py::test_a_second_run",
     "tests/lab/test_lifecycle.py::test_a_unit_is_added",

@@ -19,9 +19,12 @@ import time
 
 from ci.concourse import registered, web, worker, worker_keys
 from machine import files, process, services
+from plan.certificates import Tls
+from plan.encryption import Keys
 from plan.parts import ReleasePlan, WebPlan, WorkerPlan
 from plan.sights import digest, fingerprint
 from plan.state import Database, WebSecrets
+from plan.web_options import WebOptions
 
 CHANGES = [
     *((files, name) for name in ("ensure_file", "ensure_directory", "ensure_absent")),
@@ -35,6 +38,9 @@ TYPES = {
     "web": WebPlan,
     "database": Database,
     "secrets": WebSecrets,
+    "options": WebOptions,
+    "tls": Tls,
+    "keys": Keys,
 }
 DIED = 137
 
@@ -42,7 +48,7 @@ DIED = 137
 def value(raw):
     """A plan of its JSON, lists as tuples."""
     if isinstance(raw, list):
-        return tuple(raw)
+        return tuple(map(value, raw))
     if not isinstance(raw, dict):
         return raw
     kind = raw.pop("type")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import ssl
 import sys
 import threading
 import traceback
@@ -96,16 +97,20 @@ def seconds(text: str) -> float:
     return float(text[:-1]) * units[text[-1]]
 
 
-def serve_http(host: str, port: int, answer: Answer) -> None:
-    """Answer each request with ``answer(method, path, headers, body)``'s status and JSON."""
+def serve_http(host: str, port: int, answer: Answer, tls: tuple[str, str] | None = None) -> None:
+    """Answer each request with ``answer(method, path, headers, body)``'s status and JSON.
+
+    ``tls`` names the files of a certificate and its key: HTTPS.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, document = answer(self.command, self.path, self.headers, body)
-            reply = json.dumps(document).encode()
+            plain = isinstance(document, str)
+            reply = document.encode() if plain else json.dumps(document).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/plain" if plain else "application/json")
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
             self.wfile.write(reply)
@@ -119,4 +124,11 @@ def serve_http(host: str, port: int, answer: Answer) -> None:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise StandinError(f"cannot listen on {host}:{port}: {error}") from error
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(*tls)
+        except (OSError, ssl.SSLError) as error:
+            raise StandinError(f"cannot use {tls}: {error}") from error
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()

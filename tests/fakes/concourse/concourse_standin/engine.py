@@ -12,6 +12,7 @@ from .store import Row, Store
 from .tsa import Tsa
 
 SWEEP_SECONDS = 5
+ADOPT_SECONDS = 2
 PLACE_SECONDS = 1  # Concourse looks every 5 seconds.
 NO_ROOM = b"no suitable workers found, waiting for worker...\n"
 ONE_OFF_GRACE_SECONDS = 300  # as Concourse: atc/atccmd/command.go, gc one-off grace period
@@ -29,17 +30,29 @@ class Engine:
         self._external_url = external_url
         self._failed_grace = failed_grace
         self._aborted: set[int] = set()
+        self._running: set[int] = set()
 
     def start(self) -> None:
-        """Take up the builds that ran when web stopped, and begin to collect containers."""
-        for build in self._store.builds("status = 'started'"):
-            background(self._run(build))
+        """Take up the builds that no web has, now and later, and begin to collect containers."""
+        background(self._adopt())
         background(self._sweep())
+
+    async def _adopt(self) -> None:
+        while True:
+            for build in self._store.builds("status = 'started'"):
+                self._take(build)
+            await asyncio.sleep(ADOPT_SECONDS)
+
+    def _take(self, build: Row) -> None:
+        """Run a build, unless another web does, or this one."""
+        if build["id"] not in self._running and self._store.lock(build["id"]):
+            self._running.add(build["id"])
+            background(self._run(build))
 
     def add(self, name: str, pipeline: str | None, job: str | None, plan: list[Row]) -> int:
         """Start a build; its id."""
         number = self._store.add_build(name, pipeline, job, plan)
-        background(self._run(self._store.builds("id = :id", id=number)[0]))
+        self._take(self._store.builds("id = :id", id=number)[0])
         return number
 
     def abort(self, number: int) -> None:
@@ -91,6 +104,8 @@ class Engine:
         )
         if build["worker"]:
             self._tsa.settle(build["worker"])
+        self._store.unlock(number)
+        self._running.discard(number)
 
     async def _attempts(self, build: Row, step: Row) -> int:
         """Run the step as often as it may fail, in a container of its own each time."""

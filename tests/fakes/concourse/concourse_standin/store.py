@@ -44,20 +44,24 @@ class Store:
     def _connect(self) -> pg8000.native.Connection:
         get = self._settings.get
         port, socket = int(get("postgres-port", "5432")), get("postgres-socket")
-        where: Row = {"host": get("postgres-host", "127.0.0.1"), "port": port}
+        places: list[Row] = [
+            {"host": host, "port": port} for host in get("postgres-host", "127.0.0.1").split(",")
+        ]
         if socket:
-            where = {"unix_sock": f"{socket}/.s.PGSQL.{port}"}
-        try:
-            return pg8000.native.Connection(
-                required(self._settings, "postgres-user"),
-                password=get("postgres-password"),
-                database=get("postgres-database", "atc"),
-                ssl_context=_tls(get("postgres-sslmode", "disable"), get("postgres-ca-cert")),
-                timeout=10,
-                **where,
-            )
-        except (pg8000.exceptions.Error, OSError) as error:
-            raise StandinError(f"failed to open the database at {where}: {error}") from error
+            places = [{"unix_sock": f"{socket}/.s.PGSQL.{port}"}]
+        for where in places:
+            try:
+                return pg8000.native.Connection(
+                    required(self._settings, "postgres-user"),
+                    password=get("postgres-password"),
+                    database=get("postgres-database", "atc"),
+                    ssl_context=_tls(get("postgres-sslmode", "disable"), get("postgres-ca-cert")),
+                    timeout=10,
+                    **where,
+                )
+            except (pg8000.exceptions.Error, OSError) as error:
+                failed = error
+        raise StandinError(f"failed to open the database at {places}: {failed}") from failed
 
     def query(self, sql: str, **values: Any) -> list[Row]:
         """Run one statement; its rows by column name."""
@@ -111,6 +115,15 @@ class Store:
             plan=json.dumps(plan),
         )
         return rows[0]["id"]
+
+    def lock(self, build: int) -> bool:
+        """Have the build for this web alone, for as long as its connection lasts."""
+        sql = "SELECT pg_try_advisory_lock(CAST(:id AS bigint)) AS got"
+        return bool(self.query(sql, id=build)[0]["got"])
+
+    def unlock(self, build: int) -> None:
+        """Let go of a build."""
+        self.query("SELECT pg_advisory_unlock(CAST(:id AS bigint))", id=build)
 
     def builds(self, condition: str = "true", **values: Any) -> list[Row]:
         """The builds for which the SQL condition holds, newest first."""

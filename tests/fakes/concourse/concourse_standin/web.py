@@ -12,6 +12,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+import pg8000.exceptions
+
 from .api import Api
 from .common import (
     WORKER_VERSION,
@@ -60,10 +62,24 @@ class Web:
         bind_ip = self._settings.get("bind-ip", "0.0.0.0")
         await self._tsa.listen(bind_ip, int(self._settings.get("tsa-bind-port", "2222")))
         self._engine.start()
-        serve_http(bind_ip, int(self._settings.get("bind-port", "8080")), self._answer)
+        self._serve(bind_ip)
         log("web.listening")
         await stop.wait()
         return 0
+
+    def _serve(self, bind_ip: str) -> None:
+        get = self._settings.get
+        serve_http(bind_ip, int(get("bind-port", "8080")), self._answer)
+        if tls := get("tls-bind-port"):
+            if not get("external-url", "").startswith("https:"):
+                raise StandinError("must specify HTTPS external-url to use TLS")
+            pair = required(self._settings, "tls-cert"), required(self._settings, "tls-key")
+            serve_http(bind_ip, int(tls), self._answer, pair)
+        if metrics := get("prometheus-bind-port"):
+            text = 'concourse_workers_registered{state="running"} 0\n'
+            serve_http(
+                get("prometheus-bind-ip", "127.0.0.1"), int(metrics), lambda *_: (200, text)
+            )
 
     def _local_users(self) -> dict[str, str]:
         """Users who may do things: those of the main team, with their passwords."""
@@ -87,6 +103,8 @@ class Web:
                 "worker_version": WORKER_VERSION,
                 "external_url": self._settings.get("external-url", ""),
             }
+        if words == ["api", "v1", "health"]:
+            return self._health()
         if (method, words) == ("POST", ["sky", "issuer", "token"]):
             return self._api.token(headers, body)
         if method == "GET" and words[:2] == ["api", "v1"]:
@@ -105,6 +123,20 @@ class Web:
             return 400, {"error": str(error)}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             return 400, {"error": f"invalid configuration: {error!r}"}
+
+    def _health(self) -> tuple[int, object]:
+        """Of Concourse's own answer what the charm reads: whether the database can be used."""
+
+        async def ask() -> str:
+            try:
+                self._store.query("SELECT 1 AS one")
+            except (StandinError, pg8000.exceptions.Error, OSError):
+                return "unhealthy"
+            return "healthy"
+
+        status = asyncio.run_coroutine_threadsafe(ask(), self._loop).result(timeout=60)
+        error = {} if status == "healthy" else {"error": "database unreachable"}
+        return 200 if not error else 503, {"database": {"status": status, **error}}
 
     def _allowed(self, authorization: str) -> bool:
         try:
