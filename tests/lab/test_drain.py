@@ -29,7 +29,7 @@ def states(site):
 
 
 def until_state(site, state, name="lab-worker-0"):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while states(site).get(name) != state:
         assert time.monotonic() < deadline, states(site)
         time.sleep(0.3)

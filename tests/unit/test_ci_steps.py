@@ -63,7 +63,16 @@ def test_a_container_that_was_just_made_counts(container, tmp_path, has_process)
     age(container, 5)
     if not has_process:
         (container / "init.pid").unlink()
+    made = time.time() - 5
+    os.utime(container, (made, made))
     assert steps.running(tmp_path) == ("4f0c",)
+
+
+def test_one_whose_step_has_ended_is_no_new_one(container, tmp_path):
+    age(container, 5)
+    (container / "task.pid").touch()
+    (container / "task.pid").unlink()
+    assert steps.running(tmp_path) == ()
 
 
 def test_a_container_that_is_used_again_and_again_is_at_rest_between(container, tmp_path):

@@ -80,10 +80,12 @@ def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
 
 
 def _begins(container: pathlib.Path) -> bool:
-    """Whether it was just made; the folder itself changes with each process that begins in it."""
+    """Whether it was just made, and no step has begun in it that may have ended by now."""
     for path in (container / "init.pid", container):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return time.time() - path.stat().st_mtime < _BEGINNING
+            made = path.stat().st_mtime
+            is_new = container.stat().st_mtime - made < _AT_ONCE
+            return is_new and time.time() - made < _BEGINNING
     return False
 
 
