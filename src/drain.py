@@ -16,6 +16,7 @@ import time
 import typing
 
 from ci.concourse import handles, names, steps, worker
+from ci.concourse.upstream import works_with
 from host import drain_record
 from machine import process, services, transient
 from plan import draining
@@ -129,19 +130,24 @@ class ForRelease:
     def __init__(self, state: UnitState, progress: Progress) -> None:
         self._rules, self._progress = rules(state), progress
         self._is_time: bool | None = None
+        # Web gives nothing to a worker of another release, and takes nothing back from it.
+        ours = state.installed
+        self._is_cut_off = any(not works_with(ours, web) for web in state.tsa.versions if ours)
 
     def is_time(self, version: str) -> bool:
         """Whether the release may be switched to this version now."""
         try:
             then = f"Concourse {version}"
-            self._is_time = ready(Purpose.RELEASE, then, self._rules, self._progress)
+            self._is_time = self._is_cut_off or ready(
+                Purpose.RELEASE, then, self._rules, self._progress
+            )
         except OSError as error:
             _log.warning("Concourse %s waits, as its drain can't be noted: %s", version, error)
             self._is_time = False
         return self._is_time
 
     def settle(self) -> None:
-        """The release is as it can be: switched, waited for, or no other one is wanted."""
+        """The release is as it can be in this hook."""
         if self._is_time:
             finish(Purpose.RELEASE)
         elif self._is_time is None:

@@ -34,9 +34,10 @@ def ensure(state: UnitState, wanted: ReleasePlan, say: Say, *, drains: bool = Tr
     drained = drain.ForRelease(state, say)
     arguments = (wanted, say, drained.is_time) if drains else (wanted, say)
     had, state = attempts.make(state, Part.RELEASE, release.ensure, *arguments)
+    # Where it failed, the worker runs on with what it has.
+    drained.settle()
     if had is None:
         return state
-    drained.settle()
     return dataclasses.replace(
         state, installed=had.version, release_waits=had.waits, release_failed=had.failed
     )

@@ -138,6 +138,33 @@ def test_a_timeout_that_is_changed_meanwhile_counts_at_once(context, worker):
     assert before
 
 
+def test_a_worker_that_web_gives_nothing_waits_for_no_build(context, worker, monkeypatch):
+    """Its web has another release already, and could not even be told to let it land."""
+    worker.wants, worker.has, worker.steps = "8.3.0", "8.2.5", ("4f0c",)
+    old = release_change.release.Release("8.2.5", charm.memory.STATE)
+    monkeypatch.setattr(release_change.release, "installed", lambda: old)
+    for name in ("note_if_well", "judge"):
+        monkeypatch.setattr(release_change.trial, name, lambda *_: "")
+    hook(context, situation())
+    assert worker.switches != []
+    assert "worker.land" not in worker.calls
+
+
+def test_an_upgrade_that_fails_leaves_the_worker_at_work(context, worker, monkeypatch):
+    before = begun(context, worker)
+    worker.pid, worker.steps = 0, ()
+
+    def fail(plan, progress, is_time):
+        assert is_time(worker.wants)
+        raise release_change.release.ReleaseError("No space left on device")
+
+    monkeypatch.setattr(release_change.release, "ensure", fail)
+    said = hook(context, before)
+    assert said == testing.BlockedStatus("No space left on device")
+    assert drain.look() is None
+    assert not drain.keeps_down()
+
+
 def test_a_timeout_of_0_waits_for_nobody(context, worker):
     worker.wants, worker.steps = "8.4.0", ("4f0c",)
     hook(context, situation(drain_timeout="0"))
