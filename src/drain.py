@@ -30,13 +30,16 @@ WAKER: typing.Final = "gpu-ci-drain.service"
 # the worker has left is looked at again.
 _ASKED: typing.Final = 20
 _AGAIN: typing.Final = 30
-# The first waits for the worker's end or the time's, the second for the time alone. What runs it
-# holds no process of its own for that.
+# The first waits for the worker's end or the time's, the second for the time alone. An agent that
+# is away for some minutes, as for its own upgrade, is asked again; later Juju's own events come.
 _WAKER: typing.Final = """
 if [ "$1" -gt 0 ]; then /usr/bin/timeout "$2" /usr/bin/tail --pid="$1" -f /dev/null
 else /usr/bin/sleep "$2"; fi
 shift 2
-exec "$@"
+for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  "$@" && exit
+  /usr/bin/sleep 15
+done
 """
 _SOURCE: typing.Final = pathlib.Path(__file__).resolve().parent
 _NAMES: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.names")

@@ -229,7 +229,7 @@ def take_up(progress: collections.abc.Callable[[str], None]) -> None:
     """
     services.ensure_enabled(SERVICE)
     if name():
-        restart.gently(SERVICE, VOLUMES, progress)
+        restart.worker(SERVICE, VOLUMES, progress)
 
 
 def _may_have_web() -> bool:
