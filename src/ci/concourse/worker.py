@@ -230,6 +230,7 @@ def take_up(progress: collections.abc.Callable[[str], None]) -> None:
     services.ensure_enabled(SERVICE)
     if name():
         restart.worker(SERVICE, VOLUMES, progress)
+        waiting.until(healthy, _START)
 
 
 def _may_have_web() -> bool:
