@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """What the watch on a worker of the lab does, as anybody sees it who has no look at its code."""
 
+import concurrent.futures
 import json
 import re
 import time
@@ -61,6 +62,24 @@ class Watch:
         assert done.stdout, f"GPU {card} is in use still: {self.journal()}"
         begun, ended = map(float, done.stdout.split())
         return ended - begun
+
+    def faults_and_status(
+        self, card: int, text: str, *commands: Sequence[str]
+    ) -> tuple[float, float]:
+        """Bring faults about while Juju's agents run, and wait until status has this.
+
+        Returns:
+            Seconds until no lease is granted on a card, and until status says so.
+
+        Raises:
+            AssertionError: one of them is not so.
+        """
+        begun = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            done = pool.submit(self.faults, card, *commands)
+            assert self.status_says(text), self.site.status()
+            told = time.monotonic() - begun
+            return done.result(), told
 
     def out(self) -> dict[str, dict[str, str]]:
         """The quarantine's records, by the GPU's id."""

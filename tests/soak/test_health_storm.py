@@ -5,10 +5,14 @@
 Half an hour in `make soak`, else a minute and a half.
 """
 
+import itertools
 import os
+import pathlib
 import random
+import shutil
 import threading
 import time
+import zipfile
 
 from tests.lab import walk
 from tests.lab.site import OPENS, PROBE
@@ -53,12 +57,13 @@ class Storm:
         false: what was out of use that is well.
     """
 
-    def __init__(self, site, seed):
+    def __init__(self, site, seed, charms):
         self.site, self.watch = site, Watch(site)
         self.chance = random.Random(seed)
         self.over = threading.Event()
         self.sick, self.ran, self.harmed, self.false = [], [], [], []
         self.counts = dict.fromkeys(("fault", "noise", "kill", "refresh"), 0)
+        self.charms = itertools.cycle(charms)
 
     def now(self):
         return float(self.site.sh("cut -d' ' -f1 /proc/uptime"))
@@ -113,7 +118,8 @@ class Storm:
         self.site.sh(f"systemctl kill --kill-who=all --signal=KILL {SERVICE}; true")
 
     def refresh(self):
-        self.site.lab.model.refresh("worker", walk.pack(), force_units=False)
+        """To a charm with other programs, or back: the watch goes from one version to another."""
+        self.site.lab.model.refresh("worker", next(self.charms), force_units=False)
         self.site.lab.settle()
 
     def rage(self, seconds):
@@ -141,15 +147,27 @@ class Storm:
         ]
 
 
-def test_a_storm_ends_without_a_grant_on_a_sick_gpu_or_a_false_alarm(site):
+def changed(charm, folder):
+    """The same charm with one file more among its programs."""
+    other = shutil.copy(charm, folder / f"other-{charm.name}")
+    file = zipfile.ZipInfo("src/health/storm.py")
+    file.external_attr = 0o644 << 16
+    with zipfile.ZipFile(other, "a") as archive:
+        archive.writestr(file, "# Of another version.\n")
+    return pathlib.Path(other)
+
+
+def test_a_storm_ends_without_a_grant_on_a_sick_gpu_or_a_false_alarm(site, tmp_path):
     # Both GPUs may be sick within five minutes here, for the same cause.
     site.configure(selftest_on_start="false", max_quarantined="100")
     watch = Watch(site)
     watch.begin()
-    storm = Storm(site, SEED)
+    charm = walk.pack()
+    storm = Storm(site, SEED, (changed(charm, tmp_path), charm))
     try:
         storm.rage(SECONDS)
     finally:
+        site.lab.model.refresh("worker", charm, force_units=False)
         watch.begin()
         site.configure(selftest_on_start="true", reset=("max-quarantined",))
     told = f"seed {SEED}: {storm.counts}, {len(storm.ran)} tasks"
