@@ -32,10 +32,11 @@ _EVERY: typing.Final = 0.02
 # to begin a next step, and asks for a volume that is being made every 10 ms and then ever more
 # seldom (8.3.0 worker/baggageclaim/client/volume_future.go).
 _STILL: typing.Final = 0.8
-_SETTLING: typing.Final = 4.0
+_SETTLING: typing.Final = 3.5
 # For which steps stand still at most, all tries together. The guard ends each at the same time.
+# What the tries leave of it is for the start, and for web's attaching: that takes up to 10.
 _HELD: typing.Final = 19.0
-_TRIES: typing.Final = 3
+_TRIES: typing.Final = 2
 _PAUSE: typing.Final = 3.0
 # What goes on with a request when it is told to end takes as long; it is not waited for longer.
 _STOP: typing.Final = 2.0
@@ -56,7 +57,7 @@ def worker(
     """Restart the worker, or start it, without a build's loss where that can be had.
 
     A task that waits for its GPU while its container is made is waited for up to a minute. Where
-    something begins all the time, the third try goes through with it.
+    something begins all the time, the second try goes through with it.
 
     Args:
         service: its unit.
