@@ -41,7 +41,7 @@ class Fly:
     def __init__(self, home: pathlib.Path, root: Mapping[str, Any]):
         self.home = home
         self.program = home / "fly"
-        self._root = root
+        self.root = root
 
     def login_as(self, url: str, username: str, password: str) -> None:
         """Log in.
@@ -112,7 +112,7 @@ class Fly:
         return self.config_file(
             {
                 "platform": "linux",
-                **self._root,
+                **self.root,
                 "params": params or {},
                 "run": {"path": argv[0], "args": argv[1:], "user": user},
             }

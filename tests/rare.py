@@ -155,5 +155,7 @@ RARE = (
         )
     ),
     "tests/soak/test_health_storm.py",
+    # Restarts under load, again and again: lab/test_restart.py, unit/test_ci_restart.py.
+    "tests/soak/test_restart_storm.py",
     "tests/functional/test_gpu_reset.py",
 )
