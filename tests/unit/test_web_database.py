@@ -81,6 +81,25 @@ def test_the_server_is_verified_by_its_name_where_it_has_one(host, others, tls, 
     assert web_files.settings(made)["hosts"] == ",".join((host, *others))
 
 
+def test_other_credentials_are_taken_when_their_secret_changes(context, rooms):
+    secret = testing.Secret(
+        {"username": "u", "password": "old"}, latest_content={"username": "u", "password": "new"}
+    )
+    relation = database(endpoints="10.0.0.9:5432", **{"secret-user": secret.id})
+    before = dataclasses.replace(state("web", [relation]), secrets=[secret])
+    context.run(context.on.secret_changed(secret), before)
+    assert rooms.web.database.password == "new"
+    assert "new" not in repr(rooms.web)
+
+
+def test_without_the_relation_web_is_taken_away(context, rooms):
+    context.run(context.on.config_changed(), state("web", [database(**GOOD)]))
+    rooms.calls.clear()
+    after = context.run(context.on.config_changed(), state("web"))
+    assert "web.remove" in rooms.calls
+    assert after.unit_status.message.startswith("Waiting for a database: juju integrate")
+
+
 def test_a_lost_database_is_waited_for_with_its_address(context, rooms):
     rooms.lost_database = "10.0.0.9:5432 (connection refused)"
     before = state("web", [database(**GOOD)])

@@ -103,6 +103,8 @@ def test_what_does_not_go_with_a_certificate(options, text):
 )
 def test_the_end_of_a_certificate(folder, days, near, over):
     assert web_health.certificate_end() == ("", False)
+    web_health.CERTIFICATE.write_text("damaged")
+    assert web_health.certificate_end() == ("", False)
     pem = certificates.made("a", key=1, days=days)
     web_health.CERTIFICATE.write_text(pem)
     day = read.lifetime(pem)[2]

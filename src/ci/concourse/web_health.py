@@ -30,10 +30,10 @@ def certificate_end() -> tuple[str, bool]:
     Near is what is left of its time when it should long have been renewed: a tenth of it, and at
     most 14 days.
     """
-    pem = files.read_text(CERTIFICATE)
-    if not pem:
+    try:
+        begin, end, day = certificates.lifetime(files.read_text(CERTIFICATE) or "")
+    except ValueError:  # there is none, or one that is written anew with web's other files
         return "", False
-    begin, end, day = certificates.lifetime(pem)
     left = end - time.time()
     near = left < min(14 * 86400.0, (end - begin) / 10)
     return (day, left < 0) if near else ("", False)
