@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests import certificates, once
+from tests.functional.ci_host import DATABASE, Host
 from tests.functional.concourse_machine import NEEDS, REAL, concourse_machine
-from tests.functional.test_ci_machine import DATABASE, Host
 from tests.secret_search import leaks
 
 pytestmark = NEEDS
