@@ -158,4 +158,5 @@ RARE = (
     # Restarts under load, again and again: lab/test_restart.py, unit/test_ci_restart.py.
     "tests/soak/test_restart_storm.py",
     "tests/functional/test_gpu_reset.py",
+    "tests/functional/test_ci_rotation.py",
 )

@@ -90,7 +90,7 @@ def _way_to_web(state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Addresses and host keys of the TSA that is this worker's; both empty while unknown."""
     options, web = state.options, state.web
     if options.worker.tsa_hosts:
-        return options.worker.tsa_hosts, (options.worker.tsa_public_key,)
+        return options.worker.tsa_hosts, tuple(options.worker.tsa_public_key.splitlines())
     if not options.has_web:
         return state.tsa.hosts, state.tsa.public_keys
     if web.secrets is None:

@@ -92,9 +92,9 @@ def tsa_host(item: str) -> str:
 
 
 def tsa_public_key(text: str) -> str:
-    """The host key of a TSA outside Juju."""
+    """The host keys of a TSA outside Juju, comma-separated, as a line each."""
     try:
-        return public_key(text)
+        return "\n".join(public_key(key) for key in text.split(","))
     except ValueError as error:
         raise OptionError(
             "tsa-public-key", text, f"{error}: use the line of tsa_host_key.pub"

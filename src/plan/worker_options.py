@@ -24,7 +24,7 @@ class WorkerOptions:
     Attributes:
         tags: the operator's own, in order, without repeats.
         tsa_hosts: addresses of the TSA of a Concourse outside Juju; empty: the relation tells.
-        tsa_public_key: that TSA's host key, a line of OpenSSH.
+        tsa_public_key: that TSA's host keys, a line of OpenSSH each.
         private_key: PEM text out of the Juju secret; empty: the charm makes one.
         dns_servers: of CI containers; empty: those of the machine.
         team: whose steps alone the worker takes; empty: those of all teams.

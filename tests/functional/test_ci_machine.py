@@ -10,7 +10,6 @@ import time
 import pytest
 
 from ci.concourse import keys
-from plan.sights import digest
 from tests import once
 from tests.functional.ci_host import HOST_KEY, ODD, TAGS, Host
 from tests.functional.concourse_machine import NEEDS, concourse_machine
@@ -213,34 +212,6 @@ def test_worker_that_is_told_new_tags_loses_no_running_task(running):
     )
     running.sh("for init in $(pgrep -x gdn-init); do touch /proc/$init/root/go-tags; done")
     until(lambda: "succeeded" in running.machine.read(log), lambda: running.machine.read(log))
-
-
-def test_both_keys_are_rotated_under_a_task_that_goes_on(running):
-    start_task(running, "rotated")
-    told = running.call("tests.functional.ci_driver.new_worker_key", running.worker_plan())
-    assert told["result"] == [True, True, True]
-    new = once.rsa_key(3)
-    both = [HOST_KEY, keys.public_key_line(new)]
-    running.worker(tsa_public_keys=both)
-    shows = running.web_plan()
-    shows["secrets"]["tsa_host_key"] = new
-    assert running.call("ci.concourse.web.apply", shows)["result"] is True
-    running.worker(tsa_public_keys=both[1:])
-    until(lambda: running.call("ci.concourse.worker.is_connected", say=False)["result"])
-
-    def seen():
-        return running.call("tests.functional.ci_driver.seen", "worker-0", list(TAGS))["result"]
-
-    until(lambda: seen() == [{"state": "running", "tags": digest(TAGS)}], seen)
-    log = "/srv/rotated.log"
-    ticks = running.machine.read(log).count("tick")
-    until(
-        lambda: running.machine.read(log).count("tick") > ticks, lambda: running.machine.read(log)
-    )
-    running.sh("for init in $(pgrep -x gdn-init); do touch /proc/$init/root/go-rotated; done")
-    until(lambda: "succeeded" in running.machine.read(log), lambda: running.machine.read(log))
-    running.sh("systemctl stop concourse-worker")
-    until(lambda: seen() == [{"state": "stalled", "tags": digest(TAGS)}], seen, seconds=150)
 
 
 LEFT = """

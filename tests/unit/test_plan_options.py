@@ -147,6 +147,14 @@ def test_bad_tsa_host(host):
     assert text.endswith("is no HOST:PORT: use ci.example.com:2222")
 
 
+def test_several_host_keys_of_a_tsa_outside_juju_are_all_trusted():
+    """As while that Concourse rotates its own."""
+    options = parse(tsa_host="a:1", tsa_public_key=f"{KEY} one, {KEY}\n")
+    assert options.worker.tsa_public_key.splitlines() == [KEY, KEY]
+    assert "is not one line" in refused(tsa_host="a:1", tsa_public_key=f"{KEY},{KEY}\n{KEY}")
+    assert refused(tsa_host="a:1", tsa_public_key=f"{KEY},").startswith("tsa-public-key")
+
+
 def test_tsa_host_and_key_belong_together():
     assert refused(tsa_host="a:1") == (
         "tsa-host 'a:1' needs tsa-public-key beside it: set both or none"
