@@ -10,7 +10,7 @@ charm's web, and one outside Juju, tell nothing; then the connection to the TSA 
 import dataclasses
 
 import rotation
-from ci.concourse import registered, web
+from ci.concourse import registered, web, worker
 from plan import sights
 from plan.options import Part
 from plan.parts import Plan, WebPlan, WorkerPlan
@@ -36,7 +36,8 @@ def tell(model: juju.Model, web_keys: peers.WebKeys, state: UnitState, wanted: P
         found = _look(model, {own: tags} if own else {})
     seen = (found[own],) if own in found else state.tsa.sights if own else ()
     compared = Seen(seen, tags)
-    since = registered.wrong_for(wrong=compared.wrong is not None)
+    # One that is paused, or does not answer, is seen so for that.
+    since = registered.wrong_for(wrong=compared.wrong is not None and worker.healthy())
     return dataclasses.replace(
         state, rotation=keys, seen=dataclasses.replace(compared, since=since)
     )
