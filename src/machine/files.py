@@ -63,6 +63,25 @@ def ensure_file(
     return True
 
 
+def shorten(path: pathlib.Path, content: str) -> None:
+    """Give a file less content in its place, which takes no room on a disk that is full.
+
+    A reader may see half of it.
+
+    Raises:
+        ValueError: it is not less.
+    """
+    data = content.encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "wb") as file:
+        if len(data) > os.fstat(descriptor).st_size:
+            raise ValueError(f"{path} would be longer")
+        file.write(data)
+        file.flush()
+        file.truncate()
+        os.fsync(descriptor)
+
+
 def ensure_directory(path: pathlib.Path, *, mode: int = 0o755, owner: str | None = None) -> bool:
     """Make a directory, and any above it that is missing (mode 0755). Return True if changed."""
     uid, gid = _ids(owner)

@@ -83,12 +83,22 @@ def authorize(worker_keys: collections.abc.Iterable[str]) -> bool:
         Whether it did not do so already.
 
     Raises:
+        OSError: the keys can't be written; those that are no others' were taken away all the same.
         machine.process.CommandError: if systemd can't reload it.
     """
     if not AUTHORIZED.exists():
         return False
     content = "".join(f"{key}\n" for key in worker_keys)
-    changed = files.ensure_file(AUTHORIZED, content, mode=0o600, owner=service.USER)
+    try:
+        changed = files.ensure_file(AUTHORIZED, content, mode=0o600, owner=service.USER)
+    except OSError:
+        # On a full disk no key can be added, but one that is revoked goes all the same.
+        had = (files.read_text(AUTHORIZED) or "").splitlines(keepends=True)
+        kept = [line for line in had if line in content.splitlines(keepends=True)]
+        if kept != had:
+            files.shorten(AUTHORIZED, "".join(kept))
+            _reload_keys()
+        raise
     return (_reload_keys() if services.main_pid(SERVICE) else False) or changed
 
 
