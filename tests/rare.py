@@ -159,4 +159,5 @@ RARE = (
     "tests/soak/test_restart_storm.py",
     "tests/functional/test_gpu_reset.py",
     "tests/functional/test_ci_rotation.py",
+    "tests/lab/test_keys.py",
 )
