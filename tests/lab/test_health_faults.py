@@ -133,7 +133,7 @@ def ends_well(job, told):
 @pytest.mark.parametrize("fault", chosen(SEEN), ids=lambda fault: fault.name)
 def test_what_must_be_seen(site, watch, job, tmp_path, fault):
     shown = "All GPUs are quarantined" if fault.both else "1 quarantined: GPU 1 "
-    if fault.name in ("off-the-bus", "off-the-bus-in-words"):
+    if fault.name in ("off-the-bus", "off-the-bus-in-words", "does-not-answer"):
         shown = "1x NVIDIA"
     if fault.name == "hang":
         shown = "does not answer"
