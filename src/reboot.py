@@ -5,6 +5,7 @@
 import collections.abc
 
 import drain
+from ci.concourse import steps
 from host import facts, memory, recovery_record
 from plan.draining import Purpose
 from plan.gpu_recovery import Step
@@ -20,7 +21,8 @@ def prepare(
 
     It is for its driver, or for the GPUs that are `sick`, of which recovery.ensure tells. The
     worker lands before, so that no step begins meanwhile; the first hook after the boot starts it
-    again. A driver that does not come up by it gets no second one.
+    again. A driver that does not come up by it gets no second one. For a sick GPU no job is ended,
+    nor the others' GPUs kept from jobs for long: while one runs, nothing begins.
 
     Args:
         state: what was found.
@@ -38,6 +40,9 @@ def prepare(
     if not (may and now):
         return False
     needy = " and ".join(sick) or f"driver {state.driver.version}"
+    if sick and _has_jobs():
+        drain.cancel(Purpose.REBOOT)
+        return False
     try:
         if not drain.ready(Purpose.REBOOT, f"reboot for {needy}", drain.rules(state), progress):
             return False
@@ -47,6 +52,13 @@ def prepare(
         raise facts.unknown(f"the reboot can't be noted: {error}") from error
     progress(f"Rebooting: {needy} needs it")
     return True
+
+
+def _has_jobs() -> bool:
+    try:
+        return bool(steps.running())
+    except OSError as error:
+        raise facts.unknown(f"whether a job runs: {error}") from error
 
 
 def _forget_what_helped(state: UnitState) -> None:

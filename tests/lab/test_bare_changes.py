@@ -183,9 +183,11 @@ def test_a_dry_run_of_an_upgrade_changes_nothing(site):
 
 
 def test_an_upgrade_waits_for_a_job_and_names_it(site):
+    site.configure(drain_timeout="0")
     running = site.start_task(f"sleep 8; {PROBE}", params=ALL)
     before = site.sh(PACKAGES)
     _, message = site.act("upgrade-driver", wait="0")
+    site.configure(reset=("drain-timeout",))
     assert "Jobs did not end in 0 minutes: container " in message, message
     assert site.sh(PACKAGES) == before
     output, _ = running.communicate(timeout=60)

@@ -59,6 +59,16 @@ def test_none_under_a_job_and_none_within_an_action(context, sick, worker, asked
     sick.steps = ("4f0c",)
     context.run(context.on.update_status(), worker)
     assert asked == []
+    assert "worker.land" not in sick.calls, "the other GPUs are kept from no job"
+
+
+def test_a_job_that_came_while_the_worker_landed_ends_before_it(context, sick, worker, asked):
+    sick.pid = 4711
+    context.run(context.on.update_status(), worker)
+    assert "worker.land" in sick.calls
+    sick.pid, sick.steps = 0, ("4f0c",)
+    context.run(context.on.update_status(), worker)
+    assert (asked, sick.calls[-1]) == ([], "worker.take_up")
 
 
 def test_what_can_not_be_noted_is_no_reason_to_be_off(context, sick, worker, asked, monkeypatch):
