@@ -10,8 +10,7 @@ import time
 import pytest
 
 from ci.concourse import keys
-from tests import once
-from tests.functional.ci_host import HOST_KEY, ODD, TAGS, Host
+from tests.functional.ci_host import ODD, TAGS, Host
 from tests.functional.concourse_machine import NEEDS, concourse_machine
 
 pytestmark = NEEDS
