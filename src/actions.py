@@ -14,6 +14,7 @@ import typing
 
 import drain
 import rotation
+from backup import action as backups
 from ci.concourse import local_postgresql, web
 from driver_upgrade import action as driver_upgrade
 from gpu import detect, report
@@ -301,6 +302,31 @@ def rotate_tsa_key(call: Call) -> Results:
         raise ActionError(str(error)) from error
 
 
+def backup(call: Call) -> Results:
+    """Save web's database and keys into a file that only root reads.
+
+    Raises:
+        ActionError: if that fails; no file is left.
+    """
+    try:
+        return backups.backup(call.unit, call.params.get("path", ""), call.web_keys, call.log)
+    except backups.BackupError as error:
+        raise ActionError(str(error)) from error
+
+
+def restore(call: Call) -> Results:
+    """Have what such a file has in place of what web has.
+
+    Raises:
+        ActionError: if that fails; all is as it was.
+    """
+    path, name = call.params["path"], call.params["name"]
+    try:
+        return backups.restore(call.unit, path, name, call.web_keys, call.log)
+    except backups.BackupError as error:
+        raise ActionError(str(error)) from error
+
+
 def remove_local_database(call: Call) -> Results:
     """Drop the database on this machine that no web uses any more.
 
@@ -310,9 +336,13 @@ def remove_local_database(call: Call) -> Results:
     kept, name = local_postgresql.kept(), call.params["name"]
     if not kept:
         raise ActionError("This machine has no database of a web: nothing was removed")
+    if name in local_postgresql.aside():
+        local_postgresql.remove_aside(name)
+        return {"removed": f"database {name}"}
     if name != local_postgresql.DATABASE:
         raise ActionError(
-            f"name '{name}' is not the database on this machine, {kept}: nothing was removed. "
+            f"name '{name}' is not the database on this machine, "
+            f"{', '.join((kept, *local_postgresql.aside()))}: nothing was removed. "
             f"With name={local_postgresql.DATABASE} it is dropped, with all pipelines and builds"
         )
     if web.uses_local_database():
@@ -337,6 +367,8 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
     "resume": resume,
     "get-admin-password": get_admin_password,
     "remove-local-database": remove_local_database,
+    "backup": backup,
+    "restore": restore,
     "replace-web-keys": replace_web_keys,
     "rotate-worker-key": rotate_worker_key,
     "rotate-tsa-key": rotate_tsa_key,
@@ -345,5 +377,6 @@ ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], 
 CHANGING: typing.Final = frozenset({
     *("gpu-cordon", "gpu-uncordon", "gpu-selftest", "upgrade-driver", "pause", "resume"),
     *("remove-local-database", "replace-web-keys", "rotate-worker-key", "rotate-tsa-key"),
+    "restore",
 })  # fmt: skip
 """Those after which tags and status may have to be others."""

@@ -138,6 +138,7 @@ def at_services() -> status.Running:
         copies=worker.copies_volumes(),
         watch=watch.is_running(),
         suspect=watch.suspect(),
+        aside=local_postgresql.aside(),
         folder=folders.refused(),
         rest=drain.look(),
         failing=service.failing(),

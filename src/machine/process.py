@@ -141,6 +141,38 @@ def run_detaching(
     return child.returncode
 
 
+def run_on_files(
+    argv: collections.abc.Sequence[str],
+    *,
+    timeout: float,
+    env: collections.abc.Mapping[str, str] | None = None,
+    stdin: pathlib.Path = _NOWHERE,
+    stdout: pathlib.Path = _NOWHERE,
+) -> None:
+    """Run a program to its end that reads a file and writes one, however long they are.
+
+    Args:
+        argv: the program's absolute path and its arguments.
+        timeout: in seconds; then the program and its children are killed.
+        env: variables to add.
+        stdin: what it is given to read.
+        stdout: file that takes what it writes; one that is there keeps its mode.
+
+    Raises:
+        CommandError: if it failed, ran out of time, or can't be started.
+        OSError: if a file can't be opened.
+    """
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(stdin.open("rb")).fileno()
+        target = stack.enter_context(stdout.open("wb")).fileno()
+        said = stack.enter_context(tempfile.TemporaryFile())
+        _log.debug("run %s", shlex.join(argv))
+        child = _start(argv, (source, target, said.fileno()), env or {})
+        _outcome(argv, child, None, timeout)
+        if child.returncode:
+            raise CommandError(argv, child.returncode, _end_of(said))
+
+
 class Child:
     """A program that runs beside this one; see beside."""
 

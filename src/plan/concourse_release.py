@@ -15,6 +15,8 @@ from plan.state import UnitState
 def make(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
     """The release that is to be here; without one, what stands against it is in `problems`."""
     options, architecture = state.options, state.machine.architecture
+    if state.release_failed:
+        problems.append(problem(Reason.RELEASE_FAILED, text=state.release_failed))
     if state.tarball is None:
         problems.append(Problem(Reason.RESOURCE_UNKNOWN))
         return None

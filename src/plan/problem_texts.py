@@ -56,6 +56,7 @@ BLOCKED: typing.Final = {
     Reason.WEB_IS_OTHER_RELEASE: (
         "Web runs Concourse {theirs}, which gives no work to {ours}: {how}"
     ),
+    Reason.RELEASE_FAILED: "{text}",
     Reason.WEB_NOT_FOLLOWED: (
         "Web runs Concourse {theirs}, which follow-web-version can't follow: it is {why}. This "
         "worker keeps to {ours}: juju config {application} follow-web-version=false"

@@ -26,6 +26,7 @@ class Reason(enum.Enum):
     OWN_WEB_AND_ANOTHER = enum.auto()
     WEB_IS_OTHER_RELEASE = enum.auto()
     WEB_NOT_FOLLOWED = enum.auto()
+    RELEASE_FAILED = enum.auto()
     NO_TSA = enum.auto()
     NO_TSA_DATA = enum.auto()
     NO_USABLE_TSA_DATA = enum.auto()

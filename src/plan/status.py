@@ -45,6 +45,7 @@ class Running:
         connected: web has let it in.
         copies: its volumes are copies.
         watch: the GPUs' watch, where there is to be one.
+        aside: databases on this machine that had to make place for a backup's.
         suspect: what the GPUs that the watch took out had in common, too many to be believed.
         folder: why tasks are refused for a folder of this machine that they were promised.
         rest: the worker is drained or paused; None: neither.
@@ -59,6 +60,7 @@ class Running:
     connected: bool = False
     copies: bool = False
     watch: bool = True
+    aside: tuple[str, ...] = ()
     suspect: str = ""
     folder: str = ""
     rest: draining.Rest | None = None
@@ -86,8 +88,6 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         running: what of it answers.
     """
     said = [failed(failure.text, passes=failure.passes) for failure in state.failures]
-    if state.release_failed:
-        said.append(failed(state.release_failed, passes=False))
     if running.suspect and plan.choice.gpus:
         said.append(Line(Kind.BLOCKED, _suspect(state, plan, running.suspect)))
     said += [sentence(problem, state, plan.choice) for problem in plan.problems]
@@ -182,6 +182,7 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):
         notes.append(f"kept database {state.local_database}")
+    notes += map("kept database {}".format, running.aside)
     notes += registration.rotation_notes(state)
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
     notes += [f"refused {text}" for text in refused]

@@ -110,6 +110,32 @@ class WebKeys(ops.Object):
         relation.data[model.app][_POINTER] = secret.id or ""
         return True
 
+    def put(self, kept: WebSecrets) -> bool:
+        """Have these in place of those that there are, as out of a backup; the leader's to do.
+
+        Returns:
+            Whether they are others than before.
+        """
+        content = {
+            "admin-password": kept.admin_password,
+            _HOST_KEY: kept.tsa_host_key,
+            "session-signing-key": kept.session_signing_key,
+        }
+        if kept.tsa_next_host_key:
+            content[_NEXT] = kept.tsa_next_host_key
+        if self._content() == content:
+            return False
+        self._set(content)
+        return True
+
+    def units(self) -> int:
+        """How many units have these keys, or will."""
+        return units(self.model)
+
+    def is_leader(self) -> bool:
+        """Whether this unit may change them."""
+        return self.model.unit.is_leader()
+
     def begin(self, next_host_key: str) -> bool:
         """Have another TSA host key wait for its turn, in PEM. Return False where one does."""
         content = self._content()

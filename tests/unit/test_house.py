@@ -18,6 +18,7 @@ FLOORS = {
     "charm": 10,
     "actions": 9,
     "attempts": 8,
+    "backup": 8,
     "equipment": 9,
     "fewer": 9,
     "look": 9,

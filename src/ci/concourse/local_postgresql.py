@@ -4,10 +4,12 @@
 
 Role and database are named as the system user that web runs as, whom PostgreSQL lets in at its
 socket without a password. They outlive a web that stops being one, since the operator may want it
-back: only the unit's removal, or the operator in so many words, takes them away.
+back: only the unit's removal, or the operator in so many words, takes them away. So does one whose
+place was taken by a backup's, which has the time of that in its name.
 """
 
 import collections.abc
+import datetime
 import pathlib
 import typing
 
@@ -27,7 +29,14 @@ _VERSIONS: typing.Final = pathlib.Path("/usr/lib/postgresql")
 _OURS: typing.Final = pathlib.Path("/var/lib/gpu-ci/local-postgresql")
 # Whose database it is, where that unit is gone and another has this machine now.
 _ANOTHERS: typing.Final = _OURS.with_name("local-postgresql-of")
+# Since when web keeps its data elsewhere; databases that had to make place, a line each.
+_SINCE: typing.Final = _OURS.with_name("local-postgresql-unused-since")
+_ASIDE: typing.Final = _OURS.with_name("local-postgresql-aside")
+_PG_RESTORE: typing.Final = "/usr/bin/pg_restore"
+_COMING: typing.Final = "concourse_coming"
 _START: typing.Final = 60.0  # seconds
+_LOAD: typing.Final = 6 * 3600.0
+_AS_ADMINISTRATOR: typing.Final = ("/usr/sbin/runuser", "--user", "postgres", "--")
 
 
 class DatabaseError(Exception):
@@ -53,6 +62,7 @@ def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
     changed = packages.ensure_installed(_PACKAGE)
     created = _ensure_cluster()
     changed |= services.ensure_running(_SERVICE, restart=created)
+    files.ensure_absent(_SINCE)
     _wait()
     have = _psql(
         "SELECT 'role' FROM pg_roles WHERE rolname = 'concourse' "
@@ -76,8 +86,69 @@ def kept() -> str:
     """The database on this machine that came by this charm; empty if there is none."""
     if not _OURS.exists():
         return ""
-    whose = files.read_text(_ANOTHERS)
-    return f"{DATABASE} of {whose}" if whose else DATABASE
+    whose, since = files.read_text(_ANOTHERS), files.read_text(_SINCE)
+    name = f"{DATABASE} of {whose}" if whose else DATABASE
+    return f"{name}, unused since {since}" if since else name
+
+
+def aside() -> tuple[str, ...]:
+    """The databases here that had to make place for a backup's."""
+    return tuple((files.read_text(_ASIDE) or "").split())
+
+
+def note_unused() -> bool:
+    """Note since when web does not use its database on this machine. Return True if it did."""
+    if not _OURS.exists() or _SINCE.exists():
+        return False
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    return files.ensure_file(_SINCE, today.isoformat())
+
+
+def load(dump: pathlib.Path, time: str) -> str:
+    """Have a dump's content as the database that web uses, which must have been stopped.
+
+    Killed before its end, it has changed nothing that web sees.
+
+    Args:
+        dump: of pg_dump's custom format.
+        time: such as `20261123_190501`, for the name of the database that is here now.
+
+    Returns:
+        The name that the database here before has now.
+
+    Raises:
+        machine.process.CommandError: if PostgreSQL refuses.
+    """
+    before = f"{DATABASE}_{time}"
+    _psql(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
+    _psql(f"CREATE DATABASE {_COMING} OWNER {DATABASE}")
+    argv = [
+        *_AS_ADMINISTRATOR, _PG_RESTORE, "--exit-on-error", "--no-owner", "--no-privileges",
+        f"--role={DATABASE}", f"--dbname={_COMING}",
+    ]  # fmt: skip
+    process.run_on_files(argv, timeout=_LOAD, stdin=dump)
+    _psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'concourse'")
+    # Before it has that name, so that it is known whenever it has it.
+    files.ensure_file(_ASIDE, "".join(f"{name}\n" for name in (*aside(), before)))
+    _psql(  # in one transaction
+        f"ALTER DATABASE {DATABASE} RENAME TO {before}; "
+        f"ALTER DATABASE {_COMING} RENAME TO {DATABASE}"
+    )
+    return before
+
+
+def remove_aside(name: str) -> None:
+    """Drop one of those that had to make place.
+
+    Raises:
+        machine.process.CommandError: if PostgreSQL refuses.
+    """
+    _psql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    left = "".join(f"{other}\n" for other in aside() if other != name)
+    if left:
+        files.ensure_file(_ASIDE, left)
+    else:
+        files.ensure_absent(_ASIDE)
 
 
 def set_aside(whose: str) -> None:
@@ -98,10 +169,12 @@ def remove() -> bool:
     elif made is not None and pathlib.Path(_PSQL).exists():
         services.ensure_running(_SERVICE, restart=False)
         _wait()
-        _psql("DROP DATABASE IF EXISTS concourse WITH (FORCE)")
+        for name in (DATABASE, _COMING, *aside()):
+            _psql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         _psql("DROP ROLE IF EXISTS concourse")
     removed = packages.remove_installed(_PACKAGE)
-    files.ensure_absent(_ANOTHERS)
+    for note in (_ANOTHERS, _SINCE, _ASIDE):
+        files.ensure_absent(note)
     return files.ensure_absent(_OURS) or removed
 
 
@@ -139,7 +212,7 @@ def _psql(statement: str) -> str:
     """Run SQL as PostgreSQL's own administrator, who needs no password at the socket."""
     return process.run(
         [
-            "/usr/sbin/runuser", "--user", "postgres", "--", _PSQL,
+            *_AS_ADMINISTRATOR, _PSQL,
             "--no-psqlrc", "--quiet", "--tuples-only", "--no-align",
             "--set=ON_ERROR_STOP=1", "--dbname=postgres", f"--command={statement}",
         ],

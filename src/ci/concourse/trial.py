@@ -8,13 +8,12 @@ was killed in between looks at the same things again: nothing is remembered but 
 
 import collections.abc
 import enum
-import pathlib
 import time
 import typing
 
-from ci.concourse import release, service, web, web_health, worker
+from ci.concourse import release, schema, web, web_health, worker
 from ci.concourse.release import Release
-from machine import process, services, waiting
+from machine import services, waiting
 from plan.parts import Plan, WebPlan, WorkerPlan
 
 # In seconds: how long one may take to answer. Web changes its tables first, which takes minutes
@@ -25,8 +24,6 @@ _WORKER: typing.Final = 60.0
 _STEADY: typing.Final = 5.0
 # How often systemd may have started it anew: its web ends by a SIGHUP that comes too early.
 _RESTARTS: typing.Final = 2
-_MIGRATE: typing.Final = 900.0
-_RUNUSER: typing.Final = "/usr/sbin/runuser"
 
 
 class Verdict(enum.Enum):
@@ -91,8 +88,9 @@ def go_back(now: Release, back: Release, why: str, *, alone: bool) -> None:
         # It would go forward again with each start.
         services.ensure_stopped(web.SERVICE)
         try:
-            _migrate_down(now, back)
-        except (process.CommandError, ValueError) as error:
+            if schema.current(now.path) > (known := schema.known(back.path)):
+                schema.change(now.path, known)
+        except schema.SchemaError as error:
             why += f". Its database was not taken back: {error}"
     release.give_up(now.path, back, why)
 
@@ -128,18 +126,3 @@ def _look(name: str, healthy: collections.abc.Callable[[], bool]) -> Verdict | N
     if time.time() - age < release.switched_at():
         return Verdict.OPEN
     return Verdict.WELL if healthy() else None
-
-
-def _migrate_down(now: Release, back: Release) -> None:
-    """Give the database the form that the release before knows, as the newer one alone can.
-
-    (8.3.0 atc/atccmd/command.go, Migration; atc/db/migration/migration.go.)
-    """
-    known = int(_migrate(back.path, "--supported-db-version"))
-    if int(_migrate(now.path, "--current-db-version")) > known:
-        _migrate(now.path, f"--migrate-db-to-version={known}")
-
-
-def _migrate(path: pathlib.Path, what: str) -> str:
-    argv = [_RUNUSER, "--user", service.USER, "--", str(path / "bin/concourse"), "migrate", what]
-    return process.run(argv, timeout=_MIGRATE, env=web.database_settings()).stdout.strip()

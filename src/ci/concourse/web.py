@@ -52,8 +52,8 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
         machine.process.CommandError: if systemd can't start it.
     """
     changed = users.ensure_user(service.USER, pathlib.Path("/nonexistent"))
-    if plan.database is None:
-        changed |= local_postgresql.ensure(progress)
+    own = plan.database is None
+    changed |= local_postgresql.ensure(progress) if own else local_postgresql.note_unused()
     read_once, wrote = web_files.write(plan)
     changed |= wrote
     content = templates.render(
@@ -158,6 +158,7 @@ def remove() -> bool:
     `ci.concourse.local_postgresql`.
     """
     removed = services.remove_unit(SERVICE)
+    removed |= local_postgresql.note_unused()
     removed |= web_files.remove()
     for path in (ENVIRONMENT, _READ):
         removed |= files.ensure_absent(path)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from .common import StandinError, log
 
 VERSION = "8.3.0+standin"
+# The form of its tables: there is only one.
+SCHEMA = 1
 FLAGS = {
     "web": {
         *("add-local-user", "bind-ip", "bind-port", "external-url", "gc-failed-grace-period"),
@@ -37,6 +39,9 @@ def main(argv: list[str]) -> int:
     """Run the stand-in; return the process's exit status."""
     if argv == ["--version"]:
         print(VERSION)
+        return 0
+    if argv[:1] == ["migrate"]:
+        print(SCHEMA)
         return 0
     if not argv or argv[0] not in FLAGS:
         print(f"Please specify one command of: {', '.join(FLAGS)}", file=sys.stderr)

@@ -1,0 +1,153 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The content of web's database, to a file and back, wherever web has it.
+
+PostgreSQL's own programs do that. They get a password out of a file that only root can read.
+"""
+
+import collections.abc
+import contextlib
+import pathlib
+import typing
+
+from ci.concourse import local_postgresql, web
+from machine import files, process
+
+_PG_DUMP: typing.Final = "/usr/bin/pg_dump"
+_PG_RESTORE: typing.Final = "/usr/bin/pg_restore"
+_PSQL: typing.Final = "/usr/bin/psql"
+_ACCESS: typing.Final = pathlib.Path("/run/gpu-ci/database-access")
+# Of databases that had to make place in a database that is not on this machine.
+_ASIDE: typing.Final = "concourse_"
+_LONG: typing.Final = 6 * 3600.0  # seconds
+# Its functions went aside too, and web looks for them where its tables are: what is loaded has the
+# extension made anew, or web does.
+_DROP_EXTENSION: typing.Final = (
+    "DO $$ BEGIN IF EXISTS (SELECT FROM pg_extension WHERE extname = 'pgcrypto' "
+    "AND pg_has_role(extowner, 'MEMBER')) THEN DROP EXTENSION pgcrypto; END IF; END $$"
+)
+
+# A service file's words for Concourse's settings (PostgreSQL 15, 34.17 and 34.1.2).
+_WORDS: typing.Final = {
+    "CONCOURSE_POSTGRES_HOST": "host",
+    "CONCOURSE_POSTGRES_PORT": "port",
+    "CONCOURSE_POSTGRES_DATABASE": "dbname",
+    "CONCOURSE_POSTGRES_USER": "user",
+    "CONCOURSE_POSTGRES_SSLMODE": "sslmode",
+    "CONCOURSE_POSTGRES_CA_CERT": "sslrootcert",
+    "PGTARGETSESSIONATTRS": "target_session_attrs",
+}
+
+
+class DatabaseError(Exception):
+    """The database can't be saved, or be filled again. The text says why, and the next step."""
+
+
+def check_programs() -> None:
+    """See whether PostgreSQL's programs are here.
+
+    Raises:
+        DatabaseError: if they are not.
+    """
+    if not all(pathlib.Path(program).exists() for program in (_PG_DUMP, _PG_RESTORE, _PSQL)):
+        raise DatabaseError(
+            "pg_dump, pg_restore or psql is missing here: juju exec --unit <this unit> 'sudo "
+            "apt-get install --yes postgresql-client', of the database's version or a newer one"
+        )
+
+
+def save(destination: pathlib.Path) -> None:
+    """Write all that is in the database of the web here into a file, while web runs.
+
+    Raises:
+        DatabaseError: if that fails.
+    """
+    files.ensure_file(destination, b"", mode=0o600)
+    arguments = [
+        "--format=custom", "--no-owner", "--no-privileges", "--no-password",
+        f"--exclude-schema={_ASIDE}*",
+    ]  # fmt: skip
+    with _told("saved"), _access() as (before, environment, name):
+        argv = [*before, _PG_DUMP, *arguments, f"--dbname={name}"]
+        process.run_on_files(argv, timeout=_LONG, env=environment, stdout=destination)
+
+
+def load(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
+    """Have a saved content as that of the database of the web here, which must be stopped.
+
+    What was in it makes place and is kept. Killed before its end, it has changed nothing of that.
+
+    Args:
+        dump: of `save`.
+        folder: for a file of this function's, as large as the database.
+        time: such as `20261123_190501`, for the name of what makes place.
+
+    Returns:
+        What made place, and where it is.
+
+    Raises:
+        DatabaseError: if that fails, and nothing was changed.
+    """
+    with _told("filled; nothing was changed"):
+        if web.uses_local_database():
+            return f"database {local_postgresql.load(dump, time)} on this machine"
+        return f"schema {_load_elsewhere(dump, folder, time)} of the same database"
+
+
+def _load_elsewhere(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
+    """All in one transaction: its role may make no other database."""
+    script, before = folder / "restore.sql", f"{_ASIDE}{time}"
+    files.ensure_file(script, b"", mode=0o600)
+    argv = [_PG_RESTORE, "--no-owner", "--no-privileges", "--file=-", str(dump)]
+    process.run_on_files(argv, timeout=_LONG, stdout=script)
+    with _access() as (_, environment, name):
+        argv = [
+            _PSQL, "--no-psqlrc", "--quiet", "--no-password", "--set=ON_ERROR_STOP=1",
+            "--single-transaction", f"--dbname={name}",
+            f"--command=ALTER SCHEMA public RENAME TO {before}",
+            "--command=CREATE SCHEMA public",
+            f"--command={_DROP_EXTENSION}",
+            f"--file={script}",
+        ]  # fmt: skip
+        process.run_on_files(argv, timeout=_LONG, env=environment)
+    files.ensure_absent(script)
+    return before
+
+
+@contextlib.contextmanager
+def _access() -> collections.abc.Generator[tuple[list[str], dict[str, str], str]]:
+    """How PostgreSQL's programs get at the database: what is before them, variables, its name."""
+    if web.uses_local_database():
+        yield ["/usr/sbin/runuser", "--user", "postgres", "--"], {}, local_postgresql.DATABASE
+        return
+    found = web.database_settings()
+    lines = [f"{word}={found[name]}" for name, word in _WORDS.items() if name in found]
+    password = found.get("CONCOURSE_POSTGRES_PASSWORD", "")
+    escaped = password.replace("\\", "\\\\").replace(":", "\\:")
+    service, passwords = _ACCESS / "service", _ACCESS / "passwords"
+    files.ensure_directory(_ACCESS, mode=0o700)
+    try:
+        files.ensure_file(service, "\n".join(["[web]", *lines, ""]), mode=0o600)
+        files.ensure_file(passwords, f"*:*:*:*:{escaped}\n", mode=0o600)
+        yield [], {"PGSERVICEFILE": str(service), "PGPASSFILE": str(passwords)}, "service=web"
+    finally:
+        files.ensure_absent(_ACCESS)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> collections.abc.Generator[None]:
+    """Have what PostgreSQL refuses told with the next step."""
+    try:
+        yield
+    except process.CommandError as error:
+        said, step = error.stderr, "see the database's log"
+        if "server version mismatch" in said:
+            step = "install the postgresql-client of the server's version on this machine"
+        elif "must be owner of schema" in said or "permission denied" in said:
+            step = (
+                "let web's role own it, as the database's administrator: ALTER SCHEMA public "
+                "OWNER TO <role>; GRANT CREATE ON DATABASE <database> TO <role>"
+            )
+        elif "No space left" in said:
+            step = "make room on its disk"
+        raise DatabaseError(f"The database can't be {what}: {error}: {step}") from error

@@ -1,0 +1,359 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Web's database and keys go into a file and come back, by a real PostgreSQL over TLS."""
+
+import json
+import os
+import pathlib
+import stat
+import tarfile
+
+import pytest
+
+from backup import action, database
+from ci.concourse import release, schema, web, web_files
+from machine import archive, files, process, services
+from plan.state import WebSecrets
+from tests.functional import postgresql
+
+pytestmark = postgresql.NEEDS
+
+SECRETS = WebSecrets("password", "host key", "signing key", "next key")
+TABLES = """
+CREATE EXTENSION IF NOT EXISTS pgcrypto;
+CREATE TYPE state AS ENUM ('paused', 'running');
+CREATE TABLE pipelines (id serial PRIMARY KEY, name text UNIQUE, state state, config text);
+CREATE TABLE events (id bigint) ;
+CREATE TABLE events_1 () INHERITS (events);
+INSERT INTO pipelines (name, state, config)
+  SELECT 'p' || n, 'running', repeat('x', 1000) FROM generate_series(1, 50) n;
+"""
+
+
+class WebKeys:
+    """Those of one unit, as Juju has them."""
+
+    def __init__(self):
+        self.secrets, self.lost, self.number, self.leads = SECRETS, False, 1, True
+
+    def read(self):
+        return self.secrets, self.lost
+
+    def put(self, kept):
+        self.secrets = kept
+        return True
+
+    def units(self):
+        return self.number
+
+    def is_leader(self):
+        return self.leads
+
+
+@pytest.fixture(scope="module")
+def server():
+    with postgresql.running() as server:
+        server.changed, server.saved = True, b""
+        yield server
+
+
+@pytest.fixture
+def here(server, tmp_path, monkeypatch):
+    """A unit whose web has its database on that server."""
+    if server.changed:
+        server.sql("DROP DATABASE concourse WITH (FORCE)", "postgres")
+        server.sql("CREATE DATABASE concourse OWNER web", "postgres")
+        server.sql(TABLES, user="web")
+        server.changed = False
+    here = WebKeys()
+    here.server, here.stopped, here.encryption, here.form = server, [], {}, 7
+    here.folder = tmp_path / "backups"
+    monkeypatch.setattr(action, "FOLDER", here.folder)
+    monkeypatch.setattr(action, "_WORK", here.folder / ".work")
+    monkeypatch.setattr(database, "_ACCESS", tmp_path / "access")
+    monkeypatch.setattr(web, "is_set_up", lambda: True)
+    monkeypatch.setattr(web, "uses_local_database", lambda: False)
+    monkeypatch.setattr(web, "database_settings", lambda: server.settings() | here.encryption)
+    monkeypatch.setattr(release, "installed", lambda: release.Release("8.3.0", pathlib.Path("/r")))
+    monkeypatch.setattr(schema, "current", lambda _: 7)
+    monkeypatch.setattr(schema, "known", lambda _: here.form)
+    monkeypatch.setattr(services, "ensure_stopped", here.stopped.append)
+    monkeypatch.setattr(web_files, "AUTHORIZED", tmp_path / "authorized")
+    (tmp_path / "authorized").write_text("ssh-rsa AAAA\nssh-rsa BBBB\n")
+    return here
+
+
+def save(here, path=""):
+    return action.backup("web/0", path, here, lambda _: None)
+
+
+def kept(here):
+    """Path of a backup that was made once, without a key of encryption."""
+    path = here.folder / "kept.tar"
+    if not here.server.saved:
+        save(here, str(path))
+        here.server.saved = path.read_bytes()
+    files.ensure_directory(here.folder, mode=0o700)
+    path.write_bytes(here.server.saved)
+    return str(path)
+
+
+def restore(here, path, name="web"):
+    done = action.restore("web/3", path, name, here, lambda _: None)
+    here.server.changed = True
+    return done
+
+
+def pipelines(server, where="public"):
+    return server.sql(f"SELECT count(*) FROM {where}.pipelines")
+
+
+def everything(server):
+    return server.sql(
+        "SELECT nspname || '.' || relname FROM pg_class c JOIN pg_namespace n ON n.oid = "
+        "relnamespace WHERE nspname !~ '^pg_|information' ORDER BY 1"
+    )
+
+
+def test_what_was_saved_comes_back_and_what_was_there_is_kept(here):
+    saved = save(here)
+    path = saved["path"]
+    assert saved["next"] == f"juju ssh web/0 sudo cat {path} > {pathlib.Path(path).name}"
+    here.server.changed = True
+    here.server.sql("DELETE FROM pipelines WHERE id > 3; DROP TABLE events CASCADE")
+    here.secrets = WebSecrets("other", "other", "other")
+    done = restore(here, path)
+    assert here.stopped == [web.SERVICE]
+    assert pipelines(here.server) == ["50"]
+    assert "public.events_1" in everything(here.server)
+    assert here.secrets == SECRETS
+    assert done["restored"].startswith("web/0 of 20")
+    assert done["workers"] == "2, which come back by themselves"
+    kept = done["kept"].split()[1]
+    assert pipelines(here.server, kept) == ["3"]
+    # What Concourse does next with it works: its own types, sequences and functions.
+    here.server.sql(
+        "INSERT INTO pipelines (name, state) VALUES (encode(digest('a', 'sha256'), 'hex'), "
+        "'paused')",
+        user="web",
+    )
+    assert here.server.sql("SELECT max(id) FROM pipelines") == ["51"]
+
+
+def test_only_root_reads_it_and_nothing_else_is_left(here, tmp_path, monkeypatch):
+    seen = []
+    run = process.run_on_files
+
+    def watched(argv, **more):
+        seen.extend(argv)
+        folder = more["env"]["PGPASSFILE"]
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(folder).st_uid) == 0
+        return run(argv, **more)
+
+    monkeypatch.setattr(process, "run_on_files", watched)
+    path = pathlib.Path(save(here)["path"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(here.folder.stat().st_mode) == 0o700
+    assert [entry.name for entry in here.folder.iterdir()] == [path.name]
+    assert not (tmp_path / "access").exists()
+    assert seen
+    assert not any(postgresql.PASSWORD in argument for argument in seen)
+    with tarfile.open(path) as members:
+        assert members.getnames() == [
+            "manifest.json", "secrets.json", "worker-keys", "database.dump",
+        ]  # fmt: skip
+
+
+def test_second_restore_keeps_both_that_were_there(here, monkeypatch):
+    path = save(here)["path"]
+    times = iter(["20261123_190501", "20261123_190502"])
+    monkeypatch.setattr(action, "_now", lambda: next(times))
+    for _ in range(2):
+        restore(here, path)
+    schemas = {name.partition(".")[0] for name in everything(here.server)}
+    assert schemas == {"public", "concourse_20261123_190501", "concourse_20261123_190502"}
+    assert pipelines(here.server) == ["50"]
+
+
+def test_nothing_is_written_over(here):
+    path = f"{here.folder}/one.tar"
+    save(here, path)
+    before = pathlib.Path(path).read_bytes()
+    with pytest.raises(action.BackupError, match="is there already"):
+        save(here, path)
+    assert pathlib.Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "one.tar", "/etc/passwd", "/etc/cron.d/x.tar", "{0}/../x.tar", "{0}/a/x.tar", "{0}/.x.tar",
+        "{0}/x", "{0}/x y.tar", "{0}/$(id).tar", "{0}//x.tar", "{0}/x.tar/", "{0}/-x.tar",
+        "{0}/x\n.tar",
+    ],
+)  # fmt: skip
+def test_path_elsewhere_is_refused(here, path):
+    path = path.format(here.folder)
+    for call in (save, restore):
+        with pytest.raises(action.BackupError, match="can't be used: use"):
+            call(here, path)
+    assert here.stopped == []
+    assert not here.folder.exists()
+
+
+def unchanged(here, path, words):
+    before = everything(here.server), here.secrets
+    with pytest.raises(action.BackupError, match=words):
+        restore(here, path)
+    assert (everything(here.server), here.secrets) == before
+    assert pipelines(here.server) == ["50"]
+    assert not (here.folder / ".work").exists()
+
+
+def damage(path, change):
+    data = bytearray(pathlib.Path(path).read_bytes())
+    pathlib.Path(path).write_bytes(change(data))
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 600, 3000, -1024])
+def test_part_of_a_file_is_refused(here, size):
+    path = kept(here)
+    damage(path, lambda data: data.rstrip(b"\0")[:size])
+    unchanged(here, path, "damaged|no archive|not one of this charm's")
+    assert here.stopped == []
+
+
+def test_file_with_another_byte_is_refused(here):
+    path = kept(here)
+    at = pathlib.Path(path).read_bytes().index(b"PGDMP") + 3000
+    damage(path, lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    unchanged(here, path, "has another database.dump than was written: it is damaged")
+
+
+def foreign(path, *members, kind=action._KIND):
+    listed = {name: list(archive._measured(content)) for name, content in members}
+    about = {"unit": "web/0", "time": "x", "concourse": "8.3.0", "schema": "7"}
+    manifest = {"kind": kind, "about": about, "files": listed}
+    files.ensure_directory(path.parent, mode=0o700)
+    with tarfile.open(path, "w") as tar:
+        for name, content in (("manifest.json", json.dumps(manifest).encode()), *members):
+            archive._add(tar, name, content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "words"),
+    [
+        ("gpu-ci-worker web backup/0", (), r"is of the kind 'gpu-ci-worker web backup/0', and"),
+        ("gpu-ci-worker web backup/2", (), "this revision of the charm takes"),
+        (action._KIND, (("../../etc/shadow", b"x"),), "not one of this charm's archives"),
+        (action._KIND, (("secrets.json", b"{}"),), "not one of this charm's backups"),
+        (action._KIND, (("secrets.json", b'{"keys": {"a": 1}}'),), "this charm's backups"),
+    ],
+)
+def test_foreign_or_other_file_is_refused(here, kind, members, words):
+    path = here.folder / "foreign.tar"
+    foreign(path, *members, kind=kind)
+    unchanged(here, str(path), words)
+    assert here.stopped == []
+
+
+def test_link_in_a_file_is_refused(here):
+    path = here.folder / "link.tar"
+    foreign(path, ("secrets.json", b"x"))
+    manifest = archive.content(path, "manifest.json")
+    with tarfile.open(path, "w") as tar:
+        archive._add(tar, "manifest.json", manifest)
+        link = tarfile.TarInfo("secrets.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
+        tar.addfile(link)
+    unchanged(here, str(path), "no secrets.json where it should")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"number": 2}, "2 units of web use one database: juju remove-unit all but one"),
+        ({"leads": False}, "juju run web/leader restore"),
+        ({"form": 6}, "whose database 8.3.0 can't read: upgrade this application to 8.3.0"),
+        ({"lost": True}, "replace-web-keys"),
+        ({"secrets": None}, "runs no web"),
+    ],
+)
+def test_unit_that_can_not_take_it_is_left_as_it_is(here, change, words):
+    path = kept(here)
+    vars(here).update(change)
+    unchanged(here, path, words)
+    assert here.stopped == []
+
+
+def test_application_has_to_be_named(here):
+    path = kept(here)
+    with pytest.raises(action.BackupError, match="with name=web all pipelines and builds"):
+        restore(here, path, "webb")
+    assert here.stopped == []
+
+
+def test_database_that_is_encrypted_takes_its_key(here):
+    here.encryption = {"CONCOURSE_ENCRYPTION_KEY": "sixteen letters!"}
+    path = save(here)["path"]
+    restore(here, path)
+    for other in ({}, {"CONCOURSE_ENCRYPTION_KEY": "sixteen others!!"}):
+        here.encryption = other
+        with pytest.raises(
+            action.BackupError, match="encrypted with a key that web here does not"
+        ):
+            restore(here, path)
+
+
+def test_load_that_fails_in_the_middle_changes_nothing(here, monkeypatch):
+    path = kept(here)
+    write = process.run_on_files
+
+    def torn(argv, **more):
+        write(argv, **more)
+        if argv[0].endswith("pg_restore"):
+            with open(more["stdout"], "a") as script:
+                script.write("\nSELECT no_such_function();\n")
+
+    monkeypatch.setattr(process, "run_on_files", torn)
+    unchanged(here, path, "can't be filled; nothing was changed: .*no_such_function")
+
+
+def test_role_that_may_not_make_place_is_told(here):
+    path = kept(here)
+    here.server.changed = True
+    here.server.sql("ALTER SCHEMA public OWNER TO postgres")
+    unchanged(here, path, "ALTER SCHEMA public OWNER TO")
+
+
+def test_database_that_is_away_leaves_no_file(here, monkeypatch):
+    settings = here.server.settings() | {"CONCOURSE_POSTGRES_PORT": "1"}
+    monkeypatch.setattr(web, "database_settings", lambda: settings)
+    with pytest.raises(action.BackupError, match=r"can't be saved: .*Connection refused"):
+        save(here)
+    assert list(here.folder.iterdir()) == []
+
+
+def test_server_that_is_not_the_one_of_the_certificate_gets_no_password(here, monkeypatch):
+    settings = here.server.settings() | {"CONCOURSE_POSTGRES_HOST": "localhost"}
+    monkeypatch.setattr(web, "database_settings", lambda: settings)
+    with pytest.raises(action.BackupError, match="does not match host name"):
+        save(here)
+
+
+def test_missing_programs_are_named(here, monkeypatch):
+    monkeypatch.setattr(database, "_PG_DUMP", "/no/pg_dump")
+    with pytest.raises(action.BackupError, match="apt-get install --yes postgresql-client"):
+        save(here)
+    assert not here.folder.exists()
+
+
+def test_full_disk_leaves_no_file(here, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(archive, "_add", full)
+    with pytest.raises(action.BackupError, match="is full: make room there"):
+        save(here)
+    assert list(here.folder.iterdir()) == []

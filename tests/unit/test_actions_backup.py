@@ -1,0 +1,128 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The actions that save a web and bring it back, at the charm's door."""
+
+import dataclasses
+
+import pytest
+from ops import testing
+
+from backup import action, database
+from ci.concourse import local_postgresql, release, schema, web
+from machine import services
+from tests.unit.situations import database as related
+from tests.unit.situations import state
+
+OTHERS = "another-password"
+
+
+@pytest.fixture
+def unit(context, rooms, tmp_path, monkeypatch):
+    """A web that is ready, whose database is a file."""
+    table = tmp_path / "table"
+    table.write_text("pipelines")
+
+    def load(dump, *_):
+        before, _ = table.read_text(), table.write_text(dump.read_text())
+        return f"schema of {before}"
+
+    monkeypatch.setattr(action, "FOLDER", tmp_path / "backups")
+    monkeypatch.setattr(action, "_WORK", tmp_path / "backups/.work")
+    monkeypatch.setattr(web, "is_set_up", lambda: True)
+    monkeypatch.setattr(release, "installed", lambda: release.Release("8.3.0", tmp_path))
+    monkeypatch.setattr(release, "is_proven", lambda _: True)
+    monkeypatch.setattr(schema, "current", lambda _: 7)
+    monkeypatch.setattr(schema, "known", lambda _: 7)
+    monkeypatch.setattr(database, "check_programs", lambda: None)
+    monkeypatch.setattr(database, "save", lambda path: path.write_text(table.read_text()))
+    monkeypatch.setattr(database, "load", load)
+    monkeypatch.setattr(services, "ensure_stopped", rooms.note("stopped", answer=True))
+    rooms.table = table
+    return context.run(context.on.update_status(), state("web", [related()], leader=True))
+
+
+def run(context, action_name, before, **params):
+    after = context.run(context.on.action(action_name, params=params), before)
+    return dict(context.action_results), after
+
+
+def keys(after):
+    (found,) = (one for one in after.secrets if "tsa-host-key" in one.latest_content)
+    return found.latest_content
+
+
+def test_web_is_saved_and_brought_back_with_the_keys_that_its_workers_know(
+    context, rooms, unit, tmp_path
+):
+    had = keys(unit)
+    path = str(tmp_path / "backups/b.tar")
+    saved, _ = run(context, "backup", unit, path=path)
+    assert (saved["path"], saved["concourse"]) == (path, "8.3.0")
+    assert not any(secret in str(saved) for secret in had.values())
+
+    rooms.table.write_text("nothing yet")
+    other = {**had, "admin-password": OTHERS, "tsa-host-key": had["session-signing-key"]}
+    (secret,) = (one for one in unit.secrets if "tsa-host-key" in one.latest_content)
+    fresh = dataclasses.replace(secret, latest_content=other, tracked_content=other)
+    done, after = run(
+        context, "restore", dataclasses.replace(unit, secrets=[fresh]), path=path, name="unit"
+    )
+    assert rooms.table.read_text() == "pipelines"
+    assert done["kept"] == "schema of nothing yet"
+    assert keys(after) == had
+    assert "web.apply" in rooms.calls[rooms.calls.index("stopped") :], "it runs again"
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"path": "/etc/shadow", "name": "unit"}, r"can't be used: use .*/backups/<name>\.tar"),
+        ({"path": "{0}/none.tar", "name": "unit"}, "none.tar: No such file or directory"),
+        ({"path": "{0}/none.tar", "name": "web"}, "with name=unit all pipelines"),
+    ],
+)
+def test_what_can_not_be_restored_fails_in_words_and_web_runs_on(
+    context, rooms, unit, tmp_path, params, words
+):
+    params = {name: text.format(tmp_path / "backups") for name, text in params.items()}
+    with pytest.raises(testing.ActionFailed, match=words):
+        run(context, "restore", unit, **params)
+    assert "stopped" not in rooms.calls
+    assert rooms.table.read_text() == "pipelines"
+
+
+def test_a_worker_has_nothing_to_save(context, rooms):
+    with pytest.raises(testing.ActionFailed, match="runs no web"):
+        run(context, "backup", state())
+
+
+def test_database_that_made_place_is_shown_and_goes_by_its_name(
+    context, rooms, unit, tmp_path, monkeypatch
+):
+    dropped = []
+    monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "local-postgresql")
+    monkeypatch.setattr(local_postgresql, "_ASIDE", tmp_path / "aside")
+    monkeypatch.setattr(local_postgresql, "_psql", dropped.append)
+    (tmp_path / "local-postgresql").write_text("15")
+    (tmp_path / "aside").write_text("concourse_20261123_190501\nconcourse_20261124_190501\n")
+    shown = context.run(context.on.update_status(), unit).unit_status.message
+    assert "kept database concourse_20261123_190501; kept database" in shown
+    name = "concourse_20261123_190501"
+    done, _ = run(context, "remove-local-database", unit, name=name)
+    assert done == {"removed": f"database {name}"}
+    assert dropped == [f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"]
+    assert (tmp_path / "aside").read_text() == "concourse_20261124_190501\n"
+    with pytest.raises(testing.ActionFailed, match="is not the database on this machine"):
+        run(context, "remove-local-database", unit, name=name)
+
+
+def test_database_that_web_no_longer_uses_has_the_day_of_that(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "ours")
+    monkeypatch.setattr(local_postgresql, "_SINCE", tmp_path / "since")
+    assert not local_postgresql.note_unused(), "there is none"
+    (tmp_path / "ours").write_text("")
+    assert local_postgresql.note_unused()
+    assert len(local_postgresql.kept()) == len("concourse, unused since 2026-11-01")
+    (tmp_path / "since").write_text("2026-11-01")
+    assert not local_postgresql.note_unused()
+    assert local_postgresql.kept() == "concourse, unused since 2026-11-01"
