@@ -65,6 +65,9 @@ REASONS: typing.Final = (
         "what the step brings could not be made safe",
     ),
     Reason(
+        "folder", r"this task has files at ", "its files are where `task-mounts` puts a folder"
+    ),
+    Reason(
         "worker",
         r"this worker |.* cannot be run, so this task|this task needs a GPU and was started ",
         "the worker's own fault: its disk, its files, its software",

@@ -6,8 +6,9 @@ from ci.concourse import keys
 from plan.sights import digest
 from tests import once
 from tests.functional import test_ci_machine
+from tests.functional.ci_host import HOST_KEY
 from tests.functional.concourse_machine import NEEDS
-from tests.functional.test_ci_machine import HOST_KEY, TAGS, start_task, until
+from tests.functional.test_ci_machine import TAGS, start_task, until
 
 pytestmark = NEEDS
 host, installed = test_ci_machine.host, test_ci_machine.installed
