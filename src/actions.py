@@ -350,6 +350,11 @@ def remove_local_database(call: Call) -> Results:
             f"The database {kept} is in use by this unit's web: nothing was removed. Set "
             "deployment-mode=worker, or integrate with another database, before"
         )
+    if beside := local_postgresql.aside():
+        raise ActionError(
+            f"Beside the database {kept} is what made place for a backup, which would go with it: "
+            f"remove {', '.join(beside)} by name before. Nothing was removed"
+        )
     local_postgresql.remove()
     return {"removed": f"database {kept}"}
 

@@ -48,6 +48,15 @@ def test_it_is_left_alone_if_not_named_or_in_use(context, rooms, machine, name, 
     assert "local_postgresql.remove" not in rooms.calls
 
 
+def test_it_takes_none_with_it_that_was_not_named(context, rooms, machine, monkeypatch):
+    beside = machine / "local-postgresql-aside"
+    monkeypatch.setattr(local_postgresql, "_ASIDE", beside)
+    beside.write_text("concourse_20261123_190501\n")
+    with pytest.raises(testing.ActionFailed, match="remove concourse_20261123_190501 by name"):
+        remove(context)
+    assert "local_postgresql.remove" not in rooms.calls
+
+
 def test_it_goes_where_web_has_another_database(context, rooms, machine):
     (machine / "web.env").write_text('A=1\nCONCOURSE_POSTGRES_HOST="10.0.0.9"\n')
     remove(context)
