@@ -21,12 +21,16 @@ _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 
 
 def answers(port: int) -> bool:
-    """Whether the service answers 200."""
+    """Whether the service answers 200.
+
+    Raises:
+        OSError: this program itself is out of something, which tells nothing of the service.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER)
     try:
         connection.request("GET", "/")
         return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
+    except (ConnectionError, TimeoutError, http.client.HTTPException):
         return False
     finally:
         connection.close()
@@ -59,7 +63,8 @@ def watch(unit: str, port: int, patience: float) -> typing.NoReturn:
     """Look for ever, twenty times within `patience`.
 
     Raises:
-        OSError, subprocess.SubprocessError: systemd can't be asked.
+        OSError, subprocess.SubprocessError: systemd or the service can't be asked; who starts this
+            anew begins to count anew.
     """
     asked, since = "", time.monotonic()
     while True:
