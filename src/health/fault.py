@@ -79,8 +79,3 @@ class Fault:
     words: str = ""
     cause: str = ""
     counted: bool = False
-
-    @property
-    def weight(self) -> tuple[int, int]:
-        """How it compares with another that takes a GPU out: the higher outweighs."""
-        return LEVELS.index(self.level), self.need
