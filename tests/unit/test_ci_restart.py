@@ -32,7 +32,7 @@ class World:
         self.steps, self.attaches, self.asks = {}, 3.0, []
         self.volumes = tmp_path
         (tmp_path / "init").mkdir()
-        self.frozen, self.log, self.said = {}, [], []
+        self.frozen, self.log, self.said, self.stood = {}, [], [], []
         self.reads = True
         fakes = {
             (restart.time, "monotonic"): lambda: self.now,
@@ -109,6 +109,7 @@ class Freezer:
     def thaw(self, path):
         held = self.world.now - self.world.frozen.pop(str(path))
         self.world.log.append(f"thaw {path}")
+        self.world.stood.append(held)
         assert held < 20
 
     def end(self):
@@ -242,17 +243,37 @@ def test_as_long_as_web_asks_it_is_not_restarted(world):
     assert world.log.count("end") == 1
 
 
-def test_without_rest_the_second_try_goes_through_and_none_stands_still_for_20_seconds(world):
+def test_without_rest_it_is_tried_for_a_minute_and_no_step_stands_still_for_20_seconds(world):
     """In all: what one try takes, the next ones have less."""
     world.steps, world.attaches = {"a": 0.0}, math.inf
     world.asks = [1000 + number / 10 for number in range(1000)]
     world.gently()
     guards = [float(line.split()[1]) for line in world.log if line.startswith("guard")]
-    assert len(guards) == 2
-    assert guards[0] > guards[1] > 14
+    assert len(guards) == 3
+    assert guards[0] > guards[1] > guards[2] > 11
+    assert 1060 < world.born < 1070
+    assert "Waiting for tasks that stood still before, before a restart" in world.said
     assert world.log.count("start") == 1
     marks = [line for line in world.log if line in ("freeze a", "thaw a")]
-    assert marks == ["freeze a", "thaw a"] * 2
+    assert marks == ["freeze a", "thaw a"] * 3
+    assert sum(world.stood) < 20
+
+
+def test_short_steps_are_tried_again_and_again_until_there_is_rest(world):
+    """Each is another one, that has not stood still before."""
+    sleep = world.sleep
+
+    def next_one(seconds):
+        sleep(seconds)
+        world.steps = {f"s{world.now // 6:.0f}": 0.0}
+
+    restart.time.sleep = next_one
+    world.asks = [1000 + number / 10 for number in range(350)]
+    world.gently()
+    guards = [line for line in world.log if line.startswith("guard")]
+    assert len(guards) > 4
+    assert 1035 < world.born < 1045
+    assert "Waiting" not in "".join(world.said)
 
 
 def test_a_task_that_waits_for_its_gpu_is_waited_for_without_freezing(world):

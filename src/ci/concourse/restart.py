@@ -10,6 +10,7 @@ restarted, and each step goes on when its output was opened anew: web's attachin
 
 import collections.abc
 import ipaddress
+import itertools
 import logging
 import math
 import pathlib
@@ -33,10 +34,10 @@ _EVERY: typing.Final = 0.02
 # seldom (8.3.0 worker/baggageclaim/client/volume_future.go).
 _STILL: typing.Final = 0.8
 _SETTLING: typing.Final = 3.5
-# For which steps stand still at most, all tries together. The guard ends each at the same time.
+# For which a step stands still at most, all tries together. The guard ends each at the same time.
 # What the tries leave of it is for the start, and for web's attaching: that takes up to 10.
 _HELD: typing.Final = 19.0
-_TRIES: typing.Final = 2
+_ENOUGH: typing.Final = 13.0
 _PAUSE: typing.Final = 3.0
 # What goes on with a request when it is told to end takes as long; it is not waited for longer.
 _STOP: typing.Final = 2.0
@@ -46,6 +47,7 @@ _ATTACHING: typing.Final = 1.0
 _BEGINNING: typing.Final = 10.0
 # What is made for longer waits for a GPU, and is not done sooner where the others stand still.
 _WAITS: typing.Final = 3.0
+# For how long a good moment is waited for, and tried; then comes one more try.
 _PATIENCE: typing.Final = 60.0
 
 _log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ def worker(
     """Restart the worker, or start it, without a build's loss where that can be had.
 
     A task that waits for its GPU while its container is made is waited for up to a minute. Where
-    something begins all the time, the second try goes through with it.
+    something begins all the time, the first try after that minute goes through with it.
 
     Args:
         service: its unit.
@@ -101,12 +103,12 @@ def beside(
         return
     steps_of = _Worker(service, pid, volumes)
     end = time.monotonic() + _PATIENCE
-    for left in reversed(range(_TRIES)):
-        while steps_of.waits() and time.monotonic() < end:
-            progress("Waiting for a task that waits for its GPU, before a restart")
+    for number in itertools.count():
+        while (obstacle := steps_of.obstacle()) and time.monotonic() < end:
+            progress(f"Waiting for {obstacle}, before a restart")
             time.sleep(1)
         progress("Restarting Concourse: steps stand still for some seconds")
-        if steps_of.hold_for(restart, anyway=not left):
+        if steps_of.hold_for(restart, anyway=number > 0 and time.monotonic() >= end):
             return
         time.sleep(_PAUSE)
 
@@ -116,7 +118,8 @@ class _Worker:
 
     def __init__(self, service: str, pid: int, volumes: pathlib.Path) -> None:
         self._service, self._pid, self._volumes = service, pid, volumes
-        self._left = _HELD
+        # For how long steps have stood still in earlier tries, by name.
+        self._stood: dict[str, float] = {}
         # The steps that stand still, by name: what thaws each.
         self._held: dict[str, pathlib.Path] = {}
         # What web reads of their output, and by which descriptors all that it reads is open.
@@ -125,23 +128,36 @@ class _Worker:
 
     def hold_for(self, restart: collections.abc.Callable[[int], None], *, anyway: bool) -> bool:
         """Restart something meanwhile. Return False without rest, where it is not `anyway`."""
-        frozen, begun = freezer.Freezer(self._left), time.monotonic()
+        left = self._left(steps.containers())
+        frozen, begun = freezer.Freezer(left), time.monotonic()
         frozen.begin()
         try:
             if not self._comes_to_rest(frozen) and not anyway:
                 return False
             restart(self._pid)
-            self._thaw_attached(frozen, begun + self._left)
+            self._thaw_attached(frozen, begun + left)
             return True
         finally:
             frozen.end()
+            for name in self._held:
+                self._stood[name] = self._stood.get(name, 0.0) + time.monotonic() - begun
             self._held.clear()
-            self._left -= time.monotonic() - begun
 
-    def waits(self) -> bool:
-        """Whether a container is being made for so long that it must be waiting for a GPU."""
-        ages = [one.age for one in steps.containers() if not one.init and _is_being_made(one)]
-        return max(ages, default=0.0) > _WAITS
+    def obstacle(self) -> str:
+        """Why this is no good moment, in words; empty if it is one.
+
+        A container that is being made for so long must be waiting for a GPU.
+        """
+        there = steps.containers()
+        ages = [one.age for one in there if not one.init and _is_being_made(one)]
+        if max(ages, default=0.0) > _WAITS:
+            return "a task that waits for its GPU"
+        return "tasks that stood still before" if self._left(there) < _ENOUGH else ""
+
+    def _left(self, there: list[steps.Container]) -> float:
+        """For how many seconds those that are there may stand still yet."""
+        stood = [self._stood.get(one.name, 0.0) for one in there if one.step]
+        return _HELD - max(stood, default=0.0)
 
     def _comes_to_rest(self, frozen: freezer.Freezer) -> bool:
         """Wait until nothing is under way. Return False if that never was."""
