@@ -4,11 +4,12 @@
 
 import collections.abc
 import dataclasses
+import logging
 import typing
 
 from ci.concourse import local_postgresql, release
 from health.service import WatchError
-from machine import app, download, packages
+from machine import app, download, packages, process, scarcity
 from oci import nvidia
 from plan.options import Part
 from plan.state import Failure, UnitState
@@ -22,6 +23,11 @@ _FAILURES: typing.Final = (
     nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
     WatchError,
 )  # fmt: skip
+_LOGS: typing.Final = {
+    Part.WEB: "journalctl -u concourse-web", Part.WORKER: "journalctl -u concourse-worker",
+}  # fmt: skip
+
+_log = logging.getLogger(__name__)
 
 
 def make(
@@ -42,4 +48,15 @@ def make(
         return work(*arguments), state
     except _FAILURES as error:
         failure = Failure(part, str(error), getattr(error, "passes", False))
+    except (process.CommandError, OSError) as error:
+        failure = _refused(part, state, error)
     return None, dataclasses.replace(state, failures=(*state.failures, failure))
+
+
+def _refused(part: Part, state: UnitState, error: process.CommandError | OSError) -> Failure:
+    """What systemd, another program or the kernel refused; the next event tries it again."""
+    _log.error("what is done to the part %s failed", part.value, exc_info=error)
+    passes = error.starved if isinstance(error, process.CommandError) else False
+    passes = passes or (isinstance(error, OSError) and scarcity.is_told_by(error))
+    where = _LOGS.get(part, f"juju debug-log --include {state.unit}")
+    return Failure(part, f"{error}; it is tried again at the next event: {where}", passes)

@@ -179,7 +179,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             self.unit.set_ports()
             tsa.withdraw_web(self.model)
         if isinstance(wanted.worker, WorkerPlan) and not drain.keeps_down():
-            worker.apply(wanted.worker, self._say)
+            _, state = attempts.make(state, Part.WORKER, worker.apply, wanted.worker, self._say)
         elif wanted.worker is None:
             worker.retire(worker.FAREWELL_SECONDS, self._say)
             worker.remove()

@@ -59,10 +59,10 @@ def host():
         yield host
 
 
-def install(host, worker):
+def install(host, worker, unit=UNIT):
     for path, text in (
         ("/srv/worker.py", worker),
-        ("/etc/systemd/system/concourse-worker.service", UNIT),
+        ("/etc/systemd/system/concourse-worker.service", unit),
     ):
         host.machine.run(["/usr/bin/tee", path], stdin=text)
     host.sh("systemctl daemon-reload; systemctl restart concourse-worker")
@@ -116,6 +116,64 @@ def test_a_worker_that_keeps_failing_is_told_from_one_that_has_failed_once(host)
     until(lambda: json.loads(host.run(ask)), 60)
     ((name, starts),) = json.loads(host.run(ask))
     assert (name, starts >= 3) == ("worker", True)
+
+
+# A hook that ends the worker's process, as before a start with new tags, and is killed then.
+ENDED = """
+import os, signal
+from ci.concourse import worker
+from machine import leftovers
+leftovers.end_processes([worker.main_pid()])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+# As the worker does it: SIGTERM is no failure, and SIGUSR1 lets it end by itself.
+POLITE = """
+import pathlib, signal, sys
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: sys.exit(0))
+pathlib.Path("/run/heeds").touch()
+signal.pause()
+"""
+LAND = """
+from ci.concourse import worker
+worker._may_have_web = lambda: True
+print(worker.land())
+"""
+TAKE_UP = """
+from machine import services
+services.ensure_enabled("concourse-worker.service")
+services.ensure_running("concourse-worker.service", restart=True)
+"""
+
+
+@pytest.fixture
+def polite(host):
+    """A worker by the charm's own unit, which heeds signals by now."""
+    host.sh("rm -f /run/heeds; mkdir -p /srv/volumes")
+    places = {"environment": "/dev/null", "volumes": "/srv/volumes"}
+    values = {**VALUES, **places, "command": "/usr/bin/python3 /srv/worker.py"}
+    install(host, POLITE, templates.render("concourse-worker.service", **values))
+    host.sh("systemctl enable --now concourse-worker")
+    until(lambda: host.sh("ls /run/heeds", check=False).stdout, 60)
+    return host
+
+
+def test_a_worker_that_was_ended_for_a_restart_comes_back_though_the_hook_was_killed(polite):
+    first = process(polite)
+    ended = polite.machine.run([*polite.python, "-c", ENDED], check=False)
+    assert ended.returncode
+    until(lambda: process(polite) not in (first, "0"), 60)
+
+
+def test_a_worker_that_has_landed_stays_down_until_it_is_taken_up(polite):
+    assert polite.run(LAND).strip() == process(polite)
+    # It is inactive only after systemd has tried to start it once more.
+    state = "systemctl show -P ActiveState -P ConditionResult concourse-worker"
+    until(lambda: polite.sh(state).stdout.split() == ["inactive", "no"], 60)
+    polite.sh("systemctl start concourse-worker")
+    assert process(polite) == "0"
+    polite.run(TAKE_UP)
+    assert process(polite) != "0"
 
 
 @pytest.mark.parametrize("name", MOST_OPEN)

@@ -2,13 +2,16 @@
 # See LICENSE file for licensing details.
 """The charm's door: what is wrong with one part of a unit is no other part's, and no key's."""
 
+import errno
+import os
+
 import ops
 import pytest
 from ops import testing
 
 import charm
-from ci.concourse import keys, local_postgresql, release, web
-from machine import download
+from ci.concourse import keys, local_postgresql, release, web, worker
+from machine import download, process
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
 
 DEPARTED = "the key of a worker that is gone"
@@ -66,6 +69,30 @@ def test_a_release_that_cannot_be_had_does_not_keep_gpus_from_changing(
     assert len(rooms.gpu.gpus) == 1
     assert rooms.worker is None
     assert after.unit_status == testing.BlockedStatus("another checksum")
+
+
+COMMAND = ["/usr/bin/systemctl", "restart", "concourse-worker.service"]
+TOLD = "Job for concourse-worker.service failed because the control process exited"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (process.CommandError(COMMAND, 1, TOLD), testing.BlockedStatus, TOLD),
+        (process.CommandError(COMMAND, None, ""), testing.WaitingStatus, "ran out of time"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), testing.WaitingStatus, "No space left"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), testing.BlockedStatus, "Read-only file"),
+    ],
+)
+def test_a_worker_that_systemd_or_the_disk_refuses_is_told_and_fails_no_hook(
+    context, rooms, monkeypatch, error, kind, said
+):
+    monkeypatch.setattr(worker, "apply", fails(error))
+    after = context.run(context.on.config_changed(), state("all", relations=[database()]))
+    assert rooms.web is not None
+    assert isinstance(after.unit_status, kind)
+    assert said in after.unit_status.message
+    assert after.unit_status.message.endswith("next event: journalctl -u concourse-worker")
 
 
 def test_the_database_is_asked_for_before_the_release_is_downloaded(context, rooms, monkeypatch):

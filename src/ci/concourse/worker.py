@@ -160,6 +160,7 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     if not pid:
         _retire_row()
         return services.ensure_disabled(SERVICE)
+    services.ensure_not_enabled(SERVICE)
     services.signal(SERVICE, "SIGUSR2")
     end = time.monotonic() + timeout
     alone = math.inf
