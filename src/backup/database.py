@@ -8,6 +8,7 @@ PostgreSQL's own programs do that. They get a password out of a file that only r
 import collections.abc
 import contextlib
 import pathlib
+import re
 import typing
 
 from ci.concourse import local_postgresql, web
@@ -20,6 +21,16 @@ _ACCESS: typing.Final = pathlib.Path("/run/gpu-ci/database-access")
 # Of databases that had to make place in a database that is not on this machine.
 _ASIDE: typing.Final = "concourse_"
 _LONG: typing.Final = 6 * 3600.0  # seconds
+_LOOK: typing.Final = 60.0
+# As pg_restore --list begins.
+_SAVED_FROM: typing.Final = re.compile(r"^; +Dumped from database version: ([0-9]+)", re.MULTILINE)
+# pg_restore of 17 and newer writes it for every server (src/bin/pg_dump/pg_backup_archiver.c,
+# _doSetFixedOutputState), and those before refuse it.
+_TIMEOUT: typing.Final = b"SET transaction_timeout = 0;"
+_HAS_TIMEOUT: typing.Final = 17
+_HEAD: typing.Final = 4096  # bytes
+# A session that outlived the action would fill the database behind its back.
+_ENDING_WITH_US: typing.Final = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 # Its functions went aside too, and web looks for them where its tables are: what is loaded has the
 # extension made anew, or web does.
 _DROP_EXTENSION: typing.Final = (
@@ -67,9 +78,25 @@ def save(destination: pathlib.Path) -> None:
         "--format=custom", "--no-owner", "--no-privileges", "--no-password",
         f"--exclude-schema={_ASIDE}*",
     ]  # fmt: skip
-    with _told("saved"), _access() as (before, environment, name):
+    with _told("saved", destination.parent.parent), _access() as (before, environment, name):
         argv = [*before, _PG_DUMP, *arguments, f"--dbname={name}"]
         process.run_on_files(argv, timeout=_LONG, env=environment, stdout=destination)
+
+
+def check(dump: pathlib.Path) -> None:
+    """See whether the database of the web here can take a saved content.
+
+    Raises:
+        DatabaseError: if it can't, or is not there.
+    """
+    with _told("filled; nothing was changed"):
+        listed = process.run([_PG_RESTORE, "--list", str(dump)], timeout=_LOOK).stdout
+        found, here = _SAVED_FROM.search(listed), _server()
+    if found and int(found[1]) > here:
+        raise DatabaseError(
+            f"What was saved is of PostgreSQL {found[1]}, which the {here} here can't read: give "
+            f"web a database of PostgreSQL {found[1]} or newer. Nothing was changed"
+        )
 
 
 def load(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
@@ -88,7 +115,7 @@ def load(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
     Raises:
         DatabaseError: if that fails, and nothing was changed.
     """
-    with _told("filled; nothing was changed"):
+    with _told("filled; nothing was changed", folder.parent):
         if web.uses_local_database():
             return f"database {local_postgresql.load(dump, time)} on this machine"
         return f"schema {_load_elsewhere(dump, folder, time)} of the same database"
@@ -100,8 +127,11 @@ def _load_elsewhere(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
     files.ensure_file(script, b"", mode=0o600)
     argv = [_PG_RESTORE, "--no-owner", "--no-privileges", "--file=-", str(dump)]
     process.run_on_files(argv, timeout=_LONG, stdout=script)
+    if _server() < _HAS_TIMEOUT:
+        files.blank_line(script, _TIMEOUT, _HEAD)
     with _access() as (_, environment, name):
         argv = [
+            *_ENDING_WITH_US,
             _PSQL, "--no-psqlrc", "--quiet", "--no-password", "--set=ON_ERROR_STOP=1",
             "--single-transaction", f"--dbname={name}",
             f"--command=ALTER SCHEMA public RENAME TO {before}",
@@ -112,6 +142,17 @@ def _load_elsewhere(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
         process.run_on_files(argv, timeout=_LONG, env=environment)
     files.ensure_absent(script)
     return before
+
+
+def _server() -> int:
+    """The major version of the PostgreSQL that has the database of the web here."""
+    with _access() as (before, environment, name):
+        argv = [
+            *before, _PSQL, "--no-psqlrc", "--quiet", "--no-password", "--tuples-only",
+            "--no-align", f"--dbname={name}", "--command=SHOW server_version_num",
+        ]  # fmt: skip
+        said = process.run(argv, timeout=_LOOK, env=environment).stdout
+    return int(said) // 10000
 
 
 @contextlib.contextmanager
@@ -135,8 +176,13 @@ def _access() -> collections.abc.Generator[tuple[list[str], dict[str, str], str]
 
 
 @contextlib.contextmanager
-def _told(what: str) -> collections.abc.Generator[None]:
-    """Have what PostgreSQL refuses told with the next step."""
+def _told(what: str, folder: pathlib.Path | None = None) -> collections.abc.Generator[None]:
+    """Have what PostgreSQL refuses told with the next step.
+
+    Args:
+        what: can't be done.
+        folder: where a file is written meanwhile.
+    """
     try:
         yield
     except process.CommandError as error:
@@ -148,6 +194,10 @@ def _told(what: str) -> collections.abc.Generator[None]:
                 "let web's role own it, as the database's administrator: ALTER SCHEMA public "
                 "OWNER TO <role>; GRANT CREATE ON DATABASE <database> TO <role>"
             )
+        elif "unsupported version" in said:
+            step = "install the postgresql-client of the version that saved it on this machine"
         elif "No space left" in said:
-            step = "make room on its disk"
+            # A server tells it as an error of its own.
+            ours = folder and "ERROR:" not in said
+            step = f"make room on the disk of {folder if ours else 'the database'}"
         raise DatabaseError(f"The database can't be {what}: {error}: {step}") from error

@@ -82,6 +82,25 @@ def shorten(path: pathlib.Path, content: str) -> None:
         os.fsync(descriptor)
 
 
+def blank_line(path: pathlib.Path, line: bytes, within: int) -> bool:
+    """Have spaces for a line near the beginning of a file, which may be as large as its disk.
+
+    Args:
+        path: of the file.
+        line: without its end.
+        within: how many bytes are looked at.
+
+    Returns:
+        Whether it was there.
+    """
+    with path.open("r+b") as file:
+        at = file.read(within).find(b"\n" + line + b"\n")
+        if at >= 0:
+            file.seek(at + 1)
+            file.write(b" " * len(line))
+    return at >= 0
+
+
 def ensure_directory(path: pathlib.Path, *, mode: int = 0o755, owner: str | None = None) -> bool:
     """Make a directory, and any above it that is missing (mode 0755). Return True if changed."""
     uid, gid = _ids(owner)

@@ -14,6 +14,7 @@ from tests.unit.situations import database as related
 from tests.unit.situations import state
 
 OTHERS = "another-password"
+ASIDE = "concourse_20261123_190501"
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def unit(context, rooms, tmp_path, monkeypatch):
     monkeypatch.setattr(schema, "current", lambda _: 7)
     monkeypatch.setattr(schema, "known", lambda _: 7)
     monkeypatch.setattr(database, "check_programs", lambda: None)
+    monkeypatch.setattr(database, "check", lambda _: None)
     monkeypatch.setattr(database, "save", lambda path: path.write_text(table.read_text()))
     monkeypatch.setattr(database, "load", load)
     monkeypatch.setattr(services, "ensure_stopped", rooms.note("stopped", answer=True))
@@ -126,3 +128,35 @@ def test_database_that_web_no_longer_uses_has_the_day_of_that(tmp_path, monkeypa
     (tmp_path / "since").write_text("2026-11-01")
     assert not local_postgresql.note_unused()
     assert local_postgresql.kept() == "concourse, unused since 2026-11-01"
+
+
+@pytest.mark.parametrize(
+    ("found", "left"),
+    [
+        ("role concourse concourse_coming", ""),
+        (f"role concourse concourse_coming {ASIDE}", f"{ASIDE}\n"),
+        ("role concourse concourse_other", ""),
+    ],
+)
+def test_what_a_killed_restore_left_goes_at_the_next_event(tmp_path, monkeypatch, found, left):
+    """Status names no database that is not there, and none lies about half full."""
+    told = []
+
+    def psql(statement):
+        told.append(statement)
+        return found
+
+    for name in ("_OURS", "_ANOTHERS", "_SINCE", "_ASIDE"):
+        monkeypatch.setattr(local_postgresql, name, tmp_path / name)
+    monkeypatch.setattr(local_postgresql, "_psql", psql)
+    monkeypatch.setattr(local_postgresql, "_ensure_cluster", lambda: False)
+    monkeypatch.setattr(local_postgresql.packages, "ensure_installed", lambda _: False)
+    monkeypatch.setattr(services, "ensure_running", lambda *_, **__: False)
+    (tmp_path / "_OURS").write_text("15")
+    (tmp_path / "_ASIDE").write_text(f"{ASIDE}\n")
+    changed = local_postgresql.ensure(lambda _: None)
+    assert "".join(f"{name}\n" for name in local_postgresql.aside()) == left
+    drops = [statement for statement in told if statement.startswith("DROP")]
+    halves = "concourse_coming" in found
+    assert drops == ["DROP DATABASE IF EXISTS concourse_coming WITH (FORCE)"] * halves
+    assert changed == (halves or not left)

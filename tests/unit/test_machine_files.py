@@ -149,3 +149,14 @@ def test_read_text_tells_a_missing_file_from_an_empty_one(tmp_path):
 def test_template_with_a_value_missing_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         templates.render("concourse-worker.service", command="/bin/true")
+
+
+def test_a_line_near_the_beginning_is_blanked_in_its_place(tmp_path):
+    path = tmp_path / "script"
+    path.write_bytes(b"-- head\nSET x = 0;\nSET x = 0; -- more\nSET y = 0;\n")
+    inode = path.stat().st_ino
+    assert files.blank_line(path, b"SET x = 0;", 4096)
+    assert path.read_bytes() == b"-- head\n          \nSET x = 0; -- more\nSET y = 0;\n"
+    assert path.stat().st_ino == inode
+    assert not files.blank_line(path, b"SET x = 0;", 4096)
+    assert not files.blank_line(path, b"SET y = 0;", 20), "further on is data"

@@ -34,6 +34,11 @@ _SINCE: typing.Final = _OURS.with_name("local-postgresql-unused-since")
 _ASIDE: typing.Final = _OURS.with_name("local-postgresql-aside")
 _PG_RESTORE: typing.Final = "/usr/bin/pg_restore"
 _COMING: typing.Final = "concourse_coming"
+_FOUND: typing.Final = (
+    "SELECT 'role' FROM pg_roles WHERE rolname = 'concourse' UNION ALL "
+    "SELECT datname FROM pg_database WHERE datname = 'concourse' "
+    "OR datname LIKE 'concourse%' AND pg_get_userbyid(datdba) = 'concourse'"
+)
 _START: typing.Final = 60.0  # seconds
 _LOAD: typing.Final = 6 * 3600.0
 _AS_ADMINISTRATOR: typing.Final = ("/usr/sbin/runuser", "--user", "postgres", "--")
@@ -64,10 +69,8 @@ def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
     changed |= services.ensure_running(_SERVICE, restart=created)
     files.ensure_absent(_SINCE)
     _wait()
-    have = _psql(
-        "SELECT 'role' FROM pg_roles WHERE rolname = 'concourse' "
-        "UNION ALL SELECT 'database' FROM pg_database WHERE datname = 'concourse'"
-    ).split()
+    found = _psql(_FOUND).split()
+    have = [kind for kind, name in (("role", "role"), ("database", DATABASE)) if name in found]
     if have and not _OURS.exists():
         raise DatabaseError(
             f"PostgreSQL on this machine has a {have[0]} concourse that is not this charm's: "
@@ -79,7 +82,7 @@ def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
         _psql("CREATE ROLE concourse LOGIN")
     if "database" not in have:
         _psql("CREATE DATABASE concourse OWNER concourse")
-    return changed or len(have) < 2
+    return _tidy(found) or changed or len(have) < 2
 
 
 def kept() -> str:
@@ -129,7 +132,7 @@ def load(dump: pathlib.Path, time: str) -> str:
     process.run_on_files(argv, timeout=_LOAD, stdin=dump)
     _psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'concourse'")
     # Before it has that name, so that it is known whenever it has it.
-    files.ensure_file(_ASIDE, "".join(f"{name}\n" for name in (*aside(), before)))
+    _note_aside([*aside(), before])
     _psql(  # in one transaction
         f"ALTER DATABASE {DATABASE} RENAME TO {before}; "
         f"ALTER DATABASE {_COMING} RENAME TO {DATABASE}"
@@ -144,11 +147,7 @@ def remove_aside(name: str) -> None:
         machine.process.CommandError: if PostgreSQL refuses.
     """
     _psql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    left = "".join(f"{other}\n" for other in aside() if other != name)
-    if left:
-        files.ensure_file(_ASIDE, left)
-    else:
-        files.ensure_absent(_ASIDE)
+    _note_aside([other for other in aside() if other != name])
 
 
 def set_aside(whose: str) -> None:
@@ -192,6 +191,25 @@ def _note(cluster: str) -> None:
     """Write down that the database is ours, and the version of the cluster if that is too."""
     files.ensure_directory(_OURS.parent)
     files.ensure_file(_OURS, cluster)
+
+
+def _note_aside(names: collections.abc.Collection[str]) -> bool:
+    """Write down which databases had to make place. Return whether that is another word."""
+    if not names:
+        return files.ensure_absent(_ASIDE)
+    return files.ensure_file(_ASIDE, "".join(f"{name}\n" for name in names))
+
+
+def _tidy(found: collections.abc.Collection[str]) -> bool:
+    """Take away what a restore that was killed has left. Return whether there was anything.
+
+    Args:
+        found: the databases that there are.
+    """
+    if _COMING in found:
+        _psql(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
+    changed = _note_aside([name for name in aside() if name in found])
+    return changed or _COMING in found
 
 
 def _wait() -> None:
