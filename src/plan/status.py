@@ -17,6 +17,9 @@ from plan.problem_texts import BLOCKED, WAITING
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
 
+# So many refusals are said; one hostile application may have many units.
+_REFUSED: typing.Final = 3
+
 
 class Kind(enum.Enum):
     """Juju's words for the state of a unit."""
@@ -185,7 +188,9 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
     notes += map("kept database {}".format, running.aside)
     notes += registration.rotation_notes(state)
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
-    notes += [f"refused {text}" for text in refused]
+    notes += [f"refused {text}" for text in refused[:_REFUSED]]
+    if more := len(refused[_REFUSED:]):
+        notes.append(f"refused {more} more")
     return f"{role} ({'; '.join(notes)})" if notes else role
 
 

@@ -52,7 +52,7 @@ def read(model: ops.Model, pem: str) -> str:
         return ""
     try:
         told: object = json.loads(relation.data[relation.app].get("certificates", "[]"))
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: too many brackets in each other
         return ""
     for entry in typing.cast(list[object], told) if isinstance(told, list) else []:
         fields = typing.cast(dict[str, object], entry) if isinstance(entry, dict) else {}
