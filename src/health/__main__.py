@@ -17,6 +17,7 @@ from health import leased, serving, settings
 from health.clerk import MEMORY, SUSPECT, Clerk
 from health.decided import Decision, Tell
 from health.dirty import Dirty
+from health.freed import Freed
 from health.joblog import JobLog
 from health.judge import Judge, Policy
 from health.memory import Memory
@@ -177,7 +178,7 @@ def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.Ex
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
     naming, joblog = Naming(), JobLog(found.job_log, found.unused)
     stack.callback(naming.close)
-    parts: list[Part] = [clerk, waker, pace]
+    parts: list[Part] = [clerk, Freed(found.recovery, waker.want), waker, pace]
     # What is only observed keeps nothing from tasks.
     parts += [joblog, _Looks(sources)] if found.mode == settings.ON else [_Observed(joblog)]
     parts += [naming, Ledger(names=naming), *_metrics(found, naming, stack)]

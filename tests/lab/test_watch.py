@@ -10,6 +10,7 @@ from tests.lab.leases import Tasks
 from tests.lab.site import READY
 from tests.lab.watching import SERVICE, Watch
 
+RETESTS = "/var/lib/gpu-ci/retests"
 SOAK = "GPUCI_SOAK" in os.environ
 pytestmark = pytest.mark.usefixtures("watched")
 
@@ -56,9 +57,13 @@ def test_a_gpu_dies_under_a_job(site, watch, tasks):
     assert sum(watch.metric(r"gpuci_gpu_quarantined\{")) == 1
     # The job itself is nobody's business.
     victim.answer()
-    assert victim.end() == 0
-    # A reset mends the card; nobody has to say so.
+    # A reset mends the card; nobody has to say so. Its test waits for the job, and comes at its
+    # end without an event of Juju's.
     watch.fake("reset", str(card))
+    watch.until(lambda: site.sh(f"ls {RETESTS}/{watch.uuid(card)}.json 2>&-; true"))
+    victim.answer()
+    assert watch.out().keys() == {watch.uuid(card)}
+    assert victim.end() == 0
     assert watch.status_says("2x NVIDIA, self-test of one GPU passed"), watch.journal()
     assert watch.out() == {}
     after = tasks.start("after", GPU_COUNT="2")
