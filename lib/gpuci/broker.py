@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Leasing devices to a container, again to a process that comes later, and giving them back."""
+"""Leasing devices to a holder, again to a process that comes later, and giving them back."""
 
 from __future__ import annotations
 
@@ -10,40 +10,55 @@ from gpuci import leases
 from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.policy import Device, Policy
-from gpuci.refuse import Refused, duration
+from gpuci.refuse import Refused
 from gpuci.store import Record, Store
-from gpuci.table import Holder, Table, Waiter
+from gpuci.table import STEP, Holder, Table, Waiter, readable
 from gpuci.usage import Host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gpuci.line import Place
+
 # How often those who wait look, in seconds. A device that comes free is idle for no longer.
 _LOOK_EVERY = 0.5
 
 
 class Request:
-    """A container that is to have devices.
+    """A container or job that is to have devices.
 
     Attributes:
-        container: its id.
-        bundle: the folder of its OCI bundle.
-        cgroups_path: `linux.cgroupsPath` of its spec.
+        container: its id; a job's is the full name of its unit.
+        bundle: the folder of its OCI bundle; empty for a job.
+        cgroups_path: `linux.cgroupsPath` of its spec; a job's is its control group.
+        kind, who, pid_file: as its Holder is to have them.
+        named: the ids of the very devices that it wants; empty: any. There are as many of them as
+            the decision says that are asked for, each once.
     """
 
-    __slots__ = ("bundle", "cgroups_path", "container")
+    __slots__ = ("bundle", "cgroups_path", "container", "kind", "named", "pid_file", "who")
 
     def __init__(self, container: str, bundle: str, cgroups_path: str) -> None:
         self.container = container
         self.bundle = bundle
         self.cgroups_path = cgroups_path
+        self.kind = STEP
+        self.who = ""
+        self.pid_file = ""
+        self.named: list[str] = []
 
 
 def acquire(
-    store: Store, host: Host, policies: Iterator[Policy], request: Request, decision: Decision
+    store: Store,
+    host: Host,
+    policies: Iterator[Policy],
+    request: Request,
+    decision: Decision,
+    *,
+    told: Callable[[Place], None] | None = None,
 ) -> Grant:
-    """Have a lease for a container, and record what it is told.
+    """Have a lease for a container or job, and record what it is told.
 
     It waits as long as the policy allows; killed meanwhile, it leaves nothing that lasts. What the
     container has already it keeps, whatever it asks for: containerd may repeat a create, and the
@@ -55,31 +70,84 @@ def acquire(
         policies: the policy at each look anew, since it may change while this waits.
         request: the container.
         decision: what is asked for; is told what was granted and how long it took.
+        told: is called after each look that leads to a wait; what it raises ends the wait.
 
     Raises:
         Refused: the devices can't be had.
         OSError, ValueError: the store can't be used, or it can't be told who uses what.
     """
     wish = Waiter(request.container, host.me(), 0, host.now())
+    wish.who, wish.named = readable(request.who), [*request.named]
     while True:
         allowed, looked = next(policies), host.now()
         decision.waited_ms = round((looked - wish.since) * 1000)
-        last = looked - wish.since >= allowed.wait_timeout
-        with store as table:
-            grant, usable = _keep(table, host, allowed, wish, request), list[Device]()
-            if not grant:
-                usable, wish.count = _usable(allowed, decision)
-                grant = _allot(table, host, allowed, usable, wish, request)
-            _queue(table, host, wish, waits=not grant and not last)
-            if grant:
-                store.put(wish.container, request.bundle, grant, table.holders[wish.container])
-            elif last:
-                raise _expired(allowed, table, usable, wish, looked)
+        grant, usable = _look(store, host, allowed, wish, request, decision)
         decision.decided_ms = round((host.now() - looked) * 1000, 2)
         if grant:
             decision.granted = grant.ids
             return grant
+        if told:
+            _tell(store, told, usable, wish, looked)
         time.sleep(_LOOK_EVERY)
+
+
+def _look(
+    store: Store, host: Host, allowed: Policy, wish: Waiter, request: Request, decision: Decision
+) -> tuple[Grant | None, list[Device]]:
+    """What a container or job gets now, None if it waits; and the devices that it may have."""
+    looked = host.now()
+    last = looked - wish.since >= allowed.wait_timeout
+    with store as table:
+        grant, usable = _keep(table, host, allowed, wish, request), list[Device]()
+        if not grant:
+            usable, wish.count = _usable(allowed, decision, request)
+            grant = _allot(table, host, allowed, usable, wish, request)
+        _queue(table, host, wish, waits=not grant and not last)
+        if grant:
+            store.put(wish.container, request.bundle, grant, table.holders[wish.container])
+        elif last:
+            from gpuci import line  # noqa: PLC0415 - what gets its devices at once needs no words
+
+            raise line.expired(request.kind, allowed, table, usable, wish, looked)
+    return grant, usable
+
+
+def _tell(
+    store: Store,
+    told: Callable[[Place], None],
+    usable: list[Device],
+    wish: Waiter,
+    now: float,
+) -> None:
+    """Tell who waits where it stands; where that fails, it waits no more."""
+    from gpuci import line  # noqa: PLC0415
+
+    try:
+        told(line.Place(store.read(), usable, wish, now))
+    except BaseException:
+        with store as table:
+            table.waiters = [waiter for waiter in table.waiters if waiter.call != wish.call]
+        raise
+
+
+def give_back(store: Store, host: Host, container: str) -> bool:
+    """End a lease whose holder uses its devices no more, and forget what it was told.
+
+    Nobody has to: whoever wants the devices finds out. But who does it at once saves the next one
+    that, and the time that a job may take to start.
+
+    Returns:
+        Whether it is over; not if it is in use still, or can't be ended.
+
+    Raises:
+        OSError, ValueError: the store can't be used, or it can't be told who uses what.
+        Refused: the store is damaged.
+    """
+    with store as table:
+        if container in table.holders and not leases.release(table, container, host):
+            return False
+        store.forget(container)
+    return True
 
 
 def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Decision) -> Record:
@@ -103,7 +171,8 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
         if holder is None or not host.in_use(decision.container, holder):
             holder = _acquire_again(table, host, policy(), record, decision.container)
         holder.execs = True
-        holder.cgroup = host.cgroup(decision.container, record.bundle) or holder.cgroup
+        told = host.cgroup(decision.container, record.bundle, holder.pid_file)
+        holder.cgroup = told or holder.cgroup
         holder.calls = [*filter(host.alive, holder.calls), host.me()]
     decision.granted = record.gpus
     decision.decided_ms = round((host.now() - looked) * 1000, 2)
@@ -139,29 +208,25 @@ def do_without(
         store.put(container, bundle, grant)
 
 
-def _usable(policy: Policy, decision: Decision) -> tuple[list[Device], int]:
+def _usable(policy: Policy, decision: Decision, request: Request) -> tuple[list[Device], int]:
     """The devices that may be handed out, and how many of them are asked for.
 
     Raises:
-        Refused: there are fewer than asked for; asking for all asks for one at least.
+        Refused: there are fewer than asked for, or none of a name; asking for all asks for one at
+            least.
     """
     cordoned, asked = policy.cordoned(decision.container), decision.asked
     usable = [device for device in policy.devices if device.id not in cordoned]
     count = 1 if asked is None else asked
-    if count > len(usable):
-        has = f"this worker has {_gpus(len(usable))}"
-        if cordoned:
-            out = "; ".join(
-                f"GPU {device.index} ({device.id}) is {cordoned[device.id]}"
-                for device in policy.devices
-                if device.id in cordoned
-            )
-            has += f" for tasks now ({out})"
-        fewer = f"set the param GPU_COUNT lower, or give the step the tag gpu-count>={count}"
-        another = "run it again, which may find another worker, or tell this one's operator"
-        raise Refused(
-            f"this task needs {_gpus(count)}, and {has}: " + (fewer if usable else another)
-        )
+    missing = {*request.named} - {device.id for device in usable}
+    if missing or count > len(usable):
+        from gpuci import line  # noqa: PLC0415
+
+        if missing:
+            raise line.not_here(request.kind, policy, cordoned, sorted(missing))
+        raise line.too_few(request.kind, policy, cordoned, count)
+    if request.named:
+        return usable, len(request.named)
     return usable, len(usable) if asked is None else asked
 
 
@@ -192,7 +257,7 @@ def _keep(
         )
     grant = Grant(policy, devices)
     # Who reserved devices for it did not know these.
-    holder.bundle = request.bundle
+    _describe(holder, request)
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
     holder.calls = [*filter(host.alive, holder.calls), wish.call]
     return grant
@@ -212,11 +277,17 @@ def _allot(
         return None
     grant = Grant(policy, [device for device in usable if device.id in ids])
     holder = _holder(policy, host, request.bundle, ids)
+    _describe(holder, request)
     holder.waited = round(holder.since - wish.since, 1)
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
     holder.calls = [wish.call]
     table.holders[wish.container] = holder
     return grant
+
+
+def _describe(holder: Holder, request: Request) -> None:
+    holder.kind, holder.who = request.kind, readable(request.who)
+    holder.bundle, holder.pid_file = request.bundle, request.pid_file
 
 
 def _holder(policy: Policy, host: Host, bundle: str, ids: list[str]) -> Holder:
@@ -231,6 +302,9 @@ def _holder(policy: Policy, host: Host, bundle: str, ids: list[str]) -> Holder:
 def _acquire_again(
     table: Table, host: Host, policy: Policy, record: Record, container: str
 ) -> Holder:
+    if record.holder and record.holder.kind != STEP:
+        # What an engine starts a process in has its devices as long as it lives.
+        raise Refused("this container has ended, and its lease with it: start it again")
     allowed = [device.id for device in policy.devices]
     cordoned = policy.cordoned(container)
     for name in record.gpus:
@@ -255,37 +329,13 @@ def _acquire_again(
         )
     other = other or leases.evict(table, container, record.gpus, host, exclusive=exclusive)
     if other:
+        holder = table.holders[other]
+        shown = " (fly containers shows whose it is)" if holder.kind == STEP else ""
         raise Refused(
-            f"this container gave its GPU back when its step ended, and container {other} has it "
-            "now (fly containers shows whose it is): try again when that one is done, or run the "
-            "task again, and hijack that"
+            "this container gave its GPU back when its step ended, and "
+            f"{holder.who or f'container {other}'} has it now{shown}: try again when that one is "
+            "done, or run the task again, and hijack that"
         )
     holder = _holder(policy, host, record.bundle, record.gpus)
     table.holders[container] = holder
     return holder
-
-
-def _expired(
-    policy: Policy, table: Table, usable: list[Device], wish: Waiter, now: float
-) -> Refused:
-    held = [
-        f"GPU {device.index} is in use by container {name}"
-        # A table that was made anew does not know since when.
-        + (f" for {duration(now - holder.since)}" if holder.since else "")
-        for device in usable
-        for name, holder in table.holders.items()
-        if device.id in holder.gpus
-    ]
-    ahead = sum(waiter.since < wish.since for waiter in table.waiters)
-    others = f"; {ahead} other{' has' if ahead == 1 else 's have'} waited longer" if ahead else ""
-    whose = f"{', '.join(held)} (fly containers shows whose)" if held else "none is in use"
-    return Refused(
-        f"this task waited {policy.wait_timeout} s for {_gpus(wish.count)} of this worker's "
-        f"{len(usable)}: {whose}{others}. "
-        "Run it again, or give the step attempts: 3, which does so by itself; if it happens "
-        "often, ask the worker's operator for more workers or a longer gpu-wait-timeout"
-    )
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"

@@ -4,7 +4,7 @@
 
 A lease lives as long as its devices are in use (see usage.Host), which nobody announces: whoever
 wants devices looks at the holders, and ends those that use theirs no more, as whole containers.
-How devices are divided among those who wait is told by `due`.
+How devices are divided among those who wait is told by `divide`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gpuci.table import Holder, Table, Waiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Protocol
 
     from gpuci.table import Call
@@ -50,29 +51,52 @@ LONGEST_PASSED_OVER = 30
 _SWEPT = 4
 
 
-def divide(waiters: list[Waiter], free: int, now: float) -> tuple[int, Waiter | None]:
-    """How `free` devices are divided among those who wait, the oldest first.
+class Shares:
+    """How free devices are divided among those who wait.
 
-    Each whose wish fits into what its elders leave gets it. The first one that does not fit, and
-    has been passed over for long enough, has all that is left kept for it: younger ones would take
-    it piece by piece, for ever. Only one has devices kept, so that two never block each other.
-
-    Returns:
-        How many are given; and for whom the others are kept, if for anybody.
+    Attributes:
+        left: those that nobody gets, or has kept, who names devices.
+        given: how many of `left` are given to those who name none, or kept for one of them.
+        kept: for whom devices are kept, each with how many.
     """
-    given = 0
+
+    __slots__ = ("given", "kept", "left")
+
+    def __init__(self, free: Collection[str]) -> None:
+        self.left = {*free}
+        self.given = 0
+        self.kept: list[tuple[Waiter, int]] = []
+
+    def has_room(self, count: int, named: Collection[str] = ()) -> bool:
+        """Whether there is enough for somebody else: of so many, or of these very ones."""
+        return count <= len(self.left) - self.given and self.left.issuperset(named)
+
+
+def divide(waiters: list[Waiter], free: Collection[str], now: float) -> Shares:
+    """Divide `free` devices among those who wait, the oldest first.
+
+    Each whose wish fits into what its elders leave gets it. One that does not fit, and has been
+    passed over for long enough, has devices kept for it: younger ones would take them piece by
+    piece, for ever. For who names devices those of them are kept that are left, so others go on
+    beside it; for the first who names none all that is left, and nobody comes after it. Nobody who
+    waits has anything, and the oldest goes first, so no two block each other.
+    """
+    shares = Shares(free)
     for waiter in waiters:
-        if waiter.count <= free - given:
-            given += waiter.count
-        elif is_owed(waiter, now):
-            return given, waiter
-    return given, None
-
-
-def due(waiters: list[Waiter], free: int, now: float) -> int:
-    """How many of `free` devices nobody else may have, since they are given or kept."""
-    given, kept_for = divide(waiters, free, now)
-    return free if kept_for else given
+        own = shares.left.intersection(waiter.named)
+        room = max(0, len(shares.left) - shares.given)
+        if shares.has_room(waiter.count, waiter.named):
+            shares.given += 0 if waiter.named else waiter.count
+        elif not is_owed(waiter, now):
+            continue
+        elif waiter.named:
+            shares.kept.append((waiter, min(room, len(own))))
+        else:
+            shares.kept.append((waiter, room))
+            shares.given += room
+            break
+        shares.left -= own
+    return shares
 
 
 def is_owed(waiter: Waiter, now: float) -> bool:
@@ -92,10 +116,44 @@ def allot(
         usable: the ids of all devices that may be handed out, in order.
         host: is asked no more than needed.
         exclusive: whether nobody else may have them meanwhile; otherwise all that can be shared is
-            given, once there is enough of it.
+            given, once there is enough of it, unless it names some.
     """
     elders = _elders(table, wish, host) if exclusive else []
-    needed = wish.count + sum(elder.count for elder in elders) if exclusive else len(usable)
+    idle = _idle(table, wish, elders, usable, host, exclusive=exclusive)
+    within_reach = table.free(usable, exclusive=exclusive, without=idle)
+    shares = divide(elders, within_reach, host.now())
+    if not shares.has_room(wish.count, wish.named):
+        return []
+    chosen = {*wish.named} or {*within_reach}
+    if exclusive and not wish.named:
+        chosen = _choice(table, wish, [name for name in within_reach if name in shares.left], idle)
+    for name in idle:
+        if not chosen.isdisjoint(table.holders[name].gpus) and not release(table, name, host):
+            # It can't be ended, so what was within reach is less: decide anew, without it.
+            return allot(table, wish, usable, host, exclusive=exclusive)
+    for elder in elders:
+        elder.overtaken += not elder.named or not chosen.isdisjoint(elder.named)
+    if not exclusive:
+        _sweep(table, wish, host)
+    return [name for name in usable if name in chosen]
+
+
+def _idle(
+    table: Table,
+    wish: Waiter,
+    elders: list[Waiter],
+    usable: list[str],
+    host: Facts,
+    *,
+    exclusive: bool,
+) -> list[str]:
+    """The holders that use their devices no more, as many as may have to make room.
+
+    Where anybody who waits names devices, or shares them, all are looked at.
+    """
+    needed = wish.count + sum(elder.count for elder in elders)
+    if not exclusive or wish.named or any(waiter.named for waiter in table.waiters):
+        needed = len(usable)
     idle: list[str] = []
     within_reach = table.free(usable, exclusive=exclusive)
     for name in table.blocking(usable, exclusive=exclusive):
@@ -104,20 +162,19 @@ def allot(
         if _is_idle(table, name, host):
             idle.append(name)
             within_reach = table.free(usable, exclusive=exclusive, without=idle)
-    if len(within_reach) - due(elders, len(within_reach), host.now()) < wish.count:
-        return []
-    free = table.free(usable, exclusive=exclusive)
-    while idle and (len(free) < wish.count or not exclusive):
-        if not release(table, idle.pop(0), host):
-            # It can't be ended, so what was within reach is less: decide anew, without it.
-            return allot(table, wish, usable, host, exclusive=exclusive)
-        free = table.free(usable, exclusive=exclusive)
-    for elder in elders:
-        elder.overtaken += 1
-    if exclusive:
-        return free[: wish.count]
-    _sweep(table, wish, host)
-    return free
+    # One that was stuck may be over by now.
+    return [name for name in idle if name in table.holders]
+
+
+def _choice(table: Table, wish: Waiter, devices: list[str], idle: list[str]) -> set[str]:
+    """The best of `devices` for who names none.
+
+    Those first that nobody waits for by name; of these, those for which no container must end.
+    """
+    wanted = {name for waiter in table.waiters for name in waiter.named}
+    ends = {gpu: place for place, name in enumerate(idle, 1) for gpu in table.holders[name].gpus}
+    devices.sort(key=lambda device: (device in wanted, ends.get(device, 0)))
+    return {*devices[: wish.count]}
 
 
 def blocker(
@@ -173,7 +230,7 @@ def are_due(
         if name == container or _is_idle(table, name, host)
     ]
     free = {*table.free(usable, exclusive=exclusive, without=idle), *devices}
-    return due(waiters, len(free), host.now()) > len(free) - len(devices)
+    return not divide(waiters, free, host.now()).has_room(len(devices), devices)
 
 
 def release(table: Table, name: str, host: Facts) -> bool:

@@ -19,7 +19,7 @@ from gpuci.files import read_object, remove, replace
 from gpuci.grant import Grant
 from gpuci.refuse import Refused
 from gpuci.shapes import items, table, text
-from gpuci.table import Holder, Table
+from gpuci.table import STEP, Holder, Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             self._leases = self.read()
         except BaseException:
-            os.close(self._lock)
+            self._unlock()
             raise
         return self._leases
 
@@ -109,7 +109,7 @@ class Store:
                 if after != self._saved:
                     replace(self._table_path, after)
         finally:
-            os.close(self._lock)
+            self._unlock()
 
     def read(self) -> Table:
         """The table as it is now; without the lock it may change at once.
@@ -211,10 +211,24 @@ class Store:
         first = os.getpid() % len(names) if names else 0
         for name in [*names[first:], *names[:first]][:_SWEPT]:
             try:
-                if not proc.exists(self.record(name).bundle):
+                if self._is_over(name, self.record(name)):
                     self.forget(name)
             except (OSError, ValueError):
                 continue  # it stays; an exec into that container is refused with its name
+
+    def _is_over(self, name: str, record: Record) -> bool:
+        """Whether nobody comes to a container any more, as its bundle tells.
+
+        A job has no bundle, and where an engine keeps its own is the engine's business: those go
+        with their leases, which is told under the lock alone.
+        """
+        if record.holder and record.holder.kind != STEP:
+            return self._lock >= 0 and name not in self._leases.holders
+        return not proc.exists(record.bundle)
+
+    def _unlock(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
 
     def _make_folders(self) -> None:
         if proc.exists(self._containers):

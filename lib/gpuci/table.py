@@ -14,12 +14,28 @@ if TYPE_CHECKING:
 Call = tuple[int, int]
 """A process: its id, and its start in clock ticks since boot, so that no other one is meant."""
 
+STEP = "step"
+"""A container of Concourse's, in which steps run."""
+CONTAINER = "container"
+"""A container of an engine, such as podman or Docker."""
+JOB = "job"
+"""The control group of a systemd unit."""
+KINDS = (STEP, CONTAINER, JOB)
+
+_LONGEST_WHO = 80  # characters
+
 
 class Holder:
-    """A container with devices; its id is the key under which a Table has it.
+    """Who has devices; its name is the key under which a Table has it.
+
+    That is a container's id, or the full name of a job's unit.
 
     Attributes:
-        bundle: the folder of its OCI bundle.
+        kind: one of KINDS; it says how its use of the devices ends, see usage.Host.
+        who: it in the words of its engine, for people; others wrote it. Empty: its name says it.
+        bundle: the folder of its OCI bundle; empty for a job.
+        pid_file: path of the file in which its runtime notes the id of its first process; empty:
+            init.pid in its bundle, as containerd has it.
         gpus: the ids of its devices.
         exclusive: whether nobody else may have them meanwhile.
         since: when it got them, in seconds since boot.
@@ -27,7 +43,8 @@ class Holder:
         cgroup: its control group as /proc/<pid>/cgroup shows it: from its spec, and from its first
             process as soon as that is there; empty where neither tells.
         nodes: paths of the device nodes that nobody but its holder has.
-        execs: whether a process was started in it; from then on such processes are its use.
+        execs: whether a process was started in it, or was seen in a job; from then on such
+            processes are its use.
         calls: the runtime's calls that start it or a process in it.
         keeper: the process that reserved the devices for it, and while it lives keeps them.
         session_limit: for how long sessions keep the devices after the step, in seconds; 0: for as
@@ -38,14 +55,17 @@ class Holder:
     """
 
     __slots__ = (
-        "bundle", "calls", "cgroup", "exclusive", "execs", "gpus", "keeper", "nodes",
-        "session_limit", "since", "step_ended", "stuck", "waited",
+        "bundle", "calls", "cgroup", "exclusive", "execs", "gpus", "keeper", "kind", "nodes",
+        "pid_file", "session_limit", "since", "step_ended", "stuck", "waited", "who",
     )  # fmt: skip
 
     def __init__(
         self, bundle: str, gpus: list[str], calls: list[Call], *, exclusive: bool, since: float
     ) -> None:
+        self.kind = STEP
+        self.who = ""
         self.bundle = bundle
+        self.pid_file = ""
         self.gpus = gpus
         self.exclusive = exclusive
         self.since = since
@@ -77,31 +97,40 @@ class Holder:
             holder.session_limit = found.get("session_limit", 0)
             holder.step_ended = found.get("step_ended", 0.0)
             holder.waited = found.get("waited")
+            holder.kind = found.get("kind", STEP)
+            holder.who = readable(found.get("who", ""))
+            holder.pid_file = found.get("pid_file", "")
             keeper = found.get("keeper")
             holder.keeper = None if keeper is None else _call(keeper)
-            texts: list[object] = [holder.bundle, holder.cgroup, *gpus, *holder.nodes]
-            sound = (
-                gpus and isinstance(gpus, list) and items(found.get("nodes", [])) == holder.nodes
-            )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{found!r} is no holder") from error
-        whole: list[object] = [number for call in calls for number in call]
-        times: list[object] = [since, holder.step_ended, holder.session_limit]
-        times += [] if holder.waited is None else [holder.waited]
-        if not (
-            sound
-            and _all_are(str, texts)
-            and _all_are(int, whole)
-            and _all_are(int | float, times)
-            and (not holder.cgroup or names_container(holder.cgroup, container))
-        ):
+        if not holder._is_sound(container, found):
             raise ValueError(f"{found!r} is no holder called {container}")
         return holder
+
+    def _is_sound(self, container: str, found: dict[str, Any]) -> bool:
+        """Whether it has the shape of a holder of that name; the hints above are no proof."""
+        lists = items(found["gpus"]) == self.gpus and items(found.get("nodes", [])) == self.nodes
+        whole: list[object] = [number for call in self.calls for number in call]
+        times: list[object] = [self.since, self.step_ended, self.session_limit]
+        times += [] if self.waited is None else [self.waited]
+        return (
+            lists
+            and bool(self.gpus)
+            and self.kind in KINDS
+            and _all_are(str, [self.bundle, self.cgroup, self.pid_file, *self.gpus, *self.nodes])
+            and _all_are(int, whole)
+            and _all_are(int | float, times)
+            and (not self.cgroup or names_container(self.cgroup, container))
+        )
 
     def as_json(self) -> dict[str, object]:
         """It as JSON."""
         return {
+            "kind": self.kind,
+            "who": self.who,
             "bundle": self.bundle,
+            "pid_file": self.pid_file,
             "gpus": self.gpus,
             "exclusive": self.exclusive,
             "since": self.since,
@@ -118,22 +147,26 @@ class Holder:
 
 
 class Waiter:
-    """A call of the runtime that waits for devices.
+    """A process that waits for devices.
 
     Attributes:
-        container: the container that is to get them.
+        container: the name of the holder that is to get them.
+        who: it in the words of its engine, as a Holder has it.
         call: the process that waits.
         count: how many it needs.
+        named: the ids of the very devices that it needs; empty: any.
         since: since when, in seconds since boot.
         overtaken: how often one that came later was served before it.
     """
 
-    __slots__ = ("call", "container", "count", "overtaken", "since")
+    __slots__ = ("call", "container", "count", "named", "overtaken", "since", "who")
 
     def __init__(self, container: str, call: Call, count: int, since: float) -> None:
         self.container = container
+        self.who = ""
         self.call = call
         self.count = count
+        self.named: list[str] = []
         self.since = since
         self.overtaken = 0
 
@@ -146,18 +179,23 @@ class Waiter:
         """
         count, since = found.get("count"), found.get("since")
         overtaken = found.get("overtaken", 0)
-        if not (_all_are(int, [count, overtaken]) and isinstance(since, int | float)):
+        named = [text(name) for name in items(found.get("named"))]
+        sound = "named" not in found or named == found["named"]
+        if not (sound and _all_are(int, [count, overtaken]) and isinstance(since, int | float)):
             raise ValueError(f"{found!r} is no waiter")
         waiter = cls(text(found.get("container")), _call(found.get("call")), 0, since)
         waiter.count, waiter.overtaken = _number(count), _number(overtaken)
+        waiter.named, waiter.who = named, readable(text(found.get("who")))
         return waiter
 
     def as_json(self) -> dict[str, object]:
         """It as JSON."""
         return {
             "container": self.container,
+            "who": self.who,
             "call": [*self.call],
             "count": self.count,
+            "named": self.named,
             "since": self.since,
             "overtaken": self.overtaken,
         }
@@ -210,12 +248,21 @@ class Table:
 
 
 def names_container(cgroup: str, container: str) -> bool:
-    """Whether a control group is that of a container, by its last part.
+    """Whether a control group is that of a container or a unit, by its last part.
 
-    That is runc's own name for it, or that of its systemd driver.
+    That is runc's own name for it, that of its systemd driver, or podman's. The one of podman's
+    monitor (`libpod-conmon-<id>.scope`) is none: the runtime itself is called from there.
     """
     last = cgroup.rpartition("/")[2]
-    return last == container or last.endswith(f"-{container}.scope")
+    if last in {container, f"{container}.scope", f"libpod-{container}"}:
+        return True
+    return last.endswith(f"-{container}.scope") and not last.startswith("libpod-conmon-")
+
+
+def readable(who: str) -> str:
+    """What others say of themselves, as people may be shown it: one line, and not a long one."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in who[: _LONGEST_WHO + 1])
+    return shown if len(shown) <= _LONGEST_WHO else f"{shown[: _LONGEST_WHO - 1]}…"
 
 
 def _all_are(kind: Any, values: list[object]) -> bool:

@@ -1,10 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a container uses its devices, and its end: read from /proc and control groups.
+"""Whether a holder uses its devices, and its end: read from /proc and control groups.
 
 The files that tell are containerd's and the kernel's own: `<bundle>/init.pid` and one
 `<bundle>/<exec id>.pid` for each process that runs (containerd 2.3.1
-cmd/containerd-shim-runc-v2/process), and the control group, which a process can't leave.
+cmd/containerd-shim-runc-v2/process), and the control group, which a process can't leave. podman
+has the id of the first process elsewhere (runc's --pid-file), a job has its control group alone.
 
 Only "there is no such thing" means that something is gone. Any other error is raised, and refuses:
 taken for absence, it would end a job that runs and give its devices away.
@@ -15,14 +16,17 @@ from __future__ import annotations
 import os
 import time
 
-from gpuci import proc
+from gpuci import groups, proc
 from gpuci.descriptors import Search
 from gpuci.signals import Process
-from gpuci.table import Call, Holder, names_container
+from gpuci.table import JOB, STEP, Call, Holder, names_container
 
 # A container and its first process come within seconds of the grant. This long, in seconds, a
 # start or an exec may take before the devices go to somebody else: a hook can be made to hang.
 STARTING = 60
+
+# What makes all ids of one length equal.
+_ID = str.maketrans("0123456789abcdef", "0" * 16)
 
 # How long, in seconds, a container may take to die.
 _PATIENCE = 1.5
@@ -67,15 +71,20 @@ class Host:
         come yet; while its step lives; and while sessions that people have in it live, for its
         session limit after the step. The first look that finds the step over is noted in it.
 
+        Another kind of holder uses them while such a process or call lives, and then: an engine's
+        container while its first process does, or, where nobody tells which that is, any; a job
+        while anything lives in its control group, which may take STARTING seconds to come.
+
         Raises:
             OSError: that can't be told.
             ValueError: the same.
         """
-        if holder.keeper and self.alive(holder.keeper):
-            return True
-        if any(self._is_starting(call, holder) for call in holder.calls):
+        kept = bool(holder.keeper) and self.alive(holder.keeper)
+        if kept or any(self._is_starting(call, holder) for call in holder.calls):
             return True
         cgroup = self._cgroup(container, holder)
+        if holder.kind != STEP:
+            return self._lives(holder, cgroup)
         if not cgroup:
             return False
         if not holder.execs and self.now() - holder.since < STARTING:
@@ -87,8 +96,22 @@ class Host:
         over = self.now() - holder.step_ended
         return not holder.session_limit or over < holder.session_limit
 
+    def _lives(self, holder: Holder, cgroup: str) -> bool:
+        """Whether a container of an engine, or a job, that nothing starts any more, lives."""
+        init = self._init(holder)
+        if init:
+            inside = bool(cgroup) and self._inside(init, cgroup)
+            return inside and self._started(init) is not None
+        if cgroup and self._living(groups.folder(self._root, cgroup)):
+            holder.execs = True
+            return True
+        # A call that starts a container lives until that is there; a job's unit comes later.
+        return holder.kind == JOB and not holder.execs and self.now() - holder.since < STARTING
+
     def processes(self, container: str, holder: Holder) -> list[str]:
-        """The exec ids of the holder's processes that live, such as `task`."""
+        """The exec ids of a step's processes that live, such as `task`; none of other kinds."""
+        if holder.kind != STEP:
+            return []
         cgroup = self._cgroup(container, holder)
         return self._processes(holder.bundle, cgroup) if cgroup else []
 
@@ -127,19 +150,19 @@ class Host:
         spared = {self._pid(f"{bundle}/init.pid")}
         names = self._processes(bundle, cgroup)
         sessions = {str(self._pid(f"{bundle}/{name}.pid")) for name in names if _is_session(name)}
-        for pid in self._living(self._folder(cgroup)) - spared:
+        for pid in self._living(groups.folder(self._root, cgroup)) - spared:
             fields = self._stat(pid)
             # Each exec begins a session of its own (setsid(2)); field 6 is its number.
             if fields and fields[3] not in sessions:
                 self._kill(pid, cgroup)
 
-    def cgroup(self, container: str, bundle: str) -> str:
+    def cgroup(self, container: str, bundle: str, pid_file: str = "") -> str:
         """The control group of a container as /proc/<pid>/cgroup shows it; empty if it is gone.
 
         It bears the container's name, so the process of another one that got the number of this
         one's init since can't be taken for it. Init may have moved to one below it.
         """
-        path, _ = self._cgroup_of(f"/proc/{self._pid(f'{bundle}/init.pid')}")
+        path, _ = groups.of(self._root, f"/proc/{self._pid(pid_file or f'{bundle}/init.pid')}")
         while path and not names_container(path, container):
             path = path.rpartition("/")[0]
         return path
@@ -153,17 +176,18 @@ class Host:
             container: its id.
             cgroups_path: `linux.cgroupsPath` of its spec. A relative path is below the caller's
                 group in v1 and beside it in v2, an empty one is the id (runc 1.1.5 to 1.5
-                libcontainer/cgroups/fs/paths.go and fs2/defaultpath.go).
+                libcontainer/cgroups/fs/paths.go and fs2/defaultpath.go). `slice:prefix:id` is
+                for its systemd driver (systemd/common.go).
 
         Returns:
-            Empty where it is not told, as for runc's systemd driver.
+            Empty where it is not told.
         """
         if ":" in cgroups_path:
-            return ""
+            return groups.scope(container, cgroups_path)
         # normpath would leave two slashes at the beginning alone.
         path = os.path.normpath("/" + (cgroups_path or container).lstrip("/"))
         if not cgroups_path.startswith("/"):
-            own, unified = self._cgroup_of("/proc/self")
+            own, unified = groups.of(self._root, "/proc/self")
             path = (os.path.dirname(own) if unified else own).rstrip("/") + path
         return path if names_container(path, container) else ""
 
@@ -183,7 +207,7 @@ class Host:
             return True
         # Whoever looks next must not wait once more for what could not be killed.
         patience = 0 if holder.stuck else _PATIENCE
-        init = self._pid(f"{holder.bundle}/init.pid")
+        init = self._init(holder)
         if self._inside(init, holder.cgroup):
             self._kill(init, holder.cgroup)  # the kernel ends its PID namespace with it
         if not self._end(holder.cgroup, patience):
@@ -191,9 +215,9 @@ class Host:
         search = Search(self._root, holder.nodes)
         parent = holder.cgroup.rpartition("/")[0]
         # Found once: the table of mounts is as long as there are containers.
-        groups = self._folder(parent or "/")
-        for name in self._beside(container, holder, groups) if holder.nodes else ():
-            if any(map(search.has_one_open, self._living(f"{groups}/{name}"))):
+        folder = groups.folder(self._root, parent or "/")
+        for name in self._beside(holder, folder) if holder.nodes else ():
+            if any(map(search.has_one_open, self._living(f"{folder}/{name}"))):
                 self.intruders.append(name)
                 if not self._end(f"{parent}/{name}", patience):
                     return False
@@ -204,23 +228,31 @@ class Host:
         if self.in_use(container, holder):
             return False
         cgroup = self._cgroup(container, holder)
-        return not cgroup or not self._living(self._folder(cgroup))
+        return not cgroup or not self._living(groups.folder(self._root, cgroup))
 
     def has_leftovers(self, container: str, holder: Holder) -> bool:
         """Whether the container has any process but its init."""
         cgroup = self._cgroup(container, holder)
-        init = self._pid(f"{holder.bundle}/init.pid")
-        return bool(cgroup) and not self._living(self._folder(cgroup)) <= {init}
+        init = self._init(holder)
+        return bool(cgroup) and not self._living(groups.folder(self._root, cgroup)) <= {init}
 
     def state(self, container: str, holder: Holder) -> str:
         """The states of the container's processes as letters of /proc/<pid>/stat, such as `DS`."""
         cgroup = self._cgroup(container, holder)
-        living = self._living(self._folder(cgroup)) if cgroup else set[int]()
+        living = self._living(groups.folder(self._root, cgroup)) if cgroup else set[int]()
         return "".join(sorted({fields[0] for pid in living if (fields := self._stat(pid))}))
 
     def _cgroup(self, container: str, holder: Holder) -> str:
         """The holder's control group: what its init says, or else what is known of it."""
-        return self.cgroup(container, holder.bundle) or holder.cgroup
+        if holder.kind == JOB:
+            return holder.cgroup
+        return self.cgroup(container, holder.bundle, holder.pid_file) or holder.cgroup
+
+    def _init(self, holder: Holder) -> int:
+        """The id of a container's first process as its runtime noted it; 0: nobody did."""
+        if holder.kind == JOB:
+            return 0
+        return self._pid(holder.pid_file or f"{holder.bundle}/init.pid")
 
     def _is_starting(self, call: Call, holder: Holder) -> bool:
         begun = max(call[1] / self._ticks, holder.since)
@@ -240,7 +272,7 @@ class Host:
     def _end(self, cgroup: str, patience: float) -> bool:
         """Kill all processes of a control group; whether none is left within so many seconds."""
         deadline = self.now() + patience
-        while left := self._living(self._folder(cgroup)):
+        while left := self._living(groups.folder(self._root, cgroup)):
             for pid in left:
                 self._kill(pid, cgroup)
             if self.now() > deadline:
@@ -258,11 +290,15 @@ class Host:
             process.kill()
         process.close()
 
-    def _beside(self, container: str, holder: Holder, groups: str) -> list[str]:
-        """The ids of the other containers that have a folder among such control groups."""
-        bundles = proc.names(self._root + os.path.dirname(holder.bundle))
-        there = {*proc.names(groups)} - {container}
-        return [name for name in bundles if name in there]
+    def _beside(self, holder: Holder, folder: str) -> list[str]:
+        """The names of the other containers' or jobs' control groups in a folder of such."""
+        own = holder.cgroup.rpartition("/")[2]
+        there = {*proc.names(folder)} - {own}
+        if holder.kind == STEP:
+            bundles = proc.names(self._root + os.path.dirname(holder.bundle))
+            return [name for name in bundles if name in there]
+        # Named as it is but for an id; system services may have their groups there too.
+        return [name for name in there if name.translate(_ID) == own.translate(_ID)]
 
     def _living(self, folder: str) -> set[int]:
         """The processes in a control group and below it; the kernel lists no dead ones.
@@ -303,51 +339,13 @@ class Host:
         if not pid:
             return False
         process = f"/proc/{pid}"
-        if _is_below(self._cgroup_of(process)[0], cgroup):
+        if groups.is_below(groups.of(self._root, process)[0], cgroup):
             return True
         # In v1 a process whose first thread has ended is in the root group; its others tell.
         return any(
-            _is_below(self._cgroup_of(f"{process}/task/{thread}")[0], cgroup)
+            groups.is_below(groups.of(self._root, f"{process}/task/{thread}")[0], cgroup)
             for thread in proc.names(f"{self._root}{process}/task")
         )
-
-    def _cgroup_of(self, process: str) -> tuple[str, bool]:
-        """The control group that decides on devices: v1's of that name, or v2's only one.
-
-        Returns:
-            Its path, empty if the process is gone; and whether it is v2's.
-        """
-        found = ""
-        for line in proc.read(f"{self._root}{process}/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if "devices" in controllers.split(","):
-                return path, False
-            if not controllers:
-                found = path
-        return found, True
-
-    def _folder(self, cgroup: str) -> str:
-        """Where the control group lies among the mounts (proc(5)); empty if it is gone.
-
-        Raises:
-            OSError: no mount shows it.
-        """
-        v1: list[tuple[str, str]] = []
-        v2: list[tuple[str, str]] = []
-        for line in proc.read(f"{self._root}/proc/self/mountinfo").splitlines():
-            mount, _, source = line.partition(" - ")
-            kind, _, options = source.split(" ", 2)
-            top, point = mount.split(" ")[3:5]
-            if kind == "cgroup" and "devices" in options.rpartition(" ")[2].split(","):
-                v1.append((top.rstrip("/"), self._root + point))
-            elif kind == "cgroup2":
-                v2.append((top.rstrip("/"), self._root + point))
-        for top, point in v1 or v2:
-            # Some show another part of the tree, and one can be hidden by a later mount.
-            if _is_below(cgroup, top) and proc.exists(f"{point}/cgroup.procs"):
-                folder = point + cgroup[len(top) :]
-                return folder if proc.exists(folder) else ""
-        raise OSError(f"no mount shows the control group {cgroup}")
 
     def _started(self, pid: int) -> int | None:
         """Start of a living process in clock ticks since boot; None if it is gone or dead.
@@ -365,10 +363,6 @@ class Host:
         The name in field 2 ends with the last `)`.
         """
         return proc.read(f"{self._root}/proc/{pid}/stat").rpartition(")")[2].split()
-
-
-def _is_below(path: str, cgroup: str) -> bool:
-    return path == cgroup or path.startswith(f"{cgroup}/")
 
 
 def _is_session(name: str) -> bool:

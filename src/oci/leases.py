@@ -175,23 +175,23 @@ def _look() -> _Seen | None:
         devices = _devices(allowed, allowed.cordoned(), containers)
     except (OSError, ValueError, Refused) as error:
         raise LeaseError(str(error)) from error
-    free = sum(device.state == "free" for device in devices)
+    free = [device.id for device in devices if device.state == "free"]
     waiters = _waiters(table, free, host)
     return _Seen("exclusive" if allowed.exclusive else "shared", devices, containers, waiters)
 
 
-def _waiters(table: Table, free: int, host: Host) -> list[_Waiter]:
-    """Those who wait, the oldest first; free GPUs can be kept for one of them."""
+def _waiters(table: Table, free: list[str], host: Host) -> list[_Waiter]:
+    """Those who wait, the oldest first; free GPUs can be kept for some of them."""
     now = host.now()
     living = [waiter for waiter in table.waiters if host.alive(waiter.call)]
-    given, kept_for = leases.divide(living, free, now)
+    kept = {id(waiter): count for waiter, count in leases.divide(living, free, now).kept}
     return [
         _Waiter(
             waiter.container,
             waiter.count,
             int(now - waiter.since),
             waiter.overtaken,
-            free - given if waiter is kept_for else 0,
+            kept.get(id(waiter), 0),
         )
         for waiter in living
     ]

@@ -12,6 +12,7 @@ import subprocess
 
 import pytest
 
+from gpuci import groups
 from gpuci.store import Store
 from gpuci.table import Holder
 from gpuci.usage import Host
@@ -46,11 +47,10 @@ class Leftover:
     """A holder that is over, but for a process in its control group."""
 
     def __init__(self):
-        host = Host()
-        own, unified = host._cgroup_of("/proc/self")
+        own, unified = groups.of("", "/proc/self")
         # Under v2 no group with groups below it may have processes of its own.
         self.cgroup = f"{os.path.dirname(own) if unified else own}/HOLDER".replace("//", "/")
-        self.folder = pathlib.Path(host._folder(os.path.dirname(self.cgroup)), "HOLDER")
+        self.folder = pathlib.Path(groups.folder("", os.path.dirname(self.cgroup)), "HOLDER")
         self.folder.mkdir()
         self.process = None
 

@@ -57,6 +57,10 @@ class Tree:
     def in_use(self, name, calls=(), *, execs=True):
         return self.host.in_use(name, self.holder(name, calls, execs=execs))
 
+    def host_folder(self, name):
+        """Where the control group of a container lies."""
+        return procs(self, name).removesuffix("/cgroup.procs")
+
     def started(self, pid):
         return int(self.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
 

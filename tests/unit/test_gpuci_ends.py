@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from gpuci import leases, proc, usage
+from gpuci import groups, leases, proc, usage
 from gpuci.signals import Process
 from gpuci.table import Table
 from tests.unit.recorded_trees import DEATHS, SHELL, Tree
@@ -190,7 +190,8 @@ def test_a_container_of_containers_sees_its_part_of_the_tree(tmp_path):
         dirs_exist_ok=True,
     )
     shutil.rmtree(tree.path("/sys/fs/cgroup/system.slice"))
-    folder = tree.host._folder(tree.host.cgroup("running", tree.bundle("running")))
+    cgroup = tree.host.cgroup("running", tree.bundle("running"))
+    folder = groups.folder(str(tree.root), cgroup)
     assert folder == str(tree.path("/sys/fs/cgroup/garden/running"))
 
 

@@ -19,13 +19,18 @@ NOW = 1000.0
 OWED = leases.MOST_OVERTAKINGS
 
 
+def ids(count):
+    return [f"GPU-{number}" for number in range(count)]
+
+
 def waiters(*wishes):
-    """Each wish is a count, or a count and how often it was overtaken, the oldest first."""
+    """Each wish is a count or the indexes it names, or such and how often it was overtaken."""
     found = []
     for number, wish in enumerate(wishes):
-        count, overtaken = wish if isinstance(wish, tuple) else (wish, 0)
-        found.append(Waiter(f"w{number}", (100 + number, 1), count, NOW - 1))
-        found[-1].overtaken = overtaken
+        wanted, overtaken = wish if isinstance(wish, tuple) else (wish, 0)
+        named = [f"GPU-{index}" for index in wanted] if isinstance(wanted, list) else []
+        found.append(Waiter(f"w{number}", (100 + number, 1), len(named) or wanted, NOW - 1))
+        found[-1].overtaken, found[-1].named = overtaken, named
     return found
 
 
@@ -48,15 +53,45 @@ def waiters(*wishes):
 )
 def test_what_is_free_is_divided(wishes, free, given, kept_for):
     waiting = waiters(*wishes)
-    expected = None if kept_for is None else waiting[kept_for]
-    assert leases.divide(waiting, free, NOW) == (given, expected)
-    assert leases.due(waiting, free, NOW) == (given if kept_for is None else free)
+    shares = leases.divide(waiting, ids(free), NOW)
+    kept = [] if kept_for is None else [(waiting[kept_for], free - given)]
+    assert shares.kept == kept
+    assert shares.given == (given if kept_for is None else free)
+    assert shares.left == {*ids(free)}, "nobody has named any"
+    assert shares.has_room(1) is (free - given > 0 and kept_for is None)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "free", "left", "given", "kept"),
+    [
+        ([[0]], [0, 1], [1], 0, {}),
+        ([[0]], [1], [1], 0, {}),  # it waits for its own, and nobody waits for it
+        ([([0], OWED), 1], [1], [1], 1, {0: 0}),
+        ([[0, 1]], [0, 2], [0, 2], 0, {}),
+        ([([0, 1], OWED)], [0, 2], [2], 0, {0: 1}),  # only those that it names
+        ([([0, 1], OWED), 1, 1], [0, 2], [2], 1, {0: 1}),  # others go on beside it
+        ([([0, 1], OWED), ([1, 2], OWED)], [0, 2], [], 0, {0: 1, 1: 1}),
+        ([([0, 1], OWED), ([0, 2], OWED)], [0], [], 0, {0: 1, 1: 0}),  # the elder's
+        ([([0, 1], OWED), (3, OWED), 1], [0, 2, 3], [2, 3], 2, {0: 1, 1: 2}),
+        ([(3, OWED), ([0], OWED)], [0, 2], [0, 2], 2, {0: 2}),  # all that is left is kept
+        ([1, [0]], [0, 1], [1], 1, {}),  # whoever names none can do with the other
+        ([1, [0]], [0], [0], 1, {}),  # but goes first
+        ([1, ([0, 1], OWED)], [0, 1], [], 1, {1: 1}),
+        ([1, ([0, 2], OWED), 1], [0, 1], [1], 1, {1: 1}),
+    ],
+)
+def test_what_is_free_is_divided_among_those_who_name_devices(wishes, free, left, given, kept):
+    waiting = waiters(*wishes)
+    shares = leases.divide(waiting, [f"GPU-{index}" for index in free], NOW)
+    assert shares.left == {f"GPU-{index}" for index in left}
+    assert shares.given == given
+    assert shares.kept == [(waiting[place], count) for place, count in kept.items()]
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(29.9, False), (30, True)])
 def test_who_waits_for_long_has_what_comes_free_kept_for_it(seconds, kept):
     waiter = Waiter("large", (1, 1), 4, NOW - seconds)
-    assert leases.divide([waiter], 3, NOW) == (0, waiter if kept else None)
+    assert leases.divide([waiter], ids(3), NOW).kept == ([(waiter, 3)] if kept else [])
 
 
 class Machine:
@@ -95,8 +130,7 @@ def table_of(devices, *waiting, exclusive=True):
 
 
 def allot(table, wish, machine, count=4, exclusive=True):
-    ids = [f"GPU-{number}" for number in range(count)]
-    return leases.allot(table, wish, ids, machine, exclusive=exclusive)
+    return leases.allot(table, wish, ids(count), machine, exclusive=exclusive)
 
 
 def test_each_grant_to_a_younger_one_is_an_overtaking():
@@ -141,6 +175,46 @@ def test_who_shares_ends_nobody_who_shares():
     assert machine.ended == ["old"]
 
 
+def test_who_names_devices_gets_these_or_waits():
+    (wish,) = waiters([1, 3])
+    table, machine = table_of({"old": ["GPU-1"], "other": ["GPU-0"]}), Machine()
+    assert allot(table, wish, machine) == ["GPU-1", "GPU-3"]
+    assert machine.ended == ["old"], "and nobody else ends for it"
+    table, machine = table_of({"job": ["GPU-1"], "old": ["GPU-3"]}), Machine("job")
+    assert allot(table, wish, machine) == []
+    assert machine.ended == []
+    table = table_of({"old": ["GPU-1", "GPU-2"]}, exclusive=False)
+    assert allot(table, wish, Machine(), exclusive=False) == ["GPU-1", "GPU-3"]
+    assert list(table.holders) == ["old"]
+    table.holders["old"].exclusive = True
+    assert allot(table, wish, Machine("old"), exclusive=False) == []
+
+
+def test_who_names_none_leaves_those_that_others_wait_for():
+    """Else one of both would wait although there is a GPU for each."""
+    elder, named = waiters(1, [0])
+    table, machine = table_of({"old": ["GPU-1"]}, elder, named), Machine()
+    assert allot(table, elder, machine, count=2) == ["GPU-1"]
+    assert machine.ended == ["old"]
+    table = table_of({"old": ["GPU-1"]}, elder, named)
+    assert allot(table, elder, Machine("old"), count=2) == ["GPU-0"], "it is the elder"
+    table = table_of({}, elder, named)
+    assert allot(table, named, machine, count=1) == []
+    assert allot(table, named, machine, count=2) == ["GPU-0"]
+
+
+def test_only_who_takes_what_somebody_names_overtakes_it():
+    named, small = waiters([0, 1], 1)
+    table, machine = table_of({"job": ["GPU-0"]}, named, small), Machine("job")
+    assert allot(table, small, machine) == ["GPU-2"]
+    assert named.overtaken == 0
+    assert allot(table, small, machine, count=2) == ["GPU-1"]
+    assert named.overtaken == 1
+    named.overtaken = OWED
+    assert allot(table, small, machine, count=2) == []
+    assert allot(table, small, machine) == ["GPU-2"]
+
+
 class Enough(Exception):
     """The test has seen what it wanted."""
 
@@ -149,9 +223,9 @@ def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path, monkeypat
     shelf, machine = Store(str(tmp_path / "leases")), Machine("job")
     many = Policy({**content(gpus=GPUS), "wait_timeout": 60})
     fewer = Policy({**content(gpus=GPUS[:1]), "wait_timeout": 60})
-    ids = [device.id for device in many.devices]
+    every = [device.id for device in many.devices]
     with shelf as table:
-        table.holders["job"] = Holder("/b", ids, [], exclusive=True, since=0)
+        table.holders["job"] = Holder("/b", every, [], exclusive=True, since=0)
     seen = []
 
     def look(_):
@@ -165,4 +239,4 @@ def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path, monkeypat
     request = broker.Request("large", "/b", "garden/large")
     with pytest.raises(Enough):
         broker.acquire(shelf, machine, iter([many, fewer]), request, decision)
-    assert seen == [[len(ids)], [1]]
+    assert seen == [[len(every)], [1]]

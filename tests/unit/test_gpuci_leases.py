@@ -260,7 +260,11 @@ BREACHES = {
         "grant",
     ),
     "calls are not noted": (forget_calls, "two for one", "grant"),
-    "nobody is due": (put(leases, "due", lambda *_: 0), "one waits for two", "grant"),
+    "nobody is due": (
+        put(leases, "divide", lambda _, free, __: leases.Shares(free)),
+        "one waits for two",
+        "grant",
+    ),
     "the newest first": (newest_first, "four wait", "grant"),
     "a hijack comes first": (put(leases, "are_due", lambda *_, **__: False), "hijack", "grant"),
     "a number is a process": (

@@ -23,7 +23,9 @@ from tests.unit.grants import NVIDIA
 IDS = [device.id for device in NVIDIA.devices]
 HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], exclusive=True, since=1).as_json()
 # What a release before this one did not write.
-SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended", "waited"}
+SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended", "waited"} | {
+    *("kind", "who", "pid_file")
+}
 WAITER = Waiter("ID", (1, 2), 1, 1).as_json()
 
 
@@ -188,10 +190,14 @@ def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
         *(damaged("holders", {"ID": {**HOLDER, "keeper": value}}) for value in (7, [7], "12")),
         damaged("holders", {"ID": {**HOLDER, "session_limit": "1800"}}),
         damaged("holders", {"ID": {**HOLDER, "waited": "12"}}),
+        *(damaged("holders", {"ID": {**HOLDER, "kind": value}}) for value in ("pod", 7, None, [])),
+        *(damaged("holders", {"ID": {**HOLDER, "who": value}}) for value in (7, None)),
+        *(damaged("holders", {"ID": {**HOLDER, "pid_file": value}}) for value in (7, None)),
         *(damaged("holders", {"ID": {**HOLDER, "calls": value}}) for value in (7, [[1]], [7])),
         damaged("holders", {"ID": {**HOLDER, "gpus": None}}),
         *(damaged("waiters", value) for value in ({}, [{}], [7])),
         *(damaged("waiters", [{**WAITER, name: "1"}]) for name in ("call", "count", "since")),
+        *(damaged("waiters", [{**WAITER, "named": value}]) for value in ("GPU-0", [7], None)),
     ],
 )
 def test_a_damaged_table_is_refused_with_the_remedy(folder, leases, text):

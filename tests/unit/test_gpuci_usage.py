@@ -116,7 +116,16 @@ def test_a_step_is_use_without_a_limit(tree):
         ("//default//c/", "/default/c", "/default/c"),
         ("garden/other", "", ""),
         ("/", "", ""),
-        ("system.slice:ctr:c", "", ""),
+        ("system.slice:ctr:c", "/system.slice/ctr-c.scope", "/system.slice/ctr-c.scope"),
+        ("machine.slice:libpod:c", *2 * ("/machine.slice/libpod-c.scope",)),
+        (":docker:c", *2 * ("/system.slice/docker-c.scope",)),
+        ("a-b-c.slice::c", *2 * ("/a.slice/a-b.slice/a-b-c.slice/c.scope",)),
+        ("-.slice:docker:c", *2 * ("/docker-c.scope",)),
+        ("system.slice:ctr:d", "", ""),
+        ("system.slice:libpod-conmon:c", "", ""),
+        ("x/../y.slice:ctr:c", "", ""),
+        ("a:b:c:c", "", ""),
+        ("/a:b/c", "", ""),
     ],
 )
 def test_the_group_to_come_is_told_by_the_spec(tree, path, v1, v2):
