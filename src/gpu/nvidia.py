@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """NVIDIA's GPUs: what /sys, /proc and /dev say of them first, then NVML."""
 
+import collections.abc
 import pathlib
 import re
 
@@ -24,7 +25,7 @@ def look(root: pathlib.Path) -> Inventory:
             return _ask_nvml(passed, root)
         return Inventory(State.NOT_PASSED, detail=pci.addresses(driven))
     # A container may show nothing of the bus and have the nodes all the same.
-    if not gpus and _has_nodes(root):
+    if not gpus and _count_nodes(root):
         return _ask_nvml([], root)
     return pci.undriven(gpus, Vendor.NVIDIA)
 
@@ -42,7 +43,8 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
         }.get(error.state, str(error))
         return Inventory(error.state, driver=kernel_driver, detail=detail)
     answered = {gpu.pci_address for gpu in answer.gpus}
-    lost = tuple(gpu.address for gpu in passed if gpu.address not in answered)
+    silent = (gpu.address for gpu in passed if gpu.address not in answered)
+    lost = tuple(address for address in silent if is_passed(address, root, answered))
     detail = "; ".join(answer.failures)
     if not answer.gpus and not detail:
         detail = f"it lists no GPU although the driver has {', '.join(lost) or 'nodes in /dev'}"
@@ -56,17 +58,30 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
     )
 
 
-def is_passed(address: str, root: pathlib.Path) -> bool:
+def is_passed(
+    address: str, root: pathlib.Path, answering: collections.abc.Collection[str] = ()
+) -> bool:
     """Whether a GPU of the driver's can be opened here; it can't in a container without its node.
 
     On a machine of its own NVML makes the nodes when it starts.
+
+    Args:
+        address: of this GPU.
+        root: where /proc, /dev and /run lie.
+        answering: addresses of the GPUs that are known to be here. Where the driver's file on this
+            one is hidden, as libnvidia-container hides those that it does not bring, only a node
+            more than these have can be its.
     """
     if not kernel.in_container(root):
         return True
     said = kernel.text(root / "proc/driver/nvidia/gpus" / address / "information")
     minor = re.search(r"^Device Minor:\s*([0-9]+)", said, re.MULTILINE)
-    return (root / f"dev/nvidia{minor.group(1)}").exists() if minor else _has_nodes(root)
+    if minor:
+        return (root / f"dev/nvidia{minor.group(1)}").is_char_device()
+    return _count_nodes(root) > len(answering)
 
 
-def _has_nodes(root: pathlib.Path) -> bool:
-    return any(re.fullmatch(r"nvidia[0-9]+", node.name) for node in (root / "dev").glob("nvidia*"))
+def _count_nodes(root: pathlib.Path) -> int:
+    # LXD makes an empty file before it mounts a node on it, and leaves one for milliseconds.
+    nodes = filter(pathlib.Path.is_char_device, (root / "dev").glob("nvidia*"))
+    return sum(bool(re.fullmatch(r"nvidia[0-9]+", node.name)) for node in nodes)

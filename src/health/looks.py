@@ -130,7 +130,7 @@ class NvidiaLooks:
     def _look_at_all(self) -> bool:
         """Whether one of them does not answer."""
         bus = {device.address for device in pci.gpus(self._root, Vendor.NVIDIA)}
-        bad = False
+        silent: dict[str, Figures | None] = {}
         for uuid, address in self._cards.items():
             try:
                 found = self._figures(uuid, address)
@@ -139,17 +139,19 @@ class NvidiaLooks:
             if found and not found.failure:
                 self._tell(wire.One(uuid, found))
                 continue
-            bad = True
+            silent[uuid] = found
             self._devices.pop(uuid, None)
-            if address not in bus:
+        answering = [self._cards[uuid] for uuid in self._cards.keys() - silent.keys()]
+        for uuid, found in silent.items():
+            if self._cards[uuid] not in bus:
                 self.gone += (uuid,)
-            elif not nvidia.is_passed(address, self._root):
+            elif not nvidia.is_passed(self._cards[uuid], self._root, answering):
                 continue  # Taken away from this container: nothing is wrong with it.
             elif found:
                 self._tell(wire.One(uuid, found))
             else:
                 self.missing += (uuid,)
-        return bad
+        return bool(silent)
 
     def _figures(self, uuid: str, address: str) -> Figures:
         try:

@@ -34,9 +34,25 @@ def present() -> tuple[str, ...]:
     Raises:
         OSError: they can't be looked at.
     """
+    return tuple(sorted(path.name for path in _named() if path.is_char_device()))
+
+
+def is_half_made() -> bool:
+    """Whether a name is here without its node.
+
+    LXD makes an empty file and mounts the node on it, which nobody is told of, and leaves the file
+    for milliseconds after that.
+
+    Raises:
+        OSError: they can't be looked at.
+    """
+    return any(path.exists() and not path.is_char_device() for path in _named())
+
+
+def _named() -> list[pathlib.Path]:
     folders = [DEV, *filter(pathlib.Path.is_dir, (DRI, CAPS))]
-    found = [path.name for folder in folders for path in folder.iterdir()]
-    return tuple(sorted(filter(_NAME.fullmatch, found)))
+    found = [path for folder in folders for path in folder.iterdir()]
+    return [path for path in found if _NAME.fullmatch(path.name)]
 
 
 def known() -> tuple[str, ...] | None:

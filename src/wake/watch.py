@@ -56,7 +56,7 @@ def follow(
         told = None if now == known else told  # what it has seen since, it may lose again
         if now in (told, known):
             patience = 0.0
-            _await_change(changes, None)
+            _await_change(changes, _AGAIN if nodes.is_half_made() else None)
             continue
         _log.info("waking the charm: the GPUs' nodes are %s", " ".join(now) or "gone")
         try:
@@ -87,8 +87,9 @@ def command(unit: str) -> list[str]:
 def _settled(changes: inotify.Watch) -> tuple[str, ...]:
     """The nodes, once none has come or gone for a while."""
     end = time.monotonic() + _AT_MOST
-    while _await_change(changes, _QUIET) and time.monotonic() < end:
-        pass
+    while time.monotonic() < end:
+        if not _await_change(changes, _QUIET) and not nodes.is_half_made():
+            break
     for folder in (nodes.DRI, nodes.CAPS):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             changes.add(folder)

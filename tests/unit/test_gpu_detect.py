@@ -3,6 +3,7 @@
 """GPUs on the PCI bus, and what is decided from /sys, /proc and /dev before NVML is asked."""
 
 import json
+import os
 import pathlib
 import time
 
@@ -44,7 +45,7 @@ def in_container(root, *nodes):
     (root / "run/systemd/container").write_text("lxc\n")
     (root / "dev").mkdir()
     for node in nodes:
-        (root / "dev" / node).write_text("")
+        (root / "dev" / node).symlink_to(os.devnull)
 
 
 def test_a_gpu_has_an_address_a_driver_and_a_product(tmp_path):
@@ -149,8 +150,15 @@ def test_a_container_that_hides_the_drivers_files_is_measured_by_any_node(tmp_pa
         (card / "information").unlink()
     in_container(tmp_path, "nvidiactl")
     assert detect.detect(root=tmp_path).state is State.NOT_PASSED
-    (tmp_path / "dev/nvidia1").write_text("")
+    (tmp_path / "dev/nvidia1").write_text("")  # as LXD makes it before it mounts the node
+    assert detect.detect(root=tmp_path).state is State.NOT_PASSED
+    (tmp_path / "dev/nvidia1").unlink()
+    (tmp_path / "dev/nvidia1").symlink_to(os.devnull)
     assert detect.detect(root=tmp_path) == READY
+    asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
+    assert detect.detect(root=tmp_path).lost == ()
+    (tmp_path / "dev/nvidia0").symlink_to(os.devnull)
+    assert detect.detect(root=tmp_path).lost == ("0000:01:00.0",)
 
 
 def test_a_machine_of_its_own_needs_no_nodes_since_nvml_makes_them(tmp_path, asked):

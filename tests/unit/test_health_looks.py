@@ -3,6 +3,8 @@
 """What a look through NVML says of a card that its container no longer has."""
 
 import contextlib
+import os
+import shutil
 
 import pytest
 
@@ -47,7 +49,7 @@ def driver(monkeypatch, tmp_path):
     fakes.make_tree(tmp_path, CARDS)
     (tmp_path / "dev").mkdir()
     for card in CARDS:
-        (tmp_path / f"dev/nvidia{card.minor}").touch()
+        (tmp_path / f"dev/nvidia{card.minor}").symlink_to(os.devnull)
     for name in ("find", "read"):
         monkeypatch.setattr(figures, name, getattr(driver, name))
     monkeypatch.setattr(nvml, "session", driver.session)
@@ -80,9 +82,25 @@ def test_a_card_that_was_taken_from_its_container_is_not_sick(driver, look, monk
     monkeypatch.setattr(looks, "_ANEW", -1)  # each look has a session of its own
     for _ in range(5):  # for as long as a driver's absence is believed, and longer
         assert look() == ({}, ())
-    (driver.root / "dev/nvidia0").touch()
+    (driver.root / "dev/nvidia0").symlink_to(os.devnull)
     driver.broken = FIRST
     assert look() == ({FIRST: "GPU is lost"}, ())  # its node is here: that is a fault
+
+
+def test_it_is_not_sick_either_where_the_drivers_files_are_hidden_or_its_node_is_half_gone(
+    driver, look
+):
+    (driver.root / "run/systemd").mkdir(parents=True)
+    (driver.root / "run/systemd/container").touch()
+    (driver.root / "dev/nvidia1").unlink()
+    (driver.root / "dev/nvidia1").touch()  # as LXD leaves it for a moment
+    driver.broken = SECOND
+    assert look() == ({FIRST: ""}, ())
+    shutil.rmtree(driver.root / "proc/driver/nvidia")
+    assert look() == ({FIRST: ""}, ())
+    (driver.root / "dev/nvidia1").unlink()
+    (driver.root / "dev/nvidia1").symlink_to(os.devnull)
+    assert look() == ({FIRST: "", SECOND: "GPU is lost"}, ())
 
 
 def test_on_a_machine_of_its_own_a_card_without_its_node_is_missing(driver, look):

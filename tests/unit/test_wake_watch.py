@@ -6,6 +6,7 @@ The kernel's own telling and systemd are proven in tests/functional.
 """
 
 import itertools
+import os
 import pathlib
 import types
 
@@ -51,7 +52,9 @@ class Day:
     def put(self, name, gone):
         path = self.dev / name
         path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True) if gone else path.touch()
+        path.unlink(missing_ok=True)
+        if not gone:
+            path.symlink_to(os.devnull)
 
     def add(self, folder):
         self.watched.add(folder)
@@ -200,6 +203,33 @@ def test_after_a_wake_that_failed_the_next_change_is_noticed_as_soon_as_ever(day
     day.at(130, "nvidia1")
     seconds = [second for second, here in day.follow() if "nvidia1" in here]
     assert seconds[0] == pytest.approx(131)
+
+
+def test_a_file_that_lxd_mounts_a_node_on_is_none_before_that(day):
+    def half_make(name, gone):
+        (day.dev / name).unlink(missing_ok=True)
+        (day.dev / name).touch()
+
+    def mount():
+        """Which no watch is told of."""
+        if day.now >= mounted:
+            put("nvidia0", gone=False)
+        return half()
+
+    put, half, day.put, day.watched = day.put, nodes.is_half_made, half_make, set()
+    nodes.note(())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "is_half_made", mount)
+        mounted = 14.5
+        day.at(10, "nvidia0")
+        assert day.follow() == [(pytest.approx(15, abs=0.6), ("nvidia0",))]
+        put("nvidia0", gone=True)
+        day.woken.clear()
+        day.left, mounted = True, day.now + 60
+        day.at(day.now + 10, "nvidia0")
+        day.at(day.now + 100, "loop7")
+        assert [here for _, here in day.follow()] == [("nvidia0",)]
+        assert day.woken[0][0] < mounted + 31
 
 
 def test_it_ends_where_no_charm_is_left(day):
