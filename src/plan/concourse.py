@@ -166,6 +166,8 @@ def _against_web(state: UnitState) -> Problem | None:
 def _against_tls(state: UnitState) -> Problem | None:
     options = state.options.web
     if not _tls(state):
+        if why := state.web.certificate_refused:
+            return problem(Reason.CERTIFICATE_REFUSED, why=why)
         waits = state.web.certificates_related
         return Problem(Reason.NO_CERTIFICATE) if waits else None
     if options.external_url.startswith("http:"):

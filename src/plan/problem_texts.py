@@ -66,6 +66,10 @@ BLOCKED: typing.Final = {
         "external-url '{url}' is not https, and web has a certificate: juju config {application} "
         "external-url=https://..."
     ),
+    Reason.CERTIFICATE_REFUSED: (
+        "The application that is related signs no certificate for web: {why}: see its status, or "
+        "juju config {application} external-url=https://<a name that it signs for>"
+    ),
     Reason.TLS_PORT_TAKEN: (
         "web-tls-port '{port}' is web-port too: juju config {application} web-port=8080"
     ),

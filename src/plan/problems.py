@@ -38,6 +38,7 @@ class Reason(enum.Enum):
     NO_WEB_KEYS = enum.auto()
     KEY_FORM_UNKNOWN = enum.auto()
     NO_CERTIFICATE = enum.auto()
+    CERTIFICATE_REFUSED = enum.auto()
     URL_WITHOUT_TLS = enum.auto()
     TLS_PORT_TAKEN = enum.auto()
     NO_ADDRESS = enum.auto()

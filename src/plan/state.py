@@ -236,6 +236,8 @@ class Web:
         worker_keys: the public keys of all related workers, checked.
         certificates_related: whether an application is to sign web's certificate.
         certificate: None until it has.
+        certificate_refused: why it gives none for the last request; empty where it said nothing.
+        certificate_revoked: whether it has taken that back.
         refused: what was refused of the workers' data, for the operator.
     """
 
@@ -249,6 +251,8 @@ class Web:
     worker_keys: tuple[str, ...] = ()
     certificates_related: bool = False
     certificate: Tls | None = None
+    certificate_refused: str = ""
+    certificate_revoked: bool = False
     refused: tuple[str, ...] = ()
 
 

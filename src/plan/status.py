@@ -181,6 +181,7 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(state.release_waits)
     if plan.web and running.certificate[0]:
         notes.append(f"web's certificate ends on {running.certificate[0]}")
+    notes += _of_signer(state, plan)
     if plan.worker and running.copies:
         notes.append(_COPIES)
     if state.local_database and not concourse.may_use_local(plan.web):
@@ -192,6 +193,16 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
     if more := len(refused[_REFUSED:]):
         notes.append(f"refused {more} more")
     return f"{role} ({'; '.join(notes)})" if notes else role
+
+
+def _of_signer(state: UnitState, plan: Plan) -> list[str]:
+    """Why the certificate that web shows is not followed by the one that was asked for."""
+    web = state.web
+    if not plan.web or state.options.web.tls:
+        return []
+    if web.certificate_refused:
+        return [f"no new certificate for web: {web.certificate_refused}"]
+    return ["web's certificate was revoked: another is waited for"] * web.certificate_revoked
 
 
 def _certificate_over(state: UnitState, day: str) -> str:

@@ -7,6 +7,7 @@ itself: its 3,700 lines observe events of their own, keep the private key and ne
 """
 
 import collections.abc
+import dataclasses
 import json
 import typing
 
@@ -17,6 +18,23 @@ from plan import certificates
 ENDPOINT: typing.Final = "certificates"
 
 _REQUESTS: typing.Final = "certificate_signing_requests"
+_LONGEST: typing.Final = 120  # characters of what the other side says
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What came of a request.
+
+    Attributes:
+        chain: the certificate that was signed, and those of who signed it, in PEM; empty where
+            there is none, or none that can be read.
+        refused: why there is none, for the operator; empty where nothing is said.
+        revoked: whether it was taken back.
+    """
+
+    chain: str = ""
+    refused: str = ""
+    revoked: bool = False
 
 
 def is_related(model: ops.Model) -> bool:
@@ -42,24 +60,44 @@ def request(
         relation.data[model.unit][_REQUESTS] = json.dumps(asked)
 
 
-def read(model: ops.Model, pem: str) -> str:
-    """The certificate that was signed for a request, and those of who signed it, in PEM.
-
-    Empty where there is none, or none that can be read.
-    """
+def read(model: ops.Model, pem: str) -> Answer:
+    """What the application that is to sign says of a request, in PEM."""
     relation = model.get_relation(ENDPOINT)
     if not relation or not relation.app or not pem:
-        return ""
+        return Answer()
+    told, refused, revoked = relation.data[relation.app], "", False
+    for fields in _objects(told.get("certificates")):
+        if not _is(fields.get("certificate_signing_request"), pem):
+            continue
+        if not fields.get("revoked"):
+            return Answer(_chain(fields.get("certificate"), fields.get("chain")))
+        revoked = True
+    for fields in _objects(told.get("request_errors")):
+        if _is(fields.get("csr"), pem):
+            refused = _reason(fields.get("error"))
+    return Answer(refused=refused, revoked=revoked)
+
+
+def _objects(text: str | None) -> list[dict[str, object]]:
+    """The objects of a list in JSON; none where it is none."""
     try:
-        told: object = json.loads(relation.data[relation.app].get("certificates", "[]"))
+        told: object = json.loads(text or "[]")
     except (ValueError, RecursionError):  # the latter: too many brackets in each other
-        return ""
-    for entry in typing.cast(list[object], told) if isinstance(told, list) else []:
-        fields = typing.cast(dict[str, object], entry) if isinstance(entry, dict) else {}
-        ours = str(fields.get("certificate_signing_request", "")).strip() == pem.strip()
-        if ours and not fields.get("revoked"):
-            return _chain(fields.get("certificate"), fields.get("chain"))
-    return ""
+        return []
+    entries = typing.cast(list[object], told) if isinstance(told, list) else []
+    return [typing.cast(dict[str, object], one) for one in entries if isinstance(one, dict)]
+
+
+def _is(request: object, pem: str) -> bool:
+    return str(request or "").strip() == pem.strip()
+
+
+def _reason(error: object) -> str:
+    """The name and the message of an error of the other side's, which is not trusted."""
+    fields = typing.cast(dict[str, object], error) if isinstance(error, dict) else {}
+    said = ": ".join(str(fields[name]) for name in ("name", "message") if fields.get(name))
+    short = "".join(one if one.isprintable() else " " for one in said[:_LONGEST])
+    return short.strip() or "no reason is given"
 
 
 def _chain(certificate: object, others: object) -> str:

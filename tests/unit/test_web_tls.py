@@ -217,6 +217,34 @@ def test_data_of_that_application_that_can_not_be_used_is_waited_for(context, ro
     assert rooms.web is None
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ({"name": "OTHER", "message": "a\nb\x1b[31m"}, "OTHER: a b [31m: see"),
+        ({"message": "\ud800²" * 1000}, "web: ²"),
+        ({"name": [[1]], "message": {"a": None}}, "[[1]]: {'a': None}: see"),
+        *((hostile, "no reason is given: see") for hostile in ({}, "x", 7, None, [])),
+    ],
+)
+def test_why_nobody_signs_is_one_short_line(context, rooms, folder, error, words):
+    relation = related()
+    waiting = context.run(context.on.relation_created(relation), web(relation))
+    told = json.dumps([7, {"csr": 7}, {"csr": web_tls.pending(), "error": error}])
+    changed = dataclasses.replace(
+        waiting.get_relation(relation.id), remote_app_data={"request_errors": told}
+    )
+    others = [one for one in waiting.relations if one.id != relation.id]
+    after = context.run(
+        context.on.relation_changed(changed),
+        dataclasses.replace(waiting, relations=[*others, changed]),
+    ).unit_status
+    assert after.name == "blocked"
+    assert words in after.message
+    assert after.message.isprintable()
+    assert len(after.message) < 400
+    assert rooms.web is None
+
+
 def test_the_operators_own_certificate_counts(context, rooms, folder):
     secret = testing.Secret(PAIR)
     before = dataclasses.replace(web(related(), tls_secret=secret.id), secrets=[secret])

@@ -1,0 +1,183 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Web's certificate, signed by the library that applications which sign use (its class V4)."""
+
+import dataclasses
+import datetime
+import functools
+import json
+
+import ops
+import pytest
+from ops import testing
+
+from ci.concourse import service, web_health, web_tls
+from tests import once
+from tests.unit.situations import database, state
+
+library = pytest.importorskip("charmlibs.interfaces.tls_certificates", reason="not installed")
+
+META = {"name": "ca", "provides": {"certificates": {"interface": "tls-certificates"}}}
+LIFE = datetime.timedelta(days=90)
+
+
+@functools.cache
+def authority():
+    """Its key and its certificate."""
+    key = library.PrivateKey.from_string(once.rsa_key(9))
+    about = library.CertificateRequestAttributes(common_name="ca")
+    return key, library.Certificate.generate_self_signed_ca(about, key, LIFE)
+
+
+class Signer(ops.CharmBase):
+    """As self-signed-certificates: at each event it signs what is asked for and not there."""
+
+    refuses = ""
+
+    def __init__(self, framework):
+        super().__init__(framework)
+        self.certificates = library.TLSCertificatesProvidesV4(self, "certificates")
+        framework.observe(self.on.certificates_relation_changed, self._sign)
+        framework.observe(self.on.stop, self._revoke)
+
+    def _revoke(self, _):
+        self.certificates.revoke_all_certificates()
+
+    def _sign(self, _):
+        key, ca = authority()
+        for asked in self.certificates.get_outstanding_certificate_requests():
+            request = asked.certificate_signing_request
+            if self.refuses:
+                code = library.CertificateRequestErrorCode.DOMAIN_NOT_ALLOWED
+                error = library.CertificateError(code=code, name=code.name, message=self.refuses)
+                self.certificates.set_relation_error(
+                    library.ProviderCertificateError(asked.relation_id, request, error)
+                )
+                continue
+            signed = library.Certificate.generate(
+                csr=request, ca=ca, ca_private_key=key, validity=LIFE
+            )
+            self.certificates.set_relation_certificate(
+                library.ProviderCertificate(
+                    asked.relation_id, signed, request, ca, chain=[signed, ca]
+                )
+            )
+
+
+class Both:
+    """Our unit and the one that signs, each told of what the other has said."""
+
+    def __init__(self, context):
+        self.ours = context
+        self.theirs = testing.Context(Signer, meta=META)
+        self.web = state(
+            "web", [database(), testing.Relation("certificates", remote_app_name="ca")]
+        )
+        self.signer = testing.State(
+            leader=True, relations=[testing.Relation("certificates", remote_app_name="unit")]
+        )
+        self.step()
+
+    @property
+    def asked(self):
+        (one,) = self.web.get_relations("certificates")
+        return one
+
+    @property
+    def answered(self):
+        (one,) = self.signer.get_relations("certificates")
+        return one
+
+    def step(self):
+        """One event of ours, with what the other side has said until now."""
+        told = dataclasses.replace(self.asked, remote_app_data=self.answered.local_app_data)
+        others = [one for one in self.web.relations if one.id != told.id]
+        self.web = dataclasses.replace(self.web, relations=[*others, told])
+        self.web = self.ours.run(self.ours.on.relation_changed(told), self.web)
+        return self.web.unit_status
+
+    def sign(self, event="changed"):
+        """One event of the other side, and then one of ours."""
+        told = dataclasses.replace(
+            self.answered, remote_units_data={0: self.asked.local_unit_data}
+        )
+        before = dataclasses.replace(self.signer, relations=[told])
+        on = self.theirs.on
+        happens = on.stop() if event == "revoke" else on.relation_changed(told)
+        self.signer = self.theirs.run(happens, before)
+        return self.step()
+
+
+@pytest.fixture
+def both(context, rooms, monkeypatch, tmp_path):
+    monkeypatch.setattr(service, "KEYS", tmp_path)
+    monkeypatch.setattr(service, "ensure_keys_folder", lambda: False)
+    monkeypatch.setattr(web_health, "CERTIFICATE", tmp_path / "tls_certificate.pem")
+    monkeypatch.setattr(web_tls, "_KEY", tmp_path / "key")
+    monkeypatch.setattr(web_tls, "_new_key", lambda: once.rsa_key(3))
+    monkeypatch.setattr(web_tls, "_REQUEST", tmp_path / "request")
+    both = Both(context)
+    both.rooms = rooms
+    return both
+
+
+def shown(both):
+    """The certificate that web is told to show, and has from now on."""
+    web_health.CERTIFICATE.write_text(both.rooms.web.tls.chain)
+    return both.rooms.web.tls.chain
+
+
+def test_it_is_signed_once_and_shown_with_its_authority(both):
+    assert both.rooms.web is None
+    assert both.sign() == testing.ActiveStatus("Web ready")
+    chain = shown(both)
+    assert chain.strip().endswith(str(authority()[1]).strip())
+    assert chain.count("BEGIN CERTIFICATE") == 2
+    assert both.sign() == testing.ActiveStatus("Web ready")
+    assert both.rooms.web.tls.chain == chain, "a second event brings no other"
+
+
+def test_what_is_refused_is_said_with_the_next_step_until_it_is_signed(both):
+    Signer.refuses = "only *.example.com\nis signed"
+    try:
+        blocked = both.sign()
+        assert blocked == testing.BlockedStatus(
+            "The application that is related signs no certificate for web: DOMAIN_NOT_ALLOWED: "
+            "only *.example.com is signed: see its status, or juju config unit "
+            "external-url=https://<a name that it signs for>"
+        )
+        assert both.rooms.web is None
+    finally:
+        Signer.refuses = ""
+    assert both.sign() == testing.ActiveStatus("Web ready")
+
+
+def test_a_certificate_that_is_revoked_stays_until_another_is_there(both):
+    both.sign()
+    first = shown(both)
+    assert both.sign("revoke") == testing.ActiveStatus(
+        "Web ready (web's certificate was revoked: another is waited for)"
+    )
+    assert both.rooms.web.tls.chain == first, "a web that speaks HTTPS goes on"
+    assert both.sign() == testing.ActiveStatus("Web ready")
+    assert shown(both) != first
+
+
+def test_it_is_renewed_before_it_ends(both, monkeypatch):
+    both.sign()
+    first, request = shown(both), web_tls.pending()
+    monkeypatch.setattr(web_health, "certificate_end", lambda: ("2026-12-01", False))
+    monkeypatch.setattr(web_tls, "_is_renewal_due", lambda _: web_tls.pending() == request)
+    both.step()
+    assert web_tls.pending() != request
+    # Who signs takes the former away, since nobody asks for it any more.
+    both.sign()
+    monkeypatch.setattr(web_health, "certificate_end", lambda: ("", False))
+    assert both.step() == testing.ActiveStatus("Web ready")
+    assert shown(both) != first
+    assert len(json.loads(both.answered.local_app_data["certificates"])) == 1
+
+
+def test_no_private_key_leaves_the_machine(both):
+    both.sign()
+    assert "PRIVATE" not in str([both.web.relations, both.signer.relations])
