@@ -95,6 +95,15 @@ RARE = (
             ),
         )
     ),
+    # podman's and Docker's containers: the rest of that file, unit/test_gpuci_engine*.py.
+    *(
+        f"tests/functional/test_engines.py::test_{name}"
+        for name in (
+            *("a_device_is", "a_lease_lasts", "a_mount_of_null", "a_person_can", "a_privileged"),
+            *("a_rule_of", "another_runtime", "docker", "it_is_refused", "podmans_cdi"),
+            *("who_names", "who_waits"),
+        )
+    ),
     # Options and events one by one: the rest of these files, and unit/test_charm*.py.
     "tests/lab/test_actions.py::test_actions_answer",
     "tests/lab/test_actions.py::test_lost_keys_of_web",

@@ -24,6 +24,10 @@ def say_damaged(kind: type[BaseException], *_: object) -> None:
 sys.excepthook = say_damaged
 sys.path.insert(0, HOME)
 
-from gpuci.wrapper import main  # noqa: E402  the hook comes first
+# The hook comes first. Whoever calls for an engine's container says so.
+if sys.argv[1:2] == ["--engine"]:
+    from gpuci.engine import main
+else:
+    from gpuci.wrapper import main
 
 main(sys.argv[1:])

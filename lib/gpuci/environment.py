@@ -77,6 +77,14 @@ class Variables:
             (name, entry, place > border) for place, (name, entry) in enumerate(named) if name
         ]
 
+    @classmethod
+    def apart(cls, entries: list[str], image: list[str]) -> Variables:
+        """Those of an engine's container: all that are not the `image`'s are a person's."""
+        found = cls([])
+        named = [(entry.partition("=")[0], entry) for entry in entries if "=" in entry]
+        found.entries = [(name, entry, entry not in image) for name, entry in named if name]
+        return found
+
     def asked(self) -> str | None:
         """The author's GPU_COUNT as it was written; None where there is none."""
         found = [entry for name, entry, authors in self.entries if authors and name == COUNT]

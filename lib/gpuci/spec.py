@@ -37,7 +37,7 @@ _HEX = frozenset("0123456789abcdef")
 # Requests for devices by mounts (nvidia-container-toolkit 1.20
 # internal/config/image/cuda_image.go) and by annotations (CDI specification 0.7.0).
 _DEVICE_MOUNTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
-_CDI_PREFIX = "cdi.k8s.io/"
+CDI_PREFIX = "cdi.k8s.io/"
 
 
 def kind(config: dict[str, object]) -> str:
@@ -108,18 +108,18 @@ def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
     process = _told(config.get("process"), grant.environment, grant.ids, grant.groups, LOADER)
     changed = {**config, "process": process}
     mounts = items(config.get("mounts"))
-    if any(map(_asks_for_device, mounts)):
-        changed["mounts"] = [mount for mount in mounts if not _asks_for_device(mount)]
+    if any(map(asks_for_device, mounts)):
+        changed["mounts"] = [mount for mount in mounts if not asks_for_device(mount)]
     annotations = table(config.get("annotations"))
-    if any(name.startswith(_CDI_PREFIX) for name in annotations):
+    if any(name.startswith(CDI_PREFIX) for name in annotations):
         changed["annotations"] = {
-            name: value for name, value in annotations.items() if not name.startswith(_CDI_PREFIX)
+            name: value for name, value in annotations.items() if not name.startswith(CDI_PREFIX)
         }
     linux = table(config.get("linux"))
     if grant.ids and (profile := table(linux.get("seccomp"))):
         changed["linux"] = linux = {**linux, "seccomp": without_exit_stops(profile)}
     if grant.nodes:
-        changed["linux"] = _with_nodes(linux, grant.nodes)
+        changed["linux"] = with_nodes(linux, grant.nodes)
     return changed
 
 
@@ -142,18 +142,36 @@ def _told(
     groups: list[int],
     unwanted: tuple[str, ...] = (),
 ) -> dict[str, object]:
-    theirs = variables(process)
+    return in_groups(told(process, variables(process), ours, ids, unwanted), groups)
+
+
+def told(
+    process: object,
+    theirs: Variables,
+    ours: dict[str, str],
+    ids: list[str],
+    unwanted: tuple[str, ...] = (),
+) -> dict[str, object]:
+    """A process with `theirs` as its variables, and `ours` in the place of those that it owns.
+
+    Raises:
+        Refused: they name more than the devices `ids`.
+    """
     if ids:
         theirs.check_narrowing(len(ids), ids)
-    changed = {**table(process), "env": theirs.with_(ours, unwanted)}
-    if groups:
-        user = table(changed.get("user"))
-        have = [group for group in items(user.get("additionalGids")) if isinstance(group, int)]
-        changed["user"] = {**user, "additionalGids": [*dict.fromkeys([*have, *groups])]}
-    return changed
+    return {**table(process), "env": theirs.with_(ours, unwanted)}
 
 
-def _with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]:
+def in_groups(process: dict[str, object], groups: list[int]) -> dict[str, object]:
+    """A process that is in these groups besides."""
+    if not groups:
+        return process
+    user = table(process.get("user"))
+    have = [group for group in items(user.get("additionalGids")) if isinstance(group, int)]
+    return {**process, "user": {**user, "additionalGids": [*dict.fromkeys([*have, *groups])]}}
+
+
+def with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]:
     """In a user namespace runc binds them from the host, mode and owner as they are there."""
     ours = [
         {
@@ -186,6 +204,6 @@ def _destinations(config: dict[str, object]) -> list[str]:
     return [destination(mount) for mount in items(config.get("mounts"))]
 
 
-def _asks_for_device(mount: object) -> bool:
-    # The toolkit too looks at the beginning alone.
+def asks_for_device(mount: object) -> bool:
+    """Whether a mount is a request for devices: the toolkit too looks at the beginning alone."""
     return destination(mount).startswith(_DEVICE_MOUNTS)

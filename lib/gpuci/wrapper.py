@@ -64,9 +64,10 @@ def main(argv: list[str]) -> None:
             _other_start(paths, call, decision)
         decision.write(paths.log)
         if by_runtime:
-            _become(by_runtime.nvidia_runtime, words, _nvidia_environment(paths, by_runtime))
+            environment = nvidia_environment(by_runtime.config_home, paths.wrapper)
+            become(by_runtime.nvidia_runtime, words, environment)
         else:
-            _become(paths.runc, words, _environment())
+            become(paths.runc, words, own_environment())
     except Refused as refusal:
         decision.reason = str(refusal)
         decision.granted = []
@@ -176,7 +177,7 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
         variables.check_narrowing(decision.asked, [])
     runtime = allowed.nvidia_runtime if allowed.vendor.by_runtime else ""
     if decision.asked != 0 and runtime and not os.access(runtime, os.X_OK):
-        raise _no_runtime(runtime)
+        raise no_runtime(runtime)
     return allowed, config
 
 
@@ -202,34 +203,45 @@ def _policies(paths: Paths, first: Policy) -> Iterator[Policy]:
         yield _policy(paths)
 
 
-def _become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> None:
+def become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> None:
+    """Go on as another runtime, with these arguments and variables.
+
+    Raises:
+        Refused: it can't be run.
+    """
     signals.as_a_child_expects()
     try:
         os.execve(runtime, [runtime, *words], environment)  # noqa: S606
     except OSError as error:
-        raise _no_runtime(runtime) from error
+        raise no_runtime(runtime) from error
 
 
-def _no_runtime(runtime: str) -> Refused:
+def no_runtime(runtime: str) -> Refused:
+    """That a runtime can't be run."""
     return Refused(
         f"{runtime} cannot be run, so this task cannot be started: "
         "`juju status` tells this worker's operator what to install"
     )
 
 
-def _environment() -> dict[bytes, bytes]:
+def own_environment() -> dict[bytes, bytes]:
     """The variables as this process was given them: Python itself may have added LC_CTYPE."""
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     return {name: value for name, _, value in (entry.partition(b"=") for entry in entries) if name}
 
 
-def _nvidia_environment(paths: Paths, allowed: Policy) -> dict[bytes, bytes]:
-    """Variables for the NVIDIA runtime: its private configuration, no way back to this wrapper."""
-    environment = _environment()
+def nvidia_environment(config_home: str, wrapper: str) -> dict[bytes, bytes]:
+    """Variables for the NVIDIA runtime: its private configuration, no way back to this wrapper.
+
+    Args:
+        config_home: the folder that holds the configuration.
+        wrapper: the folder of our own runtimes.
+    """
+    environment = own_environment()
     environment.pop(b"NVIDIA_CTK_CONFIG_FILE_PATH", None)  # would be read before XDG_CONFIG_HOME
-    environment[b"XDG_CONFIG_HOME"] = os.fsencode(allowed.config_home)
+    environment[b"XDG_CONFIG_HOME"] = os.fsencode(config_home)
     folders = environment.get(b"PATH", b"").split(b":")
-    ours = os.fsencode(paths.wrapper)
+    ours = os.fsencode(wrapper)
     environment[b"PATH"] = b":".join(folder for folder in folders if folder != ours)
     return environment

@@ -78,7 +78,9 @@ print(wrapper.apply(plan) if gpus else wrapper.remove())
 class Worker:
     """A mount namespace with containerd in it, started the way Concourse starts it."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(
+        self, folder: pathlib.Path, setup: str = SETUP, spaces: tuple[str, ...] = ("-m",)
+    ) -> None:
         self.folder = folder
         self.started = False
         self.cgroups = parents_of_containers()
@@ -93,7 +95,7 @@ class Worker:
             for name in ("nvidia-cdi-hook", "nvidia-ctk"):
                 shutil.copy(pathlib.Path(GIVEN_RUNTIME).with_name(name), folder / "nvidia" / name)
         self._make_image()
-        (folder / "setup").write_text(SETUP)
+        (folder / "setup").write_text(setup)
         config = folder / "config.toml"
         config.write_text(
             f'version = 2\nroot = "{folder}/root"\nstate = "{folder}/state"\n'
@@ -104,7 +106,7 @@ class Worker:
         # that follows it starts containerd again.
         self.log = (folder / "containerd.log").open("w")
         self.holder = subprocess.Popen(
-            ["unshare", "-m", "--propagation", "private", "sh", "-ec"]
+            ["unshare", *spaces, "--propagation", "private", "sh", "-ec"]
             + [
                 f". {folder}/setup; while read go; do {LAUNCHER} -c {config} </dev/null || :; done"
             ],

@@ -30,6 +30,7 @@ FLOORS = {
     "rotation": 8,
     "driver_upgrade": 8,
     "drain": 7,
+    "engines": 7,
     "health": 7,
     "selftest": 7,
     "relations": 6,

@@ -1,0 +1,266 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""One call of the runtime `gpu-ci` by podman or Docker: decide, edit the bundle, become the next.
+
+A container that asks for nothing goes to runc, without any GPU that the engine may have put into
+it. One that asks gets a lease or is refused in words, on stderr as well, since a person waits. As
+in the wrapper, the process is always replaced and never forks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpuci import (
+    arguments,
+    broker,
+    engine_facts,
+    engine_spec,
+    engine_wish,
+    journal,
+    refuse,
+    rootfs,
+    spec,
+    wrapper,
+)
+from gpuci import policy as policies
+from gpuci.engine_nodes import Nodes
+from gpuci.files import read_object, replace
+from gpuci.journal import Decision
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.table import CONTAINER
+from gpuci.usage import Host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuci.engine_facts import Facts
+    from gpuci.policy import Policy
+
+# podman gives a container 240 s to be made and then forgets it, while the runtime would go on to
+# start it (podman 3 to 5 libpod/define/config.go ContainerCreateTimeout).
+PATIENCE = 220
+
+
+class Paths:
+    """Where things are, as the front passes them.
+
+    Attributes:
+        runc: the runtime that makes containers.
+        policy: policy.json.
+        store: the folder of leases.
+        home: the folder in which the front lies.
+        log: the operators' log.
+        config_home: the folder of the NVIDIA runtime's private configuration for engines.
+    """
+
+    __slots__ = ("config_home", "home", "log", "policy", "runc", "store")
+
+    def __init__(
+        self, runc: str, policy: str, store: str, home: str, log: str, config_home: str
+    ) -> None:
+        self.runc = runc
+        self.policy = policy
+        self.store = store
+        self.home = home
+        self.log = log
+        self.config_home = config_home
+
+
+def main(argv: list[str]) -> None:
+    """Serve a call: `--engine`, the six Paths, then the runtime's arguments. Never returns."""
+    paths, words = Paths(*argv[1:7]), argv[7:]
+    call = arguments.parse(words)
+    log = call.options.get("log", os.devnull)
+    refuse.report_crashes(log)
+    decision = Decision(call.container)
+    try:
+        runtime = _serve(paths, call, decision)
+        decision.write(paths.log)
+        if runtime:
+            environment = wrapper.nvidia_environment(paths.config_home, paths.home)
+            wrapper.become(runtime, words, environment)
+        wrapper.become(paths.runc, words, wrapper.own_environment())
+    except Refused as refusal:
+        decision.reason = str(refusal).replace("this task", "this container")
+        decision.granted = []
+        decision.write(paths.log)
+        refuse.write(log, decision.reason)
+        sys.stderr.write(f"gpu-ci-worker: {decision.reason}\n")
+        sys.exit(1)
+
+
+def _serve(paths: Paths, call: arguments.Call, decision: Decision) -> str:
+    """Edit what a call is about; the NVIDIA runtime if that is next, or empty."""
+    try:
+        if call.command in {"create", "run", "restore"}:
+            return _start(paths, call, decision)
+        if call.command == "exec" and Store(paths.store).has(call.container):
+            _exec(paths, call, decision)
+    except (OSError, ValueError) as error:
+        if call.command != "exec" and not decision.kind:
+            raise Refused(f"this container cannot be looked at: {refuse.fault(error)}") from error
+        raise Refused(f"{refuse.FAILED}: {refuse.fault(error)}") from error
+    return ""
+
+
+def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
+    bundle = os.path.abspath(call.options.get("bundle", "."))
+    path = f"{bundle}/config.json"
+    try:
+        config = read_object(path)
+    except FileNotFoundError:
+        return ""  # runc says it best
+    facts = engine_facts.read(config, bundle, call.container)
+    policy, unreadable = _policy_for(paths)
+    nodes = Nodes(policy)
+    privileged = engine_spec.is_privileged(config)
+    wish = engine_wish.read(config, facts, nodes, privileged=privileged)
+    brought = engine_facts.cdi_paths() if wish else set[str]()
+    bare = engine_spec.without_gpus(config, nodes, brought)
+    if not wish:
+        _forget(paths, call.container)
+        if bare is not config:
+            replace(path, bare, like=path)
+        return ""
+    decision.kind = " ".join(filter(None, (facts.engine, "container")))
+    if unreadable:
+        raise unreadable
+    _check(policy, call, privileged=privileged)
+    assert policy  # noqa: S101  _check refuses without one
+    decision.asked, named = engine_wish.devices(wish, policy, nodes)
+    if policy.vendor.by_runtime:
+        rootfs.check_files(config, bundle)
+    request = broker.Request(call.container, bundle, spec.cgroups_path(config))
+    request.kind, request.who, request.named = CONTAINER, facts.who(call.container), named
+    request.pid_file = _pid_file(call)
+    return _grant(
+        paths, _Made(config=bare, path=path, nodes=nodes, facts=facts), request, decision
+    )
+
+
+class _Made:
+    """A container that is to be made."""
+
+    __slots__ = ("config", "facts", "nodes", "path")
+
+    def __init__(
+        self, *, config: dict[str, object], path: str, nodes: Nodes, facts: Facts
+    ) -> None:
+        self.config = config
+        self.path = path
+        self.nodes = nodes
+        self.facts = facts
+
+
+def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decision) -> str:
+    store, host = Store(paths.store), Host()
+    policies_now = _policies(paths)
+    grant = broker.acquire(store, host, policies_now, request, decision)
+    journal.intruders(paths.log, host.intruders, grant.ids)
+    policy = next(policies_now)
+    own = [
+        one for device in policy.devices if device.id in grant.ids for one in made.nodes.of(device)
+    ]
+    variables = engine_wish.variables(made.config.get("process"), made.facts)
+    changed = engine_spec.granted(made.config, grant, variables, made.nodes, own)
+    replace(made.path, changed, like=made.path)
+    return policy.nvidia_runtime if policy.vendor.by_runtime else ""
+
+
+def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
+    """Tell a process what its container got."""
+    path = call.options.get("process", "")
+    store, host = Store(paths.store), Host()
+    try:
+        bundle = store.record(call.container).bundle
+        decision.kind = "exec"
+        record = broker.resume(store, host, lambda: _policy(paths), decision)
+        if path:
+            process = read_object(path)
+            facts = engine_facts.read(read_object(f"{bundle}/config.json"), bundle, call.container)
+            variables = engine_wish.variables(process, facts)
+            told = spec.told(process, variables, record.environment, record.gpus)
+            replace(path, spec.in_groups(told, record.groups), like=path)
+    except FileNotFoundError:
+        decision.kind = ""  # swept meanwhile, or runc says it best
+
+
+def _check(policy: Policy | None, call: arguments.Call, *, privileged: bool) -> None:
+    """Check that this machine gives a container like this a GPU at all.
+
+    Raises:
+        Refused: it does not.
+    """
+    if os.geteuid() or _is_nested():
+        raise Refused(
+            "a container of a rootless engine gets no GPU on this machine, since its user can't "
+            "take a lease: run it as root (sudo podman, or the machine's own Docker)"
+        )
+    if policy is None:
+        raise Refused(
+            "containers on this machine get no GPU (its operator set enable-gpu=false, or "
+            "gpu-device-ids allows none)"
+        )
+    if call.command != "create":
+        raise Refused(
+            f"this container is to have a GPU and was started by `{call.command}`, which brings "
+            "none in: start it by create and start, as podman and Docker do"
+        )
+    if privileged and not policy.privileged:
+        raise Refused(
+            "this container asks for a GPU and is privileged, so nothing could keep it to that "
+            "one: leave --privileged away, or have the machine's operator set "
+            "privileged-tasks=gpu"
+        )
+    runtime = policy.nvidia_runtime
+    if policy.vendor.by_runtime and not os.access(runtime, os.X_OK):
+        raise wrapper.no_runtime(runtime)
+
+
+def _is_nested() -> bool:
+    """Whether this runs in a user namespace of a user's own.
+
+    An unprivileged LXD container is one too, but there all programs are in it.
+    """
+    with open("/proc/self/uid_map") as own, open("/proc/1/uid_map") as first:
+        return own.read() != first.read()
+
+
+def _policy_for(paths: Paths) -> tuple[Policy | None, Refused | None]:
+    """The policy; or why it can't be read, which concerns only those that ask for a GPU."""
+    try:
+        return policies.read(paths.policy), None
+    except Refused as refusal:
+        return None, refusal
+
+
+def _forget(paths: Paths, container: str) -> None:
+    """Have it that `container` has no GPU, whatever an earlier one of that name had."""
+    try:
+        broker.do_without(Store(paths.store), Host(), container)
+    except (OSError, ValueError):
+        pass  # nothing about GPUs is a reason to stop a container without any
+
+
+def _pid_file(call: arguments.Call) -> str:
+    path = call.options.get("pid-file", "")
+    return os.path.abspath(path) if path else ""
+
+
+def _policy(paths: Paths) -> Policy:
+    found = policies.read(paths.policy)
+    if found is None:
+        raise Refused("containers on this machine get no GPU any longer: its operator said so")
+    return found
+
+
+def _policies(paths: Paths) -> Iterator[Policy]:
+    """The policy whenever it is asked for, with podman's patience regarded."""
+    while True:
+        found = _policy(paths)
+        found.wait_timeout = min(found.wait_timeout, PATIENCE)
+        yield found

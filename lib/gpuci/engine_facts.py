@@ -1,0 +1,192 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What podman and Docker note of a container: its name, its image's variables, what it asks for.
+
+An engine merges the variables of image and person before it writes config.json, so that alone does
+not tell whose a variable is. Their own records do:
+
+- Docker (20.10 to 29; daemon/container/container_unix.go, image/fs.go): above the container's root
+  lies `containers/<id>/`, with config.v2.json (name, image, merged variables: the person's first,
+  then those of the image's that are left, in its order) and hostconfig.json (`--gpus` and CDI
+  names, as DeviceRequests). The image's own are in `image/<driver>/imagedb`, or, with containerd's
+  image store, in its content store.
+- podman (3 to 5; containers/storage): the bundle is `<root>/<driver>-containers/<id>/userdata`;
+  beside it containers.json has name and image, whose configuration is one of its big data. Merged
+  variables have no order, so what is as in the image counts as the image's.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+
+from gpuci import proc
+from gpuci.files import read_object
+from gpuci.jsontext import loads
+from gpuci.shapes import items, table, text
+
+DOCKER, PODMAN = "docker", "podman"
+_SHORT = 12  # as many letters of an id as both engines show
+
+
+class Facts:
+    """What an engine notes of one container.
+
+    Attributes:
+        engine: DOCKER, PODMAN, or empty for another one.
+        name: how people call the container; empty: it has none.
+        requests: Docker's DeviceRequests.
+        image: the entries of its variables that are the image's; None: that can't be told.
+        fault: why not.
+    """
+
+    __slots__ = ("engine", "fault", "image", "name", "requests")
+
+    def __init__(self) -> None:
+        self.engine = ""
+        self.name = ""
+        self.requests: list[dict[str, object]] = []
+        self.image: list[str] | None = None
+        self.fault = "it is of an engine that is not known here"
+
+    def who(self, container: str) -> str:
+        """The container in its engine's words."""
+        named = f'"{self.name}"' if self.name else container[:_SHORT]
+        return " ".join(filter(None, (self.engine, "container", named)))
+
+
+def read(config: dict[str, object], bundle: str, container: str) -> Facts:
+    """What an engine notes of the container with that bundle and configuration.
+
+    Raises:
+        OSError, ValueError: its record of what the container asks for can't be read.
+    """
+    facts = Facts()
+    folder = os.path.dirname(bundle)
+    if os.path.basename(folder) == container and folder.endswith(f"-containers/{container}"):
+        facts.engine = PODMAN
+        source = _podman
+    elif home := _docker_home(config, bundle, container):
+        facts.engine = DOCKER
+        found = read_object(f"{home}/containers/{container}/hostconfig.json")
+        facts.requests = [table(one) for one in items(found.get("DeviceRequests"))]
+        source, folder = _docker, home
+    else:
+        return facts
+    try:
+        facts.image, facts.fault = source(facts, folder, container), ""
+    except (OSError, ValueError) as error:
+        facts.fault = str(error)
+    return facts
+
+
+def _docker_home(config: dict[str, object], bundle: str, container: str) -> str:
+    """Docker's data folder: the one above the container's root that has a record of it."""
+    path: str = os.path.realpath(
+        os.path.join(bundle, text(table(config.get("root")).get("path")) or "/")
+    )
+    while path != "/":
+        path = os.path.dirname(path)
+        if proc.exists(f"{path}/containers/{container}/config.v2.json"):
+            return path
+    return ""
+
+
+def _docker(facts: Facts, home: str, container: str) -> list[str]:
+    found = read_object(f"{home}/containers/{container}/config.v2.json")
+    facts.name = text(found.get("Name")).lstrip("/")
+    merged = _variables(found.get("Config"), "Env")
+    image = _variables(_docker_image(home, found).get("config"), "Env")
+    return images(merged, image)
+
+
+def _docker_image(home: str, found: dict[str, object]) -> dict[str, object]:
+    """The configuration of a container's image.
+
+    Raises:
+        OSError, ValueError: it can't be read.
+    """
+    driver, image = text(found.get("Driver")), _hex(text(found.get("Image")))
+    manifest = text(table(found.get("ImageManifest")).get("digest"))
+    if not manifest:
+        return read_object(f"{home}/image/{driver}/imagedb/content/sha256/{image}")
+    content = "io.containerd.content.v1.content/blobs/sha256"
+    folder = f"{home}/containerd/daemon/{content}"
+    if not proc.exists(folder):
+        folder = f"/var/lib/containerd/{content}"
+    told = table(read_object(f"{folder}/{_hex(manifest)}").get("config"))
+    return read_object(f"{folder}/{_hex(text(told.get('digest')))}")
+
+
+def _podman(facts: Facts, folder: str, container: str) -> list[str]:
+    home = os.path.dirname(folder)
+    entry = _podman_entry(home, container)
+    facts.name = next(map(text, items(entry.get("names"))), "")
+    image = text(entry.get("image"))
+    if not image:
+        return []  # --rootfs: all variables are a person's
+    root, driver = os.path.split(home.removesuffix("-containers"))
+    key = binascii.b2a_base64(f"sha256:{_hex(image)}".encode(), newline=False).decode()
+    found = read_object(f"{root}/{driver}-images/{_hex(image)}/={key}")
+    return _variables(found.get("config"), "Env")
+
+
+def _podman_entry(home: str, container: str) -> dict[str, object]:
+    for name in ("containers.json", "volatile-containers.json"):
+        said = proc.read(f"{home}/{name}")
+        for entry in map(table, items(loads(said.encode())) if said else ()):
+            if entry.get("id") == container:
+                return entry
+    raise ValueError(f"{home}/containers.json has no container {container}")
+
+
+def cdi_paths(folders: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")) -> set[str]:
+    """All absolute paths in the CDI files of GPUs, whatever they are for.
+
+    These are YAML or JSON; between blanks, quotes, commas and brackets both have paths alike.
+
+    Raises:
+        OSError: one can't be read.
+    """
+    found = set[str]()
+    for folder in folders:
+        for name in proc.names(folder):
+            said = proc.read(f"{folder}/{name}") if name.endswith((".yaml", ".json")) else ""
+            if any(kind in said for kind in ("nvidia.com/", "amd.com/", "intel.com/gpu")):
+                words = said.translate(str.maketrans("\"',[]{}", "       ")).split()
+                found.update(word for word in words if word.startswith("/"))
+    return found
+
+
+def images(merged: list[str], image: list[str]) -> list[str]:
+    """Those of Docker's `merged` variables that are the `image`'s.
+
+    As few as can be are taken for a person's: who repeats the image's first variables one by one
+    can't be told from who says nothing.
+    """
+    for count in range(len(merged) + 1):
+        names = {_name(entry) for entry in merged[:count]}
+        left = [entry for entry in image if _name(entry) not in names]
+        if merged[count:] == left:
+            return left
+    return image
+
+
+def _variables(config: object, key: str) -> list[str]:
+    return [text(entry) for entry in items(table(config).get(key))]
+
+
+def _name(entry: str) -> str:
+    return entry.partition("=")[0]
+
+
+def _hex(digest: str) -> str:
+    """The hexadecimal part of a digest, which can be no path.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = digest.removeprefix("sha256:")
+    if not found.isalnum():
+        raise ValueError(f"{digest[:80]!r} is no id of an image")
+    return found

@@ -1,0 +1,113 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""This machine's device nodes of GPUs: which a container of an engine may not just be given."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpuci import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuci.policy import Device, Policy
+
+Numbers = tuple[int, int]
+"""A character device's major and minor number."""
+
+NVIDIA = 195  # the major number of GPUs and their control node (NVIDIA's driver, nv-linux.h)
+_NVIDIA_FOLDERS = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
+_DRI, _KFD = "/dev/dri", "/dev/kfd"
+# Of the PCI devices behind /dev/dri, by the first letters of what a policy calls its vendors' ids.
+_MAKERS = {"GPU-": ("0x10de", "0x1002"), "MIG-": ("0x10de",), "PCI-": ("0x1002", "0x8086")}
+
+
+class Nodes:
+    """The nodes of GPUs in /dev.
+
+    Attributes:
+        cards: numbers of the nodes of GPUs or parts of such, each with its path.
+        shared: numbers of the nodes that any of them needs besides, each with its path.
+    """
+
+    __slots__ = ("cards", "shared")
+
+    def __init__(self, policy: Policy | None) -> None:
+        """Look at them.
+
+        Raises:
+            OSError: they can't be looked at.
+        """
+        self.cards: dict[Numbers, str] = {}
+        self.shared: dict[Numbers, str] = {}
+        for name in proc.names("/dev"):
+            if name.startswith("nvidia"):
+                is_card = name.removeprefix("nvidia").isdecimal()
+                self._add(self.cards if is_card else self.shared, f"/dev/{name}")
+        for folder in _NVIDIA_FOLDERS:
+            for name in proc.names(folder):
+                self._add(self.cards, f"{folder}/{name}")
+        self._add(self.shared, _KFD)
+        for name in proc.names(_DRI):
+            if _is_ours(f"{_DRI}/{name}", policy):
+                self._add(self.cards, f"{_DRI}/{name}")
+
+    def has(self, numbers: Numbers) -> bool:
+        """Whether these are the numbers of a GPU's node, there now or not yet."""
+        return numbers in self.cards or numbers in self.shared or numbers[0] == NVIDIA
+
+    def covered(self, major: int) -> list[Numbers]:
+        """The numbers of all nodes with that major number; of any for -1."""
+        return [one for one in (*self.cards, *self.shared) if major in (-1, one[0])]
+
+    def gpus(self) -> set[Numbers]:
+        """The numbers of NVIDIA's whole GPUs."""
+        return {one for one, path in self.cards.items() if _is_whole(path)}
+
+    @staticmethod
+    def of(device: Device) -> list[Numbers]:
+        """The numbers of the nodes that are nobody's but this device's.
+
+        Raises:
+            OSError: one can't be looked at.
+        """
+        found = [numbers(path) for path in device.watched]
+        return [one for one in found if one]
+
+    @staticmethod
+    def _add(to: dict[Numbers, str], path: str) -> None:
+        if one := numbers(path):
+            to[one] = path
+
+
+def numbers(path: str) -> Numbers | None:
+    """The numbers of the character device at a path, links followed; None where there is none.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    found = proc.look(path)
+    if found is None or not stat.S_ISCHR(found.st_mode):
+        return None
+    return os.major(found.st_rdev), os.minor(found.st_rdev)
+
+
+def _is_whole(path: str) -> bool:
+    return path.startswith("/dev/nvidia") and path.removeprefix("/dev/nvidia").isdecimal()
+
+
+def _is_ours(path: str, policy: Policy | None) -> bool:
+    """Whether a node below /dev/dri is of a maker whose GPUs are handed out here.
+
+    Others, such as the display of a machine whose GPUs are NVIDIA's, are no business of ours.
+    """
+    one = numbers(path)
+    if one is None:
+        return False
+    maker = proc.read(f"/sys/dev/char/{one[0]}:{one[1]}/device/vendor").strip()
+    if policy is None or not maker:
+        return True
+    if policy.vendor.by_runtime:
+        return maker == "0x10de"
+    return maker in {word for begin in policy.vendor.ids for word in _MAKERS[begin]} - {"0x10de"}

@@ -1,0 +1,178 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""An engine's config.json without any GPU that the engine put into it, and with a grant. Pure."""
+
+from __future__ import annotations
+
+import os.path
+
+from gpuci import spec
+from gpuci.engine_wish import node_numbers
+from gpuci.refuse import Refused
+from gpuci.seccomp import without_exit_stops
+from gpuci.shapes import items, table, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gpuci.engine_nodes import Nodes, Numbers
+    from gpuci.environment import Variables
+    from gpuci.grant import Grant
+
+# What brings GPUs in as a hook of its own accord: by Docker before 29.2 (daemon/nvidia_linux.go),
+# by CDI files, and by podman's hooks.d.
+_HOOKS = frozenset(
+    {
+        *("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook"),
+        *("nvidia-ctk", "amd-ctk", "amd-cdi-hook"),
+    }
+)
+_ANY = (None, -1)
+
+
+def is_privileged(config: dict[str, object]) -> bool:
+    """Whether a container may open every device, as `--privileged` has it."""
+    rules = items(_resources(config).get("devices"))
+    return any(rule.get("allow") is True and _is_all(rule) for rule in map(table, rules))
+
+
+def without_gpus(
+    config: dict[str, object], nodes: Nodes, brought: Collection[str] = ()
+) -> dict[str, object]:
+    """`config` without what gives a container a GPU: nodes, rules, mounts, hooks, annotations.
+
+    It is `config` itself where nothing of that is in it.
+
+    Args:
+        config: the engine's.
+        nodes: the machine's.
+        brought: all paths that CDI files of GPUs name.
+
+    Raises:
+        Refused: it may open all character devices, and is not privileged.
+    """
+    changed = dict(config)
+    mounts = items(config.get("mounts"))
+    kept = [mount for mount in mounts if not _brings(table(mount), nodes, brought)]
+    if len(kept) < len(mounts):
+        changed["mounts"] = kept
+    if hooks := _without_hooks(table(config.get("hooks"))):
+        changed["hooks"] = hooks
+    linux = table(config.get("linux"))
+    devices = items(linux.get("devices"))
+    left = [node for node in devices if not _is_gpu(node_numbers(table(node)), nodes)]
+    rules = items(_resources(config).get("devices"))
+    allowed = _rules(rules, nodes, privileged=is_privileged(config))
+    if len(left) < len(devices) or allowed != rules:
+        resources = {**table(linux.get("resources")), "devices": allowed}
+        changed["linux"] = {**linux, "resources": resources}
+        if devices:
+            table(changed["linux"])["devices"] = left
+    annotations = table(config.get("annotations"))
+    if any(name.startswith(spec.CDI_PREFIX) for name in annotations):
+        changed["annotations"] = {
+            name: value
+            for name, value in annotations.items()
+            if not name.startswith(spec.CDI_PREFIX)
+        }
+    return config if changed == config else changed
+
+
+def granted(
+    config: dict[str, object],
+    grant: Grant,
+    variables: Variables,
+    nodes: Nodes,
+    own: Collection[Numbers],
+) -> dict[str, object]:
+    """`config`, which has no GPU, with `grant` in it.
+
+    Args:
+        config: what `without_gpus` made.
+        grant: what the container gets.
+        variables: those of its process, each with its writer.
+        nodes: the machine's.
+        own: numbers of the granted devices' own nodes.
+
+    Raises:
+        Refused: a variable names more than the grant.
+    """
+    linux = table(config.get("linux"))
+    if profile := table(linux.get("seccomp")):
+        linux = {**linux, "seccomp": without_exit_stops(profile)}
+    if is_privileged(config):
+        # One rule of refusal beside one of leave can't be for the same node (runc
+        # libcontainer/cgroups/devices/devices_emulator.go), so what is granted has none.
+        resources = table(linux.get("resources"))
+        spared = {*own, *nodes.shared}
+        rules = [
+            rule
+            for rule in items(resources.get("devices"))
+            if table(rule).get("allow") is not False or node_numbers(table(rule)) not in spared
+        ]
+        linux = {**linux, "resources": {**resources, "devices": rules}}
+    if grant.nodes:
+        linux = spec.with_nodes(linux, grant.nodes)
+    process = spec.told(config.get("process"), variables, grant.environment, grant.ids)
+    return {**config, "linux": linux, "process": spec.in_groups(process, grant.groups)}
+
+
+def _brings(mount: dict[str, object], nodes: Nodes, brought: Collection[str]) -> bool:
+    if spec.asks_for_device(mount):
+        return True
+    source = text(mount.get("source"))
+    if source in brought and text(mount.get("destination")) in brought:
+        return True
+    paths = {*nodes.cards.values(), *nodes.shared.values()}
+    return source.startswith("/dev/") and os.path.normpath(source) in paths
+
+
+def _without_hooks(hooks: dict[str, object]) -> dict[str, object]:
+    """The hooks without those that bring GPUs in; empty where there is none of these."""
+    kept: dict[str, object] = {
+        when: [
+            hook
+            for hook in items(those)
+            if os.path.basename(text(table(hook).get("path"))) not in _HOOKS
+        ]
+        for when, those in hooks.items()
+    }
+    return kept if kept != hooks else {}
+
+
+def _rules(rules: list[object], nodes: Nodes, *, privileged: bool) -> list[object]:
+    """The rules on devices without leave for any GPU."""
+    kept: list[object] = []
+    for rule in rules:
+        found = table(rule)
+        opens = found.get("allow") is True and {*text(found.get("access"))} & {"r", "w"}
+        if opens and found.get("type") in ("c", "u", "a", "", None) and not _is_all(found):
+            major, minor = found.get("major"), found.get("minor")
+            if major in _ANY and not privileged:
+                raise Refused(
+                    "this container may open every character device, and so every GPU: give it "
+                    "--device-cgroup-rule for those devices that it needs"
+                )
+            several = isinstance(major, int) and minor in _ANY and nodes.covered(major)
+            if several or _is_gpu(node_numbers({**found, "type": "c"}), nodes):
+                continue
+        kept.append(rule)
+    if privileged:
+        kept += [
+            {"allow": False, "type": "c", "major": major, "minor": minor, "access": "rw"}
+            for major, minor in sorted((*nodes.cards, *nodes.shared))
+        ]
+    return kept
+
+
+def _is_all(rule: dict[str, object]) -> bool:
+    return rule.get("type") in ("a", "", None) and rule.get("major") in _ANY
+
+
+def _is_gpu(numbers: Numbers | None, nodes: Nodes) -> bool:
+    return numbers is not None and nodes.has(numbers)
+
+
+def _resources(config: dict[str, object]) -> dict[str, object]:
+    return table(table(config.get("linux")).get("resources"))

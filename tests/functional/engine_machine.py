@@ -1,0 +1,252 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The worker of containerd_worker.py with Debian's own podman and Docker, out of .engines/.
+
+Without a network: its images are made here, of busybox and of variables.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import uuid
+
+import pytest
+
+from tests import runs
+from tests.functional import containerd_worker, lease_site
+from tests.functional.containerd_worker import ROOT, RUNTIME, Worker
+from tests.lab import cgroups
+
+ENGINES = ROOT / ".engines"
+HAS_ENGINES = (ENGINES / "usr/sbin/dockerd").exists()
+NEEDS = [
+    *containerd_worker.NEEDS,
+    pytest.mark.skipif(
+        not HAS_ENGINES,
+        reason="there is no podman and no dockerd: scripts/setup test could not download them",
+    ),
+]
+FRONT = "/opt/gpu-ci/engines/gpu-ci"
+DOCKER = ("/usr/bin/docker",)
+PODMAN = ("/usr/bin/podman",)
+
+# As in a machine of its own: networks and firewall of the host are out of reach.
+SETUP = (
+    'ip link set lo up; export ENGINES="$LAB/engines"\n'
+    + containerd_worker.SETUP.replace("lowerdir=/$folder", "lowerdir=$ENGINES/$folder:/$folder")
+    + """
+ldconfig
+mkdir -p /var/lib/docker /var/lib/containers "$LAB/docker" "$LAB/containers"
+mount --bind "$LAB/docker" /var/lib/docker
+mount --bind "$LAB/containers" /var/lib/containers
+# Docker takes --gpus only where it finds this; nobody may ever run it.
+printf '#!/bin/sh\\nexit 77\\n' >/usr/bin/nvidia-container-runtime-hook
+chmod 755 /usr/bin/nvidia-container-runtime-hook
+touch "$LAB/furnished"
+"""
+)
+
+CONTAINERS_CONF = """
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]
+netns = "none"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+[engine.runtimes]
+gpu-ci = ["/opt/gpu-ci/engines/gpu-ci"]
+"""
+
+# What the charm does: `apply(GpuPlan)`.
+CHARM = """
+import json, sys
+from engines import front
+from gpu.inventory import Gpu, Vendor
+from oci import wrapper
+from plan.parts import GpuPlan
+options, *indexes = sys.argv[1:]
+gpus = tuple(
+    Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
+        "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{i}:00.0", int(i))
+    for i in indexes
+)
+wrapper.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime", **json.loads(options)))
+front.apply(nvidia_runtime=True)
+"""
+
+APPLETS = ("sh", "cat", "sleep", "env", "ls", "mknod", "setsid", "true")
+
+
+class Machine(Worker):
+    """A worker with podman, dockerd and two GPUs."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        engines = folder / "engines"
+        for name in ("dev", "etc", "opt", "usr", "var"):
+            (engines / name).mkdir(parents=True)
+            if (ENGINES / name).is_dir():
+                (engines / name).rmdir()
+                (engines / name).symlink_to(ENGINES / name)
+        self.daemon: subprocess.Popen | None = None
+        self.parent = _cgroup_parent()
+        super().__init__(folder, SETUP, ("-m", "-n"))
+        self._wait((folder / "furnished").exists)
+        self._put("/etc/containers/containers.conf", CONTAINERS_CONF)
+
+    def _put(self, path: str, text: str) -> None:
+        self.path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.path(path).write_text(text)
+
+    def _in(self, *argv: object) -> list[str]:
+        nsenter = ["nsenter", "-t", str(self.holder.pid), "-m", "-n", "--wd=/", "--"]
+        return [*nsenter, *map(str, argv)]
+
+    def path(self, name: str) -> pathlib.Path:
+        """A path of the machine, from outside."""
+        return pathlib.Path(f"/proc/{self.holder.pid}/root{name}")
+
+    def install(self, *gpus: int, **options: object) -> None:
+        """Have wrapper and runtime for these GPUs; `options` are GpuPlan's."""
+        env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+        done = self.inside(sys.executable, "-c", CHARM, json.dumps(options), *gpus, env=env)
+        assert done.returncode == 0, done.stderr
+
+    def start_docker(self, **settings: object) -> None:
+        """Start dockerd with our runtime; `settings` are daemon.json's."""
+        config = {
+            "runtimes": {"gpu-ci": {"path": FRONT}}, "iptables": False, "bridge": "none",
+            "exec-opts": ["native.cgroupdriver=cgroupfs"], "cgroup-parent": self.parent,
+            "default-ulimits": {
+                "nofile": {"Name": "nofile", "Hard": 20000, "Soft": 20000},
+                "nproc": {"Name": "nproc", "Hard": 32768, "Soft": 32768},
+            },
+            **settings,
+        }  # fmt: skip
+        self._put("/etc/docker/daemon.json", json.dumps(config))
+        self.said = (self.folder / "dockerd.log").open("w")
+        path = "/usr/sbin:/usr/bin:/sbin:/bin"
+        self.daemon = subprocess.Popen(
+            self._in("/usr/bin/env", "-i", f"PATH={path}", "/usr/sbin/dockerd"),
+            stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said,
+        )  # fmt: skip
+        lease_site.until(lambda: self.inside(*DOCKER, "version").returncode == 0, 60)
+
+    def load(self, name: str, *variables: str) -> None:
+        """Have an image under that name in both engines."""
+        archive = self.folder / f"{name}.tar"
+        write_image(archive, f"lab.test/{name}:latest", variables)
+        for engine in (PODMAN, *([DOCKER] if self.daemon else [])):
+            done = self.inside(*engine, "load", "-i", archive)
+            assert done.returncode == 0, done.stderr
+
+    def command(self, engine: tuple[str, ...], verb: str, *words: str) -> list[object]:
+        """An engine's command line; containers are below the test's own control group."""
+        more = ["--runtime=gpu-ci"] if engine == DOCKER else []
+        before = [*engine, *(["--runtime=gpu-ci"] if engine == PODMAN else [])]
+        if engine == PODMAN:
+            more += [f"--cgroup-parent={self.parent}"]
+        if any(word.startswith("--runtime") for word in words):
+            more = [word for word in more if not word.startswith("--runtime")]
+        return [*before, verb, *more, *words]
+
+    def start(self, engine: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+        """`podman run` or `docker run`, with these words after it."""
+        return self.inside(*self.command(engine, "run", *words))
+
+    def begin_start(self, engine: tuple[str, ...], *words: str) -> subprocess.Popen[str]:
+        """The same, which goes on beside the test."""
+        return subprocess.Popen(
+            self._in(*self.command(engine, "run", *words)),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def sweep(self) -> None:
+        """End all containers, and forget all leases."""
+        for engine in (PODMAN, *([DOCKER] if self.daemon else [])):
+            names = self.inside(*engine, "ps", "-aq").stdout.split()
+            if names:
+                self.inside(*engine, "unpause", *names)
+                self.inside(*engine, "rm", "-f", *names)
+        self.inside("rm", "-rf", "/run/gpu-ci/leases")
+
+    def close(self) -> None:
+        self.sweep()
+        if self.daemon:
+            self.daemon.send_signal(signal.SIGTERM)
+            self.daemon.wait(60)
+            self.said.close()
+        super().close()
+        for folder in pathlib.Path("/sys/fs/cgroup").glob(f"**{self.parent}"):
+            for below in sorted(folder.glob("**/"), reverse=True):
+                with contextlib.suppress(OSError):
+                    below.rmdir()
+
+
+def _cgroup_parent() -> str:
+    """Where containers are: below what a run of the tests takes away, which is in v2 beside it."""
+    lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    paths = {name: path for _, name, path in (line.split(":", 2) for line in lines)}
+    own = os.path.dirname(paths[""]) if cgroups.is_unified() else paths["devices"]
+    return f"{own.rstrip('/')}/gpu-ci-engines-{uuid.uuid4().hex[:8]}"
+
+
+def write_image(path: pathlib.Path, name: str, variables: tuple[str, ...]) -> None:
+    """An image of one layer as `docker save` writes it, which both engines load."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        for folder in ("bin", "etc", "proc", "sys", "dev", "tmp", "usr", "usr/lib"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        archive.add(containerd_worker.shutil.which("busybox") or "", arcname="bin/busybox")
+        for applet in APPLETS:
+            entry = tarfile.TarInfo(f"bin/{applet}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(entry)
+    data = layer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    config = json.dumps(
+        {
+            "architecture": "amd64", "os": "linux",
+            "config": {"Env": ["PATH=/bin", *variables], "Cmd": ["sh"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        }
+    ).encode()  # fmt: skip
+    named = f"{hashlib.sha256(config).hexdigest()}.json"
+    told = [{"Config": named, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]}]
+    parts = {
+        named: config, f"{digest}/layer.tar": data, "manifest.json": json.dumps(told).encode(),
+    }  # fmt: skip
+    with tarfile.open(path, "w") as archive:
+        for inside, content in parts.items():
+            entry = tarfile.TarInfo(inside)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+@contextlib.contextmanager
+def engine_machine():
+    """A Machine whose engines run."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs.note("folder", folder)
+        pathlib.Path(folder).chmod(0o711)
+        machine = Machine(pathlib.Path(folder))
+        try:
+            machine.install(0, 1)
+            machine.start_docker()
+            machine.load("plain")
+            machine.load("cuda", "CUDA_VERSION=12.4", "NVIDIA_VISIBLE_DEVICES=all", "GPU_COUNT=7")
+            yield machine
+        finally:
+            machine.close()
+
+
+__all__ = ["DOCKER", "NEEDS", "PODMAN", "RUNTIME", "engine_machine"]

@@ -1,0 +1,263 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The runtime gpu-ci under Debian's own podman and Docker: who asks gets a lease, nobody else.
+
+Opening the node of a fake GPU tells what a container may do: ENXIO where it was given and the
+device cgroup allows it, EPERM where that does not.
+"""
+
+import contextlib
+import json
+
+import pytest
+
+from tests.functional.containerd_worker import NODES, UUIDS
+from tests.functional.engine_machine import DOCKER, NEEDS, PODMAN, engine_machine
+from tests.functional.lease_site import until
+
+GIVEN, CLOSED = "No such device or address", "Operation not permitted"
+ABSENT = "No such file or directory"
+LOOK = "for node in " + " ".join(NODES) + "; do cat /dev/$node 2>&1; done; env; true"
+NONE = dict.fromkeys(NODES, ABSENT)
+BOTH = pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
+PLAIN, CUDA = "lab.test/plain", "lab.test/cuda"
+
+pytestmark = NEEDS
+
+
+@pytest.fixture(scope="module")
+def booted():
+    with engine_machine() as machine:
+        yield machine
+
+
+@pytest.fixture
+def machine(booted):
+    booted.install(0, 1)
+    yield booted
+    booted.sweep()
+
+
+def only(*gpus):
+    shared = dict.fromkeys(("nvidiactl", "nvidia-uvm"), GIVEN if gpus else ABSENT)
+    own = {f"nvidia{index}": GIVEN if index in gpus else ABSENT for index in (0, 1)}
+    return {**own, **shared}
+
+
+def seen(text):
+    """What opening each node said, and the variables.
+
+    NVIDIA's runtime appends a NVIDIA_VISIBLE_DEVICES of its own, which runc before 1.3 keeps.
+    """
+    lines = text.splitlines()
+    nodes = {node: line.rpartition(": ")[2] for node, line in zip(NODES, lines, strict=False)}
+    told = dict(line.split("=", 1) for line in reversed(lines[len(NODES) :]) if "=" in line)
+    return nodes, told
+
+
+def look(machine, engine, *words):
+    done = machine.start(engine, "--rm", *words, "sh", "-c", LOOK)
+    assert done.returncode == 0, done.stderr
+    return seen(done.stdout)
+
+
+def refused(machine, engine, *words):
+    done = machine.start(engine, "--rm", *words, "sh", "-c", "true")
+    assert done.returncode != 0
+    return " ".join(done.stderr.split())
+
+
+@BOTH
+def test_who_asks_gets_as_many_as_it_says(machine, engine):
+    nodes, told = look(machine, engine, "-e", "GPU_COUNT=1", PLAIN)
+    assert nodes == only(0)
+    assert told["GPU_COUNT"] == "1"
+    assert json.loads(told["GPU_CI_DEVICES"])[0]["uuid"] == UUIDS[0]
+    assert look(machine, engine, "-e", "GPU_COUNT=all", PLAIN)[0] == only(0, 1)
+
+
+@BOTH
+def test_who_names_a_gpu_gets_that_one(machine, engine):
+    for said in ("1", UUIDS[1]):
+        assert look(machine, engine, "-e", f"NVIDIA_VISIBLE_DEVICES={said}", PLAIN)[0] == only(1)
+
+
+@BOTH
+def test_an_image_asks_for_nothing(machine, engine):
+    """CUDA_VERSION, NVIDIA_VISIBLE_DEVICES and GPU_COUNT of its own; it runs without any GPU."""
+    assert look(machine, engine, CUDA)[0] == NONE
+    assert machine.leases()["holders"] == {}
+
+
+@BOTH
+def test_a_person_can_ask_with_such_an_image(machine, engine):
+    assert look(machine, engine, "-e", "GPU_COUNT=1", CUDA)[0] == only(0)
+
+
+def test_docker_tells_a_person_from_an_image_that_says_the_same(machine):
+    words = ("-e", "NVIDIA_VISIBLE_DEVICES=all", CUDA)
+    assert look(machine, DOCKER, *words)[0] == only(0, 1)
+    # podman has no order among them, so what is as in the image is the image's.
+    assert look(machine, PODMAN, *words)[0] == NONE
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        (("--gpus", "1"), (0,)),
+        (("--gpus", "all"), (0, 1)),
+        (("--gpus", "device=1"), (1,)),
+        (("--gpus", f"device={UUIDS[1]}"), (1,)),
+    ],
+)
+def test_dockers_gpus(machine, words, gpus):
+    """Its own hook, which would bring GPUs in beside the lease, is never run: it fails here."""
+    assert look(machine, DOCKER, *words, CUDA)[0] == only(*gpus)
+
+
+@BOTH
+def test_a_device_is_a_wish_for_that_very_gpu(machine, engine):
+    nodes, told = look(machine, engine, "--device", "/dev/nvidia1", PLAIN)
+    assert (nodes, json.loads(told["GPU_CI_DEVICES"])[0]["uuid"]) == (only(1), UUIDS[1])
+    mounted = ("-v", "/dev/nvidia1:/dev/nvidia1", PLAIN)
+    assert look(machine, engine, *mounted)[0] == only(1)
+    # What belongs to no GPU is no wish, and no way in.
+    assert look(machine, engine, "--device", "/dev/nvidiactl", PLAIN)[0] == NONE
+
+
+CDI = """
+cdiVersion: "0.5.0"
+kind: nvidia.com/gpu
+devices:
+- name: "1"
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia1}]
+- name: all
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia0}, {path: /dev/nvidia1}]
+containerEdits:
+  deviceNodes: [{path: /dev/nvidiactl}, {path: /dev/nvidia-uvm}]
+  env: ["NVIDIA_VISIBLE_DEVICES=void"]
+  mounts: [{hostPath: /etc/hostname, containerPath: /etc/of-cdi, options: [ro, bind]}]
+  hooks: [{hookName: createContainer, path: /usr/bin/nvidia-cdi-hook, args: [nvidia-cdi-hook]}]
+"""
+
+
+def test_podmans_cdi_names(machine):
+    """Nodes, mounts and hooks of the CDI file are out: the hook does not even exist here."""
+    machine._put("/etc/cdi/nvidia.yaml", CDI)
+    for name, gpus in (("1", (1,)), ("all", (0, 1))):
+        words = ("--device", f"nvidia.com/gpu={name}", PLAIN)
+        done = machine.start(PODMAN, "--rm", *words, "sh", "-c", f"{LOOK}; cat /etc/of-cdi")
+        assert seen(done.stdout)[0] == only(*gpus), done.stderr
+        assert "of-cdi" in done.stderr
+    machine.path("/etc/cdi/nvidia.yaml").unlink()
+
+
+@BOTH
+def test_a_mount_of_null_asks_as_for_nvkind(machine, engine):
+    words = ("-v", "/dev/null:/var/run/nvidia-container-devices/1", PLAIN)
+    assert look(machine, engine, *words)[0] == only(1)
+
+
+@BOTH
+def test_a_privileged_container_has_no_gpu(machine, engine):
+    """The host's nodes are not in it, and to make them anew helps no more than a way around.
+
+    This host lacks a capability that engines give to such containers: the rest is as they have it.
+    """
+    cap = ("--privileged", "--cap-drop", "SYS_RESOURCE")
+    line = f"mknod /dev/nvidia0 c 195 0; {LOOK}"
+    done = machine.start(engine, "--rm", *cap, PLAIN, "sh", "-c", line)
+    if "unable to apply caps" in done.stderr or "capabilit" in done.stderr:
+        pytest.skip("this host gives no container all capabilities")
+    assert seen(done.stdout)[0] == {**NONE, "nvidia0": CLOSED}, done.stderr
+    assert "privileged-tasks" in refused(machine, engine, *cap, "-e", "GPU_COUNT=1", PLAIN)
+
+
+def test_a_rule_of_its_own_opens_no_gpu(machine):
+    """A Docker container may make nodes, so a rule on devices alone would do."""
+    rule = ("--device-cgroup-rule", "c 195:* rwm")
+    line = f"mknod /dev/nvidia0 c 195 0; {LOOK}"
+    done = machine.start(DOCKER, "--rm", *rule, PLAIN, "sh", "-c", line)
+    assert seen(done.stdout)[0] == {**NONE, "nvidia0": CLOSED}
+    said = refused(machine, DOCKER, "--device-cgroup-rule", "c *:* rwm", PLAIN)
+    assert "may open every character device" in said
+
+
+@BOTH
+def test_it_is_refused_in_words(machine, engine):
+    def said(*words):
+        return refused(machine, engine, *words, PLAIN)
+
+    assert "needs 3 GPUs" in said("-e", "GPU_COUNT=3")
+    assert "'two' is no number of GPUs" in said("-e", "GPU_COUNT=two")
+    assert "GPU 7 is not handed out" in said("-e", "NVIDIA_VISIBLE_DEVICES=7")
+    machine.install(1)
+    assert "/dev/nvidia0, which is no whole GPU" in said("--device", "/dev/nvidia0")
+    machine.path("/etc/gpu-ci/policy.json").write_text('{"version": 3, "gpus": []}')
+    assert "get no GPU" in said("-e", "GPU_COUNT=1")
+    machine.path("/etc/gpu-ci/policy.json").write_text("{")
+    assert "can't tell which GPUs" in said("-e", "GPU_COUNT=1")
+    # None of that is a reason to stop who asks for nothing.
+    assert look(machine, engine, PLAIN)[0] == NONE
+
+
+def wait_for(machine, count):
+    until(lambda: len(machine.leases()["holders"]) == count, 60)
+
+
+@BOTH
+def test_a_lease_lasts_as_long_as_its_container(machine, engine):
+    """With a process in the background, a pause, an exec, a restart; then another gets the GPU."""
+    other = DOCKER if engine == PODMAN else PODMAN
+    line = "setsid sleep 1000 & sleep 1000"
+    done = machine.start(
+        engine, "-d", "--name", "train", "-e", "GPU_COUNT=2", CUDA, "sh", "-c", line
+    )
+    assert done.returncode == 0, done.stderr
+    ((name, holder),) = machine.leases()["holders"].items()
+    assert name.startswith(done.stdout.strip()[:12])
+    assert (holder["kind"], holder["who"]) == ("container", f'{engine[0][9:]} container "train"')
+    machine.install(0, 1, wait_timeout=0)
+    assert "waited 0 s for 1 GPU" in refused(machine, other, "-e", "GPU_COUNT=1", PLAIN)
+    inside = machine.inside(*engine, "exec", "train", "sh", "-c", LOOK)
+    nodes, told = seen(inside.stdout)
+    assert (nodes, told["GPU_COUNT"]) == (only(0, 1), "2"), inside.stderr
+    machine.inside(*engine, "pause", "train")
+    assert "waited 0 s for 1 GPU" in refused(machine, other, "-e", "GPU_COUNT=1", PLAIN)
+    machine.inside(*engine, "unpause", "train")
+    assert machine.inside(*engine, "restart", "-t", "0", "train").returncode == 0
+    assert seen(machine.inside(*engine, "exec", "train", "sh", "-c", LOOK).stdout)[0] == only(0, 1)
+    machine.inside(*engine, "kill", "train")
+    until(lambda: machine.inside(*engine, "exec", "train", "true").returncode != 0, 60)
+    machine.install(0, 1)
+    assert look(machine, other, "-e", "GPU_COUNT=2", PLAIN)[0] == only(0, 1)
+    assert machine.inside(*engine, "exec", "train", "cat", "/dev/nvidia0").returncode != 0
+
+
+@BOTH
+def test_who_waits_is_served_when_a_gpu_comes_free(machine, engine):
+    machine.start(
+        engine, "-d", "--name", "one", "--device", "/dev/nvidia0", PLAIN, "sleep", "1000"
+    )
+    waits = machine.begin_start(
+        engine, "--rm", "--device", "/dev/nvidia0", PLAIN, "sh", "-c", LOOK
+    )
+    try:
+        until(lambda: machine.leases()["waiters"], 60)
+        # The other GPU is free all the time.
+        assert look(machine, engine, "-e", "GPU_COUNT=1", PLAIN)[0] == only(1)
+        assert waits.poll() is None
+        machine.inside(*engine, "kill", "one")
+        assert seen(waits.communicate(timeout=60)[0])[0] == only(0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            waits.kill()
+        waits.communicate()
+
+
+def test_another_runtime_is_agreement(machine):
+    """Whoever has Docker's socket is root and can name runc: said in the docs, not stopped."""
+    done = machine.start(DOCKER, "--rm", "--runtime=runc", PLAIN, "sh", "-c", LOOK)
+    assert seen(done.stdout)[0] == NONE
