@@ -2,44 +2,29 @@
 # See LICENSE file for licensing details.
 """Each alert rule by promtool: it fires, and it does not where nothing is wrong."""
 
-import dataclasses
-import json
 import pathlib
 import re
-import subprocess
-import types
 
 import pytest
 import yaml
 
 from health import exporter, refusals
-from relations import cos_agent
-from tests.functional.prometheus import program
+from tests.functional.alert_rules import (
+    TOPOLOGY,
+    Case,
+    both_ways,
+    promtool,
+    published,
+    rule_test,
+    run_tests,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = ROOT / "src/prometheus_alert_rules/gpus.rules"
 
-TOPOLOGY = {"juju_model": "ci", "juju_model_uuid": "f" * 36, "juju_application": "worker"}
 UNIT = {"instance": "i", **TOPOLOGY, "juju_unit": "worker/0"}
 GPU = {"gpu": "0", "uuid": "GPU-a", "model": "A100", **UNIT}
 OTHER = {**GPU, "gpu": "1", "uuid": "GPU-b"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """An alert, and what makes it fire.
-
-    Attributes:
-        alert: its name.
-        fires: series, each a metric, labels and promtool's values, one a minute.
-        does_not: the same for what is not to make it fire.
-        minutes: when it is looked at.
-    """
-
-    alert: str
-    fires: list
-    does_not: list
-    minutes: int = 30
 
 
 def reason(name, values):
@@ -140,57 +125,12 @@ CASES = [
 ]  # fmt: skip
 
 
-def published():
-    data = {}
-    unit = object()
-    relation = types.SimpleNamespace(data={unit: data})
-    app = types.SimpleNamespace(name=TOPOLOGY["juju_application"])
-    model = types.SimpleNamespace(
-        relations={"cos-agent": [relation]}, unit=unit, app=app,
-        name=TOPOLOGY["juju_model"], uuid=TOPOLOGY["juju_model_uuid"],
-    )  # fmt: skip
-    cos_agent.publish(model, 19835, None)
-    return json.loads(data["config"])["metrics_alert_rules"]
-
-
 @pytest.fixture
 def rules(tmp_path):
     """The rules as a collector gets them."""
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump(published()))
     return path
-
-
-def promtool(*arguments):
-    done = subprocess.run(
-        [program("promtool"), *arguments], capture_output=True, text=True, timeout=120
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def labels(pairs):
-    return ",".join(f"{name}={json.dumps(value)}" for name, value in pairs.items())
-
-
-def test(series, minutes, alert, count):
-    """One of promtool's tests: how often an alert fires at that minute."""
-    return {
-        "interval": "1m",
-        "input_series": [
-            {"series": f"{name}{{{labels(pairs)}}}", "values": values}
-            for name, pairs, values in series
-        ],
-        "promql_expr_test": [
-            {
-                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
-                "eval_time": f"{minutes}m",
-                "exp_samples": [{"labels": "{}", "value": count}] if count else [],
-            }
-        ],
-    }
-
-
-test.__test__ = False
 
 
 def test_promtool_accepts_the_rules(rules):
@@ -202,27 +142,13 @@ def test_promtool_accepts_the_rules(rules):
 
 
 def test_each_alert_fires_and_none_does_where_nothing_is_wrong(rules):
-    tests = [
-        test(series, case.minutes, case.alert, count)
-        for case in CASES
-        for series, count in ((case.fires, 1), (case.does_not, 0))
-    ]
-    file = rules.with_name("tests.yaml")
-    file.write_text(
-        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests})
-    )
-    code, said = promtool("test", "rules", file)
+    code, said = run_tests(rules, both_ways(CASES))
     assert code == 0, said
 
 
 def test_the_tests_would_notice(rules):
     case = CASES[0]
-    file = rules.with_name("wrong.yaml")
-    wrong = [test(case.does_not, case.minutes, case.alert, 1)]
-    file.write_text(
-        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": wrong})
-    )
-    assert promtool("test", "rules", file)[0] == 1
+    assert run_tests(rules, [rule_test(case.does_not, case.minutes, case.alert, 1)])[0] == 1
 
 
 def file_rules():
@@ -261,10 +187,5 @@ def test_a_collector_gets_rules_for_this_application_alone(rules):
     case = CASES[0]
     foreign = {"juju_application": "other"}
     series = [(name, {**pairs, **foreign}, values) for name, pairs, values in case.fires]
-    file = rules.with_name("tests.yaml")
-    tests = [test(series, case.minutes, case.alert, 0)]
-    file.write_text(
-        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests})
-    )
-    code, said = promtool("test", "rules", file)
+    code, said = run_tests(rules, [rule_test(series, case.minutes, case.alert, 0)])
     assert code == 0, said
