@@ -97,7 +97,9 @@ class Card:
     pci_class: str = "0x030200"
     compute_capability: str = "8.0"
     driver: str = "nvidia"  # or amdgpu, i915, xe, vfio-pci, nouveau, none
-    fault: str = ""  # fallen-off-bus, nvml-only (the driver has it and does not answer)
+    # fallen-off-bus, nvml-only (the driver has it and does not answer), taken-away (this container
+    # has its nodes no more)
+    fault: str = ""
     partitions: int = 1  # of an AMD card
     mig: tuple[str, ...] | None = None  # UUIDs of MIG devices; None while MIG mode is off
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import sysconfig
+import time
 from pathlib import Path
 
 import fakecards
@@ -36,6 +37,7 @@ def nvidia_nodes(cards, version: str | None, *, whole: bool) -> dict[str, tuple[
 
 def make(cards, version: str | None, *, whole: bool = True):
     """Has these cards' nodes in /dev, and no others of theirs; `whole`: for unified memory too."""
+    cards = [card for card in cards if card.fault != "taken-away"]
     nodes = {
         **{
             name: (*at, 0o666, 0) for name, at in nvidia_nodes(cards, version, whole=whole).items()
@@ -51,6 +53,7 @@ def make(cards, version: str | None, *, whole: bool = True):
         for path in dev.glob(pattern):
             if not path.is_dir() and str(path.relative_to(dev)) not in wanted:
                 path.unlink()
+                leave_empty(path)
     for name, (major, minor, mode, group) in nodes.items():
         path, like = dev / name, (os.makedev(major, minor), mode | stat.S_IFCHR, group)
         if path.exists():
@@ -63,6 +66,13 @@ def make(cards, version: str | None, *, whole: bool = True):
         os.chown(path, 0, group)
         path.chmod(mode)
     fakecards.write_links(dev, links)
+
+
+def leave_empty(path: Path):
+    """What LXD leaves of a card's node for some milliseconds: the file that it was mounted on."""
+    path.touch()
+    time.sleep(0.007)
+    path.unlink()
 
 
 def group_id(name: str) -> int:

@@ -144,7 +144,7 @@ def test_a_lost_gpu_changes_tags_and_status(as_deployed):
 def test_a_card_that_goes_or_comes_is_noticed_before_an_update_status(as_deployed):
     site = as_deployed
     fakegpu = site.machine().run
-    fakegpu(["/usr/local/lib/fake-gpu/fakegpu", "lose", "0"])
+    fakegpu(["/usr/local/lib/fake-gpu/fakegpu", "lose", "0", "--taken-away"])
     try:
         site.await_status("Worker ready (GPU: 1x NVIDIA, self-test passed)")
         site.wait_for_tag("gpu-count=1")

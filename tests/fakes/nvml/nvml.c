@@ -9,7 +9,7 @@
  *     hang   there while no call returns; with a number until that uptime
  *     events   a line for each event: events.h
  *     gpus/<card>/uuid  model  memory-mib  minor  pci  ...   (all names: SETTABLE in tests/fakes/fakecards.py)
- *     gpus/<card>/driver (nvidia|vfio-pci|nouveau|none)  fault (fallen-off-bus|nvml-only)
+ *     gpus/<card>/driver (nvidia|vfio-pci|nouveau|none)  fault (fallen-off-bus|nvml-only|taken-away)
  *     gpus/<card>/mig/<n>   there while MIG mode is on; each file holds the UUID of one MIG device
  *
  * With LIBRARY_VERSION it is of one driver, as a package has it, and answers no other.

@@ -81,7 +81,10 @@ static void hang(void)
         usleep(50000);
 }
 
-static int seen(int card) { return driven(card) && !is(card, "fault", "", "fallen-off-bus"); }
+static int seen(int card)
+{
+    return driven(card) && !is(card, "fault", "", "fallen-off-bus") && !is(card, "fault", "", "taken-away");
+}
 
 static unsigned seen_before(int card)
 {
