@@ -15,6 +15,8 @@ import subprocess
 import sysconfig
 import time
 
+import tenacity
+
 from machine import templates
 from oci import wrapper
 from tests.fakes import STANDIN_RUNTIME, Card, build_nvml, write_state
@@ -137,6 +139,8 @@ def build_disk(folder: pathlib.Path) -> Disk:
     golden = ROOT / "tests" / "unit" / "golden"
     for source in (*golden.glob("*.json"), *guest.glob("*.py"), guest / "boot"):
         shutil.copy(source, disk.root / "soak")
+    for package in (ROOT / "src/machine", pathlib.Path(tenacity.__file__).parent):
+        shutil.copytree(package, disk.root / "soak" / package.name)
     disk.seal()
     return disk
 

@@ -14,6 +14,7 @@ import traceback
 import looks
 import record
 import worker as workers
+from frozen import a_step_that_stands_still_keeps_its_gpu_and_goes_on_by_the_guard
 from looks import ABSENT, DENIED, GIVEN, opened, tell
 from worker import BUNDLES, V1, finish, state_of, until
 
@@ -365,6 +366,7 @@ CASES = [
     a_step_goes_on_without_its_first_thread,
     an_orphaned_start_ends_for_who_comes_next,
     a_descriptor_in_another_container_ends_with_the_lease,
+    a_step_that_stands_still_keeps_its_gpu_and_goes_on_by_the_guard,
     a_hijack_gets_the_gpu_if_it_is_free,
     a_hijack_of_a_container_that_ended_fails_in_the_words_of_containerd,
     a_hijack_is_refused_in_words_while_another_uses_the_gpu,
