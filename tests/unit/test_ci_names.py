@@ -152,6 +152,16 @@ def drip(handler):
             time.sleep(0.02)
 
 
+def drip_headers(handler):
+    """Each byte comes in time, and no line ends."""
+    with contextlib.suppress(OSError):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        while True:
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+            time.sleep(0.02)
+
+
 def silent(_handler):
     time.sleep(3)
 

@@ -10,7 +10,7 @@ import pytest
 from ci.concourse import registered
 from machine import waiting
 from plan.sights import ABSENT, Sight, digest
-from tests.unit.test_ci_names import PASSWORD, Web, drip, endless
+from tests.unit.test_ci_names import PASSWORD, Web, drip, drip_headers, endless, silent
 
 PATH = "/api/v1/workers"
 GPU = digest(["gpu", "gpu-count=1"])
@@ -95,13 +95,23 @@ def test_an_answer_that_is_none_is_never_taken_for_absence(web, settings, answer
     assert registered.look({"ci-worker-0": GPU}, settings) is None
 
 
-@pytest.mark.parametrize("hostile", [drip, endless])
+@pytest.mark.parametrize("hostile", [drip, drip_headers, endless, silent])
 def test_a_web_that_does_not_end_holds_up_nobody(web, settings, monkeypatch, hostile):
     monkeypatch.setattr(registered, "_ANSWERS", 1.0)
     web.answers[PATH] = hostile
     begun = time.monotonic()
     assert registered.look({"ci-worker-0": GPU}, settings) is None
     assert time.monotonic() - begun < 30
+
+
+def test_a_web_that_is_not_there_or_speaks_no_http_tells_nothing(web, settings):
+    web.answers[PATH] = lambda handler: handler.wfile.write(b"220 mail ESMTP\r\n")
+    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    web.answers[PATH] = (302, b"")
+    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    web.server.shutdown()
+    web.server.server_close()
+    assert registered.look({"ci-worker-0": GPU}, settings) is None
 
 
 def test_without_web_or_password_nothing_is_known(web, settings, tmp_path):

@@ -16,6 +16,7 @@ import typing
 import urllib.parse
 
 from ci.concourse import escaping, handles
+from machine import deadline
 
 _ADDRESS: typing.Final = "127.0.0.1"
 _PATIENCE: typing.Final = 5.0  # for one answer
@@ -80,13 +81,14 @@ class Api:
             raise WebError("it takes too many questions")
         connection = http.client.HTTPConnection(_ADDRESS, self._port, timeout=self._patience())
         try:
-            connection.request(method, path, body, dict(headers))
-            with connection.getresponse() as response:
-                if response.status in (http.client.NOT_FOUND, http.client.FORBIDDEN):
-                    return None
-                if response.status != http.client.OK:
-                    raise WebError(f"web answers {response.status}")
-                return self._read(response)
+            with deadline.within(connection, self._end - time.monotonic()):
+                connection.request(method, path, body, dict(headers))
+                with connection.getresponse() as response:
+                    if response.status in (http.client.NOT_FOUND, http.client.FORBIDDEN):
+                        return None
+                    if response.status != http.client.OK:
+                        raise WebError(f"web answers {response.status}")
+                    return self._read(response)
         except (OSError, http.client.HTTPException) as error:
             raise WebError(f"web does not answer: {type(error).__name__}") from error
         finally:

@@ -10,7 +10,7 @@ import re
 import typing
 
 from ci.concourse import escaping
-from machine import files, scarcity, services, templates, users
+from machine import deadline, files, scarcity, services, templates, users
 
 CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
@@ -92,8 +92,9 @@ def answers(port: int, path: str) -> bool:
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.client.OK
+        with deadline.within(connection, 1):
+            connection.request("GET", path)
+            return connection.getresponse().status == http.client.OK
     except http.client.HTTPException:
         return False
     except OSError as error:
@@ -120,8 +121,9 @@ def asked(port: int, path: str, patience: float) -> object:
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience)
     try:
-        connection.request("GET", path)
-        return json.loads(connection.getresponse().read(_LONGEST))
+        with deadline.within(connection, patience):
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read(_LONGEST))
     except (http.client.HTTPException, ValueError):
         return None
     except OSError as error:
