@@ -26,6 +26,8 @@ ADDRESS_SECONDS = 5.0
 # What the machines see of the lab: the hook socket and client, charms and resources.
 SHARED = "/var/lib/juju/lab"
 TOOLS_DIR = "/var/lib/juju/tools/lab"
+# The model's, by the names of its options without `juju-` and `-proxy`; tests change them.
+PROXIES = dict.fromkeys(("HTTP", "HTTPS", "FTP", "NO"), "")
 Outfitter = Callable[[Machine, dict[str, Any]], None]
 UNPACK = """
 set -eu
@@ -286,7 +288,7 @@ class Agent:
             "PATH": f"{TOOLS_DIR}:{CLEAN_ENV['PATH']}:/snap/bin",
             "TERM": "tmux-256color",
         }
-        env |= {f"JUJU_CHARM_{kind}_PROXY": "" for kind in ("HTTP", "HTTPS", "FTP", "NO")}
+        env |= {f"JUJU_CHARM_{kind}_PROXY": value for kind, value in PROXIES.items()}
         if event["kind"] == RUN_COMMANDS:
             env["JUJU_HOOK_NAME"] = ""
             del env["JUJU_DISPATCH_PATH"]

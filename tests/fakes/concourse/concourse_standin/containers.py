@@ -34,8 +34,9 @@ Step = dict[str, Any]
 class Network(NamedTuple):
     """What containers are told of the network."""
 
-    dns_server: str
+    dns_servers: list[str]
     proxies: list[str]  # as NAME=value
+    certificates: str  # a folder in place of /etc/ssl/certs, but in tasks
 
 
 class Containers:
@@ -170,6 +171,7 @@ class Containers:
         binds = self._binds(step, build, folder, owner)
         env = oci.environment(image_env, [*step["env"], *self._network.proxies], user)
         spec = oci.oci_spec(step["handle"], rootfs, env, image_user, step["privileged"], binds)
+        spec["linux"]["resources"] |= oci.limits(step.get("limits") or {})
         (folder / "config.json").write_text(json.dumps(spec))
         (folder / "user").write_text(user)
         log("container.create", handle=step["handle"], kind=step["kind"], step=step["name"])
@@ -240,11 +242,13 @@ class Containers:
         files = {
             "hosts": f"127.0.0.1 localhost {handle}\n",
             "hostname": f"{handle}\n",
-            "resolv.conf": f"nameserver {self._network.dns_server}\n",
+            "resolv.conf": "".join(f"nameserver {x}\n" for x in self._network.dns_servers),
         }
         for name, text in files.items():
             (network / name).write_text(text)
             binds.append((f"/etc/{name}", network / name))
+        if self._network.certificates and step["request"] is not None:
+            binds.append(("/etc/ssl/certs", Path(self._network.certificates)))
         return binds
 
     def _exec(self, step: Step, folder: Path, exec_id: str) -> tuple[str, ...]:

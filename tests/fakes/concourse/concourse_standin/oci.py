@@ -76,6 +76,16 @@ def oci_spec(
     }
 
 
+def limits(wanted: dict[str, int]) -> dict[str, Any]:
+    """A task's container_limits: its share of the processors, and bytes of memory."""
+    found: dict[str, Any] = {}
+    if "cpu" in wanted:
+        found["cpu"] = {"shares": wanted["cpu"]}
+    if "memory" in wanted:
+        found["memory"] = {"limit": wanted["memory"]}
+    return found
+
+
 def _linux(handle: str, privileged: bool) -> dict[str, Any]:
     fuse = {"type": "c", "major": 10, "minor": 229}
     linux: dict[str, Any] = {

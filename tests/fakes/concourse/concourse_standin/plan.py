@@ -125,6 +125,7 @@ def _task(step: Step, tags: list[str]) -> Step:
         "cwd": posixpath.join(workdir, run.get("dir", "")).rstrip("/"),
         "workdir": workdir,
         "volumes": volumes,
+        "limits": config.get("container_limits"),
     }
 
 

@@ -101,11 +101,11 @@ class Worker:
             "max_active_tasks": int(settings.get("max-active-tasks") or 0),
             "resource_types": [_metadata(x) for x in sorted(types.iterdir())],
         }
-        dns = settings.get("containerd-dns-server", "127.0.0.1").split(",")[0]
+        dns = settings.get("containerd-dns-server", "127.0.0.1").split(",")
         names = ("http_proxy", "https_proxy", "no_proxy")
         proxies = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
         patience = seconds(settings.get("containerd-request-timeout", "5m"))
-        network = Network(dns, proxies)
+        network = Network(dns, proxies, settings.get("certs-dir", ""))
         self._containers = Containers(RELEASE / "bin", self._work, types, network, patience)
         self._exit: asyncio.Future[int]
         self._retiring = False

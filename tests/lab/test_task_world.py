@@ -1,0 +1,210 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What a step sees of its worker: network, proxies, CAs, limits, and folders of task-mounts."""
+
+import pytest
+
+from tests import certificates
+from tests.lab import concourse
+from tests.lab.juju import agent
+from tests.lab.site import READY
+
+PROXIES = {"HTTP": "http://10.9.8.7:3128", "HTTPS": "http://10.9.8.7:3129", "NO": "10.77.0.0/24"}
+LIMITS = {"cpu": 512, "memory": 256 << 20}
+LOOK = """
+grep nameserver /etc/resolv.conf
+cat /sys/class/net/eth0/mtu 2>&- | sed 's/^/mtu /'
+env | grep -i _proxy | sort
+for limit in l n u; do echo "ulimit -$limit $(ulimit -$limit)"; done
+cd /sys/fs/cgroup
+for file in memory/memory.limit_in_bytes memory.max cpu/cpu.shares cpu.weight; do
+  [ ! -e $file ] || echo "$file $(cat $file)"
+done
+"""
+BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/concourse"
+# The unit has no bounds there, but a container's host may: lower ones show whose a step's are.
+DROP_IN = "/run/systemd/system/concourse-worker.service.d"
+LIMITED = f"""
+mkdir -p {DROP_IN}
+printf '[Service]\\nLimitMEMLOCK=1M\\nLimitNOFILE=4321\\nLimitNPROC=8765\\n' >{DROP_IN}/low.conf
+systemctl daemon-reload
+"""
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+
+
+@pytest.fixture
+def worker_with_all(site, monkeypatch):
+    """A worker with every option that its steps see; as before afterwards."""
+    shown = site.sh("systemctl show -p LimitMEMLOCK,LimitNOFILE,LimitNPROC concourse-worker")
+    assert {*shown.split()} == {
+        *("LimitMEMLOCK=infinity", "LimitNOFILE=1048576", "LimitNPROC=infinity"),
+    }
+    site.sh(LIMITED)
+    for name, value in PROXIES.items():
+        monkeypatch.setitem(agent.PROXIES, name, value)
+    site.configure(
+        container_dns_servers="10.9.8.7, 10.9.8.6",
+        container_mtu="1400",
+        ca_certificates=certificates.ca(),
+    )
+    assert site.status() == READY
+    site.tags()
+    yield site
+    monkeypatch.undo()
+    site.sh(f"rm -r {DROP_IN}; systemctl daemon-reload")
+    site.configure(reset=("container-dns-servers", "container-mtu", "ca-certificates"))
+    site.tags()
+
+
+def test_a_step_sees_the_network_the_proxies_the_cas_and_the_limits(worker_with_all):
+    site = worker_with_all
+    root = {"platform": "linux", **site.fly.root, "container_limits": LIMITS}
+    config = {**root, "params": {"GPU_COUNT": "1"}, "run": {"path": "sh", "args": ["-c", LOOK]}}
+    done = site.fly.run("execute", "-c", str(site.fly.config_file(config)), "--tag=gpu")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.replace("\r", "").splitlines()
+    assert [line for line in lines if line.startswith("nameserver")] == [
+        "nameserver 10.9.8.7",
+        "nameserver 10.9.8.6",
+    ]
+    wanted = {
+        f"http_proxy={PROXIES['HTTP']}",
+        f"https_proxy={PROXIES['HTTPS']}",
+        f"no_proxy={PROXIES['NO']}",
+        # What CUDA pins, and what a training job has open.
+        *("ulimit -l 1024", "ulimit -n 4321", "ulimit -u 8765"),
+    }
+    if concourse.is_real():  # the stand-in's containers have no way out
+        wanted.add("mtu 1400")
+    assert wanted <= {*lines}, done.stdout
+    assert {f"memory/memory.limit_in_bytes {256 << 20}", f"memory.max {256 << 20}"} & {*lines}
+    assert {"cpu/cpu.shares 512", "cpu.weight 20"} & {*lines}, done.stdout
+    trusts(site, certificates.ca().splitlines()[-2:])
+
+
+def trusts(site, last_lines):
+    """A get has the operator's CA last among those that it trusts."""
+    done = site.fly.get(["gpu"])
+    assert done.returncode == 0, done.stdout
+    said = done.stdout
+    if concourse.is_real():  # its mock shows no file, but has a shell
+        look = ("--", "tail", "-n", "2", CERTIFICATES)
+        job = ("hijack", "-j", "lab-get/get", "-s", "thing", "--step-type", "get")
+        status, said = site.fly.on_terminal(*job, *look)
+        assert status == 0, said
+    assert all(line in said for line in last_lines), said
+
+
+FOLDERS = """
+install -d -m 755 /srv/datasets /srv/datasets/set
+install -d -m 700 /srv/cache
+install -d -m 1777 /srv/cache/uv
+echo 42 >/srv/datasets/set/answer
+ln -sfn /etc/machine-id /srv/datasets/out
+ln -sfn /etc /srv/aside
+"""
+WITHOUT = "rm -rf /srv/datasets /srv/cache /srv/aside"
+MOUNTS = "/srv/datasets, /srv/cache/uv:/root/.cache/uv:rw"
+# A link leads to the container's own files, of which that is none.
+USES = """
+cat /srv/datasets/set/answer
+touch /srv/datasets/set/mine 2>&1 | grep -o 'Read-only file system'
+cat /root/.cache/uv/left 2>&- || echo nothing left
+date >/root/.cache/uv/left
+cat /srv/datasets/out 2>&- || echo leads nowhere
+ls -d /srv/cache /srv/cache/uv 2>&1 | grep -c 'No such file'
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(site):
+    """A worker whose tasks get two folders; none of it is left afterwards."""
+    site.sh(FOLDERS)
+    site.configure(task_mounts=MOUNTS)
+    assert site.status() == READY
+    yield site
+    site.configure(reset=("task-mounts",))
+    site.sh(WITHOUT)
+    assert site.sh("ls /etc/gpu-ci/folders.json 2>&-; true") == ""
+    assert site.status() == READY
+
+
+def said_by(done):
+    return done.stdout.replace("\r", "").splitlines()
+
+
+@pytest.mark.parametrize("count", ["0", "1"])
+def test_a_task_reads_a_data_set_and_writes_to_a_cache(folders, count):
+    folders.sh("rm -f /srv/cache/uv/left")
+    first, second = (folders.task(USES, params={"GPU_COUNT": count}) for _ in range(2))
+    assert first.returncode == 0, first.stdout
+    for line in ("42", "Read-only file system", "nothing left", "leads nowhere", "2"):
+        assert line in said_by(first), first.stdout
+    assert "nothing left" not in said_by(second), "the cache of the first task is gone"
+    assert folders.sh("cat /etc/machine-id").strip() not in first.stdout
+    assert folders.sh("ls /srv/datasets/set") == "answer\n"
+
+
+def test_a_get_has_none_of_them(folders):
+    before = {*folders.sh(f"ls {BUNDLES}").split()}
+    done = folders.fly.get(["gpu"])
+    assert done.returncode == 0, done.stdout
+    handles = {*folders.sh(f"ls {BUNDLES}").split()} - before
+    assert handles, "there was no container"
+    files = " ".join(f"{BUNDLES}/{handle}/config.json" for handle in handles)
+    assert folders.sh(f"grep -l /srv/datasets {files}; true") == ""
+
+
+def test_a_folder_whose_way_somebody_could_change_is_refused_until_it_is_mended(folders):
+    for spoil, mend, why in (
+        ("mv /srv/datasets /srv/away", "mv /srv/away /srv/datasets", "it is missing"),
+        (
+            "mv /srv/datasets /srv/away; ln -s /etc /srv/datasets",
+            "rm /srv/datasets; mv /srv/away /srv/datasets",
+            "it is no folder but a link or a file",
+        ),
+        ("chmod o+w /srv", "chmod 755 /srv", "/srv above it is not root's alone to change"),
+    ):
+        folders.sh(spoil)
+        done = folders.task("echo begun", params={"GPU_COUNT": "0"})
+        folders.lab.model.update_status("worker/0")
+        folders.lab.settle()
+        said = folders.status()
+        folders.sh(mend)
+        assert done.returncode
+        assert f"this worker promises tasks its folder /srv/datasets, and {why}" in done.stdout
+        assert "begun" not in said_by(done)
+        assert said == ("blocked", f"Tasks are refused for task-mounts /srv/datasets: {why}")
+    assert folders.task("true", params={"GPU_COUNT": "0"}).returncode == 0
+
+
+HOSTILE = {
+    "/srv/../etc:/srv/x": "is no folder",
+    "/etc:/srv/x:rw": "is or holds the machine's own /etc",
+    "/srv/datasets:/proc": "would cover /proc in the container",
+    "/srv/$(reboot)": "is no folder",
+    "/srv/datasets\n/etc": "is no folder",
+}
+
+
+def test_a_hostile_name_is_refused_and_tasks_keep_what_they_had(folders):
+    for hostile, why in HOSTILE.items():
+        folders.configure(task_mounts=hostile)
+        kind, text = folders.status()
+        assert kind == "blocked", hostile
+        assert text.startswith("task-mounts ")
+        assert why in text
+    done = folders.task("cat /srv/datasets/set/answer", params={"GPU_COUNT": "0"})
+    folders.configure(task_mounts=MOUNTS)
+    assert "42" in said_by(done), done.stdout
+
+
+def test_a_job_that_has_an_output_in_the_place_of_one_is_refused(folders):
+    config = {
+        "platform": "linux", **folders.fly.root, "params": {"GPU_COUNT": "0"},
+        "outputs": [{"name": "mine", "path": "/srv/datasets/set"}],
+        "run": {"path": "true"},
+    }  # fmt: skip
+    done = folders.fly.run("execute", "-c", str(folders.fly.config_file(config)), "--tag=gpu")
+    assert done.returncode
+    assert "this task has files at /srv/datasets/set" in done.stdout
