@@ -8,6 +8,7 @@ import logging
 import typing
 
 from ci.concourse import local_postgresql, release
+from gpu_run.service import GpuRunError
 from health.service import WatchError
 from machine import app, download, packages, process, scarcity
 from oci import nvidia
@@ -21,7 +22,7 @@ _Answer = typing.TypeVar("_Answer")
 _FAILURES: typing.Final = (
     release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
     nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
-    WatchError,
+    WatchError, GpuRunError,
 )  # fmt: skip
 _LOGS: typing.Final = {
     Part.WEB: "journalctl -u concourse-web", Part.WORKER: "journalctl -u concourse-worker",

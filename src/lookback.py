@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The last step of a hook: tell the others, and look at how web sees the workers.
+"""The last step of a hook: tell the others and people, and look at how web sees the workers.
 
 A worker has no credentials of web's. So each web asks its own API, tells its workers what it sees
 (state and a digest of the tags), and the worker compares that with what it should be. The public
@@ -9,8 +9,10 @@ charm's web, and one outside Juju, tell nothing; then the connection to the TSA 
 
 import dataclasses
 
+import attempts
 import rotation
 from ci.concourse import registered, web, worker
+from gpu_run import service as gpu_run
 from plan import sights
 from plan.options import Part
 from plan.parts import Plan, WebPlan, WorkerPlan
@@ -20,13 +22,14 @@ from relations import exchange, juju, peers, tsa
 
 
 def tell(model: juju.Model, web_keys: peers.WebKeys, state: UnitState, wanted: Plan) -> UnitState:
-    """Tell the others of keys and workers here, once all is as planned.
+    """Tell the others of keys and workers here, once all is as planned, and have gpu-run.
 
     Takes some seconds where web sees a worker otherwise than it should be.
 
     Returns:
         The state with what web sees of this unit's worker, and the keys that wait.
     """
+    _, state = attempts.make(state, Part.RUN, gpu_run.ensure, state, wanted)
     keys = rotation.tell(model, web_keys, state, wanted)
     own, tags = "", ""
     if isinstance(wanted.worker, WorkerPlan):

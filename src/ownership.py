@@ -12,6 +12,7 @@ import typing
 
 import drain
 from ci.concourse import local_postgresql, release, web, worker
+from gpu_run import service as gpu_run
 from health import service as watch
 from host import memory, network, owner, recovery_record, software
 from machine import files
@@ -45,7 +46,7 @@ def take(
         progress(f"Clearing away what {former.name} has left on this machine")
         worker.retire(worker.FAREWELL_SECONDS, progress)
         local_postgresql.set_aside(str(former))
-        for room in (worker, web, watch, automatic, wrapper, receipts):
+        for room in (worker, web, watch, gpu_run, automatic, wrapper, receipts):
             room.remove()
     if former or new:
         memory.forget()
@@ -79,8 +80,8 @@ def give_up(unit: UnitId) -> None:
     """Remove all that this unit has set up, its database too, and let others have the machine."""
     if not owner.has(unit):
         return
-    rooms = (worker, web, local_postgresql, watch, automatic, wrapper, receipts, release, network)
-    for room in rooms:
+    before = (worker, web, local_postgresql, watch, gpu_run)  # what runs from the rest
+    for room in (*before, automatic, wrapper, receipts, release, network):
         room.remove()
     software.remove()
     owner.give_up()

@@ -145,6 +145,27 @@ def remove_unit(name: str) -> bool:
     return changed
 
 
+def ensure_template(name: str, content: str) -> bool:
+    """Have a unit of ours of which there are many, as `NAME@.service`. True if it was changed.
+
+    Those that run stay as they are; systemd reads it for each that it starts.
+    """
+    changed = files.ensure_file(_UNITS / name, content)
+    if changed:
+        _systemctl("daemon-reload")
+    return changed
+
+
+def remove_template(name: str) -> bool:
+    """Stop all units that were made of one, and take it away. Return True if it was there."""
+    if not (_UNITS / name).exists():
+        return False
+    _systemctl("stop", name.replace("@.", "@*."))
+    files.ensure_absent(_UNITS / name)
+    _systemctl("daemon-reload")
+    return True
+
+
 def show(name: str, *properties: str) -> dict[str, str]:
     """What systemd says of a unit, by property; empty for what it does not know."""
     shown = _systemctl("show", "--property", ",".join(properties), "--", name, told=False)

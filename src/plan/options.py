@@ -68,6 +68,7 @@ class Part(enum.Enum):
     WATCH = "watch"
     WORKER = "worker"
     WEB = "web"
+    RUN = "gpu-run"
 
 
 # The part that each option is about; all that are not here are about the GPUs.
@@ -87,6 +88,7 @@ _PARTS: typing.Final = {
         ),
         Part.WATCH,
     ),
+    "gpu-run-group": Part.RUN,
     **dict.fromkeys(release_options.NAMES, Part.RELEASE),
     **dict.fromkeys(worker_options.NAMES, Part.WORKER),
     **dict.fromkeys(web_options.NAMES, Part.WEB),
@@ -119,6 +121,7 @@ class Options:
         gpu_unused: what becomes of a step that does not use its GPU: one of UNUSED.
         gpu_metrics_port: TCP port of the GPUs' metrics; 0: none.
         gpu_recovery: what may be done by itself for a GPU that needs it: one of RECOVERY.
+        gpu_run_group: whose members may use gpu-run; empty: there is none.
         host_packages: further packages of the distribution that the machine is to have.
         minimums: what the self-test asks of the machine and of each GPU.
         wrong: those whose values can't be used; each keeps its own part as it is.
@@ -147,6 +150,7 @@ class Options:
     gpu_unused: str = "warn"
     gpu_metrics_port: int = 19835
     gpu_recovery: str = "none"
+    gpu_run_group: str = ""
     host_packages: tuple[str, ...] = ()
     minimums: Minimums = Minimums()
     release: ReleaseOptions = ReleaseOptions()
@@ -298,6 +302,13 @@ _READERS: typing.Final[Readers] = {
     "gpu_unused": lambda raw: choice(raw, "gpu-unused", UNUSED),
     "gpu_metrics_port": _metrics_port,
     "gpu_recovery": lambda raw: choice(raw, "gpu-recovery", RECOVERY),
+    # What a group may be called: systemd's own rule for SocketGroup= (valid_user_group_name).
+    "gpu_run_group": lambda raw: pattern(
+        raw,
+        "gpu-run-group",
+        r"(?:[A-Za-z_][A-Za-z0-9_-]{0,30})?",
+        "is no group's name: use one such as gpu-users, or leave it empty for no gpu-run",
+    ),
     "host_packages": lambda raw: items(raw, "host-packages", option_values.host_package),
     "minimums": _minimums,
 }

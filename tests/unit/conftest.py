@@ -34,11 +34,13 @@ def rooms(monkeypatch, tmp_path):
         ("network", "ensure", None),
         ("network", "remove", None),
         ("software", "remove", None),
+        ("gpu_run", "remove", None),
         ("local_postgresql", "remove", None),
         ("local_postgresql", "set_aside", None),
     ):
         room = getattr(charm, module, None) or getattr(charm.ownership, module)
         monkeypatch.setattr(room, name, rooms.note(f"{module}.{name}", answer))
+    monkeypatch.setattr(charm.lookback.gpu_run, "ensure", lambda *_: False)
     rooms.replace_release(monkeypatch, look.release)
     rooms.replace_keys(monkeypatch)
     monkeypatch.setattr(charm.worker, "name", lambda: "")

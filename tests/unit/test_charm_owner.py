@@ -92,6 +92,7 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
         "local_postgresql.set_aside",
         "worker.remove",
         "web.remove",
+        "gpu_run.remove",
         "automatic.remove",
         "wrapper.remove",
         "receipts.remove",

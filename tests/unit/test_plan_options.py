@@ -371,6 +371,7 @@ def test_no_value_does_more_than_be_refused(options):
         ("gpu_unused", Part.WATCH),
         ("gpu_metrics_port", Part.WATCH),
         ("gpu_recovery", Part.WATCH),
+        ("gpu_run_group", Part.RUN),
     ],
 )
 def test_a_value_that_cannot_be_used_concerns_its_own_part_and_the_others_are_read(option, part):

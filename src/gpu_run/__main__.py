@@ -1,0 +1,228 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Root's part of gpu-run, one process for each connection: `python -m gpu_run`, stdin is it."""
+
+import collections.abc
+import json
+import os
+import secrets
+import socket
+import sys
+import typing
+
+from gpu_run import room
+from gpu_run.caller import Caller, GoneError
+from gpu_run.request import BadRequestError, Request
+from gpu_run.room import RoomError
+from gpuci import broker, journal, table
+from gpuci.grant import Grant
+from gpuci.journal import Decision
+from gpuci.line import Place
+from gpuci.line import gpus as counted
+from gpuci.policy import Device, Policy
+from gpuci.refuse import Refused, duration, fault
+from gpuci.store import Store
+from gpuci.usage import Host
+from machine import notify
+from oci import leases, wrapper
+
+# How many of one user may wait at once: systemd takes so many connections, and no more.
+_MOST_WAITS: typing.Final = 8
+_EXPIRED: typing.Final = "this job waited "  # as gpuci.line begins it
+
+
+def main() -> None:
+    """Serve the connection on stdin."""
+    connection = socket.socket(fileno=os.dup(0))
+    try:
+        caller = Caller(connection)
+        try:
+            asked = caller.ask()
+            caller.tell(_listing() if asked.listing else Run(caller, asked).done())
+        except (BadRequestError, Refused, RoomError, leases.LeaseError) as error:
+            caller.tell({"event": "refused", "text": str(error)})
+        except (OSError, ValueError) as error:
+            said = fault(error)
+            caller.tell({"event": "refused", "text": f"this worker gives no GPU now: {said}"})
+            raise
+    except GoneError:
+        pass
+
+
+class Run:
+    """One command that is to have GPUs.
+
+    Args:
+        caller: whose process is to become it.
+        asked: how it is to be.
+    """
+
+    def __init__(self, caller: Caller, asked: Request) -> None:
+        self._caller, self._asked = caller, asked
+        self._store, self._host = Store(str(wrapper.STORE)), Host()
+        self._unit = f"gpu-run-{secrets.token_hex(6)}.scope"
+        self._who = table.readable(f"{_prefix(caller)} {asked.command}".rstrip())
+        self._said = ""
+
+    def done(self) -> dict[str, object]:
+        """Wait for the GPUs and put the caller where it has them; what it is told then.
+
+        Raises:
+            GoneError: it wants no more; nobody has a lease then.
+            Refused: there are none for it.
+            BadRequestError: it is where it can have none.
+            RoomError: it can't be put there.
+            OSError, ValueError: the leases can't be used.
+        """
+        allowed = next(self._policies())
+        self._check()
+        named = [_named(allowed, name) for name in self._asked.named]
+        decision, granted = Decision(self._unit), None
+        decision.kind = "gpu-run"
+        try:
+            granted = self._acquire(named, decision)
+            journal.intruders(str(wrapper.LOG), self._host.intruders, granted.ids)
+            return self._enter(granted, decision)
+        except (Refused, RoomError) as error:
+            decision.reason, decision.granted = str(error), []
+            if str(error).startswith(_EXPIRED):
+                return {"event": "refused", "text": str(error), "expired": True}
+            raise
+        except GoneError:
+            decision.reason = "its caller has ended"
+            raise
+        finally:
+            decision.write(str(wrapper.LOG))
+
+    def _check(self) -> None:
+        group, holders = f"{self._caller.group()}/", self._store.read()
+        if any(
+            one.cgroup and group.startswith(f"{one.cgroup}/") for one in holders.holders.values()
+        ):
+            raise BadRequestError(
+                "this has GPUs by a lease already: ask for all that it needs at once"
+            )
+        waits = sum(one.who.startswith(_prefix(self._caller)) for one in holders.waiters)
+        if waits >= _MOST_WAITS:
+            raise BadRequestError(
+                f"{self._caller.user} waits {waits} times already: end some of those"
+            )
+
+    def _acquire(self, named: list[str], decision: Decision) -> Grant:
+        """Have a lease; where fewer will do, of as many as are free now."""
+        asked = self._asked
+        if asked.any:
+            usable = len(next(self._policies()).devices)
+            for count in range(min(asked.gpus or usable, usable), 1, -1):
+                decision.asked = count
+                try:
+                    return broker.acquire(
+                        self._store, self._host, self._policies(0), self._request(named), decision
+                    )
+                except Refused:
+                    continue
+        decision.asked = 1 if asked.any else len(named) or asked.gpus
+        request, policies = self._request(named), self._policies()
+        return broker.acquire(
+            self._store, self._host, policies, request, decision, told=self._wait
+        )
+
+    def _request(self, named: list[str]) -> broker.Request:
+        request = broker.Request(self._unit, "", room.group(self._unit))
+        request.kind, request.who, request.named = table.JOB, self._who, named
+        return request
+
+    def _policies(self, timeout: int | None = None) -> collections.abc.Iterator[Policy]:
+        """What may be had at each look: whole GPUs, for no rule on devices tells parts apart."""
+        limit = self._asked.timeout if timeout is None else timeout
+        while True:
+            notify.alive()
+            allowed = wrapper.allowed()
+            if allowed is None:
+                raise Refused("nobody gets a GPU on this worker now: `juju status` tells why")
+            allowed.devices = [one for one in allowed.devices if one.id == one.gpu]
+            if not allowed.devices:
+                raise Refused(
+                    "the GPUs of this worker are divided into MIG devices, which gpu-run can't "
+                    "keep apart: have a task of Concourse's, or a container, use them"
+                )
+            if limit is not None:
+                allowed.wait_timeout = limit
+            yield allowed
+
+    def _wait(self, place: Place) -> None:
+        """Tell where it stands, where that is news."""
+        self._caller.check()
+        count = len(self._asked.named) or self._asked.gpus
+        wanted = "all GPUs" if count is None else counted(1 if self._asked.any else count)
+        # The minutes alone are none.
+        news = f"{place.number} {[(one.name, one.device.id) for one in place.held]}"
+        if news != self._said:
+            self._said = news
+            text = f"waiting for {wanted}: {place.words}"
+            self._caller.tell({"event": "waiting", "text": text, "place": place.number})
+
+    def _enter(self, granted: Grant, decision: Decision) -> dict[str, object]:
+        """Put the caller where it has these GPUs; where that fails, give them back."""
+        devices = [one for one in next(self._policies()).devices if one.id in granted.ids]
+        entered = False
+        try:
+            confined = room.enter(self._unit, self._caller, devices, self._who)
+            entered = True
+        finally:
+            with self._store as leased:
+                if holder := leased.holders.get(self._unit):
+                    # From now on its control group tells.
+                    holder.execs, holder.calls = True, []
+            if not entered:
+                broker.give_back(self._store, self._host, self._unit)
+        decision.reason = "" if confined else "not confined"
+        return _granted(self._unit, granted, devices, decision, confined=confined)
+
+
+def _prefix(caller: Caller) -> str:
+    return f"gpu-run of {caller.user}:"
+
+
+def _named(allowed: Policy, name: str) -> str:
+    """The id of the GPU that somebody means by an index or a UUID."""
+    for device in allowed.devices:
+        if name.lower() in (str(device.index), f"gpu-{device.index}", device.id.lower()):
+            return device.id
+    there = ", ".join(f"{device.index} ({device.id})" for device in allowed.devices)
+    raise Refused(f"there is no GPU {name!r} for gpu-run here; there is {there}")
+
+
+def _granted(
+    unit: str, granted: Grant, devices: list[Device], decision: Decision, *, confined: bool
+) -> dict[str, object]:
+    ids = ",".join(granted.ids)
+    environment = {**granted.environment, "CUDA_VISIBLE_DEVICES": ids}
+    text = (
+        ""
+        if confined
+        else (
+            "this machine keeps no device from a command, as in a container: others than "
+            f"{ids} must be left alone"
+        )
+    )
+    if decision.waited_ms >= 1000:
+        has = ", ".join(f"GPU {device.index}" for device in devices)
+        text = f"has {has} after {duration(decision.waited_ms / 1000)}" + (
+            f"; {text}" if text else ""
+        )
+    gpus = json.loads(granted.environment["GPU_CI_DEVICES"])
+    seconds = decision.waited_ms / 1000
+    return {
+        "event": "granted", "text": text, "environment": environment, "gpus": gpus,
+        "unit": unit, "confined": confined, "waited_seconds": seconds,
+    }  # fmt: skip
+
+
+def _listing() -> dict[str, object]:
+    lines = [f"{name}: {words}" for name, words in leases.report().items()]
+    return {"event": "list", "text": "\n".join(lines), "json": json.loads(leases.as_json())}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""gpu-run on this machine: the command, its manual page, and the socket that leads to root's part.
+
+What runs goes on whatever becomes of these. Who waits for GPUs is told that the service has ended.
+"""
+
+import grp
+import pathlib
+import typing
+
+from machine import app, files, process, services, templates
+from oci import wrapper
+from plan.options import Part
+from plan.parts import GpuPlan, Plan
+from plan.state import UnitState
+
+COMMAND: typing.Final = pathlib.Path("/usr/local/bin/gpu-run")
+MANUAL: typing.Final = pathlib.Path("/usr/local/share/man/man1/gpu-run.1")
+SOCKET: typing.Final = "gpu-ci-run.socket"
+SERVICE: typing.Final = "gpu-ci-run@.service"
+PATH: typing.Final = pathlib.Path("/run/gpu-run.sock")
+
+_CLIENT: typing.Final = pathlib.Path(__file__).with_name("client.py")
+
+
+class GpuRunError(Exception):
+    """gpu-run can't be had, and all else works as without it; the text says what to do."""
+
+
+def ensure(state: UnitState, wanted: Plan) -> bool:
+    """Have gpu-run for the group that the option names, or not at all.
+
+    It stays as it is where an option of it can't be used.
+
+    Args:
+        state: what this unit was decided on.
+        wanted: what it is to be.
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        GpuRunError: there is no such group, or systemd can't have the socket.
+    """
+    if {Part.UNIT, Part.RUN} & state.frozen:
+        return False
+    if state.leaving or state.inventory is None or not state.options.gpu_run_group:
+        return remove()
+    # What keeps tasks from GPUs for now keeps people from them too, by the policy.
+    if not isinstance(wanted.gpu, GpuPlan):
+        return False
+    return install(state.options.gpu_run_group)
+
+
+def install(group: str) -> bool:
+    """Have it for members of a group. Return True if anything was changed.
+
+    Raises:
+        GpuRunError: there is no such group, or systemd can't have the socket.
+    """
+    try:
+        grp.getgrnam(group)
+    except KeyError as error:
+        raise GpuRunError(
+            f"There is no group {group!r} on this machine, which gpu-run-group names: make it "
+            f"(sudo groupadd --system {group}) and add who may use GPUs (sudo gpasswd --add USER "
+            f"{group}), or name another"
+        ) from error
+    home = (app.HOME / app.CURRENT).resolve()
+    if not (home / app.STAMP).exists():  # who could not make it has said why
+        return False
+    service = templates.render(SERVICE, app=home, stamp=app.STAMP, python=wrapper.PYTHON)
+    socket = templates.render(SOCKET, group=group, socket=PATH)
+    try:
+        # Read anew for each connection.
+        changed = services.ensure_template(SERVICE, service)
+        renewed = services.ensure_unit(SOCKET, socket)
+        changed |= services.ensure_running(SOCKET, restart=renewed) or renewed
+    except process.CommandError as error:
+        raise GpuRunError(
+            f"gpu-run can't be used: {error}. See systemctl status {SOCKET}"
+        ) from error
+    changed |= files.ensure_file(COMMAND, _CLIENT.read_text(), mode=0o755)
+    files.ensure_directory(MANUAL.parent)
+    return files.ensure_file(MANUAL, templates.render("gpu-run.1", group=group)) or changed
+
+
+def remove() -> bool:
+    """Take it away. Commands that run keep their GPUs to their end. True if any was there."""
+    changed = services.remove_unit(SOCKET)
+    changed |= services.remove_template(SERVICE)
+    for path in (COMMAND, MANUAL):
+        changed |= files.ensure_absent(path)
+    return changed

@@ -1,0 +1,152 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""gpu-run under a real systemd, with simulated GPUs: what people get of it."""
+
+import json
+
+import pytest
+
+from tests.functional import lease_site, run_machine, selftest_machine
+from tests.functional.run_machine import GROUP, SEES, SLICE, UNITS
+
+pytestmark = selftest_machine.NEEDS
+
+FIRST = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/null"]
+SECOND = ["/dev/nvidia1", "/dev/nvidiactl", "/dev/null"]
+
+
+@pytest.fixture(scope="module")
+def installed():
+    with run_machine.started("gpurun") as box:
+        yield box
+
+
+@pytest.fixture
+def box(installed):
+    yield installed
+    installed.settle()
+
+
+def test_a_command_has_its_gpus_and_no_others_and_is_its_callers_own(box):
+    script = f"{SEES}\nid -un; id -Gn; pwd; umask; ulimit -n; cat /proc/self/cgroup; env; exit 7"
+    before = 'umask 027; ulimit -n 99; exec gpu-run --gpus 1 -- sh -c "$0"'
+    done = box.machine.run(
+        box.command("alice", "LC_ALL=", "MINE=yes", "sh", "-c", before, script), check=False
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    told = done.stdout.splitlines()
+    assert told[:3] == FIRST
+    assert told[3:8] == ["alice", f"alice {GROUP}", "/home/alice", "0027", "99"]
+    groups = [line for line in told if ":/" in line]
+    assert SLICE in next((one for one in groups if ":devices:" in one), groups[-1])
+    told_of = dict(line.split("=", 1) for line in told if "=" in line and ":" not in line[:4])
+    assert told_of["MINE"] == "yes"
+    assert "LC_CTYPE" not in told_of
+    (device,) = json.loads(told_of["GPU_CI_DEVICES"])
+    assert (device["index"], told_of["GPU_COUNT"]) == (0, "1")
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        assert told_of[name] == device["uuid"]
+
+
+def test_two_have_one_each_and_the_third_waits_for_its_turn_and_is_told_so(box):
+    first = box.wait_runs(box.begin("first", "sleep", "1000"), "alice: sleep")
+    box.begin("second", "sh", "-c", f"{SEES}; sleep 1000", user="bob")
+    box.wait_runs("second", "bob: sh")
+    lease_site.until(lambda: len(box.said("second.out").split()) == 3, 60)
+    assert box.said("second.out").split() == SECOND
+    box.begin("third", "sh", "-c", SEES)
+    box.wait_said("third", "waiting")
+    assert box.said("third").startswith(
+        "gpu-run: waiting for 1 GPU: 1st in line; gpu-run of alice: sleep holds GPU 0, "
+    )
+    assert "gpu-run of bob: sh holds GPU 1" in box.said("third")
+    listed = box.run("--list").stdout
+    assert "waiting: 1" in listed
+    assert len(json.loads(box.run("--list", "--json").stdout)["waiters"]) == 1
+    box.sh(f"systemctl stop {first}")
+    lease_site.until(lambda: len(box.said("third.out").split()) == 3, 60)
+    assert box.said("third.out").split() == FIRST
+    assert "has GPU 0 after" in box.said("third")
+
+
+@pytest.mark.parametrize("signal", ["INT", "TERM", "KILL"])
+def test_who_ends_while_it_waits_leaves_nothing(box, signal):
+    box.wait_runs(box.begin("all", "--gpus", "all", "sleep", "1000"), "alice: sleep")
+    box.begin("waits", "true", user="bob")
+    box.wait_said("waits", "1st in line")
+    box.sh(f"kill -{signal} {box.pid('waits')}")
+    lease_site.until(lambda: not box.leases()["waiters"], 60)
+    box.wait(f"! systemctl -q is-active '{UNITS}'")
+
+
+def test_a_background_process_keeps_the_gpu_and_its_end_gives_it_back(box):
+    done = box.run("--gpus", "2", "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & exit 3")
+    assert done.returncode == 3
+    unit = box.holder("alice: sh")
+    refused = box.run("--timeout", "0", "true", user="bob")
+    assert refused.returncode == 124
+    assert (
+        "this job waited 0 s for 1 GPU of this worker's 2: GPU 0 is in use by gpu-run of alice: sh"
+        in refused.stderr
+    )
+    box.sh(f"systemctl kill {unit}")
+    assert box.run("--gpus", "2", "true", user="bob").returncode == 0
+
+
+def test_signals_while_it_runs_are_the_commands_own(box):
+    box.wait_runs(
+        box.begin("one", "sh", "-c", "trap 'exit 5' INT; echo up; while :; do sleep 0.1; done"),
+        "alice: sh",
+    )
+    lease_site.until(lambda: "up" in box.said("one.out"), 60)
+    box.sh(f"kill -INT {box.pid('one')}")
+    box.wait("! systemctl -q is-active test-one")
+    assert "status=5" in box.sh("journalctl -u test-one -o cat").stdout
+    itself = "gpu-run python3 -c 'import os; os.kill(os.getpid(), 15)'; exit $?"
+    assert box.machine.run(box.command("bob", "sh", "-c", itself), check=False).returncode == 143
+
+
+def test_which_and_how_many(box):
+    named = box.run("--gpu", "1", "sh", "-c", SEES)
+    assert named.stdout.split() == SECOND
+    uuid = json.loads(box.run("--json", "--gpu", "1", "true").stderr)["gpus"][0]["uuid"]
+    assert box.run("--gpu", uuid.upper(), "sh", "-c", SEES).stdout.split() == SECOND
+    both = box.run("--gpus", "all", "sh", "-c", SEES).stdout.split()
+    assert both == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/null"]
+    box.wait_runs(box.begin("one", "--gpu", "0", "sleep", "1000"), "alice: sleep")
+    some = box.run("--gpus", "2", "--any", "sh", "-c", SEES, user="bob")
+    assert some.stdout.split() == SECOND
+    box.begin("very", "--gpu", "0", "true", user="bob")
+    box.wait_said("very", "1st in line; gpu-run of alice: sleep holds GPU 0")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (
+            ["--gpus", "3", "true"],
+            125,
+            "this job needs 3 GPUs, and this worker has 2 GPUs: ask for fewer",
+        ),
+        (["--gpu", "7", "true"], 125, "there is no GPU '7' for gpu-run here; there is 0 (GPU-"),
+        (["--gpus", "0", "true"], 125, "'0' is no number of GPUs"),
+        (["--gpus", "all", "--gpu", "0", "true"], 125, "--gpu names the GPUs"),
+        (["--timeout", "soon", "true"], 125, "'soon' is no time"),
+        ([], 125, "give a command to run"),
+        (["/no/such/thing"], 127, "/no/such/thing: No such file"),
+        (["/etc/passwd"], 126, "/etc/passwd: Permission denied"),
+    ],
+)
+def test_what_cannot_be_done_is_said(box, words, status, text):
+    done = box.run(*words)
+    assert done.returncode == status
+    assert text in done.stderr
+    lease_site.until(lambda: box.run("--gpus", "2", "true").returncode == 0, 60)
+
+
+def test_its_page_is_found_and_has_no_fault(box):
+    assert "is its turn" in box.sh("man -P cat gpu-run").stdout
+    assert (
+        box.sh("man --warnings -l /usr/local/share/man/man1/gpu-run.1 2>&1 >/dev/null").stdout
+        == ""
+    )
