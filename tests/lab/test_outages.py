@@ -1,6 +1,7 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What breaks around a running build: a web that dies, a network that is cut, a machine that goes.
+"""What breaks around a running build: a web or a database that dies, a network that is cut, a
+machine that goes.
 
 Each with what status says meanwhile, and how it is over.
 """
@@ -12,12 +13,15 @@ import time
 
 import pytest
 
+from tests.lab import postgresql
 from tests.lab.builds import Build
 from tests.lab.site import ALL, PROBE, READY
 
 NAME = "lab-worker-0"
 # In seconds: what a build that lost its machine may take to be errored, by docs/how-to.
 GIVEN_UP = 120
+# So many ends of web in a row are told as a crash loop, where nothing explains them.
+STARTS = 3
 COUNTS = "echo begun; n=0; while [ $n -lt 12 ]; do n=$((n+1)); echo line $n; sleep 1; done"
 LINES = [f"line {n}" for n in range(1, 13)]
 
@@ -72,6 +76,34 @@ def test_a_web_that_is_killed_takes_no_build_with_it(site, counting):
     assert site.status("web/0") == ("active", "Web ready")
     site.worker(NAME, 60)
     assert site.status() == READY
+
+
+def test_a_database_that_is_killed_takes_no_build_with_it(site, counting):
+    """Web says what it misses, though it ends at each start, and is ready again by itself."""
+    machine = site.lab.park.get(postgresql.MACHINE)
+    web = site.machine("web/0")
+    lost = f"{machine.address}:{postgresql.PORT} (connection refused)"
+    machine.enter("/bin/systemctl", "kill", "--signal=KILL", "lab-postgresql")
+    try:
+        web.enter("/bin/systemctl", "kill", "--signal=KILL", "concourse-web")
+        deadline = time.monotonic() + 120
+        while int(site.sh("systemctl show -P NRestarts concourse-web", "web/0")) < STARTS:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        for unit in ("web/0", "worker/0"):
+            site.lab.controller.fire(unit, "update-status")
+        assert site.status("web/0") == ("waiting", f"Web can't reach its database: {lost}")
+        kind, text = site.status()
+        assert (kind, text.partition(":")[0]) == ("waiting", "Waiting for web to see this worker")
+    finally:
+        machine.enter("/bin/systemctl", "start", "lab-postgresql")
+    assert status_of(site, counting) == "succeeded"
+    site.worker(NAME, 90)
+    for unit in ("web/0", "worker/0"):
+        site.lab.controller.fire(unit, "update-status")
+    assert site.status("web/0") == ("active", "Web ready")
+    assert site.status() == READY
+    assert site.task(PROBE).returncode == 0
 
 
 def test_a_network_that_is_cut_takes_no_build_with_it(site, counting):

@@ -210,6 +210,21 @@ def test_failed_upgrade_ends_on_the_release_before_with_its_database(machine, se
     assert text.endswith("juju config ci-gpu concourse-version=8.2.5 ends this")
 
 
+def test_release_that_runs_no_command_at_all_has_changed_no_tables(machine, settled, monkeypatch):
+    machine.held, machine.well[web.SERVICE] = 7, False
+    run = machine.run
+
+    def fail(argv, **more):
+        if NEW.version in argv[4]:
+            raise process.CommandError(argv, 1, "exec format error")
+        return run(argv, **more)
+
+    monkeypatch.setattr(process, "run", fail)
+    finished, ((_, text),) = settled(unit("web", installed="8.3.0"))
+    assert finished == ["8.2.5"]
+    assert "not taken back" not in text
+
+
 def test_database_that_other_webs_use_is_left_as_it_is(machine, settled):
     machine.well[web.SERVICE] = False
     finished, _ = settled(unit("web", installed="8.3.0", planned_units=2))

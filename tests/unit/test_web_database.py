@@ -113,8 +113,9 @@ def test_a_lost_database_is_waited_for_with_its_address(context, rooms):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def told(monkeypatch, tmp_path):
     """What web.env says, and what web answers to /api/v1/health."""
+    monkeypatch.setattr(web_health, "LOST", tmp_path / "run/lost")
     settings, answers = {}, {}
     monkeypatch.setattr(service, "setting", lambda _, name: settings.get(name))
     monkeypatch.setattr(service, "asked", lambda _, path, __: answers.get(path))
@@ -178,6 +179,26 @@ def test_what_web_itself_says_of_its_database(told, server, answer, said):
     }
     answers["/api/v1/health"] = answer
     assert web_health.lost_database() == said
+
+
+def test_ends_of_a_web_without_its_database_count_no_more_once_both_are_back(
+    told, server, monkeypatch
+):
+    forgotten, healthy = [], [False]
+    monkeypatch.setattr(web_health, "healthy", lambda: healthy[0])
+    monkeypatch.setattr(web_health.services, "forget_failure", forgotten.append)
+    settings, _ = told
+    port = str(closed_port())
+    settings |= {"CONCOURSE_POSTGRES_HOST": "127.0.0.1", "CONCOURSE_POSTGRES_PORT": port}
+    for _ in range(2):
+        assert web_health.lost_database()
+    settings["CONCOURSE_POSTGRES_PORT"] = str(server.getsockname()[1])
+    assert web_health.lost_database() == ""
+    assert forgotten == [], "web has not come back yet: it may fail for something else"
+    healthy[0] = True
+    for _ in range(2):
+        assert web_health.lost_database() == ""
+    assert forgotten == ["concourse-web.service"]
 
 
 def test_the_password_is_in_no_picture_of_the_plan():

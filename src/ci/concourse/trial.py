@@ -88,7 +88,8 @@ def go_back(now: Release, back: Release, why: str, *, alone: bool) -> None:
         # It would go forward again with each start.
         services.ensure_stopped(web.SERVICE)
         try:
-            if schema.current(now.path) > (known := schema.known(back.path)):
+            # The new one may not even tell it.
+            if schema.current(back.path) > (known := schema.known(back.path)):
                 schema.change(now.path, known)
         except schema.SchemaError as error:
             why += f". Its database was not taken back: {error}"

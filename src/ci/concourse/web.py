@@ -10,7 +10,7 @@ import typing
 
 from ci.concourse import keys, local_postgresql, release, restart, service, web_files, worker
 from ci.concourse.web_files import AUTHORIZED
-from ci.concourse.web_health import ENVIRONMENT, healthy, unreachable_database
+from ci.concourse.web_health import ENVIRONMENT, LOST, healthy, unreachable_database
 from machine import files, services, templates, users, waiting
 from plan.parts import WebPlan
 from plan.state import WebSecrets
@@ -160,7 +160,7 @@ def remove() -> bool:
     removed = services.remove_unit(SERVICE)
     removed |= local_postgresql.note_unused()
     removed |= web_files.remove()
-    for path in (ENVIRONMENT, _READ):
+    for path in (ENVIRONMENT, _READ, LOST):
         removed |= files.ensure_absent(path)
     removed |= files.remove_if_empty(_READ.parent)
     removed |= users.ensure_no_user(service.USER)

@@ -9,11 +9,13 @@ import time
 import typing
 
 from ci.concourse import service
-from machine import files, scarcity
+from machine import files, scarcity, services
 from plan import certificates
 
 ENVIRONMENT: typing.Final = service.CONFIG / "web.env"
 CERTIFICATE: typing.Final = service.KEYS / "tls_certificate.pem"
+# There since a hook has seen that web has no database.
+LOST: typing.Final = pathlib.Path("/run/gpu-ci/web-lost-database")
 
 _PATIENCE: typing.Final = 2.0  # seconds; a database that a CI can work with answers in 0.1
 
@@ -42,10 +44,20 @@ def certificate_end() -> tuple[str, bool]:
 def lost_database() -> str:
     """The address of a database that web can't reach, and why; empty where nothing is known to be.
 
+    Web ends by itself where it starts without its database. Once that is back and web answers,
+    those ends count no more: web does not keep failing.
+
     Raises:
         OSError: the machine is out of something, so that it can't be told.
     """
-    return unreachable_database() or _unusable_database()
+    found = unreachable_database() or _unusable_database()
+    if found:
+        files.ensure_directory(LOST.parent)
+        files.ensure_file(LOST, "")
+    elif LOST.exists() and healthy():
+        services.forget_failure("concourse-web.service")
+        files.ensure_absent(LOST)
+    return found
 
 
 def unreachable_database() -> str:

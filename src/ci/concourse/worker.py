@@ -14,6 +14,7 @@ from ci.concourse import (
     certificates,
     connection,
     escaping,
+    farewell,
     leftovers,
     release,
     restart,
@@ -158,7 +159,7 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     """
     pid = services.main_pid(SERVICE)
     if not pid:
-        _retire_row()
+        _delete_row()
         return services.ensure_disabled(SERVICE)
     services.ensure_not_enabled(SERVICE)
     services.signal(SERVICE, "SIGUSR2")
@@ -178,24 +179,14 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     return services.ensure_disabled(SERVICE)
 
 
-def _retire_row() -> None:
+def _delete_row() -> None:
     """Have web forget a worker that has landed or does not run; else it stays in its list."""
-    hosts = (service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST") or "").split(",")
-    program = release.CURRENT / "bin/concourse"
-    if not name() or not hosts[0] or not program.exists():
-        return
-    command = [
-        *(str(program), "retire-worker", "--name", name()),
-        *(
-            "--tsa-public-key",
-            str(_TSA_KEYS),
-            "--tsa-worker-private-key",
-            str(worker_keys.PRIVATE),
-        ),
-        *(word for host in hosts for word in ("--tsa-host", host)),
-    ]
-    with contextlib.suppress(process.CommandError):  # no web is no reason to stay
-        process.run(command, timeout=_STOP, check=False)
+    hosts = service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST")
+    if name() and hosts:
+        team = service.setting(_ENVIRONMENT, "CONCOURSE_TEAM") or ""
+        key = str(worker_keys.PRIVATE)
+        # No web is no reason to stay.
+        farewell.delete({"name": name(), "team": team}, hosts.split(","), trusted() or (), key)
 
 
 def main_pid() -> int:

@@ -136,13 +136,18 @@ class Tsa:
         command = process.command
         worker = json.loads(await process.stdin.readline())
         name = worker["name"]
+        state = self._store.worker_state(name)
         log("tsa.command", command=command, worker=name)
         if command == "forward-worker":
             await self._forward(process, worker)
         elif command == "delete-worker":
             self._delete(name)
+        elif command == "retire-worker" and state in ("landed", "stalled"):
+            # 8.3.0 atc/db/migration, addr_when_running: one without an address can't retire.
+            process.exit(1)
+            return
         elif command in ("retire-worker", "land-worker"):
-            if self._store.worker_state(name) is not None:
+            if state is not None:
                 self._set_state(name, "retiring" if command == "retire-worker" else "landing")
                 self.settle(name)
         else:

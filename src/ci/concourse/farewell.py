@@ -1,0 +1,67 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A worker whose process does not run any more leaves its Concourse's list of workers.
+
+`concourse retire-worker` can't do that: Concourse has a retiring worker have an address, and one
+that has landed or is stalled has none (8.3.0 atc/db/migration, addr_when_running), so web answers
+500. The TSA's own command `delete-worker` can, which a worker gives when it is told to end; no
+program of Concourse's gives it otherwise. A TSA is an SSH server, so ssh does.
+"""
+
+import collections.abc
+import json
+import logging
+import typing
+
+from ci.concourse import service
+from machine import files, process
+
+_SSH: typing.Final = "/usr/bin/ssh"
+_KNOWN: typing.Final = service.KEYS / "known_hosts"
+_PATIENCE: typing.Final = 10.0  # seconds, for each TSA
+
+_log = logging.getLogger(__name__)
+
+
+def delete(
+    worker: collections.abc.Mapping[str, str],
+    tsa_hosts: collections.abc.Iterable[str],
+    host_keys: collections.abc.Collection[str],
+    key: str,
+) -> bool:
+    """Have web forget a worker, whatever state it has there.
+
+    Args:
+        worker: its `name`, and its `team` if it has one.
+        tsa_hosts: HOST:PORT of each TSA; the first that answers is asked.
+        host_keys: those that a TSA may show, a line each.
+        key: the file of the worker's private key.
+
+    Returns:
+        Whether a TSA took it.
+    """
+    asked = json.dumps({name: value for name, value in worker.items() if value}) + "\n"
+    for tsa in tsa_hosts:
+        host, _, port = tsa.rpartition(":")
+        host = host.strip("[]")
+        lines = "".join(f"[{host}]:{port} {line}\n" for line in host_keys)
+        files.ensure_file(_KNOWN, lines, mode=0o600)
+        try:
+            process.run(_command(host, port, key), timeout=_PATIENCE, stdin=asked)
+            return True
+        except process.CommandError as error:
+            _log.warning("%s keeps the worker in its list: %s", tsa, error)
+        finally:
+            files.ensure_absent(_KNOWN)
+    return False
+
+
+def _command(host: str, port: str, key: str) -> list[str]:
+    settings = (
+        "BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes",
+        f"UserKnownHostsFile={_KNOWN}", "GlobalKnownHostsFile=/dev/null",
+        f"ConnectTimeout={_PATIENCE / 2:.0f}",
+    )  # fmt: skip
+    options = [word for setting in settings for word in ("-o", setting)]
+    return [_SSH, "-F", "/dev/null", "-p", port, "-i", key, *options, f"beacon@{host}",
+            "delete-worker"]  # fmt: skip

@@ -1,0 +1,66 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What ssh is asked so that a worker which does not run leaves web's list.
+
+That a TSA does so is proven in tests/lab/test_drain.py.
+"""
+
+import json
+
+import pytest
+
+from ci.concourse import farewell
+from machine import process
+
+KEYS = ("ssh-rsa AAA1", "ssh-rsa AAA2")
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What ssh was called with, and what it knew; `refusing` has hosts that don't answer."""
+
+    class Calls(list):
+        refusing = ()
+
+    calls = Calls()
+
+    def run(argv, *, timeout, stdin):
+        host = argv[-2].partition("@")[2]
+        known = (tmp_path / "known_hosts").read_text()
+        calls.append((argv, known, json.loads(stdin)))
+        if host in calls.refusing:
+            raise process.CommandError(argv, 255, "Connection refused")
+
+    monkeypatch.setattr(farewell, "_KNOWN", tmp_path / "known_hosts")
+    monkeypatch.setattr(farewell.process, "run", run)
+    yield calls
+    assert list(tmp_path.iterdir()) == []
+
+
+def delete(*hosts, **worker):
+    return farewell.delete({"name": "ci-worker-0", **worker}, hosts, KEYS, "/keys/worker_key")
+
+
+def test_the_first_tsa_that_answers_is_enough_and_must_show_a_known_key(asked):
+    asked.refusing = ("10.0.0.5",)
+    assert delete("10.0.0.5:2222", "[fd00::5]:2223", "10.0.0.7:2222", team="")
+    (first, second) = asked
+    assert first[1] == "".join(f"[10.0.0.5]:2222 {key}\n" for key in KEYS)
+    argv, known, worker = second
+    assert argv[0] == "/usr/bin/ssh"
+    assert argv[-2:] == ["beacon@fd00::5", "delete-worker"]
+    assert argv[argv.index("-p") + 1] == "2223"
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= {*argv}
+    assert known.startswith("[fd00::5]:2223 ssh-rsa AAA1\n")
+    assert worker == {"name": "ci-worker-0"}
+
+
+def test_a_teams_worker_names_its_team(asked):
+    assert delete("10.0.0.5:2222", team="blue")
+    assert asked[0][2] == {"name": "ci-worker-0", "team": "blue"}
+
+
+def test_no_web_is_no_reason_to_stay(asked, caplog):
+    asked.refusing = ("10.0.0.5",)
+    assert not delete("10.0.0.5:2222")
+    assert "10.0.0.5:2222 keeps the worker in its list" in caplog.text
