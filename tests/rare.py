@@ -45,6 +45,7 @@ RARE = (
     "tests/lab/test_outages.py",
     # What a step sees of its worker: functional/test_task_folders.py, test_lifecycle.py.
     "tests/lab/test_task_world.py",
+    "tests/lab/test_restart.py::test_nobody_gets_into",
     # Driver, toolkit, their archives and packages, services and what the charm sets on a machine:
     # unit/test_host_driver*.py, unit/test_host_toolkit.py, unit/test_machine_*.py.
     "tests/lab/test_bare.py",

@@ -2,17 +2,18 @@
 # See LICENSE file for licensing details.
 """Steps stand still while the worker's process is restarted, and go on whatever is killed."""
 
-import itertools
-import re
+from tests.lab.builds import Build
+from tests.lab.standing import TASK, longest_pause
 
 CODE = "/var/lib/juju/agents/unit-worker-0/charm"
-# A hook that is killed right after it froze the steps; its guard's time is two seconds.
+RUN = f"PYTHONPATH={CODE}/src:{CODE}/lib:{CODE}/venv /usr/bin/python3 -c"
+# A hook that is killed right after it froze the steps.
 KILLED = f"""
-PYTHONPATH={CODE}/src:{CODE}/lib:{CODE}/venv /usr/bin/python3 -c '
+{RUN} '
 import os, signal
 from ci.concourse import steps
 from machine import freezer
-frozen = freezer.Freezer(2)
+frozen = freezer.Freezer(SECONDS)
 frozen.begin()
 for one in steps.containers():
     if one.step:
@@ -22,26 +23,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 '
 systemctl is-active gpu-ci-thaw.service
 """
-LINES = 60
-# `start_task` reads ahead of the line that it waits for.
-TASK = f"""
-from=$(cut -d' ' -f1 /proc/uptime)
-sleep 1
-echo "from $from"
-for number in $(seq {LINES}); do
-  echo "line $number at $(cut -d' ' -f1 /proc/uptime)"
-  sleep 0.1
-done
+THAW = f"""
+{RUN} 'from machine import freezer; freezer.Freezer(1).begin()'
+systemctl stop gpu-ci-thaw.service
 """
-
-
-def longest_pause(output):
-    """The longest from its start or a line to the next, in seconds; no line may be missing."""
-    lines = re.findall(r"line (\d+) at ([\d.]+)", output)
-    assert [int(number) for number, _ in lines] == [*range(1, LINES + 1)], output
-    begun = re.findall(r"from ([\d.]+)", output)
-    times = [float(at) for at in (*begun, *(at for _, at in lines))]
-    return max(after - before for before, after in itertools.pairwise(times))
 
 
 def test_a_step_stands_still_while_the_worker_restarts_for_new_tags(site):
@@ -61,9 +46,35 @@ def test_a_step_stands_still_while_the_worker_restarts_for_new_tags(site):
 
 def test_steps_go_on_though_who_froze_them_was_killed(site):
     running = site.start_task(TASK, params={"GPU_COUNT": "0"})
-    said = site.sh(KILLED).split()
+    said = site.sh(KILLED.replace("SECONDS", "2")).split()
     assert len(said) >= 2, said
     assert said[-1] == "active", said
     output, _ = running.communicate(timeout=90)
     assert running.returncode == 0, output
     assert 1.5 < longest_pause(output) < 20
+
+
+def test_nobody_gets_into_a_step_that_stands_still_and_it_keeps_its_session_to_come(site):
+    build = Build(site.fly, *site.fly.task(["sh", "-c", TASK], ["gpu"], {"GPU_COUNT": "1"}))
+    build.line("line 1 ")
+    site.sh(KILLED.replace("SECONDS", "600"))
+    hijack = (
+        "hijack",
+        "-b",
+        build.number,
+        "-s",
+        "one-off",
+        "--",
+        "sh",
+        "-c",
+        "echo in $GPU_COUNT",
+    )
+    status, output = site.fly.on_terminal(*hijack)
+    site.sh(THAW)
+    assert status, output
+    assert "in 1" not in output
+    status, output = site.fly.on_terminal(*hijack)
+    assert status == 0, output
+    assert "in 1" in output
+    assert build.wait(90) == 0, build.output
+    longest_pause(build.output)
