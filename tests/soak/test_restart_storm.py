@@ -144,7 +144,7 @@ class Storm:
         outcome = self.outcome
         outcome.builds += 1
         if done.returncode:
-            outcome.lost.append(done.stdout + done.stderr)
+            self.lose(done)
         printed, wanted = {}, {}
         for name, number, of, at in LINE.findall(done.stdout):
             printed.setdefault(name, []).append((int(number), float(at)))
@@ -162,7 +162,12 @@ class Storm:
             done = self.fly.run("check-resource", "-r", f"{PIPELINE}/thing", timeout=300)
             self.outcome.checks += 1
             if done.returncode:
-                self.outcome.lost.append(f"check: {done.stdout}{done.stderr}")
+                self.lose(done)
+
+    def lose(self, done):
+        said = f"{done.args}: {done.stdout}{done.stderr}"
+        self.outcome.lost.append(said)
+        print(f"LOST {said}", flush=True)
 
     def restart(self):
         begun = time.monotonic()

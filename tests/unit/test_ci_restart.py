@@ -10,7 +10,7 @@ import re
 import pytest
 
 from ci.concourse import restart, steps
-from machine import process
+from machine import process, sockets
 
 SERVICE = "concourse-worker.service"
 OLD, NEW = 100, 200
@@ -23,13 +23,14 @@ class World:
 
     Attributes:
         steps: by name: when its process begins, ENDED if it has, None while it waits to be made.
-        attaches: after how many seconds from the new worker's start web has attached.
+        attaches: after how many seconds from the new worker's start a step's output is open.
+        connects: after how many more web has all its connections to it.
         asks: times at which web asks for something.
     """
 
     def __init__(self, monkeypatch, tmp_path):
         self.now, self.pid, self.born = 1000.0, OLD, 0.0
-        self.steps, self.attaches, self.asks = {}, 3.0, []
+        self.steps, self.attaches, self.connects, self.asks = {}, 3.0, 0.1, []
         self.volumes = tmp_path
         (tmp_path / "init").mkdir()
         self.frozen, self.log, self.said, self.stood = {}, [], [], []
@@ -41,7 +42,7 @@ class World:
             (restart.services, "main_pid"): lambda _: self.pid,
             (restart.services, "ensure_running"): self.start,
             (restart.leftovers, "end_processes"): self.kill,
-            (restart.sockets, "connections"): lambda _: (),
+            (restart.sockets, "connections"): self.connections,
             (restart.sockets, "silence"): self.silence,
             (restart.outside, "open_files"): self.open,
             (restart.outside, "parent"): lambda pid: pid + 1,
@@ -79,6 +80,14 @@ class World:
         # Web attaches by other descriptors, if the worker's process is still the same.
         first = 200 if pid == OLD and self.born and attached else 100
         return dict(enumerate(there.values(), first)) if reads else {}
+
+    def connections(self, pid):
+        """Web's to the worker's Garden server: one asks to attach, and two are for the output."""
+        if pid != NEW:
+            return ()
+        running = sum(bool(one.step) for one in self.containers())
+        each = 3 if self.now >= self.born + self.attaches + self.connects else 1
+        return [sockets.Connection(1, "127.0.0.1", 7777, 0)] * (running * each)
 
     def kill(self, pids, _):
         self.log.append("end")
@@ -142,6 +151,15 @@ def test_a_step_stands_still_until_web_has_attached(world):
         *("guard 19", "freeze a", "end", "start", "thaw a", "end of guard"),
     ]
     assert world.now >= world.born + world.attaches
+
+
+@pytest.mark.parametrize(("connects", "stood"), [(2.5, 2.5), (math.inf, 4.0)])
+def test_a_step_stands_still_until_web_is_told_that_it_runs(world, connects, stood):
+    """One that ends with its output open, and before that, is lost: `proc not running`."""
+    world.steps, world.connects = {"a": 0.0}, connects
+    world.gently()
+    assert world.now >= world.born + world.attaches + stood
+    assert world.stood[0] < 8.5
 
 
 def test_a_process_that_begins_or_ends_is_waited_for(world):

@@ -19,7 +19,7 @@ import time
 import typing
 
 from ci.concourse import steps
-from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
+from ci.concourse.upstream import GARDEN_PORT, TSA_PORT, WEB_REQUEST_TIMEOUT
 from machine import files, freezer, leftovers, outside, services, sockets
 
 # Where containerd has the output of processes (2.3.1 pkg/cio/io_unix.go).
@@ -41,8 +41,12 @@ _ENOUGH: typing.Final = 13.0
 _PAUSE: typing.Final = 3.0
 # What goes on with a request when it is told to end takes as long; it is not waited for longer.
 _STOP: typing.Final = 2.0
-# From when the output is open: two calls to containerd, before which a step must not end.
+# From when the output is open: two calls to containerd, before which a step must not end. Then web
+# opens its two other connections (garden's client streamProcess, and none of its connections is
+# used twice: 8.3.0 atc/worker/gardenruntime/gclient/connection). Not seen, they are waited for.
 _ATTACHING: typing.Final = 1.0
+_CONNECTIONS: typing.Final = 3
+_UNSEEN: typing.Final = 4.0
 # A container that has no process by then gets none: its build was aborted.
 _BEGINNING: typing.Final = 10.0
 # What is made for longer waits for a GPU, and is not done sooner where the others stand still.
@@ -227,15 +231,25 @@ class _Worker:
         begun, number = time.monotonic(), len(self._held)
         while self._held and (now := time.monotonic()) < end:
             anew = self._opened_anew()
+            heard = self._hears_from(anew)
+            enough = _ATTACHING if heard else _UNSEEN
             for name, path in [*self._held.items()]:
                 if self._read.get(name, set()) <= anew:
                     seen.setdefault(name, now)
-                if now - seen.get(name, now) >= _ATTACHING:
+                if now - seen.get(name, now) >= enough:
+                    if not heard:
+                        _log.info("web was not seen to be told that %s runs", name)
                     frozen.thaw(path)
                     del self._held[name]
             time.sleep(0.05)
         took = time.monotonic() - begun
         _log.info("%d of %d steps attached after %.1f s", number - len(self._held), number, took)
+
+    def _hears_from(self, outputs: set[str]) -> bool:
+        """Whether web has all its connections to the processes whose output is open."""
+        pid = services.main_pid(self._service)
+        garden = [one for one in sockets.connections(pid) if one.port == GARDEN_PORT]
+        return len(garden) >= _CONNECTIONS * len({one.rpartition("-")[0] for one in outputs})
 
     def _opened_anew(self) -> set[str]:
         """The output that another process has open, or the same by other descriptors."""
