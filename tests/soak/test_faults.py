@@ -190,7 +190,7 @@ def test_killed_at_every_change_that_it_makes(traced, kind):
 def of_three(containers, **budget):
     """A world with a third device."""
     world = World(containers, **budget)
-    world.devices = [*DEVICES, "GPU-2"]
+    world.devices = DEVICES
     return world
 
 
@@ -264,7 +264,10 @@ WORLDS = {
     ),
     "two self-tests": lambda: World(
         [
-            *(Container("c1", reserves=DEVICES[:1]), Container("c2", execs=0, reserves=DEVICES)),
+            *(
+                Container("c1", reserves=DEVICES[:1]),
+                Container("c2", execs=0, reserves=DEVICES[:2]),
+            ),
             *(Container("c3"), Container("c4", 2, execs=0)),
         ],
         kills=1,

@@ -116,7 +116,7 @@ class Environment:
             return self.world.named(path[3:]).phase not in ("idle", "reserved", "gone")
         if path.startswith("/cg/garden/"):
             container = self.world.named(path.split("/")[3])
-            return container.has_init or container.phase == "dead"
+            return container.uses or container.phase == "dead"
         if path.startswith("/store/containers/"):
             return os.path.basename(path)[: -len(".json")] in self.world.records
         return path in ("/store/containers", "/cg/cgroup.procs")
@@ -154,9 +154,8 @@ class Environment:
             world = self.world
             for container in world.containers:
                 its = [*world.pids_in(container), *world.calls_of(container)]
-                ended = world.step_ended(container.name)
                 # A start that came too late may succeed just then, and goes all the same.
-                used = container.in_use(world.clock, ended) and container.name in self.used
+                used = world.in_use(container) and container.name in self.used
                 if pid in its and used:
                     raise Broken(f"kill: {container.name} was in use, and {pid} is killed")
             world.kill(pid)
@@ -257,11 +256,7 @@ def decide(environment, container, number=None, *, kind="create", patience=240):
     environment.me = world.deciding = world.pid(container, whose, number or 0)
     world.deciding_since = begun(world, container, number, whose)
     environment.slept, environment.effects, environment.reads = 0.0, 0, 0
-    environment.used = [
-        each.name
-        for each in world.containers
-        if each.in_use(world.clock, world.step_ended(each.name))
-    ]
+    environment.used = [each.name for each in world.containers if world.in_use(each)]
     decision = Decision(container.name)
     decision.asked = container.count
     try:
@@ -304,6 +299,8 @@ def _carry_out(world, container, number, kind, decision, patience):
         broker.do_without(shelf, host, container.name, container.bundle, nothing)
     else:
         policies = iter(lambda: allowed, None)
-        request = broker.Request(container.name, container.bundle, container.cgroup)
+        bundle = "" if container.kind == "job" else container.bundle
+        request = broker.Request(container.name, bundle, container.cgroup)
+        request.kind, request.named = container.kind, container.named
         broker.acquire(shelf, host, policies, request, decision)
     return True

@@ -31,6 +31,14 @@ A process in it:
     runs --die--> over                    its pid file goes with it, or stays (`die untold`)
     child --child dies--> no child        by itself; an `immortal` container's in no other way
 
+A container of an engine goes the same way, and is held as long as its init lives, or, where no
+init.pid tells which that is, as anything in it does. A job has no bundle, and its first process
+is the init here: it is held as long as anything of it lives. Killed at `call`, its call may have
+asked for the unit already, which then comes within a minute of the grant, or not at all:
+
+    call --kill--> pending --start late--> made    init --end--> made
+    init --fork--> init with a child, which outlives it unless it has a PID namespace of its own
+
 Meanwhile: `kill` (SIGKILL for a call, at any of these places; within a decision in front of each
 of its side effects, which are files replaced and processes killed), `restart` (of the worker and
 of containerd: all calls are killed at once, containers go on), `minute` (61 s pass), `reuse` (a
@@ -51,7 +59,8 @@ and of each decision, by the rules of leases alone, whatever the table says:
               to living calls which waited longer, are enough. Due is what fits, oldest first,
               and to the first that does not fit and was overtaken, or waits for 30 s, the rest.
     exec      It is granted if the container is using its devices, or if nobody else uses them,
-              they are in no quarantine, and as many are left as are due to those who wait.
+              they are in no quarantine, and as many are left as are due to those who wait. An
+              engine's container that is over gets no more.
     reserve   It is granted if nobody uses the devices at all, and as many that are in no
               quarantine are left as are due to those who wait.
     give back Nobody has the devices any more, unless something runs with them still.
@@ -62,24 +71,39 @@ longer than until the next look.
 
 import collections
 
-from tests.unit.lease_environment import MOST_OVERTAKINGS, Environment, decide
+from tests.unit.lease_environment import MOST_OVERTAKINGS, Environment, decide, installed
 from tests.unit.lease_steps import DECISIONS, happen, happen_all, runs, steps
 from tests.unit.lease_world import EXEC_RUNS, SESSION_LIMIT, Broken
 
 
-def due(world, free, before=""):
-    """How many of `free` devices are due to those who wait, or waited before that container."""
-    taken = 0
+def left_by_queue(world, free, before=""):
+    """What of `free` devices is not due to those who wait, or waited before that container.
+
+    Returns:
+        The devices that nobody has a claim to by name, and how many of them are due all the same.
+    """
+    left, promised = {*free}, 0
     for name in world.queue:
         if name == before:
             break
         waits = world.named(name)
         count = count_of(world, waits)
-        if count <= free - taken:
-            taken += count
-        elif waits.overtaken >= MOST_OVERTAKINGS or world.clock - waits.begun >= 30:
-            return free
-    return taken
+        fits = count <= len(left) - promised and {*waits.named} <= left
+        owed = waits.overtaken >= MOST_OVERTAKINGS or world.clock - waits.begun >= 30
+        if waits.named and (fits or owed):
+            left -= {*waits.named}
+        elif fits and not waits.named:
+            promised += count
+        elif owed:
+            promised = max(promised, len(left))
+            break
+    return left, promised
+
+
+def has_room(world, free, wanted, count, before=""):
+    """Whether so many of `free` devices, and those `wanted` by name, are due to nobody else."""
+    left, promised = left_by_queue(world, free, before)
+    return {*wanted} <= left and count <= len(left) - promised
 
 
 def count_of(world, container):
@@ -91,35 +115,54 @@ def expected(world, container, number, kind):
     """Whether the rules of leases grant what is asked now."""
     if container.count == 0 or kind == "give back":
         return True
-    holders = (world.table or {}).get("holders", {})
-    if container.name in holders and uses(world, container.name):
+    if container.name in world.holders and uses(world, container.name):
         return True
-    users = {
-        name: holder
-        for name, holder in holders.items()
-        if name != container.name and (uses(world, name) or world.named(name).is_stuck)
-    }
-    alone = world.exclusive
-    used = {
-        gpu for holder in users.values() if alone or holder["exclusive"] for gpu in holder["gpus"]
-    }
-    free = [device for device in world.usable if device not in used]
-    if kind == "reserve":
-        if any({*holder["gpus"]} & {*container.reserves} for holder in users.values()):
-            return False
-        left = [device for device in free if device not in container.reserves]
-        return left == free or due(world, len(free)) <= len(left)
-    if number is None:
-        ahead = due(world, len(free), container.name) if alone else 0
-        return len(free) - ahead >= count_of(world, container)
-    if {*used, *world.quarantined} & {*container.ids}:
+    if number is not None and container.kind == "container":
         return False
-    return not alone or len(free) - due(world, len(free)) >= len(container.ids)
+    free = free_for(world, container)
+    if kind == "reserve":
+        wanted = [device for device in free if device in container.reserves]
+        return reservable(world, container) and (
+            not wanted or has_room(world, free, wanted, len(wanted))
+        )
+    if number is None:
+        count = count_of(world, container)
+        if world.exclusive:
+            return has_room(world, free, container.named, count, container.name)
+        return {*container.named} <= {*free} and count <= len(free)
+    if not {*container.ids} <= {*free}:
+        return False
+    return not world.exclusive or has_room(world, free, container.ids, len(container.ids))
+
+
+def users(world, container):
+    """The holders but `container` that use their devices, or can't be ended."""
+    return [
+        holder
+        for name, holder in world.holders.items()
+        if name != container.name and (uses(world, name) or world.named(name).is_stuck)
+    ]
+
+
+def free_for(world, container):
+    """The devices that tasks may have and that no other one than `container` uses."""
+    used = {
+        gpu
+        for holder in users(world, container)
+        if world.exclusive or holder["exclusive"]
+        for gpu in holder["gpus"]
+    }
+    return [device for device in world.usable if device not in used]
+
+
+def reservable(world, container):
+    """Whether nobody uses what a container of the self-test is to have."""
+    return not any({*holder["gpus"]} & {*container.reserves} for holder in users(world, container))
 
 
 def uses(world, name):
     """Whether the lease of a container goes on."""
-    return world.named(name).in_use(world.clock, world.step_ended(name))
+    return world.in_use(world.named(name))
 
 
 def settle(world, container, number, kind, outcome, ids, *, had):
@@ -165,7 +208,9 @@ def settle(world, container, number, kind, outcome, ids, *, had):
 def overtake(world, container):
     """Who was granted devices alone overtakes those who waited for longer."""
     for name in world.queue[: (*world.queue, container.name).index(container.name)]:
-        world.named(name).overtaken += container.alone
+        waits = world.named(name)
+        took = not waits.named or {*waits.named} & {*container.ids}
+        waits.overtaken += bool(container.alone and took)
 
 
 def check_sessions(world, waiting):
@@ -334,3 +379,11 @@ class Explorer:
                 label = (kind, index, number, outcome, f"read {place}", between)
                 check(other, label)
                 yield label, other
+
+
+def explore(world, *, meanwhile=False):
+    """Go through all states of a world; an invariant that is broken is raised as Broken."""
+    explorer = Explorer(world, meanwhile=meanwhile)
+    with installed(explorer.environment):
+        explorer.run()
+    return explorer

@@ -15,7 +15,7 @@ def steps(world):
             for kind in _exec_steps(container, number, execed, left):
                 yield kind, index, number
     if left.get("minutes") and any(
-        each.phase in ("made", "wait", *CREATE_RUNS) for each in world.containers
+        each.phase in ("made", "wait", "pending", *CREATE_RUNS) for each in world.containers
     ):
         yield "minute", None, None
     if left.get("switches"):
@@ -36,15 +36,21 @@ def _container_steps(container, left):
         yield "give back"
         if left.get("kills"):
             yield "kill self-test"
+    if container.has_init and not container.forked and left.get("forks"):
+        yield "fork"
+    if container.forked:
+        yield "forked dies"
     yield from {
         "idle": ("reserve",) if container.reserves else ("create",),
         "reserved": ("create",),
         "wait": ("look", "expire") if left.get("expiries") else ("look",),
         "call": ("start", "fail") if left.get("failures") else ("start",),
-        "init": ("tell",),
+        "init": ("end",) if container.kind == "job" else ("tell",),
+        "pending": ("start late", "fail"),
         "filed": ("end",),
         "made": ("end init",) if left.get("ends") else (),
-        "dead": ("delete",),
+        # systemd removes no group in which something lives.
+        "dead": () if container.kind == "job" and container.uses else ("delete",),
         "orphan": ("delete",),
     }.get(phase, ())
     if phase in ("over", "gone") and container.tries > 1:
@@ -88,7 +94,7 @@ SPENDS = {
     "kill": "kills", "minute": "minutes", "switch": "switches", "restart": "restarts",
     "reuse": "reuses", "expire": "expiries", "fail": "failures", "end init": "ends",
     "child": "children", "die untold": "stales", "kill self-test": "kills",
-    "quarantine": "quarantines",
+    "quarantine": "quarantines", "fork": "forks",
 }  # fmt: skip
 DECISIONS = ("create", "look", "expire", "exec", "reserve", "give back")
 
@@ -99,6 +105,8 @@ def happen(world, kind, index, number):
         world.budget[SPENDS[kind]] -= 1
     if kind == "minute":
         world.clock += MINUTE
+        for each in world.containers:
+            each.phase = "over" if each.phase == "pending" else each.phase
     elif kind == "switch":
         world.exclusive = not world.exclusive
     elif kind == "quarantine":
@@ -129,9 +137,12 @@ def _container_step(world, container, kind):
         world.end_self_test(container)
     elif kind == "start":
         container.phase, container.born = "init", world.clock
+    elif kind == "start late":
+        container.phase, container.born = "made", world.clock
+    elif kind in ("fork", "forked dies"):
+        container.forked = kind == "fork"
     elif kind == "end init":
-        container.end_processes()
-        container.phase = "dead"
+        container.end_init()
     elif kind == "delete":
         container.end_processes()
         container.phase = "gone"

@@ -5,7 +5,7 @@
 import copy
 import json
 
-DEVICES = ["GPU-0", "GPU-1"]
+DEVICES = ["GPU-0", "GPU-1", "GPU-2"]
 START, MINUTE, TICKS = 1000, 61, 100
 # So many seconds, less than a MINUTE, a session keeps devices after its step.
 SESSION_LIMIT = 60
@@ -13,6 +13,11 @@ SESSION = "7d3f1c5e-0000-4000-8000-00000000000{}"
 CREATE_RUNS = ("call", "init", "filed")
 EXEC_RUNS = ("call", "born", "filed")
 EXECED = ("born", "filed", "runs", "lost")
+
+
+_PIDS = {
+    "create": 1, "init": 2, "self-test": 3, "forked": 4, "exec": 11, "process": 12, "child": 13,
+}  # fmt: skip
 
 
 class Broken(AssertionError):
@@ -45,12 +50,31 @@ class Container:
     was called, and when its devices were granted last. overtaken: how often one that came later
     was served while it waits. denied: when its sessions alone first let another one wait. From
     the exec with the number `sessions` on, execs are sessions.
+
+    kind: `step`; `container`, of an engine; or `job`, a unit of systemd's whose first process is
+    the init here. Of a job there is more: pending (the call was killed, and systemd starts the
+    unit all the same, or not). forked: whether init left a process of its own session. bare: init
+    has no PID namespace of its own, so nothing dies with it. named: the very devices that it
+    asks for.
     """
 
     def __init__(
-        self, name, count=1, execs=1, tries=1, immortal=False, later=None, reserves=(), sessions=9
+        self,
+        name,
+        count=1,
+        execs=1,
+        tries=1,
+        immortal=False,
+        later=None,
+        reserves=(),
+        sessions=9,
+        kind="step",
+        bare=False,
+        named=(),
     ):
         self.name, self.count, self.tries, self.immortal = name, count, tries, immortal
+        self.kind, self.bare, self.named = kind, bare or kind == "job", list(named)
+        self.count, self.forked = len(named) or count, False
         self.later = later  # how many it asks for when it is created anew, if that differs
         self.reserves, self.held, self.sessions = list(reserves), False, sessions
         self.phase, self.attempt, self.born = "idle", 0, 0
@@ -61,7 +85,7 @@ class Container:
     @property
     def key(self):
         execs = tuple(each.key for each in self.execs)
-        told = (tuple(self.ids), self.alone, self.come, self.held)
+        told = (tuple(self.ids), self.alone, self.come, self.held, self.forked)
         times = (self.born, self.begun, self.granted, self.overtaken, self.denied)
         return self.phase, self.attempt, times, self.tries, execs, told
 
@@ -80,19 +104,22 @@ class Container:
     @property
     def uses(self):
         """Whether something runs in it: a pipeline can own its init too."""
-        return self.has_init or any(each.phase in EXECED or each.child for each in self.execs)
+        if self.has_init or self.forked:
+            return True
+        return any(each.phase in EXECED or each.child for each in self.execs)
 
     @property
     def is_stuck(self):
         """Whether it has processes that can't be killed."""
         return self.immortal and self.uses
 
-    def in_use(self, clock, step_ended=0):
+    def in_use(self, clock, step_ended=0, expected_since=None):
         """Whether the rules say that a lease of it goes on.
 
         Args:
             clock: now.
             step_ended: when somebody first saw that nothing but sessions is left; 0: nobody did.
+            expected_since: since when a job is to come that nobody has seen run; None: it is not.
         """
         if self.count == 0:
             return False
@@ -100,6 +127,10 @@ class Container:
             return True
         if any(each.phase in EXEC_RUNS and clock - each.begun < 60 for each in self.execs):
             return True
+        if self.kind == "job":
+            return self.uses or (expected_since is not None and clock - expected_since < 60)
+        if self.kind == "container":
+            return self.uses and self.phase != "dead"
         if self.phase in ("filed", "made") and not self.come and clock - self.granted < 60:
             return True
         if self.has_sessions_alone:
@@ -119,7 +150,15 @@ class Container:
         """The exec id."""
         return SESSION.format(number) if number >= self.sessions else f"exec{number}"
 
+    def end_init(self):
+        """Its first process ends."""
+        told = self.phase in ("filed", "made") or self.kind == "job"
+        self.phase = "dead" if told else "over"
+        if not self.bare:
+            self.end_processes()
+
     def end_processes(self):
+        self.forked = False
         for each in self.execs:
             if each.phase in ("born", "filed", "runs", "lost"):
                 each.phase = "over"
@@ -176,13 +215,7 @@ class World:
 
     def pid(self, container, what, number=0):
         base = 1000 * (self.containers.index(container) + 1) + 100 * container.attempt
-        return (
-            base
-            + {"create": 1, "init": 2, "self-test": 3, "exec": 11, "process": 12, "child": 13}[
-                what
-            ]
-            + (10 * number)
-        )
+        return base + _PIDS[what] + 10 * number
 
     def processes(self):
         """Those that live: pid -> start in ticks, control group."""
@@ -190,25 +223,32 @@ class World:
         if self.deciding:
             found[self.deciding] = (self.deciding_since * TICKS, "/worker")
         for each in self.containers:
-            if each.phase in ("wait", *CREATE_RUNS):
-                found[self.pid(each, "create")] = (each.begun * TICKS, "/worker")
-            if each.held:
-                found[self.pid(each, "self-test")] = (0, "/worker")
-            if each.has_init:
-                found[self.pid(each, "init")] = (each.born * TICKS, each.cgroup)
-            for number, execed in enumerate(each.execs):
-                nested = f"{each.cgroup}/nested" if number else each.cgroup
-                if execed.phase in EXEC_RUNS:
-                    found[self.pid(each, "exec", number)] = (execed.begun * TICKS, "/worker")
-                if execed.phase in EXECED:
-                    found[self.pid(each, "process", number)] = (2, nested)
-                if execed.child:
-                    found[self.pid(each, "child", number)] = (3, f"{each.cgroup}/nested")
+            found |= self._processes_of(each)
+        return found
+
+    def _processes_of(self, each):
+        found = {}
+        if each.phase in ("wait", *CREATE_RUNS):
+            found[self.pid(each, "create")] = (each.begun * TICKS, "/worker")
+        if each.held:
+            found[self.pid(each, "self-test")] = (0, "/worker")
+        if each.has_init:
+            found[self.pid(each, "init")] = (each.born * TICKS, each.cgroup)
+        if each.forked:
+            found[self.pid(each, "forked")] = (4, f"{each.cgroup}/nested")
+        for number, execed in enumerate(each.execs):
+            nested = f"{each.cgroup}/nested" if number else each.cgroup
+            if execed.phase in EXEC_RUNS:
+                found[self.pid(each, "exec", number)] = (execed.begun * TICKS, "/worker")
+            if execed.phase in EXECED:
+                found[self.pid(each, "process", number)] = (2, nested)
+            if execed.child:
+                found[self.pid(each, "child", number)] = (3, f"{each.cgroup}/nested")
         return found
 
     def files(self, container):
         """The pid files in a bundle."""
-        if container.phase in ("idle", "reserved", "gone"):
+        if container.phase in ("idle", "reserved", "gone") or container.kind == "job":
             return {}
         found = {}
         if container.phase in ("filed", "made", "dead"):
@@ -228,10 +268,21 @@ class World:
             if each.phase in EXEC_RUNS
         ]
 
-    def step_ended(self, name):
-        """When somebody first saw that nothing but sessions is left in a container; 0: nobody."""
-        holders = (self.table or {}).get("holders", {})
-        return holders.get(name, {}).get("step_ended", 0)
+    @property
+    def holders(self):
+        """Who has a lease: by the table, or, before there is one, by the records."""
+        if self.table is not None:
+            return self.table["holders"]
+        found = {name: record["holder"] for name, record in self.records.items()}
+        return {name: holder for name, holder in found.items() if holder}
+
+    def in_use(self, container):
+        """Whether the rules say that the lease of a container goes on."""
+        holder = self.holders.get(container.name, {})
+        ended, seen = holder.get("step_ended", 0), holder.get("execs", False)
+        # A job's call may be killed between its grant and its start.
+        granted = None if seen else holder.get("since")
+        return container.in_use(self.clock, ended, granted)
 
     def pids_in(self, container):
         """The processes in a container."""
@@ -246,21 +297,29 @@ class World:
             for number, execed in enumerate(each.execs):
                 if execed.phase in EXEC_RUNS and pid == self.pid(each, "exec", number):
                     self.kill_call(each, number)
-            if each.immortal:
-                continue
-            if each.has_init and pid == self.pid(each, "init"):
-                each.phase = "dead" if each.phase in ("filed", "made") else "over"
-                each.end_processes()
-            for number, execed in enumerate(each.execs):
-                if execed.phase in EXECED and pid == self.pid(each, "process", number):
-                    execed.phase = "over"
-                if pid == self.pid(each, "child", number):
-                    execed.child = False
+            if not each.immortal:
+                self._kill_in(each, pid)
+
+    def _kill_in(self, each, pid):
+        if each.has_init and pid == self.pid(each, "init"):
+            each.end_init()
+        if each.forked and pid == self.pid(each, "forked"):
+            each.forked = False
+        for number, execed in enumerate(each.execs):
+            if execed.phase in EXECED and pid == self.pid(each, "process", number):
+                execed.phase = "over"
+            if pid == self.pid(each, "child", number):
+                execed.child = False
 
     def kill_call(self, container, number=None):
         """SIGKILL for a call of runc, whatever it is at."""
         if number is None:
             ends = {"wait": "over", "call": "over", "init": "orphan", "filed": "made"}
+            if container.kind == "job":
+                ends["init"] = "made"
+                # What systemd was asked for it does within a minute, or not at all.
+                if self.clock - container.granted < 60:
+                    ends["call"] = "pending"
             container.overtaken = 0
             container.phase = ends[container.phase]
         else:

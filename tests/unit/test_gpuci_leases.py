@@ -12,8 +12,7 @@ from gpuci.policy import Policy
 from gpuci.table import Holder, Table, Waiter
 from selftest import reserve
 from tests.unit import lease_model
-from tests.unit.lease_environment import installed
-from tests.unit.lease_model import Explorer
+from tests.unit.lease_model import explore
 from tests.unit.lease_world import DEVICES, Broken, Container, World
 
 ONE = {"devices": 1}
@@ -91,7 +90,10 @@ WORLDS = {
         kills=1, children=1, minutes=1, reuses=1,
     ),
     "self-test of two": lambda: World(
-        [Container("c1", execs=0, reserves=DEVICES), Container("c2"), Container("c3", 2, execs=0)],
+        [
+            *(Container("c1", execs=0, reserves=DEVICES[:2]), Container("c2")),
+            Container("c3", 2, execs=0),
+        ],
         kills=1,
     ),
     "self-test of one that is shared": lambda: World(
@@ -140,12 +142,8 @@ KINDS = {
 }  # fmt: skip
 
 
-def explore(name):
-    world, meanwhile = {**WORLDS, **IN_THE_MIDDLE}[name](), name in IN_THE_MIDDLE
-    explorer = Explorer(world, meanwhile=meanwhile)
-    with installed(explorer.environment):
-        explorer.run()
-    return explorer
+def explored(name):
+    return explore({**WORLDS, **IN_THE_MIDDLE}[name](), meanwhile=name in IN_THE_MIDDLE)
 
 
 def test_every_state_keeps_the_promises():
@@ -153,7 +151,7 @@ def test_every_state_keeps_the_promises():
     for name in (*WORLDS, *IN_THE_MIDDLE):
         if name in LONG and not SOAK:
             continue
-        explorer = explore(name)
+        explorer = explored(name)
         print(f"{name}: {explorer.states} states")
         states += explorer.states
         kinds += explorer.kinds
@@ -320,7 +318,7 @@ def test_the_model_sees_each_breach(monkeypatch, name):
     breach, world, words = BREACHES[name]
     breach(monkeypatch)
     with pytest.raises(Broken, match=words):
-        explore(world)
+        explored(world)
 
 
 def test_the_model_and_the_code_share_no_rule():
