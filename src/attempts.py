@@ -8,6 +8,7 @@ import logging
 import typing
 
 from ci.concourse import local_postgresql, release
+from engines.error import EngineError
 from gpu_run.service import GpuRunError
 from health.service import WatchError
 from machine import app, download, packages, process, scarcity
@@ -22,7 +23,7 @@ _Answer = typing.TypeVar("_Answer")
 _FAILURES: typing.Final = (
     release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
     nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
-    WatchError, GpuRunError,
+    WatchError, GpuRunError, EngineError,
 )  # fmt: skip
 _LOGS: typing.Final = {
     Part.WEB: "journalctl -u concourse-web", Part.WORKER: "journalctl -u concourse-worker",

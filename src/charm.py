@@ -12,6 +12,7 @@ import attempts
 import drain
 import equipment
 import fewer
+import handout
 import look
 import lookback
 import ownership
@@ -23,10 +24,10 @@ from ci.concourse import web, web_tls, worker, worker_keys
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
-from oci import cordons, folders, wrapper
+from oci import wrapper
 from plan import concourse, plan, status
 from plan.options import Part
-from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
+from plan.parts import Keep, Plan, WebPlan, WorkerPlan
 from plan.state import UnitState
 from relations import cos_agent, juju, offers, peers, postgresql, tls_certificates, tsa
 from selftest import automatic
@@ -144,14 +145,9 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if wanted.release:
             state = release_change.ensure(state, wanted.release, self._say)
             self.unit.set_workload_version(state.installed)
-        repaired = None
-        if isinstance(wanted.gpu, GpuPlan):
-            repaired, state = attempts.make(state, Part.GPU, wrapper.apply, wanted.gpu)
-        folders.ensure(wanted.folders, wanted.gpu)
-        if wanted.unusable or (state.inventory and state.inventory.gpus):
-            cordons.ensure(state.cordoned, wanted.unusable)
+        state = handout.ensure(state, wanted)
         fewer.ensure(state, wanted, self._say)
-        return dataclasses.replace(state, repaired=bool(repaired))
+        return state
 
     def _test(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the self-test's verdict and the watch: no task is to meet a GPU that is sick."""

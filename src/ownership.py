@@ -12,6 +12,7 @@ import typing
 
 import drain
 from ci.concourse import local_postgresql, release, web, worker
+from engines import registration
 from gpu_run import service as gpu_run
 from health import service as watch
 from host import memory, network, owner, recovery_record, software
@@ -46,7 +47,8 @@ def take(
         progress(f"Clearing away what {former.name} has left on this machine")
         worker.retire(worker.FAREWELL_SECONDS, progress)
         local_postgresql.set_aside(str(former))
-        for room in (worker, web, watch, gpu_run, automatic, wrapper, receipts):
+        rooms = (worker, web, watch, gpu_run, automatic, registration, wrapper, receipts)
+        for room in rooms:
             room.remove()
     if former or new:
         memory.forget()
@@ -80,7 +82,14 @@ def give_up(unit: UnitId) -> None:
     """Remove all that this unit has set up, its database too, and let others have the machine."""
     if not owner.has(unit):
         return
-    before = (worker, web, local_postgresql, watch, gpu_run)  # what runs from the rest
+    before = (
+        worker,
+        web,
+        local_postgresql,
+        watch,
+        gpu_run,
+        registration,
+    )  # what runs from the rest
     for room in (*before, automatic, wrapper, receipts, release, network):
         room.remove()
     software.remove()

@@ -24,17 +24,15 @@ def apply(*, nvidia_runtime: bool) -> bool:
     Raises:
         oci.nvidia.ConfigError: the packaged configuration of that can't be read.
     """
-    runc = next((path for path in _RUNC if path.exists()), _RUNC[-1])
-    changed = False
     if nvidia_runtime:
         files.ensure_directory(CONFIG)
-        changed = nvidia.configure(CONFIG, str(runc))
+        changed = nvidia.configure(CONFIG, str(runc()))
     else:
         changed = files.ensure_absent(CONFIG)
     files.ensure_directory(HOME)
     content = templates.render(
         "gpu-ci",
-        runc=runc,
+        runc=runc(),
         python=wrapper.PYTHON,
         lib=wrapper.LIB / "gpuci",
         store=wrapper.STORE,
@@ -46,7 +44,13 @@ def apply(*, nvidia_runtime: bool) -> bool:
     return files.ensure_file(FRONT, content, mode=0o755) or changed
 
 
+def runc() -> Path:
+    """The runtime that ours goes on as."""
+    return next((path for path in _RUNC if path.exists()), _RUNC[-1])
+
+
 def remove() -> bool:
     """Take the runtime away, which no engine may know any more; True if it was there."""
-    changed = files.ensure_absent(HOME)
-    return files.ensure_absent(CONFIG) or changed
+    changed = files.ensure_absent(HOME) | files.ensure_absent(CONFIG)
+    files.remove_if_empty(wrapper.HOME)
+    return changed

@@ -113,6 +113,31 @@ def ensure_running(name: str, *, restart: bool) -> bool:
     return True
 
 
+def reload(name: str) -> bool:
+    """Have a service that runs read its files anew. Return True if it runs.
+
+    Raises:
+        machine.process.CommandError: if it can't.
+    """
+    if show(name, "ActiveState")["ActiveState"] != "active":
+        return False
+    _systemctl("reload", name)
+    return True
+
+
+def ensure_masked(name: str) -> bool:
+    """Stop a service, and let nothing start it again. Return True if anything had to be done."""
+    if show(name, "LoadState")["LoadState"] == "masked":
+        return False
+    _systemctl("mask", "--now", name)
+    return True
+
+
+def unmask(name: str) -> None:
+    """Let a service be started again, which is not done here."""
+    _systemctl("unmask", name)
+
+
 def ensure_stopped(name: str) -> bool:
     """Stop a service. Return True if it ran."""
     return _stop(name, show(name, "ActiveState"))

@@ -24,6 +24,7 @@ HEALTH: typing.Final = ("on", "observe", "off")
 JOB_LOG: typing.Final = ("on", "faults", "off")
 UNUSED: typing.Final = ("ignore", "warn", "fail")
 RECOVERY: typing.Final = ("none", "reset", "reboot")
+ENGINES: typing.Final = ("podman", "docker")
 
 # supported-driver-capabilities of nvidia-container-toolkit 1.20.
 CAPABILITIES: typing.Final = (
@@ -65,6 +66,7 @@ class Part(enum.Enum):
     HOST = "host"
     RELEASE = "release"
     GPU = "gpu"
+    ENGINES = "engines"
     WATCH = "watch"
     WORKER = "worker"
     WEB = "web"
@@ -89,6 +91,7 @@ _PARTS: typing.Final = {
         Part.WATCH,
     ),
     "gpu-run-group": Part.RUN,
+    **dict.fromkeys(("container-engines", "engine-default-runtime"), Part.ENGINES),
     **dict.fromkeys(release_options.NAMES, Part.RELEASE),
     **dict.fromkeys(worker_options.NAMES, Part.WORKER),
     **dict.fromkeys(web_options.NAMES, Part.WEB),
@@ -123,6 +126,8 @@ class Options:
         gpu_recovery: what may be done by itself for a GPU that needs it: one of RECOVERY.
         gpu_run_group: whose members may use gpu-run; empty: there is none.
         host_packages: further packages of the distribution that the machine is to have.
+        container_engines: whose containers can have GPUs by lease: some of ENGINES.
+        engine_default_runtime: whether our runtime is that of containers that name none.
         minimums: what the self-test asks of the machine and of each GPU.
         wrong: those whose values can't be used; each keeps its own part as it is.
     """
@@ -152,6 +157,8 @@ class Options:
     gpu_recovery: str = "none"
     gpu_run_group: str = ""
     host_packages: tuple[str, ...] = ()
+    container_engines: tuple[str, ...] = ()
+    engine_default_runtime: bool = False
     minimums: Minimums = Minimums()
     release: ReleaseOptions = ReleaseOptions()
     worker: WorkerOptions = WorkerOptions()
@@ -262,6 +269,13 @@ def _capabilities(raw: Raw) -> str:
     return said if said == "all" else ",".join(items(raw, option, check)) or check(said)
 
 
+def _engine(item: str) -> str:
+    if item not in ENGINES:
+        remedy = f"is unknown: use {' or '.join(ENGINES)}, both, or leave it empty"
+        raise OptionError("container-engines", item, remedy)
+    return item
+
+
 def _metrics_port(raw: Raw) -> int:
     # Where this unit's web listens too.
     has_web = text(raw, "deployment-mode") in ("web", "all")
@@ -310,5 +324,7 @@ _READERS: typing.Final[Readers] = {
         "is no group's name: use one such as gpu-users, or leave it empty for no gpu-run",
     ),
     "host_packages": lambda raw: items(raw, "host-packages", option_values.host_package),
+    "container_engines": lambda raw: items(raw, "container-engines", _engine),
+    "engine_default_runtime": lambda raw: bool(raw.get("engine-default-runtime", False)),
     "minimums": _minimums,
 }

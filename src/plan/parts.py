@@ -115,6 +115,21 @@ class GpuPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class EnginesPlan:
+    """Which engines are to know our runtime, so that their containers can have GPUs.
+
+    Attributes:
+        names: `podman`, `docker`.
+        default: whether it is the runtime of containers that name none.
+        nvidia: whether NVIDIA's runtime brings the GPUs in.
+    """
+
+    names: tuple[str, ...]
+    default: bool = False
+    nvidia: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class WorkerPlan:
     """How the Concourse worker is to run.
 
@@ -185,6 +200,7 @@ class Plan:
         reboot: the driver that is installed takes a reboot, and the charm may do that.
         offer: what other units are told of the GPUs here; None: nothing new.
         folders: those of the host that tasks get.
+        engines: which engines' containers can have GPUs.
     """
 
     problems: tuple[Problem, ...]
@@ -198,3 +214,4 @@ class Plan:
     reboot: bool = False
     offer: GpuOffer | None = None
     folders: tuple[Folder, ...] | Keep = ()
+    engines: EnginesPlan | Keep | None = None

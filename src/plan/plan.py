@@ -6,7 +6,7 @@ from gpu.inventory import Vendor
 from plan import concourse, concourse_release, gpus, host
 from plan.offers import GpuOffer
 from plan.options import Part
-from plan.parts import GpuPlan, Keep, Plan
+from plan.parts import EnginesPlan, GpuPlan, Keep, Plan
 from plan.problems import Problem, Reason, problem
 from plan.state import UnitState
 
@@ -20,7 +20,7 @@ def make(state: UnitState) -> Plan:
     problems = [problem(Reason.BAD_OPTION, text=one.text) for one in options.wrong]
     if Part.UNIT in frozen:
         as_is = Keep.AS_IS
-        return Plan(tuple(problems), None, as_is, as_is, as_is, folders=as_is)
+        return Plan(tuple(problems), None, as_is, as_is, as_is, folders=as_is, engines=as_is)
     software = host.make(state)
     release = concourse_release.make(state, problems)
     choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
@@ -41,8 +41,18 @@ def make(state: UnitState) -> Plan:
     folders = Keep.AS_IS if Part.WORKER in frozen else options.task_folders
     return Plan(
         tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot, offer,
-        folders,
+        folders, _engines(state, gpu),
     )  # fmt: skip
+
+
+def _engines(state: UnitState, gpu: GpuPlan | Keep | None) -> EnginesPlan | Keep | None:
+    options = state.options
+    if Part.ENGINES in state.frozen or gpu is Keep.AS_IS:
+        return Keep.AS_IS
+    if gpu is None or not options.container_engines:
+        return None
+    by_runtime = bool(gpu.nvidia_runtime)
+    return EnginesPlan(options.container_engines, options.engine_default_runtime, by_runtime)
 
 
 def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:

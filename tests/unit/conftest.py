@@ -29,6 +29,8 @@ def rooms(monkeypatch, tmp_path):
         ("worker", "retire", None),
         ("web", "remove", None),
         ("automatic", "remove", None),
+        ("registration", "ensure", False),
+        ("registration", "remove", None),
         ("wrapper", "remove", None),
         ("receipts", "remove", None),
         ("network", "ensure", None),
@@ -54,7 +56,7 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(charm.worker, "apply", rooms.keep("worker", "worker.apply"))
     monkeypatch.setattr(charm.web, "apply", rooms.keep("web", "web.apply"))
     monkeypatch.setattr(charm.wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
-    monkeypatch.setattr(charm.cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
+    monkeypatch.setattr(charm.handout.cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
     monkeypatch.setattr(look.quarantine, "read", lambda: rooms.quarantined)
     monkeypatch.setattr(charm.automatic, "verdict", lambda: rooms.verdict)
     monkeypatch.setattr(charm.automatic, "ensure", rooms.test)

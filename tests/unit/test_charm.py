@@ -217,6 +217,7 @@ def test_remove_takes_every_room_down(context, rooms):
     assert {
         "worker.remove",
         "web.remove",
+        "registration.remove",
         "wrapper.remove",
         "receipts.remove",
         "release.remove",

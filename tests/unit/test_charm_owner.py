@@ -94,6 +94,7 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
         "web.remove",
         "gpu_run.remove",
         "automatic.remove",
+        "registration.remove",
         "wrapper.remove",
         "receipts.remove",
     ]

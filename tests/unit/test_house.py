@@ -21,6 +21,7 @@ FLOORS = {
     "backup": 8,
     "equipment": 9,
     "fewer": 9,
+    "handout": 9,
     "look": 9,
     "ownership": 9,
     "reboot": 9,

@@ -1,0 +1,188 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Docker's daemon.json with our runtime in it; whatever else is there stays letter by letter.
+
+Docker takes both keys over on SIGHUP, under running containers (20.10 to 29, daemon/reload.go), so
+it is never restarted for them.
+"""
+
+import json
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, Final, cast
+
+from engines import front, json_text
+from engines.error import EngineError
+from machine import files, process, services, waiting
+
+CONFIG: Final = Path("/etc/docker/daemon.json")
+UNIT: Final = "docker.service"
+_NAME: Final = "gpu-ci"
+_RUNTIMES, _DEFAULT = "runtimes", "default-runtime"
+# What is left of a file that was made for us.
+_MADE: Final = "{\n}\n"
+_TIMEOUT: Final = 30.0  # seconds, for an answer of dockerd
+_PATIENCE: Final = 10.0  # seconds, until it has taken its file over
+
+
+def ensure(*, default: bool) -> bool:
+    """Have Docker know our runtime; True if anything was changed.
+
+    Args:
+        default: whether containers that name no runtime get ours.
+
+    Raises:
+        EngineError: there is no Docker here, it does not take the file, or the operator has
+            something else under the same name.
+    """
+    if not program():
+        raise EngineError(
+            "Docker is not on this machine, which container-engines names: set "
+            "host-packages=docker.io, install Docker's own, or take docker out of it"
+        )
+    former = files.read_text(CONFIG)
+    wanted = merged(former, default=default)
+    if wanted == former:
+        return False
+    _validate(wanted)
+    _put(wanted)
+    try:
+        _take_over(known=True)
+    except EngineError:
+        _put(former)
+        _take_over(known=False)
+        raise
+    return True
+
+
+def remove() -> bool:
+    """Take our runtime out of Docker; True if it was there."""
+    former = files.read_text(CONFIG)
+    try:
+        wanted = former and without(former)
+    except EngineError:
+        return False  # no Docker starts by such a file, so nobody has us by it
+    if not former or wanted == former:
+        return False
+    _put(None if wanted == _MADE else wanted)
+    _take_over(known=False)
+    return True
+
+
+def merged(text: str | None, *, default: bool) -> str:
+    """daemon.json with our runtime; None: there is none.
+
+    Raises:
+        EngineError: it is no JSON object, or has another runtime of that name or as default.
+    """
+    text = _MADE if text is None or not text.strip() else text
+    found = _parsed(text)
+    runtimes, ours = _object(found.get(_RUNTIMES, {})), {"path": str(front.FRONT)}
+    if runtimes is None or runtimes.get(_NAME, ours) != ours:
+        raise EngineError(f"{CONFIG} has a runtime {_NAME} of its own: take it out there")
+    chosen = found.get(_DEFAULT, "")
+    if default and chosen not in ("", _NAME):
+        raise EngineError(
+            f"{CONFIG} sets Docker's default runtime to {chosen}: take that out there, or set "
+            "engine-default-runtime=false"
+        )
+    if _RUNTIMES not in found:
+        text = json_text.with_member(text, 0, _RUNTIMES, {_NAME: ours})
+    elif _NAME not in runtimes:
+        place = next(one.value for one in json_text.members(text) if one.name == _RUNTIMES)
+        text = json_text.with_member(text, place, _NAME, ours)
+    if default and not chosen:
+        return json_text.with_member(text, 0, _DEFAULT, _NAME)
+    if not default and chosen == _NAME:
+        return json_text.without_member(text, 0, _DEFAULT)
+    return text
+
+
+def without(text: str) -> str:
+    """daemon.json as it was before `merged`.
+
+    Raises:
+        EngineError: it is no JSON object.
+    """
+    if not text.strip():
+        return text
+    found = _parsed(text)
+    if found.get(_DEFAULT) == _NAME:
+        text = json_text.without_member(text, 0, _DEFAULT)
+    runtimes = _object(found.get(_RUNTIMES))
+    if runtimes is None or runtimes.get(_NAME) != {"path": str(front.FRONT)}:
+        return text
+    if len(runtimes) == 1:
+        return json_text.without_member(text, 0, _RUNTIMES)
+    place = next(one.value for one in json_text.members(text) if one.name == _RUNTIMES)
+    return json_text.without_member(text, place, _NAME)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = _object(json.loads(text))
+    except ValueError as error:
+        raise EngineError(f"{CONFIG} is no JSON ({error}): repair it") from error
+    if found is None:
+        raise EngineError(f"{CONFIG} is no JSON object: repair it")
+    return found
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def program(name: str = "dockerd") -> str:
+    """Path of one of Docker's programs; empty where it is not here."""
+    return shutil.which(name, path="/usr/bin:/usr/sbin:/usr/local/bin:/usr/local/sbin") or ""
+
+
+def _validate(text: str) -> None:
+    """Have Docker itself look at a file before it is its own; releases before 23 can't.
+
+    Raises:
+        EngineError: it does not take it.
+    """
+    tried = CONFIG.with_name("daemon.json.gpu-ci")
+    files.ensure_directory(CONFIG.parent)
+    files.ensure_file(tried, text, mode=0o600)
+    try:
+        argv = [program(), "--validate", f"--config-file={tried}"]
+        done = process.run(argv, timeout=_TIMEOUT, check=False)
+    finally:
+        files.ensure_absent(tried)
+    said = f"{done.stderr}{done.stdout}".strip()
+    if done.returncode and "unknown flag: --validate" not in said:
+        raise EngineError(f"dockerd --validate refuses {CONFIG} with our runtime: {said[-300:]}")
+
+
+def _put(text: str | None) -> None:
+    if text is None:
+        files.ensure_absent(CONFIG)
+        files.remove_if_empty(CONFIG.parent)
+        return
+    mode = stat.S_IMODE(CONFIG.stat().st_mode) if CONFIG.exists() else 0o644
+    files.ensure_directory(CONFIG.parent)
+    files.ensure_file(CONFIG, text, mode=mode)
+
+
+def _take_over(*, known: bool) -> None:
+    """Have a Docker that runs go by its file now.
+
+    Args:
+        known: whether it is to know our runtime by then.
+
+    Raises:
+        EngineError: it does not.
+    """
+    if not services.reload(UNIT) or not known:
+        return
+    if not waiting.until(_knows, _PATIENCE):
+        raise EngineError(f"Docker does not take over {CONFIG}: journalctl -u docker")
+
+
+def _knows() -> bool:
+    argv = [program("docker"), "info", "--format", "{{json .Runtimes}}"]
+    done = process.run(argv, timeout=_TIMEOUT, check=False)
+    return f'"{_NAME}"' in done.stdout

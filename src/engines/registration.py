@@ -1,0 +1,82 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Our runtime in the engines that the operator names, and in no others."""
+
+from pathlib import Path
+from typing import Final
+
+from engines import docker, docker_unit, front, podman
+from engines.error import EngineError
+from machine import files, process
+from plan.parts import EnginesPlan, Keep
+
+# What a shim was started with says which runtime ends its container.
+_SHIMS: Final = (
+    "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby/*/options.json",
+    "run/containerd/io.containerd.runtime.v2.task/moby/*/options.json",
+)
+_PODMAN: Final = "var/lib/containers/storage/overlay-containers/*/userdata/conmon.pid"
+
+
+def ensure(plan: EnginesPlan | Keep | None) -> bool:
+    """Have the engines know our runtime as planned; None: none of them.
+
+    Raises:
+        EngineError: one can't have it; the text says why.
+        oci.nvidia.ConfigError: the packaged configuration of NVIDIA's runtime can't be read.
+        machine.process.CommandError: systemd refuses.
+    """
+    if isinstance(plan, Keep):
+        return False
+    if plan is None:
+        return remove()
+    changed = front.apply(nvidia_runtime=plan.nvidia)
+    if "podman" in plan.names:
+        changed |= podman.ensure(default=plan.default)
+    else:
+        changed |= podman.remove()
+    if "docker" not in plan.names:
+        return _without_docker() or changed
+    try:
+        # Concourse's own is to have the socket.
+        changed |= docker_unit.ensure()
+        return docker.ensure(default=plan.default) or changed
+    except process.CommandError as error:
+        raise EngineError(f"Docker can't be set up: {error}") from error
+
+
+def remove() -> bool:
+    """Take our runtime away from every engine, then itself; True if it was there.
+
+    While containers run that were started by it, a link to runc stays in its place: without one
+    nobody could stop them. The next call without any takes it.
+    """
+    changed = _without_docker() | podman.remove()
+    running = front.FRONT.exists() and _is_in_use()
+    if running and not front.FRONT.is_symlink():
+        runc = front.runc()
+        files.ensure_absent(front.CONFIG)
+        files.ensure_absent(front.FRONT)
+        files.ensure_symlink(front.FRONT, runc)
+        return True
+    return changed if running else front.remove() or changed
+
+
+def _without_docker() -> bool:
+    # In this order: a Docker that is started between them still finds a containerd.
+    return docker.remove() | docker_unit.remove()
+
+
+def _is_in_use() -> bool:
+    """Whether a container lives that our runtime started."""
+    ours = str(front.FRONT)
+    return any(
+        ours in (files.read_text(path) or "")
+        for pattern in _SHIMS
+        for path in Path("/").glob(pattern)
+    ) or any(_is_ours(files.read_text(path) or "") for path in Path("/").glob(_PODMAN))
+
+
+def _is_ours(pid: str) -> bool:
+    words = (files.read_text(Path(f"/proc/{pid.strip()}/cmdline")) or "").split("\0")
+    return str(front.FRONT) in words

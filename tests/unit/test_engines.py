@@ -1,0 +1,292 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Our runtime in podman's and Docker's configuration, and those as they were afterwards."""
+
+import json
+import pathlib
+
+import pytest
+
+from engines import docker, docker_unit, front, json_text, podman, registration
+from engines.error import EngineError
+from machine.process import Completed
+from plan import plan
+from plan.parts import EnginesPlan, Keep
+from tests.unit.situations import gpu_unit, refused
+
+OURS = {"path": "/opt/gpu-ci/engines/gpu-ci"}
+# How people set such files out.
+TEXTS = (
+    None,
+    "{}",
+    "{}\n",
+    "{ }\n",
+    '{"log-driver": "journald"}',
+    '{\n  "log-driver": "journald",\n  "dns":   [ "10.0.0.2" ]\n}\n',
+    '{\n\t"dns": [],\n\n\t"runtimes": {\n\t\t"nvidia": {"path": "x", "args": []}\n\t}\n}\n',
+    '{"runtimes": {"a": {"path": "a"}, "b": {"path": "}"}}, "debug": true}',
+    '{\n    "debug": true ,\n    "default-runtime":"gpu-ci-not",\n    "\\u0072untimes" : { }\n}',
+    '{\r\n "debug": true,\r\n "experimental": false\r\n}\r\n',
+)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A machine's files in a folder, with a Docker that takes every file."""
+    monkeypatch.setattr(docker, "CONFIG", tmp_path / "etc/docker/daemon.json")
+    monkeypatch.setattr(podman, "DROP_IN", tmp_path / "conf/containers.conf.d/gpu-ci.conf")
+    monkeypatch.setattr(podman, "_FOLDER", tmp_path / "conf/containers.conf.d")
+    monkeypatch.setattr(podman, "_MAIN", tmp_path / "conf/containers.conf")
+    (tmp_path / "etc").mkdir()
+    monkeypatch.setattr(docker, "program", lambda name="dockerd": f"/usr/bin/{name}")
+    said = {"code": 0, "text": '{"gpu-ci":{"path":"x"}}', "runs": True, "calls": []}
+
+    def run(argv, **_):
+        said["calls"].append(" ".join(argv[:2]))
+        return Completed(said["code"] if "--validate" in argv else 0, said["text"], "")
+
+    monkeypatch.setattr(docker.process, "run", run)
+    monkeypatch.setattr(docker.services, "reload", lambda _: said["runs"])
+    monkeypatch.setattr(docker, "_PATIENCE", 0)
+    return said
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("default", [False, True])
+def test_another_key_and_back(text, default):
+    """Every letter of others stays, and in the end the file is as it was."""
+    if default and "gpu-ci-not" in (text or ""):
+        return
+    new = docker.merged(text, default=default)
+    before, after = json.loads(text or "{}"), json.loads(new)
+    assert after["runtimes"].pop("gpu-ci") == OURS
+    assert after.pop("runtimes") == before.pop("runtimes", {})
+    assert (after.pop("default-runtime", "") == "gpu-ci") is default or not default
+    before.pop("default-runtime", None)
+    assert after == before
+    assert docker.merged(new, default=default) == new
+    back = docker.without(new)
+    if "{ }" in (text or "") and "untimes" in text:
+        # Whether somebody had a table without a runtime can't be told, and means nothing.
+        assert "gpu-ci/" not in back
+    else:
+        assert back == (docker._MADE if text is None else text)
+    assert (
+        docker.merged(docker.merged(text, default=True), default=False)
+        == (docker.merged(text, default=False))
+        if "gpu-ci-not" not in (text or "")
+        else True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "said"),
+    [
+        ("[]", False, "is no JSON object"),
+        ('{"debug": true', False, "is no JSON"),
+        ("{} // mine", False, "is no JSON"),
+        ('{"runtimes": {"gpu-ci": {"path": "/other"}}}', False, "has a runtime gpu-ci of its own"),
+        ('{"runtimes": []}', False, "has a runtime gpu-ci of its own"),
+        ('{"default-runtime": "nvidia"}', True, "default runtime to nvidia: take that out"),
+        ('{"default-runtime": "runc"}', True, "default runtime to runc: take that out"),
+    ],
+)
+def test_what_is_there_is_never_overwritten(site, text, default, said):
+    docker.CONFIG.parent.mkdir()
+    docker.CONFIG.write_text(text)
+    with pytest.raises(EngineError, match=said):
+        docker.ensure(default=default)
+    assert docker.CONFIG.read_text() == text
+    assert not docker.remove()
+    assert docker.CONFIG.read_text() == text
+
+
+def test_docker_has_it_and_has_it_no_more(site):
+    assert docker.ensure(default=True)
+    assert json.loads(docker.CONFIG.read_text()) == {
+        "runtimes": {"gpu-ci": OURS}, "default-runtime": "gpu-ci"
+    }  # fmt: skip
+    assert site["calls"] == ["/usr/bin/dockerd --validate", "/usr/bin/docker info"]
+    assert not docker.ensure(default=True)
+    assert docker.remove()
+    assert not docker.CONFIG.parent.exists()
+    assert not docker.remove()
+
+
+def test_the_file_keeps_its_mode(site):
+    docker.CONFIG.parent.mkdir()
+    docker.CONFIG.write_text("{}")
+    docker.CONFIG.chmod(0o600)
+    assert docker.ensure(default=False)
+    assert docker.CONFIG.stat().st_mode & 0o777 == 0o600
+    docker.remove()
+    assert (docker.CONFIG.read_text(), docker.CONFIG.stat().st_mode & 0o777) == ("{}", 0o600)
+
+
+@pytest.mark.parametrize(("code", "text"), [(1, "merge: unknown keys"), (0, "{}")])
+def test_a_docker_that_refuses_has_its_file_back(site, code, text):
+    """Whether it says so before, or goes on without our runtime."""
+    docker.CONFIG.parent.mkdir()
+    docker.CONFIG.write_text('{"debug": true}')
+    site.update(code=code, text=text)
+    with pytest.raises(EngineError):
+        docker.ensure(default=False)
+    assert docker.CONFIG.read_text() == '{"debug": true}'
+    assert [path.name for path in docker.CONFIG.parent.iterdir()] == ["daemon.json"]
+
+
+def test_an_old_docker_can_not_look_before(site):
+    site.update(code=125, text='unknown flag: --validate {"gpu-ci":{}}')
+    assert docker.ensure(default=False)
+
+
+def test_without_docker_the_operator_reads_what_to_do(site, monkeypatch):
+    monkeypatch.setattr(docker, "program", lambda _name="dockerd": "")
+    with pytest.raises(EngineError, match=r"host-packages=docker\.io"):
+        docker.ensure(default=False)
+
+
+def test_podman_has_a_file_of_ours(site):
+    assert podman.ensure(default=True)
+    assert podman.DROP_IN.read_text().splitlines()[1:] == [
+        "[engine]", 'runtime = "gpu-ci"', "[engine.runtimes]",
+        'gpu-ci = ["/opt/gpu-ci/engines/gpu-ci"]',
+    ]  # fmt: skip
+    assert not podman.ensure(default=True)
+    assert podman.ensure(default=False)
+    assert "[engine]\n" not in podman.DROP_IN.read_text()
+    assert podman.remove()
+    assert not podman.DROP_IN.parent.parent.exists()
+    assert not podman.remove()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[engine]\nruntime = "kata"\n', "default runtime to kata"),
+        ('[engine.runtimes]\ngpu-ci = ["/other"]\n', "a runtime gpu-ci of its own"),
+        ("[engine", "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("name", ["containers.conf", "containers.conf.d/90-mine.conf"])
+def test_podmans_operator_comes_first(site, text, said, name):
+    path = podman._MAIN.parent / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(EngineError, match=said):
+        podman.ensure(default=True)
+    assert path.read_text() == text
+    assert not podman.DROP_IN.exists()
+
+
+def unit_as(monkeypatch, tmp_path, command, active="active"):
+    calls = []
+    monkeypatch.setattr(docker_unit, "_RECORD", tmp_path / "engines.json")
+    monkeypatch.setattr(docker_unit, "_RUNNING", tmp_path / "running")
+    said = {
+        "LoadState": "loaded", "ActiveState": active,
+        "ExecStart": f"{{ path=/usr/sbin/dockerd ; argv[]={command} ; ignore_errors=no }}",
+    }  # fmt: skip
+    monkeypatch.setattr(
+        docker_unit.services, "show", lambda _, *names: {n: said[n] for n in names}
+    )
+    for name in ("ensure_drop_in", "ensure_masked", "ensure_running", "remove_drop_in", "unmask"):
+        monkeypatch.setattr(
+            docker_unit.services,
+            name,
+            lambda *words, _name=name, **_: calls.append((_name, *words)),
+        )
+    return calls
+
+
+PACKAGED = "/usr/sbin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock $DOCKER_OPTS"
+
+
+def test_docker_gets_a_containerd_of_its_own(monkeypatch, tmp_path):
+    calls = unit_as(monkeypatch, tmp_path, PACKAGED)
+    assert docker_unit.ensure()
+    line = "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n"
+    assert calls == [
+        ("ensure_drop_in", "docker.service", "gpu-ci.conf", line),
+        ("ensure_masked", "containerd.service"),
+        ("ensure_running", "docker.service"),
+    ]
+    calls.clear()
+    assert docker_unit.remove()
+    assert calls == [
+        ("remove_drop_in", "docker.service", "gpu-ci.conf"), ("unmask", "containerd.service")
+    ]  # fmt: skip
+    assert not docker_unit.remove()
+
+
+def test_a_docker_that_has_its_own_is_left_alone(monkeypatch, tmp_path):
+    calls = unit_as(monkeypatch, tmp_path, "/usr/bin/dockerd -H fd://")
+    assert not docker_unit.ensure()
+    assert not docker_unit.remove()
+    assert calls == []
+
+
+def test_no_container_is_lost_by_that(monkeypatch, tmp_path):
+    calls = unit_as(monkeypatch, tmp_path, PACKAGED)
+    for name in ("concourse", "moby", "k8s.io"):
+        (tmp_path / "running" / name / "4f0c").mkdir(parents=True)
+    with pytest.raises(EngineError, match="containers of Kubernetes and Docker run"):
+        docker_unit.ensure()
+    assert calls == []
+
+
+@pytest.fixture
+def rooms_of_engines(monkeypatch):
+    calls = []
+
+    def note(name):
+        return lambda **words: bool(calls.append((name, *words.values())))
+
+    monkeypatch.setattr(front, "apply", note("front.apply"))
+    monkeypatch.setattr(front, "remove", note("front.remove"))
+    monkeypatch.setattr(front, "FRONT", pathlib.Path("/nowhere"))
+    for room in (podman, docker):
+        name = room.__name__.rpartition(".")[2]
+        monkeypatch.setattr(room, "ensure", note(f"{name}.ensure"))
+        monkeypatch.setattr(room, "remove", note(f"{name}.remove"))
+    monkeypatch.setattr(docker_unit, "ensure", note("unit.ensure"))
+    monkeypatch.setattr(docker_unit, "remove", note("unit.remove"))
+    return calls
+
+
+def test_only_named_engines_know_it(rooms_of_engines):
+    registration.ensure(EnginesPlan(("podman",), default=True))
+    registration.ensure(EnginesPlan(("docker",), nvidia=False))
+    assert rooms_of_engines == [
+        ("front.apply", True), ("podman.ensure", True), ("docker.remove",), ("unit.remove",),
+        ("front.apply", False), ("podman.remove",), ("unit.ensure",), ("docker.ensure", False),
+    ]  # fmt: skip
+    rooms_of_engines.clear()
+    registration.ensure(Keep.AS_IS)
+    assert rooms_of_engines == []
+    registration.ensure(None)
+    # The runtime goes when nobody knows it any more.
+    assert rooms_of_engines == [
+        ("docker.remove",), ("unit.remove",), ("podman.remove",), ("front.remove",)
+    ]  # fmt: skip
+
+
+def test_what_is_planned():
+    def planned(**options):
+        return plan.make(gpu_unit(options)).engines
+
+    assert planned() is None
+    assert planned(**{"container-engines": "docker, podman"}) == EnginesPlan(("docker", "podman"))
+    on = {"container-engines": "podman", "engine-default-runtime": True}
+    assert planned(**on) == EnginesPlan(("podman",), default=True)
+    assert planned(**on, **{"enable-gpu": False}) is None
+    assert planned(**{"container-engines": "lxd"}) is Keep.AS_IS
+    said = "container-engines 'lxd' is unknown: use podman or docker"
+    assert refused(container_engines="podman,lxd").startswith(said)
+
+
+def test_members_are_told_as_json_tells_them():
+    text = '{"a": {"b": "}"}, "c" : [1, "{"] }'
+    assert [one.name for one in json_text.members(text)] == ["a", "c"]
+    assert json_text.without_member(text, 0, "a") == '{"c" : [1, "{"] }'
+    assert json_text.without_member(text, 0, "c") == '{"a": {"b": "}"} }'
