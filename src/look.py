@@ -156,6 +156,7 @@ def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
         database_related=offer.related,
         database=offer.database,
         database_withheld=offer.withheld,
+        database_refused=offer.refused,
         secrets=shared,
         secrets_lost=lost,
         tsa_public_key=web.public_key(shared) if shared else "",

@@ -154,6 +154,8 @@ def may_use_local(web: WebPlan | Keep | None) -> bool:
 def _against_web(state: UnitState) -> Problem | None:
     web = state.web
     if web.database_related and web.database is None:
+        if web.database_refused:
+            return problem(Reason.NO_USABLE_DATABASE_DATA, refused=web.database_refused)
         withheld = web.database_withheld
         return Problem(Reason.SECRET_NOT_GRANTED if withheld else Reason.NO_DATABASE_DATA)
     if web.secrets_lost:

@@ -99,6 +99,7 @@ WAITING: typing.Final = {
         "Waiting for a database: juju integrate {application}:postgresql postgresql:database"
     ),
     Reason.NO_DATABASE_DATA: "Waiting for the database's address and credentials",
+    Reason.NO_USABLE_DATABASE_DATA: "Waiting for usable data from the database: {refused}",
     Reason.SECRET_NOT_GRANTED: "Waiting for the database to grant its secret",
     Reason.NO_CERTIFICATE: "Waiting for web's certificate from the application that is related",
     Reason.NO_WEB_KEYS: "Waiting for the leader to make the web's keys",

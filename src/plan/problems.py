@@ -33,6 +33,7 @@ class Reason(enum.Enum):
     SEVERAL_WITHOUT_DATABASE = enum.auto()
     NO_DATABASE = enum.auto()
     NO_DATABASE_DATA = enum.auto()
+    NO_USABLE_DATABASE_DATA = enum.auto()
     SECRET_NOT_GRANTED = enum.auto()
     WEB_KEYS_LOST = enum.auto()
     NO_WEB_KEYS = enum.auto()

@@ -229,6 +229,7 @@ class Web:
         database_related: whether the postgresql endpoint is in use.
         database: None until the database's data is complete.
         database_withheld: that data is in a secret which is not granted to this unit yet.
+        database_refused: what of that data can't be used, and why; or empty.
         secrets: None until the leader has made them.
         secrets_lost: they were made, but Juju doesn't give them.
         tsa_public_key: the public half of their TSA host key, one line; empty without secrets.
@@ -244,6 +245,7 @@ class Web:
     database_related: bool = False
     database: Database | None = None
     database_withheld: bool = False
+    database_refused: str = ""
     secrets: WebSecrets | None = None
     secrets_lost: bool = False
     tsa_public_key: str = ""

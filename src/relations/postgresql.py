@@ -39,11 +39,13 @@ class Offer:
         related: whether the endpoint is in use.
         database: once its data is complete and sound.
         withheld: a secret with a part of that data is named, but not granted yet.
+        refused: what of that data can't be used, and why; or empty.
     """
 
     related: bool = False
     database: Database | None = None
     withheld: bool = False
+    refused: str = ""
 
 
 def read(model: ops.Model) -> Offer:
@@ -53,18 +55,24 @@ def read(model: ops.Model) -> Offer:
         return Offer()
     data = dict(relation.data[relation.app]) if relation.app else {}
     try:
-        for uri in filter(None, (data.get("secret-user"), data.get("secret-tls"))):
-            if not _SECRET.fullmatch(uri):
-                return Offer(related=True)
-            data.update(secrets.content(model, uri, refresh=True))
+        for key in filter(data.get, ("secret-user", "secret-tls")):
+            if not _SECRET.fullmatch(data[key]):
+                return Offer(related=True, refused=f"{key} names no secret")
+            data.update(secrets.content(model, data[key], refresh=True))
     except secrets.WithheldError:
         return Offer(related=True, withheld=True)
     hosts, port = _hosts(data.get("endpoints", ""))
     user, password = data.get("username", ""), data.get("password", "")
     name, ca = data.get("database") or DATABASE, data.get("tls-ca", "")
-    sound = f"{name}{user}{password}".isprintable() and (not ca or certificates.is_sound(ca))
-    if not hosts or not user or not password or not sound:
+    if not data.get("endpoints") or not user or not password:
         return Offer(related=True)
+    refused = "" if hosts else "endpoints is no list of ADDRESS:PORT"
+    if not f"{name}{user}{password}".isprintable():
+        refused = "database, username or password is no line of text"
+    if ca and not certificates.is_sound(ca):
+        refused = "tls-ca is no certificate in PEM"
+    if refused:
+        return Offer(related=True, refused=refused)
     database = Database(
         host=hosts[0],
         others=hosts[1:],

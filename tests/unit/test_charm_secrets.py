@@ -81,7 +81,9 @@ def test_what_names_no_secret_is_never_asked_for(context, rooms, juju, key, name
     data = {"endpoints": "10.0.0.9:5432", "username": "u", "password": "p", key: name}
     relation = database(**data)
     after = context.run(context.on.relation_changed(relation), state("web", [relation]))
-    assert after.unit_status.message == "Waiting for the database's address and credentials"
+    assert after.unit_status.message == (
+        f"Waiting for usable data from the database: {key} names no secret"
+    )
     assert rooms.web is None
 
 

@@ -32,6 +32,7 @@ OF_DATABASE = (
     "version", "uris",
 )  # fmt: skip
 CREDENTIALS = ("username", "password", "database")
+OF_SIGNER = ("certificates", "request_errors")
 LINES = ("x\nCONCOURSE_TAG=x", "\x1b[31m", "\x00", "secret:x")
 # An operator reads it in one line of juju status.
 LONGEST = 400
@@ -124,7 +125,7 @@ def test_who_signs_certificates_and_is_hostile_is_waited_for(context, rooms):
     relation = testing.Relation("certificates", remote_app_name="tls")
     before = state("web", [database(), relation])
     for _, word in WORDS:
-        changed = dataclasses.replace(relation, remote_app_data={"certificates": word})
+        changed = dataclasses.replace(relation, remote_app_data=dict.fromkeys(OF_SIGNER, word))
         after = told(context, before, changed)
         assert after.unit_status.message.startswith("Waiting for web's certificate")
         assert rooms.web is None

@@ -43,7 +43,6 @@ def test_each_host_of_a_cluster_is_used(context, rooms, endpoints, host, others)
 @pytest.mark.parametrize(
     "data",
     [
-        {"endpoints": ""},
         {"endpoints": "10.0.0.9:5432,"},
         {"endpoints": "10.0.0.9:5432,10.0.0.8"},
         {"endpoints": "10.0.0.9:5432,a b:5432"},
@@ -57,6 +56,15 @@ def test_each_host_of_a_cluster_is_used(context, rooms, endpoints, host, others)
 )
 def test_what_can_not_be_used_is_waited_for(context, rooms, data):
     told, status = read(context, rooms, **data)
+    assert told is None
+    why = "tls-ca is no certificate in PEM" if "tls" in data else "endpoints is no list of "
+    assert status.name == "waiting"
+    assert status.message.startswith(f"Waiting for usable data from the database: {why}")
+
+
+@pytest.mark.parametrize("key", ["endpoints", "username", "password"])
+def test_what_is_not_there_yet_is_waited_for(context, rooms, key):
+    told, status = read(context, rooms, **{key: ""})
     assert told is None
     assert status == testing.WaitingStatus("Waiting for the database's address and credentials")
 
