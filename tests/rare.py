@@ -18,6 +18,12 @@ RARE = (
         for name in ("a_charm_lives", "every_command", "wrong_use_of_a_lab")
     ),
     "tests/lab/test_vendors.py",
+    # functional/test_gpu_run.py, unit/test_gpu_run.py.
+    "tests/functional/test_gpu_run_doors.py",
+    *(
+        f"tests/functional/test_gpu_run.py::test_{name}"
+        for name in ("who_ends", "what_cannot", "which")
+    ),
     # The stand-ins; so do all tests of a lab.
     "tests/functional/test_concourse_standin.py",
     "tests/functional/test_fakes_machine.py",

@@ -19,7 +19,7 @@ from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.line import Place
 from gpuci.line import gpus as counted
-from gpuci.policy import Device, Policy
+from gpuci.policy import Policy
 from gpuci.refuse import Refused, duration, fault
 from gpuci.store import Store
 from gpuci.usage import Host
@@ -28,6 +28,10 @@ from oci import leases, wrapper
 
 # How many of one user may wait at once: systemd takes so many connections, and no more.
 _MOST_WAITS: typing.Final = 8
+_OPEN: typing.Final = (
+    "this machine keeps no device from a command, as in a container: leave all but those alone "
+    "that CUDA_VISIBLE_DEVICES names"
+)
 _EXPIRED: typing.Final = "this job waited "  # as gpuci.line begins it
 
 
@@ -164,9 +168,12 @@ class Run:
 
     def _enter(self, granted: Grant, decision: Decision) -> dict[str, object]:
         """Put the caller where it has these GPUs; where that fails, give them back."""
-        devices = [one for one in next(self._policies()).devices if one.id in granted.ids]
         entered = False
         try:
+            allowed = next(self._policies()).devices
+            devices = [one for one in allowed if one.id in granted.ids]
+            if len(devices) < len(granted.ids):
+                raise Refused("the GPUs of this worker have changed just now: run it again")
             confined = room.enter(self._unit, self._caller, devices, self._who)
             entered = True
         finally:
@@ -177,7 +184,9 @@ class Run:
             if not entered:
                 broker.give_back(self._store, self._host, self._unit)
         decision.reason = "" if confined else "not confined"
-        return _granted(self._unit, granted, devices, decision, confined=confined)
+        seconds = decision.waited_ms / 1000
+        told = _granted(granted, seconds if self._said else 0, confined=confined)
+        return told | {"unit": self._unit, "confined": confined, "waited_seconds": seconds}
 
 
 def _prefix(caller: Caller) -> str:
@@ -193,30 +202,22 @@ def _named(allowed: Policy, name: str) -> str:
     raise Refused(f"there is no GPU {name!r} for gpu-run here; there is {there}")
 
 
-def _granted(
-    unit: str, granted: Grant, devices: list[Device], decision: Decision, *, confined: bool
-) -> dict[str, object]:
-    ids = ",".join(granted.ids)
-    environment = {**granted.environment, "CUDA_VISIBLE_DEVICES": ids}
-    text = (
-        ""
-        if confined
-        else (
-            "this machine keeps no device from a command, as in a container: others than "
-            f"{ids} must be left alone"
-        )
-    )
-    if decision.waited_ms >= 1000:
-        has = ", ".join(f"GPU {device.index}" for device in devices)
-        text = f"has {has} after {duration(decision.waited_ms / 1000)}" + (
-            f"; {text}" if text else ""
-        )
-    gpus = json.loads(granted.environment["GPU_CI_DEVICES"])
-    seconds = decision.waited_ms / 1000
-    return {
-        "event": "granted", "text": text, "environment": environment, "gpus": gpus,
-        "unit": unit, "confined": confined, "waited_seconds": seconds,
-    }  # fmt: skip
+def _granted(granted: Grant, waited: float, *, confined: bool) -> dict[str, object]:
+    """What the command is told of its GPUs.
+
+    Args:
+        granted: what it got.
+        waited: for how long it was told to wait, in seconds; 0: it was not.
+        confined: whether the others are kept from it.
+    """
+    environment, gpus = granted.environment, json.loads(granted.environment["GPU_CI_DEVICES"])
+    # The others' words for GPUs have no such variable that is to be relied on.
+    if environment["NVIDIA_VISIBLE_DEVICES"] != "void":
+        environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(granted.ids)}
+    has = ", ".join(f"GPU {one['index']}" for one in gpus)
+    words = [f"has {has} after {duration(waited)}"] if waited else []
+    text = "; ".join(words if confined else [*words, _OPEN])
+    return {"event": "granted", "text": text, "environment": environment, "gpus": gpus}
 
 
 def _listing() -> dict[str, object]:

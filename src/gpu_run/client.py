@@ -84,7 +84,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _count(text: str) -> int | str:
-    if text != "all" and not (text.isdecimal() and text.isascii() and 0 < int(text) <= 128):
+    short = text.isascii() and text.isdecimal() and len(text) < 4
+    if text != "all" and not (short and 0 < int(text) <= 128):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs: use 1 to 128, or all")
     return text if text == "all" else int(text)
 

@@ -39,6 +39,7 @@ MOST_OPEN = {
     "concourse-worker-watch.service": 1.7,
     "gpu-ci-devices.service": 5.6,
     "gpu-ci-health.service": 4.0,
+    "gpu-ci-run@.service": 3.6,
     "gpu-ci-selftest.service": 9.0,
     "gpu-ci-wake.service": 5.0,
     "concourse-worker.service": 9.6,
