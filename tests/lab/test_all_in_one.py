@@ -7,9 +7,11 @@ import pathlib
 import time
 
 from tests.lab import concourse, walk
+from tests.lab.builds import Build
 from tests.lab.juju.addresses import network_info
 from tests.lab.juju.agent import Agent
 from tests.lab.site import BRIDGE, OPENS, PROBE
+from tests.lab.standing import TASK, longest_pause
 
 
 def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
@@ -37,6 +39,7 @@ def test_one_machine_is_enough_and_is_left_clean(site, monkeypatch):
         assert f"nvidia0 {OPENS}" in done.stdout
         the_task_has_its_receipt(site)
         the_bridge_of_the_first_task_moves_nothing(site, began)
+        web_and_worker_restart_and_a_build_loses_nothing(site)
     finally:
         site.fly = concourse.Fly(site.lab)
         site.fly.login()
@@ -74,6 +77,21 @@ def the_task_has_its_receipt(site):
     report = json.loads(json.loads(row["results"])["json"])
     assert [(row["name"], row["leases"]) for row in report["rows"]] == [("main", 1)]
     assert not any("names" in note for note in report["notes"])
+
+
+def web_and_worker_restart_and_a_build_loses_nothing(site):
+    build = Build(site.fly, *site.fly.task(["sh", "-c", TASK], ["gpu"], {"GPU_COUNT": "1"}))
+    build.line("from ")
+    pids = "systemctl show -P MainPID concourse-web concourse-worker"
+    before = {*site.sh(pids, "solo/0").split()}
+    site.configure("solo", external_url="http://ci.example.com", tag="rack-9")
+    assert before.isdisjoint(site.sh(pids, "solo/0").split())
+    # Its own fly may have lost its web.
+    done = site.fly.run("watch", "-b", build.number)
+    assert done.returncode == 0, done.stdout
+    assert 1.0 < longest_pause(done.stdout) < 40, "each of the two for 19 s at most"
+    build.wait()
+    site.configure("solo", reset=("external-url", "tag"))
 
 
 def the_bridge_of_the_first_task_moves_nothing(site, began):

@@ -7,7 +7,7 @@ import pytest
 from tests import certificates
 from tests.lab import concourse
 from tests.lab.juju import agent
-from tests.lab.site import READY
+from tests.lab.site import AWAY, READY
 
 PROXIES = {"HTTP": "http://10.9.8.7:3128", "HTTPS": "http://10.9.8.7:3129", "NO": "10.77.0.0/24"}
 LIMITS = {"cpu": 512, "memory": 256 << 20}
@@ -208,3 +208,24 @@ def test_a_job_that_has_an_output_in_the_place_of_one_is_refused(folders):
     done = folders.fly.run("execute", "-c", str(folders.fly.config_file(config)), "--tag=gpu")
     assert done.returncode
     assert "this task has files at /srv/datasets/set" in done.stdout
+
+
+@pytest.mark.skipif(not concourse.is_real(), reason="the stand-in has one team")
+def test_what_is_one_teams_is_on_its_own_worker(folders):
+    """As docs/how-to/share-caches.md says: the worker takes that team's steps alone."""
+    fly = folders.fly
+    set_team = ("set-team", "-n", "team-a", "--local-user=admin", "--non-interactive")
+    assert fly.run(*set_team).returncode == 0
+    run = {"path": "cat", "args": ["/srv/datasets/set/answer"]}
+    config = {"platform": "linux", **fly.root, "params": {"GPU_COUNT": "0"}, "run": run}
+    task = ("execute", "-c", str(fly.config_file(config)), "--tag=gpu")
+    folders.configure(team="team-a")
+    try:
+        folders.tags()
+        given, refused = fly.run(*task, "--team=team-a"), fly.run(*task)
+    finally:
+        folders.configure(reset=("team",))
+        folders.tags()
+    assert "42" in said_by(given), given.stdout
+    assert refused.returncode
+    assert AWAY in refused.stdout, refused.stdout
