@@ -2,15 +2,18 @@
 # See LICENSE file for licensing details.
 """A worker that has lost GPUs says so to Concourse before the self-test, which takes its time.
 
-What is left was tested together with what is gone, and no task may come here for that.
+What is left was tested together with what is gone, and no task may come here for that. What came
+is tested first; until then status alone tells of it.
 """
 
 import collections.abc
 
 import drain
 from ci.concourse import worker
+from plan import gpus
 from plan.parts import Plan, WorkerPlan
 from plan.state import UnitState
+from plan.tags import NO_GPU_USABLE
 
 
 def ensure(
@@ -18,10 +21,16 @@ def ensure(
 ) -> None:
     """Have the worker offer what is left, where GPUs that tasks were given are gone.
 
+    Status says at once which came and went.
+
     Raises:
         machine.process.CommandError: if systemd can't start it.
     """
+    said = gpus.change(state, wanted.choice)
+    if said:
+        progress(said)
     left = {gpu.uuid for gpu in wanted.choice.gpus}
-    fewer = bool(left) and left < {*state.handed_out}
-    if fewer and isinstance(wanted.worker, WorkerPlan) and not drain.keeps_down():
-        worker.apply(wanted.worker, progress)
+    fewer = bool(left) and left < {*state.handed_out} and not drain.keeps_down()
+    # Where all were gone, what is here now has come.
+    if fewer and isinstance(wanted.worker, WorkerPlan) and not worker.has_tag(NO_GPU_USABLE):
+        worker.apply(wanted.worker, lambda line: progress(f"{said}; {line}"))

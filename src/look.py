@@ -76,7 +76,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         handed_out=wrapper.handed_out() if asked else (),
         quarantined=quarantined,
         verdict=verdict,
-        tarball=juju.resource(model, juju.TARBALL),
+        tarball=juju.resource(model, juju.TARBALL, release.is_from),
         wheels=juju.resource(model, juju.WHEELS) if asked else "",
         installed=current.version if (current := release.installed()) else "",
         tsa=tsa.read_webs(model),

@@ -106,6 +106,18 @@ def pool(state: UnitState, choice: Choice) -> Choice:
     )
 
 
+def change(state: UnitState, choice: Choice) -> str:
+    """Which GPUs came and went since tasks were last told, for an operator; empty: none did.
+
+    It is for while the rest is tested: where none is left, status has the reason at once.
+    """
+    here = {gpu.uuid for gpu in choice.gpus}
+    given = {*state.handed_out}
+    said = [(len(here - given), "new"), (len(given - here), "gone")]
+    words = [f"{count} GPU{'s' * (count > 1)} {what}" for count, what in said if count]
+    return ", ".join(words) if here and given else ""
+
+
 def are_all_quarantined(state: UnitState, choice: Choice) -> bool:
     """Whether there are allowed GPUs, and each is in quarantine."""
     return bool(choice.gpus) and not pool(state, choice).gpus

@@ -2,6 +2,9 @@
 # See LICENSE file for licensing details.
 """What Juju itself tells this unit: options with their secrets, resources, addresses."""
 
+import collections.abc
+import os
+import pathlib
 import re
 import typing
 
@@ -75,12 +78,29 @@ def _private_key(model: ops.Model, uri: str) -> str:
     return content[_KEY_FIELD]
 
 
-def resource(model: ops.Model, name: str) -> str | None:
+def resource(
+    model: ops.Model,
+    name: str,
+    is_taken: collections.abc.Callable[[pathlib.Path], bool] = lambda _: False,
+) -> str | None:
     """Path of a file given as a charm resource; empty if none, or an empty one, was attached.
+
+    Args:
+        model: this unit's.
+        name: of the resource.
+        is_taken: whether the charm has made use of this file as it is. Juju reads a file from end
+            to end each time that it is asked for it, a release for seconds; but of another one it
+            tells by an upgrade-charm, so that at an update-status, and a wake, nobody has to ask.
 
     Returns:
         None where Juju does not tell, as while its controller can't be reached.
     """
+    if os.environ.get("JUJU_DISPATCH_PATH") == "hooks/update-status":
+        folder = pathlib.Path(os.environ.get("JUJU_CHARM_DIR", ".")).resolve().parent / "resources"
+        # Juju 4 has it in that folder itself, 3 in one of the resource's.
+        for path in (*folder.glob(f"{name}.*"), *folder.glob(f"{name}/{name}.*")):
+            if is_taken(path):
+                return str(path)
     try:
         path = model.resources.fetch(name)
     except ops.ModelError as error:

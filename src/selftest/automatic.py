@@ -10,6 +10,7 @@ import typing
 from gpu.inventory import Inventory
 from host import gpu_reset
 from oci import quarantine, retests, wrapper
+from plan import gpus
 from plan.parts import GpuPlan, Plan
 from plan.state import UnitState, Verdict
 from selftest import asked, last_pass, results, service, settings, trial
@@ -48,12 +49,12 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     if inventory is None or state.leaving:
         remove()
         return state
+    progress = _after(gpus.change(state, wanted.choice), progress)
     subject = _subject(state, wanted, inventory)
     service.install(on_start=on_start)
     devices.install(state.unit, state.nodes)
     once.install(state.unit)
     unknown, tried = "", bool(state.packaged.previous)
-    # By a test that ended after its hook, too, or that the operator has run.
     state, subject = _tried(state, wanted, inventory, subject, progress)
     due = _due(subject, repaired=state.repaired)
     if (on_start or tried) and isinstance(wanted.gpu, GpuPlan) and due:
@@ -66,14 +67,22 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
         asked.ensure(progress)
     if not unknown and (ended := service.broken_off()):
         unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
-    said = Verdict("incomplete", failure=unknown) if unknown else verdict()
-    return dataclasses.replace(state, quarantined=quarantine.read(), verdict=said)
+    found = Verdict("incomplete", failure=unknown) if unknown else verdict()
+    return dataclasses.replace(state, quarantined=quarantine.read(), verdict=found)
+
+
+def _after(said: str, progress: Progress) -> Progress:
+    """The same, told after what is said already."""
+    return (lambda line: progress(f"{said}; {line}")) if said else progress
 
 
 def _tried(
     state: UnitState, wanted: Plan, inventory: Inventory, subject: str, progress: Progress
 ) -> tuple[UnitState, str]:
-    """End a toolkit's trial if there is a verdict; what is here then, and is to be proven."""
+    """End a toolkit's trial if there is a verdict; what is here then, and is to be proven.
+
+    By a test that ended after its hook, too, or that the operator has run.
+    """
     after = trial.end(state, wanted, subject, progress)
     if after is state:
         return state, subject

@@ -83,7 +83,9 @@ def headline(report: Report) -> str:
     """The verdict: `passed: quick and isolation, 2 GPUs, 31 checks (2 skipped), 7.4 s`."""
     made = [level.value for level in Level if report.level.includes(level)]
     levels = " and ".join(part for part in (", ".join(made[:-1]), made[-1]) if part)
-    tested = {report.gpu or result.gpu for result in report.results if result.gpu}
+    # Of one that was taken away the inventory alone says something.
+    about = [result for result in report.results if result.gpu and result.check != "inventory"]
+    tested = {report.gpu or result.gpu for result in about}
     count = len(tested)
     checks = _counted(len(report.results), "check")
     amounts = [

@@ -20,6 +20,7 @@ def hook(context, rooms, monkeypatch):
         monkeypatch.setattr(look.wrapper, "handed_out", lambda: handed_out)
         rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
         rooms.calls.clear()
+        context.unit_status_history.clear()
         before = dataclasses.replace(state(enable_gpu=True), relations=[tsa()])
         context.run(context.on.update_status(), before)
         done = [call.partition(" ")[0] for call in rooms.calls]
@@ -33,9 +34,28 @@ def test_a_gpu_that_is_gone_is_offered_no_longer_while_the_rest_is_tested(hook, 
     assert "gpu-count=1" in rooms.worker.tags
 
 
+def test_status_says_at_once_which_went_and_which_are_new(hook, context):
+    for handed_out, gpus, said in (
+        (BOTH, GPUS[:1], "1 GPU gone"),
+        (BOTH[:1], GPUS, "1 GPU new"),
+        (("GPU-another", "GPU-third", BOTH[0]), GPUS, "1 GPU new, 2 GPUs gone"),
+    ):
+        hook(handed_out, *gpus)
+        assert said in [status.message for status in context.unit_status_history]
+    for handed_out, gpus in ((BOTH, GPUS), (BOTH, ()), ((), GPUS)):
+        hook(handed_out, *gpus)
+        said = [status.message for status in context.unit_status_history]
+        assert not any("gone" in text or "new" in text for text in said), said
+
+
 def test_one_that_came_is_tested_before_it_is_offered(hook):
     for handed_out in ((), BOTH[:1], BOTH, ("GPU-another", BOTH[0])):
         assert hook(handed_out, *GPUS) == ["automatic.ensure", "worker.apply"]
+
+
+def test_where_all_were_gone_what_is_here_has_come_and_is_tested_first(hook, monkeypatch):
+    monkeypatch.setattr("ci.concourse.worker.has_tag", lambda tag: tag == "gpu-unusable")
+    assert hook(BOTH, GPUS[0]) == ["automatic.ensure", "worker.apply"]
 
 
 def test_a_paused_worker_stays_down(hook, monkeypatch):

@@ -65,7 +65,7 @@ def test_table_has_verdict_first_then_checks_then_what_to_do_about_each():
     assert (
         report.table(SICK, GPUS)
         == """\
-failed: quick and isolation, 5 GPUs, 21 checks (2 failed, 1 warned, 1 could not run, 4 skipped),
+failed: quick and isolation, 4 GPUs, 21 checks (2 failed, 1 warned, 1 could not run, 4 skipped),
   7.4 s
 
 check        GPU           outcome  measured  threshold

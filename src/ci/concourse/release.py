@@ -137,6 +137,15 @@ def ensure(
     return wanted
 
 
+def is_from(tarball: pathlib.Path) -> bool:
+    """Whether a release is here that was unpacked from this file as it is."""
+    try:
+        found = tarball.stat()
+    except FileNotFoundError:
+        return False
+    return _find([found.st_size, found.st_mtime_ns], "") is not None
+
+
 def is_proven(path: pathlib.Path) -> bool:
     """Whether web and worker have answered on a release."""
     return (path / _PROVEN).exists()

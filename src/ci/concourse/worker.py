@@ -107,6 +107,12 @@ def name() -> str:
     return service.setting(_ENVIRONMENT, "CONCOURSE_NAME") or ""
 
 
+def has_tag(tag: str) -> bool:
+    """Whether the worker that was set up here tells web this tag, which systemd takes as it is."""
+    started = services.show(SERVICE, "ExecStart").get("ExecStart", "")
+    return f"--tag={tag}" in started.split()
+
+
 def volume_driver(root: pathlib.Path = pathlib.Path("/")) -> str:
     """How the worker that was set up here keeps its volumes; empty if none was.
 
