@@ -3,7 +3,7 @@
 """Docker's daemon.json with our runtime in it; whatever else is there stays letter by letter.
 
 Docker takes both keys over on SIGHUP, under running containers (20.10 to 29, daemon/reload.go), so
-it is never restarted for them.
+it is never restarted for them; see `_switch` for keys that go.
 """
 
 import json
@@ -20,6 +20,9 @@ CONFIG: Final = Path("/etc/docker/daemon.json")
 UNIT: Final = "docker.service"
 _NAME: Final = "gpu-ci"
 _RUNTIMES, _DEFAULT = "runtimes", "default-runtime"
+_ITS_OWN: Final = "runc"  # what Docker calls its own default runtime
+# The file that is to be in that place, while another one is for a moment.
+_PARTING: Final = Path("/var/lib/gpu-ci/daemon.json")
 # What is left of a file that was made for us.
 _MADE: Final = "{\n}\n"
 _TIMEOUT: Final = 30.0  # seconds, for an answer of dockerd
@@ -41,32 +44,29 @@ def ensure(*, default: bool) -> bool:
             "Docker is not on this machine, which container-engines names: set "
             "host-packages=docker.io, install Docker's own, or take docker out of it"
         )
+    _end_parting()
     former = files.read_text(CONFIG)
     wanted = merged(former, default=default)
     if wanted == former:
         return False
     _validate(wanted)
-    _put(wanted)
-    try:
-        _take_over(known=True)
-    except EngineError:
-        _put(former)
-        _take_over(known=False)
-        raise
+    if not _switch(wanted):
+        _switch(former)
+        raise EngineError(f"Docker does not take over {CONFIG}: journalctl -u docker")
     return True
 
 
 def remove() -> bool:
     """Take our runtime out of Docker; True if it was there."""
+    ended = _end_parting()
     former = files.read_text(CONFIG)
     try:
         wanted = former and without(former)
     except EngineError:
-        return False  # no Docker starts by such a file, so nobody has us by it
+        return ended  # no Docker starts by such a file, so nobody has us by it
     if not former or wanted == former:
-        return False
-    _put(None if wanted == _MADE else wanted)
-    _take_over(known=False)
+        return ended
+    _switch(None if wanted == _MADE else wanted)
     return True
 
 
@@ -157,6 +157,34 @@ def _validate(text: str) -> None:
         raise EngineError(f"dockerd --validate refuses {CONFIG} with our runtime: {said[-300:]}")
 
 
+def _switch(wanted: str | None) -> bool:
+    """Put daemon.json in its place and have a Docker that runs go by it; whether that does.
+
+    A key that is gone says nothing to it on SIGHUP: it would go on with our runtime, as its
+    default too, when that is no more. So both keys are said outright for that moment.
+    """
+    final = _parsed(wanted) if wanted else {}
+    said: dict[str, Any] = {_RUNTIMES: {}, _DEFAULT: _ITS_OWN, **final}
+    if said == final:
+        _put(wanted)
+        return _takes_over(said)
+    files.ensure_directory(_PARTING.parent)
+    files.ensure_file(_PARTING, json.dumps({"text": wanted}) + "\n", mode=0o600)
+    _put(json.dumps(said))
+    done = _takes_over(said)
+    _end_parting()
+    return done
+
+
+def _end_parting() -> bool:
+    """Put the file in its place that a moment of `_switch` was for; whether there was one."""
+    noted = files.read_text(_PARTING)
+    if noted is None:
+        return False
+    _put(json.loads(noted)["text"])
+    return files.ensure_absent(_PARTING)
+
+
 def _put(text: str | None) -> None:
     if text is None:
         files.ensure_absent(CONFIG)
@@ -167,22 +195,15 @@ def _put(text: str | None) -> None:
     files.ensure_file(CONFIG, text, mode=mode)
 
 
-def _take_over(*, known: bool) -> None:
-    """Have a Docker that runs go by its file now.
+def _takes_over(said: dict[str, Any]) -> bool:
+    """Have a Docker that runs read its file; whether it goes by these keys then."""
+    if not services.reload(UNIT):
+        return True
+    argv = [program("docker"), "info", "--format", "{{json .Runtimes}} {{.DefaultRuntime}}"]
 
-    Args:
-        known: whether it is to know our runtime by then.
+    def follows() -> bool:
+        told = process.run(argv, timeout=_TIMEOUT, check=False).stdout
+        knows = f'"{_NAME}"' in told.rpartition(" ")[0]
+        return knows == (_NAME in said[_RUNTIMES]) and told.split()[-1:] == [said[_DEFAULT]]
 
-    Raises:
-        EngineError: it does not.
-    """
-    if not services.reload(UNIT) or not known:
-        return
-    if not waiting.until(_knows, _PATIENCE):
-        raise EngineError(f"Docker does not take over {CONFIG}: journalctl -u docker")
-
-
-def _knows() -> bool:
-    argv = [program("docker"), "info", "--format", "{{json .Runtimes}}"]
-    done = process.run(argv, timeout=_TIMEOUT, check=False)
-    return f'"{_NAME}"' in done.stdout
+    return waiting.until(follows, _PATIENCE)

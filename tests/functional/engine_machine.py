@@ -82,6 +82,20 @@ wrapper.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime", **json.loads(op
 front.apply(nvidia_runtime=True)
 """
 
+# The charm's own registration; where no systemd is, Docker gets the signal that it would send.
+REGISTER = """
+import os, signal, sys
+from engines import docker, docker_unit, registration
+from plan.parts import EnginesPlan
+docker_unit.ensure = docker_unit.remove = lambda: False
+def reload(_):
+    os.kill(int(sys.argv[1]), signal.SIGHUP)
+    return True
+docker.services.reload = reload
+names = tuple(sys.argv[3:])
+print(registration.ensure(EnginesPlan(names, default=sys.argv[2] == "default") if names else None))
+"""
+
 APPLETS = ("sh", "cat", "sleep", "env", "ls", "mknod", "setsid", "true")
 
 
@@ -118,6 +132,16 @@ class Machine(Worker):
         env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
         done = self.inside(sys.executable, "-c", CHARM, json.dumps(options), *gpus, env=env)
         assert done.returncode == 0, done.stderr
+
+    def register(self, *names: str, default: bool = False) -> str:
+        """Have these engines know our runtime, as the charm does; none: none of them."""
+        assert self.daemon
+        env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+        mode = "default" if default else "named"
+        words = (sys.executable, "-c", REGISTER, self.daemon.pid, mode, *names)
+        done = self.inside(*words, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
     def start_docker(self, **settings: object) -> None:
         """Start dockerd with our runtime; `settings` are daemon.json's."""
@@ -184,8 +208,11 @@ class Machine(Worker):
             self.daemon.wait(60)
             self.said.close()
         super().close()
-        for folder in pathlib.Path("/sys/fs/cgroup").glob(f"**{self.parent}"):
-            for below in sorted(folder.glob("**/"), reverse=True):
+        top = pathlib.Path("/sys/fs/cgroup")
+        for hierarchy in (top, *top.iterdir()):
+            for below in sorted(
+                pathlib.Path(f"{hierarchy}{self.parent}").glob("**/"), reverse=True
+            ):
                 with contextlib.suppress(OSError):
                     below.rmdir()
 

@@ -257,6 +257,42 @@ def test_who_waits_is_served_when_a_gpu_comes_free(machine, engine):
         waits.communicate()
 
 
+def test_it_is_registered_with_both_and_taken_away(machine):
+    """Docker takes it over under a container that runs, which it would lose by a restart."""
+    conf, daemon = "/etc/containers/containers.conf", "/etc/docker/daemon.json"
+    machine._put(conf, machine.path(conf).read_text().partition("[engine.runtimes]")[0])
+    former = machine.path(daemon).read_text()
+    machine.register()
+    before = {path: machine.path(path).read_text() for path in (conf, daemon)}
+    assert "runtimes" not in json.loads(before[daemon])
+    before[""] = machine.inside("ls", "-R", "/etc/containers", "/etc/docker").stdout
+    stays = machine.inside(*DOCKER, "run", "-d", PLAIN, "sleep", "1000").stdout.strip()
+    machine.install(0, 1)
+    assert machine.register("podman", "docker", default=True) == "True"
+    assert machine.register("podman", "docker", default=True) == "False"
+    more = (f"--cgroup-parent={machine.parent}",)
+    for engine, words in ((PODMAN, more), (DOCKER, ())):
+        asks = ("--rm", "-e", "GPU_COUNT=1", PLAIN, "sh", "-c", LOOK)
+        done = machine.inside(*engine, "run", *words, *asks)
+        assert seen(done.stdout)[0] in (only(0), only(1)), done.stderr
+    assert stays in machine.inside(*DOCKER, "ps", "-q", "--no-trunc").stdout
+    # A container that it has started can be stopped when it is gone.
+    machine.start(DOCKER, "-d", "--name", "late", PLAIN, "sleep", "1000")
+    assert machine.register() == "True"
+    assert machine.path("/opt/gpu-ci/engines/gpu-ci").is_symlink()
+    assert machine.inside(*DOCKER, "rm", "-f", "late").returncode == 0
+    assert machine.register() == "True"
+    assert not machine.path("/opt/gpu-ci/engines").exists()
+    assert machine.inside(*DOCKER, "run", "--rm", PLAIN, "true").returncode == 0
+    assert "gpu-ci" not in machine.inside(*DOCKER, "info", "-f", "{{json .Runtimes}}").stdout
+    assert {path: machine.path(path).read_text() for path in (conf, daemon)} == {
+        path: before[path] for path in (conf, daemon)
+    }
+    assert machine.inside("ls", "-R", "/etc/containers", "/etc/docker").stdout == before[""]
+    machine._put(daemon, former)
+    machine.register("podman", "docker")
+
+
 def test_another_runtime_is_agreement(machine):
     """Whoever has Docker's socket is root and can name runc: said in the docs, not stopped."""
     done = machine.start(DOCKER, "--rm", "--runtime=runc", PLAIN, "sh", "-c", LOOK)

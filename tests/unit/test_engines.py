@@ -39,11 +39,21 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(podman, "_MAIN", tmp_path / "conf/containers.conf")
     (tmp_path / "etc").mkdir()
     monkeypatch.setattr(docker, "program", lambda name="dockerd": f"/usr/bin/{name}")
-    said = {"code": 0, "text": '{"gpu-ci":{"path":"x"}}', "runs": True, "calls": []}
+    monkeypatch.setattr(docker, "_PARTING", tmp_path / "gpu-ci/daemon.json")
+    said = {"code": 0, "text": "", "runs": True, "calls": []}
 
     def run(argv, **_):
+        """Docker's answers: it knows of a runtime what its file says outright, as on SIGHUP."""
         said["calls"].append(" ".join(argv[:2]))
-        return Completed(said["code"] if "--validate" in argv else 0, said["text"], "")
+        if "--validate" in argv:
+            return Completed(said["code"], said["text"], "")
+        if said["text"] != "deaf" and docker.CONFIG.exists():
+            found = json.loads(docker.CONFIG.read_text())
+            said.update(
+                {key: found[key] for key in ("runtimes", "default-runtime") if key in found}
+            )
+        runtimes, default = said.get("runtimes", {}), said.get("default-runtime", "runc")
+        return Completed(0, f"{json.dumps(runtimes)} {default}\n", "")
 
     monkeypatch.setattr(docker.process, "run", run)
     monkeypatch.setattr(docker.services, "reload", lambda _: said["runs"])
@@ -108,9 +118,30 @@ def test_docker_has_it_and_has_it_no_more(site):
     }  # fmt: skip
     assert site["calls"] == ["/usr/bin/dockerd --validate", "/usr/bin/docker info"]
     assert not docker.ensure(default=True)
+    assert docker.ensure(default=False)
+    assert site["default-runtime"] == "runc"
     assert docker.remove()
+    assert site["runtimes"] == {}, "a daemon that runs would go on with what is no more"
     assert not docker.CONFIG.parent.exists()
     assert not docker.remove()
+
+
+def test_a_hook_killed_while_docker_reads_leaves_nothing(site, monkeypatch):
+    docker.CONFIG.parent.mkdir()
+    docker.CONFIG.write_text('{"debug": true}')
+    docker.ensure(default=True)
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(docker.services, "reload", killed)
+        with pytest.raises(KeyboardInterrupt):
+            docker.remove()
+    assert docker.CONFIG.read_text() != '{"debug": true}'
+    assert docker.remove()
+    assert docker.CONFIG.read_text() == '{"debug": true}'
+    assert not docker._PARTING.exists()
 
 
 def test_the_file_keeps_its_mode(site):
@@ -123,7 +154,7 @@ def test_the_file_keeps_its_mode(site):
     assert (docker.CONFIG.read_text(), docker.CONFIG.stat().st_mode & 0o777) == ("{}", 0o600)
 
 
-@pytest.mark.parametrize(("code", "text"), [(1, "merge: unknown keys"), (0, "{}")])
+@pytest.mark.parametrize(("code", "text"), [(1, "merge: unknown keys"), (0, "deaf")])
 def test_a_docker_that_refuses_has_its_file_back(site, code, text):
     """Whether it says so before, or goes on without our runtime."""
     docker.CONFIG.parent.mkdir()
@@ -136,7 +167,7 @@ def test_a_docker_that_refuses_has_its_file_back(site, code, text):
 
 
 def test_an_old_docker_can_not_look_before(site):
-    site.update(code=125, text='unknown flag: --validate {"gpu-ci":{}}')
+    site.update(code=125, text="unknown flag: --validate")
     assert docker.ensure(default=False)
 
 
