@@ -46,7 +46,6 @@ def rooms(monkeypatch, tmp_path):
     rooms.replace_release(monkeypatch, look.release)
     rooms.replace_keys(monkeypatch)
     monkeypatch.setattr(charm.worker, "name", lambda: "")
-    monkeypatch.setattr(charm.worker, "has_tag", lambda _tag: False)
     monkeypatch.setattr(charm.web, "authorize", rooms.authorize)
     monkeypatch.setattr(charm.worker, "healthy", lambda: rooms.worker is not None)
     drain_rig.replace(rooms, monkeypatch)

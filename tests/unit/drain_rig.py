@@ -20,6 +20,7 @@ def replace(rooms, monkeypatch):
     for room, name, answer in (
         (charm.worker, "main_pid", lambda: rooms.pid),
         (charm.worker, "is_connected", lambda: rooms.connected),
+        (charm.worker, "has_tag", lambda _tag: False),
         (charm.worker, "land", land),
         (charm.worker, "halt", halt),
         (charm.worker, "take_up", rooms.note("worker.take_up")),
