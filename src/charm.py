@@ -117,7 +117,8 @@ class GpuCiWorkerCharm(ops.CharmBase):
                 self.unit.reboot()
         except facts.UnknownError as error:
             self._lines = [status.failed(error, passes=True)]
-        self._lines += status.lines(state, wanted, look.at_services())
+        # A release may have been left again.
+        self._lines += status.lines(state, plan.make(state), look.at_services())
 
     def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""

@@ -12,7 +12,7 @@ from ops import testing
 import charm
 from ci.concourse import keys, local_postgresql, release, web, worker
 from machine import download, process
-from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
+from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
 
 DEPARTED = "the key of a worker that is gone"
 
@@ -48,6 +48,30 @@ def test_the_key_of_a_departed_worker_is_revoked_whatever_is_wrong(
     before = state(relations=relations, **{"mode": "web", **wrong.get("options", {})})
     context.run(context.on.relation_changed(relation), before)
     assert rooms.authorized == (WORKER_KEY,)
+
+
+def test_a_release_that_is_left_again_is_said_by_the_hook_that_leaves_it(
+    context, rooms, monkeypatch
+):
+    left, trial = [], charm.release_change.trial
+
+    def ensure(*_, **__):
+        return Release("8.3.0", failed=left[-1]) if left else Release("8.3.1")
+
+    for module, name, answer in (
+        (trial, "note_if_well", lambda: None),
+        (trial, "judge", lambda *_: "" if left else "its worker does not run"),
+        (trial, "go_back", lambda _now, _back, text, alone: left.append(text)),
+        (release, "installed", lambda: Release("8.3.1")),
+        (release, "before", lambda: Release("8.3.0")),
+        (release, "ensure", ensure),
+    ):
+        monkeypatch.setattr(module, name, answer)
+    after = context.run(context.on.config_changed(), state(relations=[tsa()]))
+    assert after.unit_status.name == "blocked"
+    assert after.unit_status.message.startswith(
+        "Concourse 8.3.1 was left again, since its worker does not run; 8.3.0 runs."
+    )
 
 
 def test_a_bad_option_of_the_web_does_not_keep_the_worker_beside_it_from_its_tags(context, rooms):

@@ -149,7 +149,10 @@ def parser():
     one.add_argument("-p", "--privileged", action="store_true")
     command(watch).add_argument("-b", "--build", required=True)
     command(workers).add_argument("--json", action="store_true")
-    command(builds).add_argument("--json", action="store_true")
+    listing = command(builds)
+    listing.add_argument("--json", action="store_true")
+    # All of them are listed; fly itself stops at 50.
+    listing.add_argument("-c", "--count", type=int)
     one = command(set_pipeline)
     one.add_argument("-n", "--non-interactive", action="store_true")
     one.add_argument("-p", "--pipeline", required=True)
