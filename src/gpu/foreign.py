@@ -14,6 +14,7 @@ import typing
 from gpu import detect, dirt, nvml
 from gpu.inventory import Gpu, Inventory, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
+from gpuci.table import names_container
 from machine import apart
 from plan.state import Lease
 
@@ -162,7 +163,7 @@ def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
         groups = _text(process / "cgroup")
         name = _text(process / "comm").removesuffix("\n")
         parts = re.split(r"[/\n]", groups)
-        if any(_is_of(container, part) for part in parts for container in leased):
+        if any(names_container(part, container) for part in parts for container in leased):
             return ""
         if _is_harmless(process, groups, own):
             return ""
@@ -173,11 +174,6 @@ def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
         return f"pid {process.name} (unknown: {error.strerror})"
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     return f"pid {process.name} ({shown[:_COMM_LENGTH]})"
-
-
-def _is_of(container: str, part: str) -> bool:
-    """Whether a part of a control group's path is that container's, as runc or systemd name it."""
-    return part == container or (part.endswith(f"-{container}.scope"))
 
 
 def _is_harmless(process: pathlib.Path, groups: str, own: pathlib.Path) -> bool:

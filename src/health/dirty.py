@@ -12,7 +12,7 @@ import pathlib
 import typing
 
 from gpu import dirt
-from gpuci.table import Holder
+from gpuci.table import JOB, Holder
 from gpuci.usage import Host
 from health.decided import Decision
 from health.seen import Card, Figures, Holding, Moment
@@ -107,6 +107,8 @@ class Dirty:
         return not any(one.in_use or self._has_left(one) for one in moment.holders(uuid))
 
     def _has_left(self, one: Holding) -> bool:
+        if one.kind == JOB:
+            return False  # whatever lives in it is use
         holder = Holder(one.bundle, [*one.devices], [], exclusive=True, since=one.since)
         try:
             return self._host.has_leftovers(one.container, holder)

@@ -13,6 +13,7 @@ import pathlib
 import typing
 
 import gpuci.journal
+from gpuci.table import STEP
 from gpuci.usage import Host
 from health import job_words, unused
 from health.decided import Decision, Tell
@@ -99,7 +100,8 @@ class JobLog:
         if moment.holdings is None:
             self._tells = [one for one in self._tells if moment.now - one[0] < _TRIED]
             return
-        jobs = [one for one in moment.holdings if one.in_use and not one.ours]
+        # Others have no log of ours to write to: their engine's, or a terminal.
+        jobs = [one for one in moment.holdings if one.in_use and not one.ours and one.kind == STEP]
         notes = {one.container: self._notes.of(one, moment) for one in jobs}
         self._look(moment, jobs, notes)
         for job in jobs:

@@ -8,9 +8,10 @@ import logging
 import pathlib
 import types
 
-from gpuci import policy
+from gpuci import line, policy
 from gpuci.refuse import Refused
 from gpuci.store import Store
+from gpuci.table import STEP
 from gpuci.usage import Host
 from health.seen import Card, Holding
 from machine import inotify
@@ -32,6 +33,8 @@ def holdings(store: str) -> tuple[Holding, ...] | None:
                 in_use=host.in_use(name, holder),
                 ours=name.startswith(policy.SELF_TEST_CONTAINER),
                 waited=holder.waited,
+                kind=holder.kind,
+                who="" if holder.kind == STEP else line.who(name, holder),
             )
             for name, holder in holders
         )

@@ -10,6 +10,8 @@ import collections.abc
 import dataclasses
 import enum
 
+from gpuci.table import STEP
+
 
 class Source(enum.Enum):
     """Who told."""
@@ -139,16 +141,18 @@ Seen = Look | Message | Hang
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """A container with a lease.
+    """A container or job with a lease.
 
     Attributes:
-        container: its id.
+        container: its id; a job's is its unit's name.
         bundle: the folder of its OCI bundle.
         devices: ids of what it has, as in Card.devices.
         since: when it got them.
         in_use: whether it uses them still.
         ours: it is the self-test's.
         waited: for how long it had to wait for them, in seconds; None: that is not known.
+        kind: `step`; `container`, of an engine; or `job`, a unit of systemd's.
+        who: it in its engine's words; empty for a step.
     """
 
     container: str
@@ -158,6 +162,8 @@ class Holding:
     in_use: bool
     ours: bool = False
     waited: float | None = None
+    kind: str = STEP
+    who: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

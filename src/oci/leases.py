@@ -5,102 +5,20 @@
 import collections.abc
 import dataclasses
 import json
-import re
 
-from gpuci import journal, leases, policy
+from gpuci import journal, leases, line, policy
 from gpuci.journal import Decision
 from gpuci.policy import SELF_TEST_CONTAINER
-from gpuci.refuse import Refused, duration
+from gpuci.refuse import Refused
 from gpuci.store import Store
-from gpuci.table import Holder, Table
+from gpuci.table import STEP, Holder, Table
 from gpuci.usage import Host
-from oci import wrapper
+from oci import lease_words, wrapper
 from plan.state import Lease
-
-# Of the many that may share a GPU, so many are named to people.
-_NAMED = 3
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class LeaseError(Exception):
     """What was asked about the leases can't be done; the text says why and what to do instead."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Container:
-    """One container with a lease.
-
-    Attributes:
-        gpus: ids of its devices.
-        steps: exec ids of what runs in it: `task`, or a UUID for a hijacked session; `self-test`
-            for the worker's own.
-        in_use: whether it uses its GPUs; if not, the next task takes them from it.
-        stuck: whether that was tried, but what it left can't be killed.
-        seconds: how long it has had them; None if that is not known.
-    """
-
-    gpus: list[str]
-    steps: list[str]
-    in_use: bool
-    stuck: bool
-    seconds: int | None
-
-    @property
-    def words(self) -> str:
-        """What runs in it and since when."""
-        steps = ["hijacked session" if _UUID.fullmatch(step) else step for step in self.steps]
-        if not self.in_use:
-            steps = ["ended, but can't be killed" if self.stuck else "no longer used"]
-        age = [] if self.seconds is None else [duration(self.seconds)]
-        return ", ".join([" and ".join(dict.fromkeys(steps)) or "starting", *age])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Device:
-    """One GPU or MIG device, under the key that people know it by, such as `gpu-0`.
-
-    One that is held although no task may get it any more has no index.
-    """
-
-    key: str
-    index: int | None
-    id: str
-    gpu: str
-    model: str
-    state: str
-    containers: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Waiter:
-    """A container that waits for GPUs: how many, and for how long it has.
-
-    Attributes:
-        overtaken: how many that came later were served before it.
-        kept: how many free GPUs are kept for it, since it has been passed over for long enough.
-    """
-
-    container: str
-    count: int
-    seconds: int
-    overtaken: int
-    kept: int
-
-    @property
-    def words(self) -> str:
-        """It for people."""
-        text = f"container {self.container}, asks for {self.count}, for {duration(self.seconds)}"
-        return f"{text}, {self.kept} kept for it" if self.kept else text
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """All leases at one moment."""
-
-    allocation: str
-    devices: list[_Device]
-    containers: dict[str, _Container]
-    waiters: list[_Waiter]
 
 
 def holders() -> dict[str, Lease] | None:
@@ -150,7 +68,9 @@ def report() -> dict[str, str]:
         "free": f"{free} of {count}",
         "waiting": str(len(seen.waiters)) if seen.waiters else "nobody",
     }
-    results |= {device.key: _device_words(device, seen.containers) for device in seen.devices}
+    results |= {
+        device.key: lease_words.of_device(device, seen.containers) for device in seen.devices
+    }
     return results | {f"waiter-{place}": one.words for place, one in enumerate(seen.waiters, 1)}
 
 
@@ -164,7 +84,7 @@ def as_json() -> str:
     return json.dumps(dataclasses.asdict(seen)) if seen else "{}"
 
 
-def _look() -> _Seen | None:
+def _look() -> lease_words.Seen | None:
     try:
         allowed = wrapper.allowed()
         if allowed is None:
@@ -177,18 +97,22 @@ def _look() -> _Seen | None:
         raise LeaseError(str(error)) from error
     free = [device.id for device in devices if device.state == "free"]
     waiters = _waiters(table, free, host)
-    return _Seen("exclusive" if allowed.exclusive else "shared", devices, containers, waiters)
+    return lease_words.Seen(
+        "exclusive" if allowed.exclusive else "shared", devices, containers, waiters
+    )
 
 
-def _waiters(table: Table, free: list[str], host: Host) -> list[_Waiter]:
+def _waiters(table: Table, free: list[str], host: Host) -> list[lease_words.Waiter]:
     """Those who wait, the oldest first; free GPUs can be kept for some of them."""
     now = host.now()
     living = [waiter for waiter in table.waiters if host.alive(waiter.call)]
     kept = {id(waiter): count for waiter, count in leases.divide(living, free, now).kept}
     return [
-        _Waiter(
+        lease_words.Waiter(
             waiter.container,
+            waiter.who or f"container {waiter.container}",
             waiter.count,
+            waiter.named,
             int(now - waiter.since),
             waiter.overtaken,
             kept.get(id(waiter), 0),
@@ -197,22 +121,34 @@ def _waiters(table: Table, free: list[str], host: Host) -> list[_Waiter]:
     ]
 
 
-def _container(name: str, holder: Holder, host: Host) -> _Container:
+def _container(name: str, holder: Holder, host: Host) -> lease_words.Container:
     # A store that was made anew does not know since when.
     seconds = int(host.now() - holder.since) if holder.since else None
     in_use = host.in_use(name, holder)
     ours = name.startswith(SELF_TEST_CONTAINER)
     steps = ["self-test"] if ours else host.processes(name, holder)
-    return _Container(holder.gpus, steps, in_use, holder.stuck and not in_use, seconds)
+    return lease_words.Container(
+        kind=holder.kind,
+        who=_who(name, holder),
+        gpus=holder.gpus,
+        steps=steps,
+        in_use=in_use,
+        stuck=holder.stuck and not in_use,
+        seconds=seconds,
+    )
+
+
+def _who(name: str, holder: Holder) -> str:
+    return f"container {name}" if holder.kind == STEP else line.who(name, holder)
 
 
 def _devices(
     allowed: policy.Policy,
     cordoned: dict[str, str],
-    containers: collections.abc.Mapping[str, _Container],
-) -> list[_Device]:
+    containers: collections.abc.Mapping[str, lease_words.Container],
+) -> list[lease_words.Device]:
     """Those of the policy in its order, then those that are held although it lacks them."""
-    found: list[_Device] = []
+    found: list[lease_words.Device] = []
     for key, device in by_key(allowed).items():
         of_device = _containers_with(device.id, containers)
         state = _state([containers[name] for name in of_device], shared=not allowed.exclusive)
@@ -222,7 +158,9 @@ def _devices(
             out = out if out.startswith(("cordoned", "quarantined")) else f"cordoned: {out}"
             state = out if state == "free" else f"{state}, {out}"
         found.append(
-            _Device(key, device.index, device.id, device.gpu, device.model, state, of_device)
+            lease_words.Device(
+                key, device.index, device.id, device.gpu, device.model, state, of_device
+            )
         )
     known = {device.id for device in found}
     others = sorted(
@@ -231,7 +169,9 @@ def _devices(
     for number, name in enumerate(others):
         of_device = _containers_with(name, containers)
         found.append(
-            _Device(f"other-{number}", None, name, "", "", "held outside policy", of_device)
+            lease_words.Device(
+                f"other-{number}", None, name, "", "", "held outside policy", of_device
+            )
         )
     return found
 
@@ -248,31 +188,21 @@ def by_key(allowed: policy.Policy) -> dict[str, policy.Device]:
 
 
 def _containers_with(
-    device: str, containers: collections.abc.Mapping[str, _Container]
+    device: str, containers: collections.abc.Mapping[str, lease_words.Container]
 ) -> list[str]:
     return [name for name, each in containers.items() if device in each.gpus]
 
 
-def _state(containers: list[_Container], *, shared: bool) -> str:
+def _state(containers: list[lease_words.Container], *, shared: bool) -> str:
     users = sum(each.in_use or each.stuck for each in containers)
     if not users:
         return "free"
     return f"shared by {users}" if shared or users > 1 else "leased"
 
 
-def _device_words(device: _Device, containers: collections.abc.Mapping[str, _Container]) -> str:
-    words = [device.state, device.model.removeprefix("NVIDIA "), device.id]
-    words += [
-        f"container {name} ({containers[name].words})" for name in device.containers[:_NAMED]
-    ]
-    if device.containers[_NAMED:]:
-        words.append(f"{len(device.containers) - _NAMED} more")
-    return ", ".join(word for word in words if word)
-
-
 def words(name: str, holder: Holder, host: Host) -> str:
-    """A container with a lease, what runs in it, and how long it has had its GPUs."""
-    return f"container {name} ({_container(name, holder, host).words})"
+    """Who has a lease, what runs in it, and how long it has had its GPUs."""
+    return _container(name, holder, host).words
 
 
 def one_line(reason: str) -> str:
@@ -312,6 +242,7 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
             ]
             if not force:
                 _check_unused(wish, {name: table.holders[name] for name in names}, host)
+            whose = [_who(name, table.holders[name]) for name in names]
             stuck = [
                 _why_stuck(name, table.holders[name], host)
                 for name in names
@@ -321,7 +252,7 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
         raise LeaseError(str(error)) from error
     if stuck:
         raise LeaseError("; ".join(stuck))
-    released = f"container {', '.join(names)}" if names else "nobody held it"
+    released = ", ".join(whose) or "nobody held it"
     return {"gpu": ", ".join(sorted(meant)), "released": released}
 
 
@@ -353,7 +284,7 @@ def _why_stuck(name: str, holder: Holder, host: Host) -> str:
         why = "they are stopped or traced, perhaps by each other"
     else:
         why = "others come as fast"
-    return f"Processes of container {name} can't be killed: {why}; a reboot ends them"
+    return f"Processes of {_who(name, holder)} can't be killed: {why}; a reboot ends them"
 
 
 def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host: Host) -> None:
@@ -361,8 +292,9 @@ def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host
         words(name, holder, host) for name, holder in tenants.items() if host.in_use(name, holder)
     ]
     if used:
+        end = "abort the build" if {one.kind for one in tenants.values()} == {STEP} else "end it"
         raise LeaseError(
-            f"GPU {wish} is in use by {', '.join(used)}: wait, abort the build, or use "
+            f"GPU {wish} is in use by {', '.join(used)}: wait, {end}, or use "
             "force=true, which kills what runs there"
         )
 

@@ -10,6 +10,7 @@ import collections.abc
 import dataclasses
 import typing
 
+from gpuci.table import STEP
 from health.seen import Card, Figures, Holding
 from receipts.form import GpuReceipt, Names, Receipt, cut
 
@@ -131,6 +132,7 @@ class Account:
         unused: since when the container uses its GPUs no more; None: it uses them.
         waited: seconds that it waited for them; None if that is not known.
         names: whose step it is; None if that is not known.
+        kind, who: as its receipt has them.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Account:
         self.unused: float | None = None
         self.waited: float | None = None
         self.names: Names | None = None
+        self.kind = self.who = ""
         self.began_text = began_text
         self._watched_from = began
         self._gpus = {gpu.uuid: _Sums(gpu) for gpu in gpus}
@@ -167,7 +170,10 @@ class Account:
         # What is watched no more, or is not watched yet, is held all the same.
         known = {device for card in cards for device in card.devices}
         others = tuple(GpuReceipt(name) for name in holding.devices if name not in known)
-        return cls((holding.container, holding.since), began, text, (*gpus, *others))
+        account = cls((holding.container, holding.since), began, text, (*gpus, *others))
+        account.kind = "" if holding.kind == STEP else holding.kind
+        account.who = cut(holding.who)
+        return account
 
     @classmethod
     def resumed(cls, since: float, began: float, now: float, earlier: Receipt) -> "Account":
@@ -182,6 +188,7 @@ class Account:
         account = cls((earlier.container, since), began, earlier.began, earlier.gpus)
         account._watched_from = account.seen = now
         account.waited = earlier.waited_s
+        account.kind, account.who = earlier.kind, earlier.who
         names = Names(earlier.team, earlier.pipeline, earlier.job, earlier.build)
         account.names = names if names != Names() else None
         if earlier.outcome == "gpu failed":
@@ -272,6 +279,8 @@ class Account:
             pipeline=names.pipeline,
             job=names.job,
             build=names.build,
+            kind=self.kind,
+            who=self.who,
         )
 
 

@@ -17,6 +17,7 @@ SCHEMA: typing.Final = 1
 """The version of the form; a reader refuses a line of another one."""
 
 OUTCOMES: typing.Final = ("ended", "killed", "gpu failed", "lost")
+KINDS: typing.Final = ("", "container", "job")
 LONGEST_LINE: typing.Final = 1 << 16
 """In bytes. 16 GPUs with all their figures take a tenth of it."""
 
@@ -107,6 +108,8 @@ class Receipt:
         pipeline: its name; empty for a build without one.
         job: its name.
         build: its name, such as `42`.
+        kind: `container`, of an engine; `job`, a unit of systemd's; empty: a step's container.
+        who: of these two, what its engine calls it.
     """
 
     began: str
@@ -121,6 +124,8 @@ class Receipt:
     pipeline: str = ""
     job: str = ""
     build: str = ""
+    kind: str = ""
+    who: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -153,6 +158,8 @@ def parse(line: str) -> Receipt:
     if not 0 < len(gpus) <= _MOST_GPUS:
         raise UnsoundError("gpus is no list of GPUs")
     receipt = _made(Receipt, {**entry, "gpus": tuple(map(_gpu, gpus))})
+    if receipt.kind not in KINDS:
+        raise UnsoundError(f"kind {receipt.kind!r} is not known")
     if receipt.outcome not in OUTCOMES:
         raise UnsoundError(f"outcome {receipt.outcome!r} is not known")
     if not _TIME.fullmatch(receipt.began) or not _TIME.fullmatch(receipt.ended):

@@ -86,7 +86,8 @@ class Ledger:
         for look in _looks(moment):
             self._look(moment, look)
         for account in self._accounts.values():
-            account.names = account.names or self._names(account.container)
+            if not account.kind:
+                account.names = account.names or self._names(account.container)
             if account.waited is None and account.is_first:
                 account.waited = self._journal.waited(account.container)
         if moment.holdings is not None:

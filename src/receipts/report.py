@@ -18,6 +18,8 @@ BY: typing.Final = ("gpu", "container", "team", "pipeline", "job")
 NO_NAMES: typing.Final = "(names not known)"
 ONE_OFF: typing.Final = "(one-off builds)"
 OTHERS: typing.Final = "(others)"
+OUTSIDE: typing.Final = {"container": "(podman and Docker)", "job": "(gpu-run)"}
+"""Whose leases those are that no pipeline has, by their kinds."""
 
 # Juju takes a result as one argument of a program, which Linux limits to 128 KiB. The figures of a
 # row take less than 200 bytes.
@@ -63,7 +65,7 @@ class Report:
         by: one of BY.
         rows: some; where there are too many, the last one stands for the others.
         total: of all leases.
-        nameless: how many leases have no names.
+        nameless: how many leases of steps have no names.
     """
 
     by: str
@@ -140,7 +142,7 @@ def make(receipts: collections.abc.Iterable[Receipt], by: str) -> Report:
     for receipt in receipts:
         failed = receipt.outcome == "gpu failed"
         total.lease(receipt.waited_s, failed=failed)
-        nameless += not receipt.team
+        nameless += not receipt.team and not receipt.kind
         for gpu in receipt.gpus:
             total.gpu(receipt.held_s, gpu)
         if by == "gpu":
@@ -169,7 +171,9 @@ def _by_gpu(sums: dict[str, _Sum], receipt: Receipt) -> None:
 def name_of(receipt: Receipt, by: str) -> str:
     """What a lease's row is called."""
     if by == "container":
-        return receipt.container
+        return receipt.who or receipt.container
+    if receipt.kind:
+        return OUTSIDE[receipt.kind]
     if not receipt.team:
         return NO_NAMES
     if by == "team":

@@ -247,6 +247,8 @@ def test_a_program_reads_all_of_it(worker):
     }
     assert found["containers"] == {
         TASK: {
+            "kind": "step",
+            "who": f"container {TASK}",
             "gpus": ["GPU-1"],
             "steps": ["task"],
             "in_use": True,
@@ -255,7 +257,15 @@ def test_a_program_reads_all_of_it(worker):
         }
     }
     assert found["waiters"] == [
-        {"container": "first", "count": 2, "seconds": 130, "overtaken": 0, "kept": 1}
+        {
+            "container": "first",
+            "who": "container first",
+            "count": 2,
+            "named": [],
+            "seconds": 130,
+            "overtaken": 0,
+            "kept": 1,
+        }
     ]
 
 

@@ -45,6 +45,20 @@ def test_a_lease_gets_one_receipt_with_all_that_was_seen(rig):
     assert gpu.xids == ()
 
 
+def test_a_lease_of_another_kind_tells_who_it_was(rig):
+    """Web is not asked whose it is, and after a restart of the watch it is known still."""
+    rig.names = lambda _: Names("main", "train", "unit", "1")
+    rig.start()
+    who = 'docker container "train"'
+    job = dataclasses.replace(holding(since=100), kind="container", who=who)
+    rig.turn(held=[job], at=101)
+    rig.start()
+    rig.turn(held=[job], at=120)
+    rig.turn(held=[], at=130)
+    receipt = rig.only()
+    assert (receipt.kind, receipt.who, receipt.team) == ("container", who, "")
+
+
 def test_what_nobody_looked_at_is_neither_idle_nor_used(rig):
     rig.turn(held=[holding()], at=100)
     rig.look(115)

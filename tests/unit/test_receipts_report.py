@@ -48,6 +48,16 @@ def rows(by, receipts=LEASES):
     return {row.name: row for row in report.make(receipts, by).rows}
 
 
+def test_leases_of_others_than_pipelines_have_rows_of_their_own():
+    others = [
+        lease(gpu(), kind="container", who='docker container "train"'),
+        lease(gpu(), kind="job", who="gpu-run of alice: python train.py", container="x.scope"),
+    ]
+    assert set(rows("job", others)) == {"(podman and Docker)", "(gpu-run)"}
+    assert set(rows("container", others)) == {one.who for one in others}
+    assert report.make(others, "team").nameless == 0
+
+
 def test_by_gpu_each_gpu_of_a_lease_has_its_own_figures():
     found = rows("gpu")
     first = found["GPU 0 A100-SXM4-80GB GPU-a"]
