@@ -55,7 +55,7 @@ REASONS: typing.Final = (
     ),
     Reason(
         "gone",
-        r"this container (?:had|runs with a) GPU",
+        r"this container (?:had|runs with a) GPU|this container has ended, and its lease ",
         "a session came, and its GPU is out of use by now",
     ),
     Reason(
