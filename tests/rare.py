@@ -127,6 +127,7 @@ RARE = (
     "tests/functional/test_wrapper_install.py::test_killed_at_any_step",
     # That the model of leases would see a breach; that there is none: the rest of that file.
     "tests/unit/test_gpuci_leases.py::test_the_model_sees_each_breach",
+    "tests/unit/test_gpuci_leases_kinds.py::test_the_model_sees_each_breach",
     # Attacks like others that stay in make test, by another way in.
     *(
         f"tests/attacks/test_denial.py::test_{name}"
