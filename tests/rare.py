@@ -45,8 +45,7 @@ RARE = (
     "tests/lab/test_addresses.py",
     # The rest of test_drain.py, unit/test_charm_drain.py.
     "tests/lab/test_drain.py::test_resume_under_the_build",
-    "tests/lab/test_drain.py::test_an_upgrade_waits",
-    "tests/lab/test_drain.py::test_a_unit_that_goes",
+    "tests/lab/test_drain.py::test_units",
     # What breaks around a build: test_lifecycle.py, test_watch.py.
     "tests/lab/test_outages.py",
     # What a step sees of its worker: functional/test_task_folders.py, test_lifecycle.py.

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Concourse in the lab: which one, the real or the stand-in, and its command-line tool fly."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -47,6 +48,12 @@ def choose(lab: Lab) -> tuple[pathlib.Path, str]:
     except build.BuildError as error:
         raise LabError(f"cannot make the Concourse stand-in: {error}") from error
     return path, "stand-in (lab fetch concourse, or GPUCI_CONCOURSE_TARBALL, for the real one)"
+
+
+def another(lab: Lab, path: pathlib.Path) -> None:
+    """Write the same Concourse as another tarball: as an upgrade brings one, and told apart."""
+    tarball, _ = choose(lab)
+    path.write_bytes(tarball.read_bytes() + gzip.compress(b"", mtime=1))
 
 
 class Fly(fly.Fly):

@@ -1,13 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A worker that is paused, drained for an upgrade, and removed, each under a build."""
+"""Workers that are paused, drained for an upgrade, added and removed, each under builds."""
 
-import tarfile
+import contextlib
 import time
 
 import pytest
 
 from tests.lab import concourse
+from tests.lab.errors import WrongUse
 from tests.lab.site import PROBE, READY
 
 # A build that ends when the test says so, from outside.
@@ -83,48 +84,97 @@ def another_release(site, tmp_path):
     """The same Concourse in another tarball, as an upgrade brings it."""
     path = tmp_path / "concourse-other.tgz"
     had = site.sh("readlink /opt/concourse/current").strip()
-    tarball, _ = concourse.choose(site.lab)
-    with tarfile.open(tarball) as old, tarfile.open(path, "w:gz", compresslevel=1) as new:
-        for member in old:
-            new.addfile(member, old.extractfile(member) if member.isfile() else None)
-        member = tarfile.TarInfo(f"{old.getnames()[0].split('/')[0]}/another")
-        new.addfile(member)
+    concourse.another(site.lab, path)
     site.lab.model.attach_resource("worker", "concourse", path)
     yield had
-    site.lab.model.attach_resource("worker", "concourse", tarball)
+    site.lab.model.attach_resource("worker", "concourse", concourse.choose(site.lab)[0])
     site.lab.settle()
 
 
-def test_an_upgrade_waits_for_the_build(site, another_release):
-    """The fixture has attached it; the build is there before a hook hears of it."""
+@pytest.fixture(scope="module")
+def second(site):
+    """A second worker, which comes while a build runs; the last test has it go."""
     running = site.start_task(BUILD)
+    (unit,) = site.lab.model.add_units("worker")
     site.lab.settle()
-    kind, message = site.status()
-    assert kind == "maintenance"
-    assert message.startswith("Draining (1 step left, 0m of 2h), then Concourse "), message
-    assert site.sh("readlink /opt/concourse/current").strip() == another_release
+    site.worker(called(unit), 60)
     end_build(site)
-    output, _ = running.communicate(timeout=90)
+    succeeded(running)
+    yield unit
+    with contextlib.suppress(WrongUse):
+        site.lab.model.remove_unit(unit)
+        site.lab.settle()
+
+
+def called(unit):
+    return f"lab-{unit.replace('/', '-')}"
+
+
+def succeeded(running):
+    output, _ = running.communicate(timeout=150)
     assert running.returncode == 0, output
-    site.await_status(READY[1])
-    assert site.sh("readlink /opt/concourse/current").strip() != another_release
-    site.worker("lab-worker-0", 60)
+    assert "finished" in output
+
+
+def until_said(site, unit, beginning):
+    """What a unit's status says once it begins so, with no event but what machines ask for."""
+    site.lab.controller.settle(lambda: site.status(unit)[1].startswith(beginning), 180)
+    said = site.status(unit)[1]
+    assert said.startswith(beginning)
+    return said
+
+
+def release_of(site, unit):
+    return site.sh("readlink /opt/concourse/current", unit).strip()
+
+
+def test_units_are_upgraded_one_after_another_each_once_its_build_has_ended(
+    site, second, another_release
+):
+    """The fixture has attached it; the builds are there before a hook hears of it."""
+    # Web gives a worker no more of these than it has GPUs.
+    builds = [site.start_task(BUILD) for _ in range(4)]
+    site.lab.settle()
+    first = until_said(site, "worker/0", "Draining ")
+    assert first.startswith("Draining (2 steps left, 0m of 2h), then Concourse "), first
+    assert site.status()[0] == "maintenance"
+    kind, waits = site.status(second)
+    assert kind == "waiting"
+    assert waits.startswith("Waiting for worker/0 before Concourse "), waits
+    assert states(site) == {called("worker/0"): "landing", called(second): "running"}
+    for unit, other in (("worker/0", second), (second, "")):
+        until_said(site, unit, "Draining (2 steps left, ")
+        assert {release_of(site, one) for one in (unit, other) if one} == {another_release}
+        end_build(site, unit)
+        until_said(site, unit, READY[1])
+        assert release_of(site, unit) != another_release
+        site.worker(called(unit), 60)
+    for running in builds:
+        succeeded(running)
     assert site.task(PROBE).returncode == 0
 
 
-def test_a_unit_that_goes_under_a_build_leaves_the_list_of_workers(site):
-    units = site.lab.model.add_units("worker", 2)
+def test_units_that_go_leave_the_list_of_workers_and_lose_no_build(site, second):
+    """One that is paused, and one whose build goes on for some seconds more."""
+    (paused,) = site.lab.model.add_units("worker")
     site.lab.settle()
-    names = [f"lab-{unit.replace('/', '-')}" for unit in units]
-    for name in names:
-        site.worker(name, 60)
-    act(site, "pause", unit=units[0], reason="it goes")
-    until_state(site, "landed", names[0])
-    for unit in units:
+    site.worker(called(paused), 60)
+    for unit in (paused, "worker/0"):
+        act(site, "pause", unit=unit, reason="it goes")
+        until_state(site, "landed", called(unit))
+    running = site.start_task("sleep 15; echo finished")
+    for unit in (paused, second):
         site.lab.model.remove_unit(unit)
     site.lab.settle()
+    succeeded(running)
     # Web takes out a worker that had landed when it next clears up, every 30 s.
     deadline = time.monotonic() + 150
-    while [*states(site)] != ["lab-worker-0"]:
+    while [*states(site)] != [called("worker/0")]:
         assert time.monotonic() < deadline, states(site)
         time.sleep(1)
+    act(site, "resume")
+    site.worker(called("worker/0"), 60)
+    # Web tells its workers how it sees them with its next event.
+    for unit in ("web/0", "worker/0"):
+        site.lab.controller.fire(unit, "update-status")
+    assert site.status() == READY
