@@ -108,7 +108,7 @@ RARE = (
         f"tests/functional/test_engines.py::test_{name}"
         for name in (
             *("a_device_is", "a_lease_lasts", "a_mount_of_null", "a_person_can", "a_privileged"),
-            *("a_rule_of", "another_runtime", "docker", "it_is_", "podmans_cdi"),
+            *("a_rule_of", "another_runtime", "docker", "the_hosts", "it_is_", "podmans_cdi"),
             *("who_names", "who_waits"),
         )
     ),

@@ -41,8 +41,8 @@ def ensure(*, default: bool) -> bool:
     """
     if not program():
         raise EngineError(
-            "Docker is not on this machine, which container-engines names: set "
-            "host-packages=docker.io, install Docker's own, or take docker out of it"
+            "Docker is not on this machine, which container-engines names: install it (sudo "
+            "systemctl mask containerd; sudo apt-get install docker.io), or take docker out of it"
         )
     _end_parting()
     former = files.read_text(CONFIG)

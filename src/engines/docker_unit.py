@@ -21,7 +21,7 @@ _OTHERS: Final = "containerd.service"
 _SOCKET: Final = "/run/containerd/containerd.sock"
 # Where a containerd keeps what runs, a folder for each of its users.
 _RUNNING: Final = Path("/run/containerd/io.containerd.runtime.v2.task")
-# That these are ours: the drop-in, and that the distribution's service is masked.
+# That the drop-in is ours, and whether it is we who masked the distribution's service.
 _RECORD: Final = Path("/var/lib/gpu-ci/engines.json")
 
 
@@ -45,7 +45,9 @@ def ensure() -> bool:
             "configuration goes on from here"
         )
     files.ensure_directory(_RECORD.parent)
-    files.ensure_file(_RECORD, json.dumps({"docker_unit": _DROP_IN}) + "\n")
+    masked = services.show(_OTHERS, "LoadState")["LoadState"] == "masked"
+    if not _RECORD.exists():
+        files.ensure_file(_RECORD, json.dumps({"masked": not masked}) + "\n")
     line = " ".join(_quoted(word) for word in kept)
     services.ensure_drop_in(UNIT, _DROP_IN, f"[Service]\nExecStart=\nExecStart={line}\n")
     services.ensure_masked(_OTHERS)
@@ -56,10 +58,12 @@ def ensure() -> bool:
 
 def remove() -> bool:
     """Have Docker as its package has it, from its next start on; True if it was not so."""
-    if not _RECORD.exists():  # it comes before all else
+    noted = files.read_text(_RECORD)
+    if noted is None:  # it comes before all else
         return False
     services.remove_drop_in(UNIT, _DROP_IN)
-    services.unmask(_OTHERS)
+    if json.loads(noted)["masked"]:
+        services.unmask(_OTHERS)
     return files.ensure_absent(_RECORD)
 
 

@@ -38,7 +38,8 @@ BLOCKED: typing.Final = {
     ),
     Reason.RIVAL: (
         "{rival} owns /run/containerd/containerd.sock, which Concourse needs: stop and "
-        "disable it, or use another machine"
+        "disable it (if it is Docker's: juju config {application} container-engines=docker), or "
+        "use another machine"
     ),
     Reason.FOREIGN_RUNC: "{path} would be used in place of the GPU wrapper: remove it",
     Reason.TWO_WAYS_TO_WEB: (

@@ -172,7 +172,18 @@ def test_a_privileged_container_has_no_gpu(machine, engine):
     if "unable to apply caps" in done.stderr or "capabilit" in done.stderr:
         pytest.skip("this host gives no container all capabilities")
     assert seen(done.stdout)[0] == {**NONE, "nvidia0": CLOSED}, done.stderr
-    assert "privileged-tasks" in refused(machine, engine, *cap, "-e", "GPU_COUNT=1", PLAIN)
+    asks = (*cap, "--device", "/dev/nvidia1", "-e", "GPU_COUNT=1", PLAIN)
+    assert "privileged-tasks" in refused(machine, engine, *asks)
+    machine.install(1, privileged_tasks="gpu")
+    done = machine.start(engine, "--rm", *asks, "sh", "-c", line)
+    assert seen(done.stdout)[0] == {**only(1), "nvidia0": CLOSED}, done.stderr
+
+
+@BOTH
+def test_the_hosts_dev_is_no_way_in(machine, engine):
+    line = "for node in " + " ".join(NODES) + "; do cat /host/$node 2>&1; done; true"
+    done = machine.start(engine, "--rm", "-v", "/dev:/host", PLAIN, "sh", "-c", line)
+    assert seen(done.stdout)[0] == dict.fromkeys(NODES, CLOSED), done.stderr
 
 
 def test_a_rule_of_its_own_opens_no_gpu(machine):

@@ -173,7 +173,7 @@ def test_an_old_docker_can_not_look_before(site):
 
 def test_without_docker_the_operator_reads_what_to_do(site, monkeypatch):
     monkeypatch.setattr(docker, "program", lambda _name="dockerd": "")
-    with pytest.raises(EngineError, match=r"host-packages=docker\.io"):
+    with pytest.raises(EngineError, match=r"apt-get install docker\.io"):
         docker.ensure(default=False)
 
 
@@ -210,17 +210,20 @@ def test_podmans_operator_comes_first(site, text, said, name):
     assert not podman.DROP_IN.exists()
 
 
-def unit_as(monkeypatch, tmp_path, command, active="active"):
+def unit_as(monkeypatch, tmp_path, command, *, masked=False):
     calls = []
     monkeypatch.setattr(docker_unit, "_RECORD", tmp_path / "engines.json")
     monkeypatch.setattr(docker_unit, "_RUNNING", tmp_path / "running")
     said = {
-        "LoadState": "loaded", "ActiveState": active,
+        "LoadState": "loaded", "ActiveState": "active",
         "ExecStart": f"{{ path=/usr/sbin/dockerd ; argv[]={command} ; ignore_errors=no }}",
     }  # fmt: skip
-    monkeypatch.setattr(
-        docker_unit.services, "show", lambda _, *names: {n: said[n] for n in names}
-    )
+    others = {"LoadState": "masked" if masked else "loaded"}
+
+    def show(unit, *names):
+        return {name: (said if unit == "docker.service" else others)[name] for name in names}
+
+    monkeypatch.setattr(docker_unit.services, "show", show)
     for name in ("ensure_drop_in", "ensure_masked", "ensure_running", "remove_drop_in", "unmask"):
         monkeypatch.setattr(
             docker_unit.services,
@@ -248,6 +251,14 @@ def test_docker_gets_a_containerd_of_its_own(monkeypatch, tmp_path):
         ("remove_drop_in", "docker.service", "gpu-ci.conf"), ("unmask", "containerd.service")
     ]  # fmt: skip
     assert not docker_unit.remove()
+
+
+def test_what_the_operator_masked_stays_masked(monkeypatch, tmp_path):
+    calls = unit_as(monkeypatch, tmp_path, PACKAGED, masked=True)
+    assert docker_unit.ensure()
+    calls.clear()
+    assert docker_unit.remove()
+    assert calls == [("remove_drop_in", "docker.service", "gpu-ci.conf")]
 
 
 def test_a_docker_that_has_its_own_is_left_alone(monkeypatch, tmp_path):

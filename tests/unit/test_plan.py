@@ -162,7 +162,8 @@ ASKS = {
         gpu_unit(machine={"rival": "docker.service"}),
         blocked(
             "docker.service owns /run/containerd/containerd.sock, which Concourse needs: stop "
-            "and disable it, or use another machine"
+            "and disable it (if it is Docker's: juju config ci-gpu container-engines=docker), or "
+            "use another machine"
         ),
         ("new", Keep.AS_IS, None),
     ),
