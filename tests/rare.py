@@ -36,6 +36,10 @@ RARE = (
     "tests/lab/test_all_in_one.py",
     # functional/test_ci_machine.py, unit/test_charm_relations.py.
     "tests/lab/test_two_webs.py",
+    # functional/test_backup.py, functional/test_backup_faults.py.
+    "tests/lab/test_backup.py",
+    # lab/test_two_webs.py::test_no_secret_shows, functional/test_web_machine.py.
+    "tests/lab/test_secrets.py",
     "tests/lab/test_lifecycle.py::test_a_hook_killed",
     "tests/lab/test_lifecycle.py::test_a_second_run",
     "tests/lab/test_lifecycle.py::test_a_unit_is_added",

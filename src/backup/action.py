@@ -232,12 +232,12 @@ def _check_unit(unit: str, web_keys: peers.WebKeys) -> None:
 
 
 def _workers(source: pathlib.Path) -> str:
-    """Which of the workers that were let in then are let in now."""
-    then = set(archive.content(source, _WORKERS).decode().splitlines())
-    missing = then - set((files.read_text(web_files.AUTHORIZED) or "").splitlines())
-    if not missing:
-        return f"{len(then)}, which come back by themselves"
-    return (
-        f"{len(then) - len(missing)} of {len(then)} are related to this web and come back by "
-        "themselves; juju integrate the others"
-    )
+    """How many workers are let in now, and whether that were more then.
+
+    Keys tell nothing: a worker that was taken from its web and given another makes a new one.
+    """
+    then = len(archive.content(source, _WORKERS).splitlines())
+    now = len((files.read_text(web_files.AUTHORIZED) or "").splitlines())
+    if now >= then:
+        return f"{now}, which come back by themselves"
+    return f"{now}, which come back by themselves; {then} were saved: juju integrate the others"

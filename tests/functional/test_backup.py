@@ -11,7 +11,7 @@ import tarfile
 import pytest
 
 from backup import action, database
-from ci.concourse import web
+from ci.concourse import web, web_files
 from machine import archive, files, process
 from plan.state import WebSecrets
 from tests.functional import postgresql
@@ -41,7 +41,7 @@ def here(server, tmp_path, monkeypatch):
     return unit_on(server, tmp_path, monkeypatch)
 
 
-def test_what_was_saved_comes_back_and_what_was_there_is_kept(here):
+def test_what_was_saved_comes_back_and_what_was_there_is_kept(here, monkeypatch):
     saved = save(here)
     path = saved["path"]
     assert saved["next"] == f"juju ssh web/0 sudo cat {path} > {pathlib.Path(path).name}"
@@ -57,6 +57,11 @@ def test_what_was_saved_comes_back_and_what_was_there_is_kept(here):
     assert done["workers"] == "2, which come back by themselves"
     kept = done["kept"].split()[1]
     assert pipelines(here.server, kept) == ["3"]
+    web_files.AUTHORIZED.write_text("ssh-rsa CCCC\n")
+    monkeypatch.setattr(action, "_now", lambda: "20261123_190501")
+    assert restore(here, path)["workers"] == (
+        "1, which come back by themselves; 2 were saved: juju integrate the others"
+    )
     # What Concourse does next with it works: its own types, sequences and functions.
     here.server.sql(
         "INSERT INTO pipelines (name, state) VALUES (encode(digest('a', 'sha256'), 'hex'), "
