@@ -55,6 +55,7 @@ RARE = (
     # What a step sees of its worker: functional/test_task_folders.py, test_lifecycle.py.
     "tests/lab/test_task_world.py",
     "tests/lab/test_restart.py::test_nobody_gets_into",
+    "tests/lab/test_restart.py::test_a_build_lives_though",
     # Driver, toolkit, their archives and packages, services and what the charm sets on a machine:
     # unit/test_host_driver*.py, unit/test_host_toolkit.py, unit/test_machine_*.py.
     "tests/lab/test_bare.py",

@@ -19,10 +19,20 @@ for one in steps.containers():
     if one.step:
         frozen.freeze(freezer.switch(one.init, one.name))
         print(one.name, flush=True)
+# AND
 os.kill(os.getpid(), signal.SIGKILL)
 '
 systemctl is-active gpu-ci-thaw.service
 """
+# The same, right after it ended the worker's process too, and before it could start it.
+ENDED = KILLED.replace(
+    "# AND",
+    """
+from ci.concourse import worker
+from machine import leftovers
+leftovers.end_processes([worker.main_pid()], 2)
+""",
+)
 THAW = f"""
 {RUN} 'from machine import freezer; freezer.Freezer(1).begin()'
 systemctl stop gpu-ci-thaw.service
@@ -78,3 +88,16 @@ def test_nobody_gets_into_a_step_that_stands_still_and_it_keeps_its_session_to_c
     assert "in 1" in output
     assert build.wait(90) == 0, build.output
     longest_pause(build.output)
+
+
+def test_a_build_lives_though_the_hook_was_killed_between_the_workers_end_and_its_start(site):
+    """systemd starts the worker, web attaches, and the guard lets the step go on."""
+    running = site.start_task(TASK, params={"GPU_COUNT": "1"})
+    before = site.sh("systemctl show -P MainPID concourse-worker")
+    said = site.sh(ENDED.replace("SECONDS", "19")).split()
+    assert said[-1] == "active", said
+    output, _ = running.communicate(timeout=90)
+    assert running.returncode == 0, output
+    assert 1.5 < longest_pause(output) < 25
+    assert site.sh("systemctl show -P MainPID concourse-worker") not in (before, "0\n")
+    site.tags()

@@ -6,6 +6,7 @@ import pytest
 
 from tests import certificates
 from tests.lab import concourse
+from tests.lab.builds import Build
 from tests.lab.juju import agent
 from tests.lab.site import AWAY, READY
 
@@ -93,6 +94,20 @@ def trusts(site, last_lines):
         status, said = site.fly.on_terminal(*job, *look)
         assert status == 0, said
     assert all(line in said for line in last_lines), said
+
+
+@pytest.mark.skipif(not concourse.is_real(), reason="the stand-in counts no containers")
+def test_no_step_begins_that_would_have_one_container_too_many(site):
+    site.configure(max_containers="1")
+    site.tags()
+    # One of before may be there still; then the first is one too many.
+    first = Build(site.fly, *site.fly.task(["sleep", "20"], ["gpu"], {"GPU_COUNT": "0"}))
+    first.line(".*selected worker")
+    second = site.task("true", params={"GPU_COUNT": "0"})
+    first.wait()
+    site.configure(reset=("max-containers",))
+    site.tags()
+    assert "max containers reached" in first.output + second.stdout
 
 
 FOLDERS = """
