@@ -5,11 +5,13 @@
 import dataclasses
 import typing
 
-from plan.sights import ABSENT
+from plan.sights import ABSENT, RUNNING
 from plan.state import UnitState
 
 # In seconds: Juju asks each side to look again every 5 minutes.
 _PATIENCE: typing.Final = 600
+# The same of new tags: web is told of them as they are set, and answers in the hooks that follow.
+_HOOKS: typing.Final = 60
 
 _RESTART: typing.Final = "juju exec --unit {unit} -- systemctl restart concourse-worker"
 _OTHER_TAGS: typing.Final = "other tags"
@@ -44,7 +46,7 @@ class Wrong:
 def wrong(state: UnitState) -> Wrong | None:
     """What a web that lets this unit's worker in sees that should not be; None without it."""
     seen = state.seen
-    if (sight := seen.wrong) is None:
+    if (sight := seen.wrong) is None or (sight.state == RUNNING and seen.since < _HOOKS):
         return None
     restart = _RESTART.format(unit=state.unit)
     words = _WORDS.get(sight.state, _WORDS[_OTHER_TAGS])
