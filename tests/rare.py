@@ -108,6 +108,7 @@ RARE = (
             ),
         )
     ),
+    "tests/functional/test_engines_unit.py",
     # podman's and Docker's containers: the rest of that file, unit/test_gpuci_engine*.py.
     *(
         f"tests/functional/test_engines.py::test_{name}"

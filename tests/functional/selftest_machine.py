@@ -60,15 +60,18 @@ def carried(folder):
 
 
 @contextlib.contextmanager
-def started(name):
-    """A Host; its NVML lies in /srv/nvml as `answering`."""
+def started(name, more=()):
+    """A Host; its NVML lies in /srv/nvml as `answering`.
+
+    `more`: further paths there, each with what of this machine it shows.
+    """
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-test-") as folder:
         libraries = pathlib.Path(folder, "nvml")
         once.put("nvml", fakes.build_nvml, libraries)
         shutil.copy(libraries / "libnvidia-ml.so.1", libraries / "answering")
         binds = {f"/srv/charm/{part}": ROOT / part for part in ("src", "lib", "templates")}
         binds |= {"/srv/charm/venv": carried(pathlib.Path(folder, "venv")), "/srv/nvml": libraries}
-        binds["/srv/fakes"] = ROOT / "tests/fakes"
+        binds |= {"/srv/fakes": ROOT / "tests/fakes", **dict(more)}
         park = Park(pathlib.Path(folder, "park"))
         try:
             host = Host(park.up(name, binds_ro=binds), libraries)
