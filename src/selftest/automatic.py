@@ -7,7 +7,7 @@ import datetime
 import time
 import typing
 
-from gpu.inventory import Inventory
+from gpu.inventory import Inventory, State
 from host import gpu_reset
 from oci import quarantine, retests, wrapper
 from plan import gpus
@@ -94,6 +94,8 @@ def _tried(
 
 def _subject(state: UnitState, wanted: Plan, inventory: Inventory) -> str:
     """Have the self-test know what it must, and return the name of what it is to prove."""
+    if inventory.state is State.NOT_PASSED:  # others may have them meanwhile
+        last_pass.forget_verdict()
     current = _settings(state, wanted)
     settings.write(current)
     return last_pass.subject(current, inventory, state.machine)

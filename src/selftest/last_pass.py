@@ -16,7 +16,8 @@ from selftest import results
 from selftest.settings import Settings
 
 PATH: typing.Final = results.HOME / "proven"
-# There since the first verdict on all GPUs after the machine's start, which empties its folder.
+# There since the first verdict on all GPUs after the machine's start, which empties its folder,
+# or after it was given them again.
 TESTED: typing.Final = wrapper.RUN / "selftest.done"
 
 
@@ -54,8 +55,13 @@ def note_verdict() -> bool:
     return files.ensure_file(TESTED, "")
 
 
+def forget_verdict() -> bool:
+    """Have GPUs that come back tested, whatever they were before. Return True if that is new."""
+    return files.ensure_absent(TESTED)
+
+
 def is_tested() -> bool:
-    """Whether there was a verdict on all GPUs since the machine started.
+    """Whether there was a verdict on all GPUs since the machine started, or was given them.
 
     Where the test at boot was killed, crashed, or never came so far, there was none.
     """

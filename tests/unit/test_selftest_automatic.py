@@ -44,6 +44,16 @@ def test_after_that_it_runs_no_more(charm):
     assert after.verdict == Verdict("passed")
 
 
+def test_gpus_that_were_all_away_are_tested_when_they_are_back(charm):
+    charm.report()
+    away = situation(state=charm.found.inventory.state.NOT_PASSED).inventory
+    assert charm.ensure(inventory=away)[1] == ["boot True"]
+    assert charm.ensure()[1] == RUNS
+    charm.report()
+    last_pass.note_verdict()
+    assert charm.ensure()[1] == ["boot True"]
+
+
 def test_a_quick_pass_at_boot_is_not_isolation_and_does_not_undo_it(charm):
     charm.report(level=Level.QUICK)
     assert charm.ensure()[1] == RUNS
