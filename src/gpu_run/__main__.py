@@ -99,6 +99,7 @@ class Run:
             decision.write(str(wrapper.LOG))
 
     def _check(self) -> None:
+        self._caller.check_place()
         group, holders = f"{self._caller.group()}/", self._store.read()
         if any(
             one.cgroup and group.startswith(f"{one.cgroup}/") for one in holders.holders.values()

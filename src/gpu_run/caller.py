@@ -14,7 +14,7 @@ import typing
 
 from gpu_run import request
 from gpu_run.request import BadRequestError, Request
-from machine import scopes
+from gpuci import groups
 
 # In seconds: for the request, which a client of ours sends at once.
 _DEADLINE: typing.Final = 10.0
@@ -117,10 +117,18 @@ class Caller:
             raise GoneError
 
     def group(self) -> str:
-        """Its control group, by which devices are allowed it.
+        """The control group that decides on its devices.
 
         Raises:
-            BadRequestError: it is in a container: what holds it there is not for us to take away.
+            OSError: that can't be told.
+        """
+        return groups.of("", f"/proc/{self.pid}")[0]
+
+    def check_place(self) -> None:
+        """See that it is in no container: what holds it there is not for us to take away.
+
+        Raises:
+            BadRequestError: it is.
             OSError: that can't be told.
         """
         for kind in ("pid", "user"):
@@ -128,4 +136,3 @@ class Caller:
                 own, its = (_PROC / who / f"ns/{kind}" for who in ("self", str(self.pid)))
                 if own.readlink() != its.readlink():
                     raise BadRequestError("gpu-run can't be used from within a container")
-        return scopes.group(self.pid)

@@ -85,7 +85,7 @@ def _take(child: Child, unit: str, caller: Caller) -> None:
     # From here on nobody else can have its number.
     scopes.move(caller.pid, child.pid, unit)
     caller.check()
-    if scopes.group(caller.pid) != group(unit):
+    if caller.group() != group(unit):
         raise RoomError(f"this process is not in {unit} after it was moved")
 
 

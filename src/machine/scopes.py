@@ -74,23 +74,6 @@ def open_fault(path: str) -> int:
     return 0
 
 
-def group(pid: int) -> str:
-    """The control group that decides on a process's devices: v1's of that name, or v2's only one.
-
-    Empty if the process is gone.
-
-    Raises:
-        OSError: that can't be told.
-    """
-    found = ""
-    for controllers, path in _groups(pid):
-        if "devices" in controllers:
-            return path
-        if not controllers:
-            found = path
-    return found
-
-
 def move(pid: int, other: int, unit: str) -> None:
     """Have a process in all control groups of a unit's that another one is in.
 
