@@ -20,6 +20,7 @@ RARE = (
     "tests/lab/test_vendors.py",
     # functional/test_gpu_run.py, unit/test_gpu_run.py.
     "tests/functional/test_gpu_run_doors.py",
+    "tests/lab/test_gpu_run.py",
     *(
         f"tests/functional/test_gpu_run.py::test_{name}"
         for name in ("who_ends", "what_cannot", "which")

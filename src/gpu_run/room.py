@@ -18,6 +18,8 @@ from machine.children import Child
 
 SLICE: typing.Final = "gpurun.slice"
 """All of them; of no user's slice, so that an operator can shut the devices to those."""
+COMMANDS: typing.Final = "gpu-run-*.scope"
+"""The units of all commands that run."""
 
 # In seconds: systemd under load, and the start of a Python.
 _PATIENCE: typing.Final = 30.0

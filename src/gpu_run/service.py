@@ -9,6 +9,7 @@ import grp
 import pathlib
 import typing
 
+from gpu_run import room
 from machine import app, files, process, services, templates
 from oci import wrapper
 from plan.options import Part
@@ -72,24 +73,30 @@ def install(group: str) -> bool:
         return False
     service = templates.render(SERVICE, app=home, stamp=app.STAMP, python=wrapper.PYTHON)
     socket = templates.render(SOCKET, group=group, socket=PATH)
+    # First, and last to go: while it is there, something of the rest may be.
+    changed = files.ensure_file(COMMAND, _CLIENT.read_text(), mode=0o755)
     try:
         # Read anew for each connection.
-        changed = services.ensure_template(SERVICE, service)
+        changed |= services.ensure_template(SERVICE, service)
         renewed = services.ensure_unit(SOCKET, socket)
         changed |= services.ensure_running(SOCKET, restart=renewed) or renewed
     except process.CommandError as error:
         raise GpuRunError(
             f"gpu-run can't be used: {error}. See systemctl status {SOCKET}"
         ) from error
-    changed |= files.ensure_file(COMMAND, _CLIENT.read_text(), mode=0o755)
     files.ensure_directory(MANUAL.parent)
     return files.ensure_file(MANUAL, templates.render("gpu-run.1", group=group)) or changed
 
 
 def remove() -> bool:
     """Take it away. Commands that run keep their GPUs to their end. True if any was there."""
-    changed = services.remove_unit(SOCKET)
-    changed |= services.remove_template(SERVICE)
-    for path in (COMMAND, MANUAL):
-        changed |= files.ensure_absent(path)
-    return changed
+    if not COMMAND.exists():
+        return False
+    services.remove_unit(SOCKET)
+    services.remove_template(SERVICE)
+    # Else it stays, empty, to the next boot.
+    if not services.units(room.COMMANDS):
+        services.ensure_stopped(room.SLICE)
+    for path in (MANUAL, COMMAND):
+        files.ensure_absent(path)
+    return True

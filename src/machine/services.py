@@ -191,6 +191,12 @@ def remove_template(name: str) -> bool:
     return True
 
 
+def units(pattern: str) -> list[str]:
+    """The units that systemd knows by such a name now, with `*` in it."""
+    listed = _systemctl("list-units", "--plain", "--no-legend", "--", pattern, told=False)
+    return [line.split()[0] for line in listed.splitlines()]
+
+
 def show(name: str, *properties: str) -> dict[str, str]:
     """What systemd says of a unit, by property; empty for what it does not know."""
     shown = _systemctl("show", "--property", ",".join(properties), "--", name, told=False)

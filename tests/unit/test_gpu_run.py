@@ -86,7 +86,7 @@ class Systemd:
     """What is asked of systemd."""
 
     def __init__(self):
-        self.units, self.calls, self.fault = {}, [], None
+        self.units, self.calls, self.fault, self.running = {}, [], None, []
 
     def keep(self, name, content):
         changed, self.units[name] = self.units.get(name) != content, content
@@ -98,6 +98,9 @@ class Systemd:
         self.calls.append((name, restart))
         return restart
 
+    def stop(self, name):
+        self.calls.append((name, "stop"))
+
     def remove(self, name):
         return self.units.pop(name, None) is not None
 
@@ -108,7 +111,8 @@ def systemd(monkeypatch, tmp_path):
     for name, call in (
         *(("ensure_unit", systemd.keep), ("ensure_template", systemd.keep)),
         *(("ensure_running", systemd.run), ("remove_unit", systemd.remove)),
-        ("remove_template", systemd.remove),
+        *(("remove_template", systemd.remove), ("ensure_stopped", systemd.stop)),
+        ("units", lambda _: systemd.running),
     ):
         monkeypatch.setattr(service.services, name, call)
     monkeypatch.setattr(service, "COMMAND", tmp_path / "bin/gpu-run")
@@ -143,7 +147,23 @@ def test_it_is_had_for_the_group_once_and_goes_without_a_trace(systemd, tmp_path
     assert not systemd.units
     assert not service.COMMAND.exists()
     assert not service.MANUAL.exists()
+    assert systemd.calls[2:] == [("gpurun.slice", "stop")]
     assert not ensure(with_group(""))
+
+
+def test_its_removal_ends_no_command(systemd):
+    ensure(with_group(GROUP))
+    systemd.running = ["gpu-run-0123456789ab.scope"]
+    assert ensure(with_group(""))
+    assert ("gpurun.slice", "stop") not in systemd.calls
+
+
+def test_what_a_killed_hook_has_begun_is_removed(systemd):
+    systemd.fault = process.CommandError(["systemctl"], 1, "killed")
+    with pytest.raises(service.GpuRunError):
+        ensure(with_group(GROUP))
+    assert ensure(with_group(""))
+    assert not systemd.units
 
 
 def test_without_gpus_and_as_the_unit_leaves_it_goes(systemd):
