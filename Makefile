@@ -46,6 +46,6 @@ pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
 	@scripts/pack
 
 clean:  ## Remove what was built; the lab is taken down by ./lab destroy.
-	rm -rf .venv .venv-selftest .pack .soak .prometheus .engines dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-selftest .pack .soak .prometheus .engines .proxies dist .pytest_cache .ruff_cache .hypothesis
 	rm -f gpu-ci-worker_*.charm
 	find src lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
