@@ -100,17 +100,21 @@ class Run:
 
     def _check(self) -> None:
         self._caller.check_place()
-        group, holders = f"{self._caller.group()}/", self._store.read()
-        if any(
-            one.cgroup and group.startswith(f"{one.cgroup}/") for one in holders.holders.values()
-        ):
-            raise BadRequestError(
-                "this has GPUs by a lease already: ask for all that it needs at once"
-            )
-        waits = sum(one.who.startswith(_prefix(self._caller)) for one in holders.waiters)
+        self._check_has_none()
+        waiters = self._store.read().waiters
+        waits = sum(one.who.startswith(_prefix(self._caller)) for one in waiters)
         if waits >= _MOST_WAITS:
             raise BadRequestError(
                 f"{self._caller.user} waits {waits} times already: end some of those"
+            )
+
+    def _check_has_none(self) -> None:
+        """See that it is in no lease's control group, to leave that with what it has open."""
+        group = f"{self._caller.group()}/"
+        held = [one.cgroup for one in self._store.read().holders.values() if one.cgroup]
+        if any(group.startswith(f"{one}/") for one in held):
+            raise BadRequestError(
+                "this has GPUs by a lease already: ask for all that it needs at once"
             )
 
     def _acquire(self, named: list[str], decision: Decision) -> Grant:
@@ -168,14 +172,20 @@ class Run:
             self._caller.tell({"event": "waiting", "text": text, "place": place.number})
 
     def _enter(self, granted: Grant, decision: Decision) -> dict[str, object]:
-        """Put the caller where it has these GPUs; where that fails, give them back."""
+        """Put the caller where it has these GPUs; where that fails, give them back.
+
+        Raises:
+            BadRequestError, Refused, GoneError, RoomError, OSError, ValueError: it failed.
+        """
         entered = False
         try:
             allowed = next(self._policies()).devices
             devices = [one for one in allowed if one.id in granted.ids]
             if len(devices) < len(granted.ids):
                 raise Refused("the GPUs of this worker have changed just now: run it again")
-            confined = room.enter(self._unit, self._caller, devices, self._who)
+            confined = room.enter(
+                self._unit, self._caller, devices, self._who, self._check_has_none
+            )
             entered = True
         finally:
             with self._store as leased:

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Where a command has its GPUs and no others: a scope of systemd's with rules on devices."""
 
+import collections.abc
 import errno
 import os
 import pathlib
@@ -39,7 +40,13 @@ def group(unit: str) -> str:
     return f"/{SLICE}/{unit}"
 
 
-def enter(unit: str, caller: Caller, devices: list[Device], description: str) -> bool:
+def enter(
+    unit: str,
+    caller: Caller,
+    devices: list[Device],
+    description: str,
+    check: collections.abc.Callable[[], None],
+) -> bool:
     """Put a process into a scope with these devices.
 
     Args:
@@ -47,6 +54,7 @@ def enter(unit: str, caller: Caller, devices: list[Device], description: str) ->
         caller: whose process it is.
         devices: what it is to have.
         description: one line about it.
+        check: is called when nobody else can move it any more, to see that it may be moved.
 
     Returns:
         Whether the others are kept from it, as was tried; a container may have no means to.
@@ -62,7 +70,7 @@ def enter(unit: str, caller: Caller, devices: list[Device], description: str) ->
     rules = ["DevicePolicy=closed", *(f"DeviceAllow={node} rw" for node in nodes)]
     child = scopes.start(unit, argv, slice_name=SLICE, description=description, properties=rules)
     try:
-        _take(child, unit, caller)
+        _take(child, unit, caller, check)
         return all(_is_shut(child, node) for node in _others(nodes))
     except children.EndedError as error:
         raise RoomError(
@@ -75,7 +83,9 @@ def enter(unit: str, caller: Caller, devices: list[Device], description: str) ->
         _wait_gone(child)
 
 
-def _take(child: Child, unit: str, caller: Caller) -> None:
+def _take(
+    child: Child, unit: str, caller: Caller, check: collections.abc.Callable[[], None]
+) -> None:
     """Have the caller in the scope, of which the child is the first process."""
     said = _hear(child)
     caller.check()
@@ -84,7 +94,8 @@ def _take(child: Child, unit: str, caller: Caller) -> None:
             "this process can't be moved, since another one traces it, such as strace: have "
             "gpu-run start that one"
         )
-    # From here on nobody else can have its number.
+    # From here on nobody else can have its number, and no other request of its own moves it.
+    check()
     scopes.move(caller.pid, child.pid, unit)
     caller.check()
     if caller.group() != group(unit):

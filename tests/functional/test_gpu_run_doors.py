@@ -175,6 +175,20 @@ def test_a_second_lease_within_is_refused(box):
     assert "this has GPUs by a lease already" in done.stderr
 
 
+def test_who_asks_twice_at_once_has_one_lease(box):
+    twice = (
+        "one = s\ns = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "s.connect('/run/gpu-run.sock')\nsecond = json.loads(s.recv(4096))['nonce']\n"
+        "one.send(request(timeout=60))\nnonce = second\ns.send(request(timeout=60))\n"
+        "hear(); s = one; hear()"
+    )
+    told = sorted(line for line in speak(box, twice).splitlines() if line != "closed")
+    assert told[0].startswith("granted")
+    # Whichever comes later finds it traced by the other's service, or in its control group.
+    assert told[1].startswith(("refused this has GPUs by a lease", "refused this process can't"))
+    assert len(box.leases()["holders"]) == 1
+
+
 def test_who_is_traced_is_not_taken(box):
     done = box.machine.run(
         box.command("alice", "strace", "-o", "/dev/null", "gpu-run", "true"), check=False
