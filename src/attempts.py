@@ -25,9 +25,7 @@ _FAILURES: typing.Final = (
     nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
     WatchError, GpuRunError, EngineError,
 )  # fmt: skip
-_LOGS: typing.Final = {
-    Part.WEB: "journalctl -u concourse-web", Part.WORKER: "journalctl -u concourse-worker",
-}  # fmt: skip
+_SERVICES: typing.Final = ("concourse-web", "concourse-worker")
 
 _log = logging.getLogger(__name__)
 
@@ -60,5 +58,6 @@ def _refused(part: Part, state: UnitState, error: process.CommandError | OSError
     _log.error("what is done to the part %s failed", part.value, exc_info=error)
     passes = error.starved if isinstance(error, process.CommandError) else False
     passes = passes or (isinstance(error, OSError) and scarcity.is_told_by(error))
-    where = _LOGS.get(part, f"juju debug-log --include {state.unit}")
+    failed = [name for name in _SERVICES if name in str(error)]
+    where = f"journalctl -u {failed[0]}" if failed else f"juju debug-log --include {state.unit}"
     return Failure(part, f"{error}; it is tried again at the next event: {where}", passes)

@@ -116,7 +116,9 @@ def test_a_worker_that_systemd_or_the_disk_refuses_is_told_and_fails_no_hook(
     assert rooms.web is not None
     assert isinstance(after.unit_status, kind)
     assert said in after.unit_status.message
-    assert after.unit_status.message.endswith("next event: journalctl -u concourse-worker")
+    of_service = isinstance(error, process.CommandError)
+    where = "journalctl -u concourse-worker" if of_service else "juju debug-log --include unit/0"
+    assert after.unit_status.message.endswith(f"next event: {where}")
 
 
 def test_the_database_is_asked_for_before_the_release_is_downloaded(context, rooms, monkeypatch):
