@@ -65,10 +65,7 @@ def enter(
         OSError: the same.
     """
     nodes = _nodes(devices)
-    # It ends by itself if this process does: then its stdin is over.
-    argv = [sys.executable, "-B", "-m", "gpu_run.pin", str(os.getpid()), str(caller.pid)]
-    rules = ["DevicePolicy=closed", *(f"DeviceAllow={node} rw" for node in nodes)]
-    child = scopes.start(unit, argv, slice_name=SLICE, description=description, properties=rules)
+    child = _start(unit, caller.pid, nodes, description)
     try:
         _take(child, unit, caller, check)
         return all(_is_shut(child, node) for node in _others(nodes))
@@ -81,6 +78,14 @@ def enter(
     finally:
         child.kill()
         _wait_gone(child)
+
+
+def _start(unit: str, pid: int, nodes: list[str], description: str) -> Child:
+    """Make the scope, with a first process that keeps the caller's number its own."""
+    # It ends by itself if this process does: then its stdin is over.
+    argv = [sys.executable, "-B", "-m", "gpu_run.pin", str(os.getpid()), str(pid)]
+    rules = ["DevicePolicy=closed", *(f"DeviceAllow={node} rw" for node in nodes)]
+    return scopes.start(unit, argv, slice_name=SLICE, description=description, properties=rules)
 
 
 def _take(
