@@ -15,6 +15,7 @@ import sys
 from gpuci import (
     arguments,
     broker,
+    engine_caller,
     engine_facts,
     engine_spec,
     engine_wish,
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
     from gpuci.engine_facts import Facts
     from gpuci.policy import Policy
 
-# podman gives a container 240 s to be made and then forgets it, while the runtime would go on to
-# start it (podman 3 to 5 libpod/define/config.go ContainerCreateTimeout).
-PATIENCE = 220
+# For how long a container may wait at most, in seconds, by its engine. podman holds its lock
+# meanwhile, so that `podman ps` waits too, heeds no Ctrl-C, and gives up after 240 s (podman 3 to
+# 5 libpod/define/config.go ContainerCreateTimeout); of others nothing is known. Docker waits on.
+_PATIENCE = {engine_facts.PODMAN: 60, "": 60}
 
 
 class Paths:
@@ -158,8 +160,8 @@ class _Made:
 
 def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decision) -> str:
     store, host = Store(paths.store), Host()
-    policies_now = _policies(paths)
-    grant = broker.acquire(store, host, policies_now, request, decision)
+    policies_now = _policies(paths, _PATIENCE.get(made.facts.engine))
+    grant = broker.acquire(store, host, policies_now, request, decision, told=engine_caller.check)
     journal.intruders(paths.log, host.intruders, grant.ids)
     policy = next(policies_now)
     own = [
@@ -258,9 +260,10 @@ def _policy(paths: Paths) -> Policy:
     return found
 
 
-def _policies(paths: Paths) -> Iterator[Policy]:
-    """The policy whenever it is asked for, with podman's patience regarded."""
+def _policies(paths: Paths, patience: int | None) -> Iterator[Policy]:
+    """The policy whenever it is asked for, with the engine's patience regarded; None: any."""
     while True:
         found = _policy(paths)
-        found.wait_timeout = min(found.wait_timeout, PATIENCE)
+        if patience is not None:
+            found.wait_timeout = min(found.wait_timeout, patience)
         yield found

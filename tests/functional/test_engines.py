@@ -13,7 +13,7 @@ import pytest
 
 from tests.functional.containerd_worker import NODES, UUIDS
 from tests.functional.engine_machine import DOCKER, NEEDS, PODMAN, engine_machine
-from tests.functional.lease_site import until
+from tests.functional.lease_site import alive, until
 
 GIVEN, CLOSED = "No such device or address", "Operation not permitted"
 ABSENT = "No such file or directory"
@@ -266,6 +266,18 @@ def test_who_waits_is_served_when_a_gpu_comes_free(machine, engine):
         with contextlib.suppress(ProcessLookupError):
             waits.kill()
         waits.communicate()
+
+
+def test_a_podman_that_is_killed_while_it_waits_leaves_nothing(machine):
+    """Its monitor would have the container made, with GPUs, and nobody would know it."""
+    machine.start(PODMAN, "-d", "--name", "one", "-e", "GPU_COUNT=2", PLAIN, "sleep", "1000")
+    waits = machine.begin_start(PODMAN, "--name", "two", "-e", "GPU_COUNT=1", PLAIN, "true")
+    until(lambda: machine.leases()["waiters"], 60)
+    (waiter,) = machine.leases()["waiters"]
+    waits.kill()
+    waits.communicate()
+    until(lambda: not alive(waiter["call"][0]), 60)
+    assert [*machine.leases()["holders"]] != [waiter["container"]]
 
 
 def test_it_is_registered_with_both_and_taken_away(machine):

@@ -5,10 +5,11 @@
 import copy
 import json
 import os
+import socket
 
 import pytest
 
-from gpuci import engine, engine_facts, engine_nodes, engine_spec, engine_wish
+from gpuci import engine, engine_caller, engine_facts, engine_nodes, engine_spec, engine_wish
 from gpuci.arguments import parse
 from gpuci.environment import Variables
 from gpuci.grant import Grant
@@ -338,4 +339,14 @@ def test_nobody_waits_longer_than_podman_does(tmp_path):
     path = tmp_path / "policy.json"
     path.write_text(json.dumps(POLICY))
     paths = engine.Paths("", str(path), "", "", "", "")
-    assert next(engine._policies(paths)).wait_timeout == engine.PATIENCE < 240
+    assert next(engine._policies(paths, 60)).wait_timeout == 60
+    assert next(engine._policies(paths, None)).wait_timeout == 600
+
+
+def test_a_monitor_that_nobody_listens_to_is_known():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        assert not engine_caller.is_deserted(os.getpid(), ours.fileno())
+        theirs.close()
+        assert engine_caller.is_deserted(os.getpid(), ours.fileno())
+    assert not engine_caller.is_deserted(os.getpid(), 4000)
