@@ -61,8 +61,7 @@ def enter(
 
     Raises:
         GoneError: it has ended meanwhile.
-        RoomError: that can't be done.
-        OSError: the same.
+        RoomError, OSError: that can't be done.
     """
     nodes = _nodes(devices)
     child = _start(unit, caller.pid, nodes, description)
