@@ -243,8 +243,12 @@ def test_a_shut_user_slice_leaves_gpu_run_the_only_way(box):
     try:
         assert box.sh(look).stdout.split() == ["/dev/null"]
         assert box.run("sh", "-c", SEES).stdout.split()[0] == "/dev/nvidia0"
+        # Who leaves his gpu-run has left its GPUs.
+        box.sh("systemctl start user@$(id -u alice).service")
+        leave = "export XDG_RUNTIME_DIR=/run/user/$(id -u); systemd-run --user --scope --quiet "
+        assert box.run("sh", "-c", leave + SEES).stdout.split() == ["/dev/null"]
     finally:
-        box.sh("systemctl revert user.slice")
+        box.sh("systemctl stop user@$(id -u alice).service; systemctl revert user.slice")
 
 
 def test_the_number_of_a_process_that_is_held_is_no_others():
