@@ -55,6 +55,7 @@ RARE = (
     "tests/lab/test_drain.py::test_units",
     # What breaks around a build: test_lifecycle.py, test_watch.py.
     "tests/lab/test_outages.py",
+    "tests/lab/test_release.py",
     # What a step sees of its worker: functional/test_task_folders.py, test_lifecycle.py.
     "tests/lab/test_task_world.py",
     "tests/lab/test_restart.py::test_nobody_gets_into",

@@ -1,10 +1,18 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Both keys rotated by their actions on the packed charm, under a build that goes on."""
+"""Both keys rotated by their actions on the packed charm, under builds long and short."""
 
+import contextlib
 import json
+import threading
+import time
 
 from tests.lab.site import READY
+
+LONG = "sleep 27182 || :; echo finished"
+SHORT = "sleep 0.5; echo finished"
+# So many short ones come to their end before, between and after what is done meanwhile.
+ENOUGH = 3
 
 
 def act(site, name, unit, **params):
@@ -15,25 +23,78 @@ def act(site, name, unit, **params):
     return json.loads(row["results"]), row["message"]
 
 
-def test_both_keys_are_rotated_under_a_build(site):
+def builds(site):
+    """Status by number, as web has it; a fly that watches one may have lost its web."""
+    deadline = time.monotonic() + 60
+    while (listed := site.fly.run("builds", "--json", "-c", "500")).returncode:
+        assert time.monotonic() < deadline, listed.stderr
+        time.sleep(0.5)
+    return {build["id"]: build["status"] for build in json.loads(listed.stdout)}
+
+
+@contextlib.contextmanager
+def short_builds(site):
+    """Two at a time, one after the other. Gives a wait for some more; none may be lost."""
+    first, over, ended = max(builds(site), default=0), threading.Event(), []
+
+    def work():
+        command = site.fly.task(["sh", "-c", SHORT], ["gpu"], {"GPU_COUNT": "0"})
+        while not over.is_set():
+            done = site.fly.run(*command)
+            # Where web starts anew there is no build yet.
+            if done.returncode:
+                time.sleep(0.2)
+            else:
+                ended.append(done)
+
+    def wait():
+        deadline, before = time.monotonic() + 120, len(ended)
+        while len(ended) < before + ENOUGH:
+            assert time.monotonic() < deadline, builds(site)
+            time.sleep(0.2)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield wait
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    deadline = time.monotonic() + 120
+    while True:
+        found = {number: status for number, status in builds(site).items() if number > first}
+        if not {"pending", "started"} & {*found.values()}:
+            break
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
+    assert {*found.values()} == {"succeeded"}, found
+
+
+def test_both_keys_are_rotated_under_builds_and_none_is_lost(site):
     authorized = "cat /etc/concourse/keys/authorized_worker_keys"
     host_key = "cat /etc/concourse/keys/tsa_host_key.pub"
-    running = site.start_task("sleep 45; echo finished")
-    before, known = site.sh(authorized, "web/0"), site.sh(host_key)
-    results, why = act(site, "rotate-worker-key", "worker/0")
-    assert results["state"] == "begun", why
-    after = site.sh(authorized, "web/0")
-    assert len(after.splitlines()) == 1
-    assert after != before
-    assert site.status() == READY
+    with short_builds(site) as some_end:
+        running = site.start_task(LONG, params={"GPU_COUNT": "1"})
+        before, known = site.sh(authorized, "web/0"), site.sh(host_key)
+        some_end()
+        results, why = act(site, "rotate-worker-key", "worker/0")
+        assert results["state"] == "begun", why
+        after = site.sh(authorized, "web/0")
+        assert len(after.splitlines()) == 1
+        assert after != before
+        assert site.status() == READY
+        some_end()
 
-    results, why = act(site, "rotate-tsa-key", "web/0")
-    assert results["waits-for"] == "worker/0", why
-    assert site.sh(host_key) != known
-    assert site.sh(host_key).strip() == results["next-public-key"]
-    assert site.published("web/0", "tsa-public-key") == {results["next-public-key"]}
-    assert site.status() == READY
-    site.worker("lab-worker-0", 60)
-    output, _ = running.communicate(timeout=300)
-    assert running.returncode == 0, output
-    assert "finished" in output
+        results, why = act(site, "rotate-tsa-key", "web/0")
+        assert results["waits-for"] == "worker/0", why
+        assert site.sh(host_key) != known
+        assert site.sh(host_key).strip() == results["next-public-key"]
+        assert site.published("web/0", "tsa-public-key") == {results["next-public-key"]}
+        assert site.status() == READY
+        site.worker("lab-worker-0", 60)
+        some_end()
+        assert [worker["state"] for worker in site.fly.workers()] == ["running"]
+        site.sh("pkill -xf 'sleep 27182'")
+        running.communicate(timeout=90)

@@ -176,16 +176,29 @@ class Containers:
         (folder / "user").write_text(user)
         log("container.create", handle=step["handle"], kind=step["kind"], step=step["name"])
         handle, config = step["handle"], str(folder / "config.json")
-        code, _, errors = await self.ctr("containers", "create", "--config", config, handle)
-        if code == 0:
-            code, _, errors = await self.ctr("tasks", "start", "--detach", "--null-io", handle)
-        if code != 0:
+        if why := await self._begin(handle, config):
             await self.ctr("containers", "delete", handle)
-            why = errors.removeprefix("ctr: ")
             raise StandinError(
                 f"find or create container on worker {step['worker']}: "
                 f"starting task: new task: {why}"
             )
+
+    async def _begin(self, handle: str, config: str) -> str:
+        """Make a container with its first process; why that failed, or nothing."""
+        why = ""
+        # Of one that was being made when the worker ended, containerd may learn late.
+        for pause in (0, 1, 4):
+            if pause:
+                await self.ctr("tasks", "delete", "--force", handle)
+                await self.ctr("containers", "delete", handle)
+                await asyncio.sleep(pause)
+            code, _, errors = await self.ctr("containers", "create", "--config", config, handle)
+            if code == 0:
+                code, _, errors = await self.ctr("tasks", "start", "--detach", "--null-io", handle)
+            why = errors.removeprefix("ctr: ") if code else ""
+            if "already exists" not in why:
+                break
+        return why
 
     def _image(self, step: Step, build: int, folder: Path) -> tuple[Path, list[str], str]:
         """The step's root file system, and its image's environment and user."""
