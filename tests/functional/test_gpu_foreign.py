@@ -98,6 +98,18 @@ def test_a_holders_processes_are_no_strangers_wherever_they_are_below_it(machine
     assert machine.look() != {}
 
 
+def test_who_has_left_his_gpu_run_is_a_stranger(machine):
+    leases = {"gpu-run-0123456789ab.scope": [[Card().uuid]]}
+    machine.process(4711, "/gpurun.slice/gpu-run-0123456789ab.scope")
+    machine.set(0, processes="4711 900")
+    assert machine.look(leases=leases) == {}
+    left = "/user.slice/user-1001.slice/user@1001.service/app.slice/run-r1.scope"
+    machine.process(4712, left, name=b"python")
+    machine.set(0, processes="4711 900\n4712 900")
+    found = machine.look(leases=leases)
+    assert found == {Card().uuid: "in use outside CI: pid 4712 (python)"}
+
+
 def test_a_stranger_beside_a_holder_is_seen(machine):
     machine.process(4711, f"/garden/{HOLDER}")
     machine.process(4712, name=b"ollama")
