@@ -25,7 +25,8 @@ _USER = re.compile(r"[a-z](?:-?[a-z0-9]){0,63}")
 
 
 def _refused(option: str, why: str) -> OptionError:
-    return OptionError(option, "(secret)", why)
+    # A name of a field is in it, whatever that is made of.
+    return OptionError(option, "(secret)", why if why.isprintable() else ascii(why)[1:-1])
 
 
 def local_users(fields: Fields, admin: str) -> tuple[tuple[str, str], ...]:
@@ -168,4 +169,12 @@ def settings(fields: Fields) -> tuple[tuple[str, str], ...]:
         if "\0" in value:
             raise _refused(option, f"has in {name} a character that no file of text has")
         found[name] = f"{value}\n" if name in variables.FILES else value
+    for family, needed in variables.LOGINS.items():
+        given = [name for name in found if name.startswith(f"{family}-")]
+        missing = [name for name in needed if name not in found]
+        if given and missing:
+            raise _refused(
+                option, f"has {given[0]} and not {missing[0]}, without which Concourse leaves "
+                "that login out: give both"
+            )  # fmt: skip
     return tuple(found.items())

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests import certificates, once
-from tests.functional.ci_host import DATABASE, Host
+from tests.functional.ci_host import DATABASE, ODD, Host
 from tests.functional.concourse_machine import NEEDS, REAL, concourse_machine
 from tests.secret_search import leaks
 
@@ -17,7 +17,7 @@ pytestmark = NEEDS
 NAME = "db.lab.test"
 PASSWORDS = [secrets.token_hex(12) for _ in range(2)]
 USER = "p:w\"'$%\\ " + secrets.token_hex(8)
-OIDC = secrets.token_hex(16)
+OIDC = f"{ODD} {secrets.token_hex(16)}"
 ADMIN = secrets.token_hex(16)
 KEYS = [secrets.token_hex(16) for _ in range(3)]
 CA = certificates.ca()

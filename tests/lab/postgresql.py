@@ -107,7 +107,7 @@ class Postgresql(PlayedApp):
         machine = hook.park.get(MACHINE)
         user, password = f"relation_id_{relation}", secrets.token_urlsafe(24)
         database = asked["database"]
-        _sql(
+        sql(
             machine,
             # A hook that was killed half-way runs again.
             f"DROP DATABASE IF EXISTS {_quoted(database)};\nDROP ROLE IF EXISTS {user};\n"
@@ -142,7 +142,8 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _sql(machine: Machine, statements: str) -> None:
+def sql(machine: Machine, statements: str) -> None:
+    """Run SQL as the administrator."""
     psql = f"{binaries()}/psql"
     machine.enter(
         "/sbin/runuser", "-u", "postgres", "--", psql, "-X", "-q", "-v", "ON_ERROR_STOP=1",

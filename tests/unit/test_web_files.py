@@ -64,7 +64,10 @@ def test_users_and_members(site):
 
 
 def test_settings_are_written_once_and_go_with_their_secret(site):
-    fields = {"oidc-client-secret": "s `x` $y", "oidc-ca-cert": "PEM\nPEM\n", "ldap-ca-cert": "CA"}
+    fields = {
+        "oidc-client-id": "ci", "oidc-client-secret": "s `x` $y", "oidc-ca-cert": "PEM\nPEM\n",
+        "ldap-ca-cert": "CA",
+    }  # fmt: skip
     told, changed, first = write(site, web_secrets=fields)
     assert changed
     assert told["CONCOURSE_OIDC_CLIENT_SECRET"] == "s `x` $y"

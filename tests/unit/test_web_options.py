@@ -146,12 +146,14 @@ def test_the_key_before_is_never_lost(given, had, then):
 
 def test_settings_by_their_names():
     fields = {
+        "oidc-client-id": "ci",
         "oidc-client-secret": "s",
         "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
         "ldap-host": "h\n",
     }
     web = parse(web_secrets=fields).web
     assert dict(web.settings) == {
+        "oidc-client-id": "ci",
         "oidc-client-secret": "s",
         "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
         "ldap-host": "h",
@@ -169,7 +171,14 @@ def test_settings_by_their_names():
         ({"nonsense": "hidden"}, "use names such as oidc-client-secret"),
         ({"oidc-client-secret": "hid\nden"}, "has in oidc-client-secret no value of one line"),
         ({"oidc-client-secret": ""}, "has in oidc-client-secret no value"),
+        ({"oidc-client-secret": "x\nLD_PRELOAD=/tmp/x.so"}, "has in oidc-client-secret no value"),
+        ({"oidc-client-secret": "x\rCONCOURSE_ADD_LOCAL_USER=me:me"}, "no value of one line"),
+        ({"oidc-client-secret": "x\u2028y"}, "no value of one line"),
         ({"vault-ca-cert": "hid\0den"}, "no file of text"),
+        # Concourse starts without that login, and says nothing.
+        ({"oidc-client-secret": "hidden"}, "has oidc-client-secret and not oidc-client-id"),
+        ({"github-host": "g.example.com"}, "has github-host and not github-client-id"),
+        ({"cf-client-id": "hidden1"}, "has cf-client-id and not cf-client-secret"),
     ],
 )
 def test_settings_that_can_not_be_used(fields, why):
@@ -184,11 +193,25 @@ def test_settings_that_can_not_be_used(fields, why):
         *("add-local-user", "main-team-local-user", "main-team-config", "prometheus-bind-port"),
         *("external-url", "client-secret", "add-client", "garden-request-timeout", "config-rbac"),
         *("PATH", "oidc", "oidc-", "datadog-prefix", "vault-client-token-path", "ld-preload"),
+        *(
+            "LD_PRELOAD",
+            "CONCOURSE_TSA_HOST_KEY",
+            "CONCOURSE_OIDC_ISSUER",
+            "concourse-oidc-issuer",
+        ),
+        *(
+            "oidc-issuer\nLD_PRELOAD",
+            "oidc-issuer=x",
+            "--oidc-issuer",
+            "oidc_issuer",
+            "OIDC-ISSUER",
+        ),
     ],
 )
 def test_what_the_charm_sets_is_nobody_elses(name):
     assert name not in variables.NAMES
-    assert f"has the field {name}" in wrong("web_secrets", {name: "hidden"})
+    shown = name.replace("\n", "\\n")
+    assert f"has the field {shown}" in wrong("web_secrets", {name: "hidden"})
 
 
 def test_each_name_is_one_that_a_juju_secret_takes():
@@ -202,6 +225,11 @@ def test_each_name_is_one_that_a_juju_secret_takes():
 @pytest.mark.parametrize("port", ["8080", "19835", "2222", "65536", "-1", "x"])
 def test_a_port_of_metrics_that_can_not_be_used(port):
     assert refused(web_metrics_port=port).startswith("web-metrics-port")
+
+
+def test_whom_the_main_team_takes_and_what_is_no_login_stand_alone():
+    fields = {"main-team-oidc-group": "admins", "credhub-url": "https://c", "ldap-host": "l"}
+    assert dict(parse(web_secrets=fields).web.settings) == fields
 
 
 def test_no_metrics():
