@@ -97,6 +97,8 @@ def main(argv: list[str]) -> None:
 
 def _serve(paths: Paths, call: arguments.Call, decision: Decision) -> str:
     """Edit what a call is about; the NVIDIA runtime if that is next, or empty."""
+    if not call.container:
+        return ""  # runc refuses it
     try:
         if call.command in {"create", "run", "restore"}:
             return _start(paths, call, decision)

@@ -210,11 +210,11 @@ class Machine(Worker):
         super().close()
         top = pathlib.Path("/sys/fs/cgroup")
         for hierarchy in (top, *top.iterdir()):
-            for below in sorted(
-                pathlib.Path(f"{hierarchy}{self.parent}").glob("**/"), reverse=True
-            ):
+            made = pathlib.Path(f"{hierarchy}{self.parent}")
+            # Above it too, in hierarchies where the tests' own group lies elsewhere.
+            for folder in (*sorted(made.glob("**/"), reverse=True), made.parent):
                 with contextlib.suppress(OSError):
-                    below.rmdir()
+                    folder.rmdir()
 
 
 def _cgroup_parent() -> str:
