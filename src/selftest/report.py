@@ -83,9 +83,10 @@ def headline(report: Report) -> str:
     """The verdict: `passed: quick and isolation, 2 GPUs, 31 checks (2 skipped), 7.4 s`."""
     made = [level.value for level in Level if report.level.includes(level)]
     levels = " and ".join(part for part in (", ".join(made[:-1]), made[-1]) if part)
-    # Of one that was taken away the inventory alone says something.
-    about = [result for result in report.results if result.gpu and result.check != "inventory"]
-    tested = {report.gpu or result.gpu for result in about}
+    # Of one that was taken away the inventory alone says something, and warns.
+    warned = {one.gpu for one in report.results if one.outcome is Outcome.WARNING}
+    tests = [one for one in report.results if one.gpu not in warned or one.check != "inventory"]
+    tested = {report.gpu or one.gpu for one in tests if one.gpu}
     count = len(tested)
     checks = _counted(len(report.results), "check")
     amounts = [

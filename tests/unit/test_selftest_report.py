@@ -65,7 +65,7 @@ def test_table_has_verdict_first_then_checks_then_what_to_do_about_each():
     assert (
         report.table(SICK, GPUS)
         == """\
-failed: quick and isolation, 4 GPUs, 21 checks (2 failed, 1 warned, 1 could not run, 4 skipped),
+failed: quick and isolation, 5 GPUs, 21 checks (2 failed, 1 warned, 1 could not run, 4 skipped),
   7.4 s
 
 check        GPU           outcome  measured  threshold
@@ -113,6 +113,9 @@ def test_headline_of_a_good_run_is_one_short_sentence(level, expected):
         level=level,
     )
     assert report.headline(good) == f"passed: {expected}, 2 GPUs, 3 checks, 7.4 s"
+    taken = INVENTORY.result(Outcome.WARNING, "is passed in no more", gpu="GPU-3")
+    fewer = dataclasses.replace(good, results=(*good.results, taken))
+    assert ", 2 GPUs, 4 checks (1 warned)" in report.headline(fewer)
     on_cpu = dataclasses.replace(good, device="cpu")
     assert report.headline(on_cpu).endswith(", 7.4 s, on the CPU, which proves no GPU")
 
