@@ -39,6 +39,8 @@ RARE = (
     "tests/lab/test_two_webs.py",
     # functional/test_backup.py, functional/test_backup_faults.py.
     "tests/lab/test_backup.py",
+    # functional/test_web_machine.py, unit/test_web_database.py.
+    "tests/lab/test_database.py",
     # No code of the charm is in it: what its page says to nginx, HAProxy and Caddy.
     "tests/functional/test_reverse_proxy.py",
     # lab/test_two_webs.py::test_no_secret_shows, functional/test_web_machine.py.
