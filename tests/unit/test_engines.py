@@ -6,13 +6,14 @@ import json
 import pathlib
 
 import pytest
+from ops import testing
 
 from engines import docker, docker_unit, front, json_text, podman, registration
 from engines.error import EngineError
 from machine.process import Completed
 from plan import plan
 from plan.parts import EnginesPlan, Keep
-from tests.unit.situations import gpu_unit, refused
+from tests.unit.situations import gpu_unit, refused, state, tsa
 
 OURS = {"path": "/opt/gpu-ci/engines/gpu-ci"}
 # How people set such files out.
@@ -332,3 +333,14 @@ def test_members_are_told_as_json_tells_them():
     assert [one.name for one in json_text.members(text)] == ["a", "c"]
     assert json_text.without_member(text, 0, "a") == '{"c" : [1, "{"] }'
     assert json_text.without_member(text, 0, "c") == '{"a": {"b": "}"} }'
+
+
+def test_an_engine_that_can_not_have_it_stops_no_task(context, rooms, monkeypatch):
+    def refuse(_):
+        raise EngineError("daemon.json is no JSON: repair it")
+
+    monkeypatch.setattr(registration, "ensure", refuse)
+    on = {"enable_gpu": True, "container_engines": "docker"}
+    after = context.run(context.on.config_changed(), state(relations=[tsa()], **on))
+    assert after.unit_status == testing.BlockedStatus("daemon.json is no JSON: repair it")
+    assert {"wrapper.apply", "worker.apply"} <= set(rooms.calls)
