@@ -185,6 +185,8 @@ RARE = (
         )
     ),
     "tests/soak/test_health_storm.py",
+    # All who use GPUs at once: functional/test_engines.py, test_gpu_run.py, test_leases_*.py.
+    "tests/soak/test_line_storm.py",
     # Restarts under load, again and again: lab/test_restart.py, unit/test_ci_restart.py.
     "tests/soak/test_restart_storm.py",
     "tests/functional/test_gpu_reset.py",

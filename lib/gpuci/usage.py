@@ -25,6 +25,10 @@ from gpuci.table import JOB, STEP, Call, Holder, names_container
 # start or an exec may take before the devices go to somebody else: a hook can be made to hang.
 STARTING = 60
 
+# How runc calls a container's first process until that is started, which `runc create` alone does
+# not do (runc 1.0 to 1.5 libcontainer/nsenter/nsexec.c).
+_NOT_STARTED = "runc:["
+
 # What makes all ids of one length equal.
 _ID = str.maketrans("0123456789abcdef", "0" * 16)
 
@@ -73,7 +77,8 @@ class Host:
 
         Another kind of holder uses them while such a process or call lives, and then: an engine's
         container while its first process does, or, where nobody tells which that is, any; a job
-        while anything lives in its control group, which may take STARTING seconds to come.
+        while anything lives in its control group. The container's program may take STARTING
+        seconds to be started, and so may the job's group to come.
 
         Raises:
             OSError: that can't be told.
@@ -98,15 +103,21 @@ class Host:
 
     def _lives(self, holder: Holder, cgroup: str) -> bool:
         """Whether a container of an engine, or a job, that nothing starts any more, lives."""
-        init = self._init(holder)
+        init, is_new = self._init(holder), self.now() - holder.since < STARTING
         if init:
             inside = bool(cgroup) and self._inside(init, cgroup)
-            return inside and self._started(init) is not None
-        if cgroup and self._living(groups.folder(self._root, cgroup)):
-            holder.execs = True
-            return True
-        # A call that starts a container lives until that is there; a job's unit comes later.
-        return holder.kind == JOB and not holder.execs and self.now() - holder.since < STARTING
+            living = {init} if inside and self._started(init) is not None else set[int]()
+        else:
+            living = self._living(groups.folder(self._root, cgroup)) if cgroup else set[int]()
+        if holder.kind == JOB:
+            # A call that starts a container lives until that is there; a job's unit comes later.
+            holder.execs |= bool(living)
+            return bool(living) or (is_new and not holder.execs)
+        return bool(living) and (is_new or any(map(self._is_begun, living)))
+
+    def _is_begun(self, init: int) -> bool:
+        """Whether a container's own program runs: its engine may be killed before it starts it."""
+        return not proc.read(f"{self._root}/proc/{init}/comm").startswith(_NOT_STARTED)
 
     def processes(self, container: str, holder: Holder) -> list[str]:
         """The exec ids of a step's processes that live, such as `task`; none of other kinds."""

@@ -109,9 +109,9 @@ class Box:
 
 
 @contextlib.contextmanager
-def started(name):
+def started(name, more=()):
     """A Box with gpu-run."""
-    with selftest_machine.started(name) as host:
+    with selftest_machine.started(name, more) as host:
         box = Box(host)
         host.sh(
             f"groupadd --system {GROUP}; touch /srv/charm/stamp; "

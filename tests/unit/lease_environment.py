@@ -71,6 +71,13 @@ class Environment:
         world = self.world
         if path == "/proc/self/mountinfo":
             return "31 23 0:28 / /cg rw - tmpfs t rw\n36 31 0:33 / /cg rw - cgroup c rw,devices\n"
+        if found := re.fullmatch(r"/proc/(\d+)/comm", path):
+            own = [
+                each.begun_own
+                for each in world.containers
+                if each.has_init and world.pid(each, "init") == int(found[1])
+            ]
+            return "sh\n" if own == [True] else "runc:[2:INIT]\n"
         if found := re.fullmatch(r"/proc/(\d+)/(stat|cgroup)", path):
             process = world.processes().get(int(found[1]))
             if process is None:

@@ -31,10 +31,11 @@ A process in it:
     runs --die--> over                    its pid file goes with it, or stays (`die untold`)
     child --child dies--> no child        by itself; an `immortal` container's in no other way
 
-A container of an engine goes the same way, and is held as long as its init lives, or, where no
-init.pid tells which that is, as anything in it does. A job has no bundle, and its first process
-is the init here: it is held as long as anything of it lives. Killed at `call`, its call may have
-asked for the unit already, which then comes within a minute of the grant, or not at all:
+A container of an engine goes the same way, and is held as long as its init lives, once that has
+begun (made --begin--> made), or, where no init.pid tells which that is, as anything in it does. A
+job has no bundle, and its first process is the init here: it is held as long as anything lives.
+Killed at `call`, its call may have asked for the unit already, which then comes within a minute of
+the grant, or not at all:
 
     call --kill--> pending --start late--> made    init --end--> made
     init --fork--> init with a child, which outlives it unless it has a PID namespace of its own

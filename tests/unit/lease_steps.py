@@ -36,8 +36,11 @@ def _container_steps(container, left):
         yield "give back"
         if left.get("kills"):
             yield "kill self-test"
-    if container.has_init and not container.forked and left.get("forks"):
+    own = container.kind != "container" or container.begun_own
+    if container.has_init and own and not container.forked and left.get("forks"):
         yield "fork"
+    if container.phase == "made" and not own:
+        yield "begin"
     if container.forked:
         yield "forked dies"
     yield from {
@@ -59,7 +62,8 @@ def _container_steps(container, left):
 
 def _exec_steps(container, number, execed, left):
     before = container.execs[number - 1].phase if number else ""
-    if execed.phase == "idle" and container.phase == "made" and before != "idle":
+    own = container.kind != "container" or container.begun_own
+    if execed.phase == "idle" and container.phase == "made" and own and before != "idle":
         yield "exec"
     if execed.phase in EXEC_RUNS and left.get("kills"):
         yield "kill"
@@ -139,7 +143,8 @@ def _container_step(world, container, kind):
         container.phase, container.born = "init", world.clock
     elif kind == "start late":
         container.phase, container.born = "made", world.clock
-    elif kind in ("fork", "forked dies"):
+    elif kind in ("begin", "fork", "forked dies"):
+        container.begun_own = True
         container.forked = kind == "fork"
     elif kind == "end init":
         container.end_init()
@@ -149,11 +154,7 @@ def _container_step(world, container, kind):
         for each in container.execs:
             each.stale = False
     elif kind == "again":
-        container.tries -= 1
-        container.attempt += 1
-        container.execs = [type(each)() for each in container.execs]
-        container.phase, container.come, container.granted = "idle", False, 0
-        container.count = container.count if container.later is None else container.later
+        container.begin_anew()
     else:
         container.phase = {"tell": "filed", "end": "made", "fail": "over"}[kind]
 

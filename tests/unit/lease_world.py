@@ -55,7 +55,8 @@ class Container:
     the init here. Of a job there is more: pending (the call was killed, and systemd starts the
     unit all the same, or not). forked: whether init left a process of its own session. bare: init
     has no PID namespace of its own, so nothing dies with it. named: the very devices that it
-    asks for.
+    asks for. begun_own: whether the program of an engine's container was started, after which
+    alone its init is more than the runtime's own.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Container:
     ):
         self.name, self.count, self.tries, self.immortal = name, count, tries, immortal
         self.kind, self.bare, self.named = kind, bare or kind == "job", list(named)
-        self.count, self.forked = len(named) or count, False
+        self.count, self.forked, self.begun_own = len(named) or count, False, False
         self.later = later  # how many it asks for when it is created anew, if that differs
         self.reserves, self.held, self.sessions = list(reserves), False, sessions
         self.phase, self.attempt, self.born = "idle", 0, 0
@@ -86,6 +87,7 @@ class Container:
     def key(self):
         execs = tuple(each.key for each in self.execs)
         told = (tuple(self.ids), self.alone, self.come, self.held, self.forked)
+        told += (self.begun_own,)
         times = (self.born, self.begun, self.granted, self.overtaken, self.denied)
         return self.phase, self.attempt, times, self.tries, execs, told
 
@@ -130,7 +132,8 @@ class Container:
         if self.kind == "job":
             return self.uses or (expected_since is not None and clock - expected_since < 60)
         if self.kind == "container":
-            return self.uses and self.phase != "dead"
+            is_own = self.begun_own or clock - self.granted < 60
+            return self.uses and self.phase != "dead" and is_own
         if self.phase in ("filed", "made") and not self.come and clock - self.granted < 60:
             return True
         if self.has_sessions_alone:
@@ -149,6 +152,14 @@ class Container:
     def exec_name(self, number):
         """The exec id."""
         return SESSION.format(number) if number >= self.sessions else f"exec{number}"
+
+    def begin_anew(self):
+        """It is created once more, under the same id."""
+        self.tries -= 1
+        self.attempt += 1
+        self.execs = [type(each)() for each in self.execs]
+        self.phase, self.come, self.granted, self.begun_own = "idle", False, 0, False
+        self.count = self.count if self.later is None else self.later
 
     def end_init(self):
         """Its first process ends."""

@@ -57,6 +57,21 @@ def test_what_a_container_leaves_behind_is_no_use_and_goes_with_it(tree):
     assert {*tree.killed} == left
 
 
+def test_a_container_that_is_never_started_has_a_minute(tree):
+    """As where podman is killed between create and start: runc's own process stays."""
+    holder = of_kind(tree, "finished", CONTAINER)
+    holder.since = tree.host.now()
+    tree.write(f"/proc/{tree.pid('finished')}/comm", "runc:[2:INIT]\n")
+    assert tree.host.in_use("finished", holder)
+    tree.patience = 61
+    assert not tree.host.in_use("finished", holder)
+    init = tree.pid("finished")
+    tree.path(f"{holder.bundle}/init.pid").unlink()
+    assert not tree.host.in_use("finished", holder), "nor where nobody tells which it is"
+    tree.write(f"/proc/{init}/comm", "sh\n")
+    assert tree.host.in_use("finished", holder)
+
+
 def test_where_nobody_tells_which_is_the_first_any_process_of_a_container_is_use(tree):
     holder = of_kind(tree, "finished", CONTAINER)
     (init,) = tree.its("finished")

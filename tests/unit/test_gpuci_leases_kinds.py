@@ -118,7 +118,7 @@ STATES, STEPS = (48_000, 130_000) if SOAK else (36_000, 88_000)
 KINDS = {
     "create granted", "create waits", "create killed", "create refused", "look granted",
     "exec granted", "exec refused", "start", "fail", "tell", "end", "end init", "delete", "again",
-    "fork", "forked dies", "start late", "child", "kill", "minute", "switch",
+    "begin", "fork", "forked dies", "start late", "child", "kill", "minute", "switch",
     "reserve granted", "reserve refused", "quarantine", "in the middle of a decision",
 }  # fmt: skip
 
@@ -162,6 +162,9 @@ BREACHES = {
     "a unit may come for ever": (put(usage, "STARTING", 10**6), "a job", "grant"),
     "a container lasts for ever": (
         put(usage.Host, "_lives", lambda *_: True), "an engine's container", "grant",
+    ),
+    "a container may wait for its start for ever": (
+        put(usage.Host, "_is_begun", lambda *_: True), "an engine's container", "grant",
     ),
     "what a container leaves keeps its devices": (
         put(usage.Host, "_init", lambda *_: 0),
