@@ -55,7 +55,7 @@ def check(one, had, shot):
     # gpu-run has one name for all calls of a command.
     is_shot |= one["kind"] == "gpu-run" and any("gpu-run" in words for words in shot)
     if not (one["killed"] or is_shot):
-        assert one["status"] == 0, one
+        assert one["status"] == 0, (one["said"], one)
         assert had, one
     if had:
         assert len(had.replace("-", "")) == one["count"], (one, had)

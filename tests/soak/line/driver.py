@@ -70,7 +70,7 @@ class One:
         if self.kind == "podman":
             many = ["-e", f"GPU_COUNT={self.count}"]
             if self.named:
-                many = ["--device", f"nvidia.com/gpu={self.named[0]}"]
+                many = ["--device", f"/dev/nvidia{self.named[0]}"]
         elif self.named:
             many = ["--gpus", f"device={self.named[0]}"]
         else:
