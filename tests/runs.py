@@ -138,6 +138,7 @@ def _holds_mounts(folder: str) -> bool:
 
 def _kill(directories: list[pathlib.Path]) -> None:
     deadline = time.monotonic() + _SECONDS
+    cgroups.thaw(directories)
     # A run that was broken off is still in its own cgroups.
     while alive := cgroups.processes(directories) - {os.getpid()}:
         for pid in alive:

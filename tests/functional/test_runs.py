@@ -81,6 +81,24 @@ def test_what_a_killed_run_left_goes_when_the_next_begins(begun, tmp_path):
     assert not mark.exists()
 
 
+def test_what_stood_still_in_a_killed_run_goes_too(begun):
+    run, mark, left = begun("frozen")
+    run.send_signal(signal.SIGKILL)
+    run.wait(60)
+    switches = [
+        switch
+        for directory in cgroups.find(f"gpuci-tests-{mark.name}")
+        for name, word in (("freezer.state", "FROZEN"), ("cgroup.freeze", "1"))
+        for switch in directory.rglob(name)
+        if switch.write_text(word)
+    ]
+    assert switches
+
+    begun("next")
+    assert not processes.is_alive(left)
+    assert not mark.exists()
+
+
 def test_what_a_process_of_a_run_left_goes_when_that_ends(begun, tmp_path):
     """A lab, say, whose pytest-xdist worker died."""
     run, mark, _left = begun("broken")
