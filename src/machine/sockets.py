@@ -23,7 +23,8 @@ _DONE: typing.Final = (2, 3)  # NLMSG_ERROR, NLMSG_DONE
 _INFO: typing.Final = 2  # INET_DIAG_INFO
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE, _INODE = 72, 68  # struct inet_diag_msg, and where in it the inode is
-_LAST_SENT, _LAST_RECEIVED = 44, 52  # in struct tcp_info (tcp.h): milliseconds since then
+# In struct tcp_info (tcp.h): milliseconds since then, and how many bytes in all.
+_LAST_SENT, _LAST_RECEIVED, _RECEIVED = 44, 52, 128
 _ANSWER: typing.Final = 1 << 16
 
 
@@ -72,15 +73,28 @@ def silence(inodes: collections.abc.Collection[int]) -> float:
         OSError: the kernel does not tell.
     """
     ages = [math.inf]
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for inode, since in _last_data(family):
-            if inode in inodes:
-                ages.append(since)
+    for inode, info in _told():
+        if inode in inodes:
+            ages += [_number(info, at, 4) / 1000 for at in (_LAST_SENT, _LAST_RECEIVED)]
     return min(ages)
 
 
-def _last_data(family: int) -> collections.abc.Iterator[tuple[int, float]]:
-    """The inode of each established connection, and seconds since data last came or went."""
+def expecting(inodes: collections.abc.Collection[int]) -> int:
+    """On how many of these connections nothing has come so far.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    return sum(inode in inodes and not _number(info, _RECEIVED, 8) for inode, info in _told())
+
+
+def _told() -> collections.abc.Iterator[tuple[int, bytes]]:
+    """The inode of each established connection, and its tcp_info."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        yield from _told_of(family)
+
+
+def _told_of(family: int) -> collections.abc.Iterator[tuple[int, bytes]]:
     established = 1 << int(_ESTABLISHED, 16)
     body = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), established)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asked:
@@ -90,11 +104,13 @@ def _last_data(family: int) -> collections.abc.Iterator[tuple[int, float]]:
             for kind, message in _messages(asked.recv(_ANSWER), _HEADER.size):
                 if kind in _DONE:
                     return
-                inode = int.from_bytes(message[_INODE : _INODE + 4], sys.byteorder)
                 for name, info in _attributes(message[_MESSAGE:]):
                     if name == _INFO:
-                        last = (info[at : at + 4] for at in (_LAST_SENT, _LAST_RECEIVED))
-                        yield inode, min(int.from_bytes(b, sys.byteorder) for b in last) / 1000
+                        yield _number(message, _INODE, 4), info
+
+
+def _number(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], sys.byteorder)
 
 
 def _messages(data: bytes, head: int) -> collections.abc.Iterator[tuple[int, bytes]]:

@@ -24,8 +24,9 @@ class World:
     Attributes:
         steps: by name: when its process begins, ENDED if it has, None while it waits to be made.
         attaches: after how many seconds from the new worker's start a step's output is open.
-        connects: after how many more web has all its connections to it.
+        connects: after how many more web is told that it is attached.
         asks: times at which web asks for something.
+        requests: port and end of what web has asked for.
     """
 
     def __init__(self, monkeypatch, tmp_path):
@@ -33,8 +34,8 @@ class World:
         self.steps, self.attaches, self.connects, self.asks = {}, 3.0, 0.1, []
         self.volumes = tmp_path
         (tmp_path / "init").mkdir()
-        self.frozen, self.log, self.said, self.stood = {}, [], [], []
-        self.reads = True
+        self.frozen, self.log, self.said, self.stood, self.graces = {}, [], [], [], []
+        self.reads, self.requests = True, []
         fakes = {
             (restart.time, "monotonic"): lambda: self.now,
             (restart.time, "sleep"): self.sleep,
@@ -44,6 +45,7 @@ class World:
             (restart.leftovers, "end_processes"): self.kill,
             (restart.sockets, "connections"): self.connections,
             (restart.sockets, "silence"): self.silence,
+            (restart.sockets, "expecting"): self.expecting,
             (restart.outside, "open_files"): self.open,
             (restart.outside, "parent"): lambda pid: pid + 1,
             (restart.freezer, "switch"): lambda _, name: pathlib.Path(name),
@@ -51,6 +53,7 @@ class World:
         }
         for (module, name), fake in fakes.items():
             monkeypatch.setattr(module, name, fake)
+        monkeypatch.setattr(restart, "_stood", {})
 
     def sleep(self, seconds):
         self.now += seconds
@@ -81,16 +84,24 @@ class World:
         first = 200 if pid == OLD and self.born and attached else 100
         return dict(enumerate(there.values(), first)) if reads else {}
 
-    def connections(self, pid):
-        """Web's to the worker's Garden server: one asks to attach, and two are for the output."""
-        if pid != NEW:
-            return ()
-        running = sum(bool(one.step) for one in self.containers())
-        each = 3 if self.now >= self.born + self.attaches + self.connects else 1
-        return [sockets.Connection(1, "127.0.0.1", 7777, 0)] * (running * each)
+    def connections(self, _):
+        """Web's to the worker's servers: for each process that it is attached to, or is to be."""
+        running = [
+            number for number, one in enumerate(self.containers()) if one.step and self.reads
+        ]
+        asked = [(7777, number) for number in running]
+        asked += [(port, 100 + number) for number, (port, _) in enumerate(self.requests)]
+        return [sockets.Connection(inode, "127.0.0.1", port, 0) for port, inode in asked]
 
-    def kill(self, pids, _):
+    def expecting(self, inodes):
+        """Those to whom the worker has said nothing yet."""
+        connected = not self.born or self.now >= self.born + self.attaches + self.connects
+        ends = {100 + number: end for number, (_, end) in enumerate(self.requests)}
+        return sum(self.now < ends[one] if one >= 100 else not connected for one in inodes)
+
+    def kill(self, pids, grace):
         self.log.append("end")
+        self.graces.append(grace)
         assert pids == ([OLD] if self.pid else [])
         self.pid = 0
 
@@ -178,8 +189,8 @@ def test_steps_stand_still_for_webs_own_restart_too(world):
     """The worker's process stays, so that web attaches by other descriptors of it."""
     world.steps = {"a": 0.0}
 
-    def web(pid):
-        assert (pid, world.frozen.keys()) == (OLD, {"a"})
+    def web(pid, grace):
+        assert (pid, grace, world.frozen.keys()) == (OLD, 0.0, {"a"})
         world.log.append("web")
         world.born = world.now
 
@@ -190,8 +201,8 @@ def test_steps_stand_still_for_webs_own_restart_too(world):
 
 def test_web_alone_on_its_machine_is_restarted_at_once(world):
     world.pid = 0
-    restart.beside(SERVICE, world.volumes, world.log.append, world.said.append)
-    assert world.log == [0]
+    restart.beside(SERVICE, world.volumes, lambda *how: world.log.append(how), world.said.append)
+    assert world.log == [(0, 0.0)]
 
 
 def test_a_step_that_web_did_not_read_does_not_wait_for_it(world):
@@ -258,7 +269,16 @@ def test_as_long_as_web_asks_it_is_not_restarted(world):
     world.asks = [1000 + number / 10 for number in range(20)]
     world.gently()
     assert world.born >= world.asks[-1] + 0.8
+    assert world.graces == [0.0]
     assert world.log.count("end") == 1
+
+
+@pytest.mark.parametrize("port", [7777, 7788])
+def test_a_request_of_webs_is_waited_for_though_nothing_is_said_meanwhile(world, port):
+    """One that starts a process in a container of long ago, say, by a slow containerd."""
+    world.steps, world.requests = {"a": 0.0}, [(port, 1002.5)]
+    world.gently()
+    assert 1002.5 <= world.born < 1003
 
 
 def test_without_rest_it_is_tried_for_a_minute_and_no_step_stands_still_for_20_seconds(world):
@@ -271,9 +291,20 @@ def test_without_rest_it_is_tried_for_a_minute_and_no_step_stands_still_for_20_s
     assert guards[0] > guards[1] > guards[2] > 11
     assert 1060 < world.born < 1070
     assert "Waiting for tasks that stood still before, before a restart" in world.said
+    assert world.graces == [2.0]
     assert world.log.count("start") == 1
     marks = [line for line in world.log if line in ("freeze a", "thaw a")]
     assert marks == ["freeze a", "thaw a"] * 3
+    assert sum(world.stood) < 20
+
+
+def test_what_stood_still_for_web_does_not_stand_still_for_the_worker_for_as_long_again(world):
+    """Both are restarted in one hook, where both are on one machine."""
+    world.steps, world.attaches = {"a": 0.0}, 9.0
+    restart.beside(SERVICE, world.volumes, lambda *_: setattr(world, "born", world.now), print)
+    assert 9 < sum(world.stood) < 13
+    world.gently()
+    assert "Waiting for tasks that stood still before, before a restart" in world.said
     assert sum(world.stood) < 20
 
 

@@ -46,10 +46,16 @@ def test_silence_ends_with_data_of_either_side(family, address):
             ends = [{os.fstat(one.fileno()).st_ino} for one in (client, answering)]
             time.sleep(0.3)
             assert all(sockets.silence(end) >= 0.25 for end in ends)
+            client.send(b"x")
+            answering.recv(1)
+            assert all(sockets.silence(end) < 0.25 for end in ends)
+            # Who has asked for something is in expectation of the answer.
+            assert [sockets.expecting(end) for end in ends] == [1, 0]
             answering.send(b"x")
             client.recv(1)
-            assert all(sockets.silence(end) < 0.25 for end in ends)
+            assert sockets.expecting(set.union(*ends)) == 0
 
 
 def test_without_a_connection_there_is_nothing_but_silence():
     assert sockets.silence(()) == math.inf
+    assert sockets.expecting(()) == 0

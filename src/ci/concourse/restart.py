@@ -19,7 +19,12 @@ import time
 import typing
 
 from ci.concourse import steps
-from ci.concourse.upstream import GARDEN_PORT, TSA_PORT, WEB_REQUEST_TIMEOUT
+from ci.concourse.upstream import (
+    BAGGAGECLAIM_PORT,
+    GARDEN_PORT,
+    TSA_PORT,
+    WEB_REQUEST_TIMEOUT,
+)
 from machine import files, freezer, leftovers, outside, services, sockets
 
 # Where containerd has the output of processes (2.3.1 pkg/cio/io_unix.go).
@@ -39,14 +44,12 @@ _SETTLING: typing.Final = 3.5
 _HELD: typing.Final = 19.0
 _ENOUGH: typing.Final = 13.0
 _PAUSE: typing.Final = 3.0
-# What goes on with a request when it is told to end takes as long; it is not waited for longer.
+# Without rest requests go on for as long; at rest none is lost but one that comes before the end.
 _STOP: typing.Final = 2.0
-# From when the output is open: two calls to containerd, before which a step must not end. Then web
-# opens its two other connections (garden's client streamProcess, and none of its connections is
-# used twice: 8.3.0 atc/worker/gardenruntime/gclient/connection). Not seen, they are waited for.
+# From when the output is open: two calls to containerd, before which a step must not end. Web is
+# answered after them; where it is seen to wait for something, a step waits for longer.
 _ATTACHING: typing.Final = 1.0
-_CONNECTIONS: typing.Final = 3
-_UNSEEN: typing.Final = 4.0
+_UNANSWERED: typing.Final = 4.0
 # A container that has no process by then gets none: its build was aborted.
 _BEGINNING: typing.Final = 10.0
 # What is made for longer waits for a GPU, and is not done sooner where the others stand still.
@@ -54,6 +57,14 @@ _WAITS: typing.Final = 3.0
 # For how long a good moment is waited for, and tried; then comes one more try.
 _PATIENCE: typing.Final = 60.0
 
+_REST: typing.Final = {True: "rest", False: "no rest"}
+
+Restart = collections.abc.Callable[[int, float], None]
+"""Restarts something: given the number of the worker's process, 0 where none runs; and for how
+many seconds what is under way there may go on."""
+
+# For how long steps have stood still in this hook, which may restart both web and the worker.
+_stood: dict[str, float] = {}
 _log = logging.getLogger(__name__)
 
 
@@ -75,9 +86,9 @@ def worker(
         OSError: what runs can't be looked at.
     """
 
-    def restart(pid: int) -> None:
-        # At once, since systemctl takes its time to begin.
-        leftovers.end_processes([pid] if pid else [], _STOP)
+    def restart(pid: int, grace: float) -> None:
+        # At once, since systemctl takes its time to begin, and web may ask for something any time.
+        leftovers.end_processes([pid] if pid else [], grace)
         services.ensure_running(service, restart=True)
 
     beside(service, volumes, restart, progress)
@@ -86,7 +97,7 @@ def worker(
 def beside(
     service: str,
     volumes: pathlib.Path,
-    restart: collections.abc.Callable[[int], None],
+    restart: Restart,
     progress: collections.abc.Callable[[str], None],
 ) -> None:
     """Restart something while this machine's steps stand still, where a worker runs here.
@@ -94,7 +105,7 @@ def beside(
     Args:
         service: the worker's unit.
         volumes: where its baggageclaim has them.
-        restart: does it; given the number of the worker's process, 0 where none runs.
+        restart: does it.
         progress: told what is waited for.
 
     Raises:
@@ -103,7 +114,7 @@ def beside(
     """
     pid = services.main_pid(service)
     if not pid:
-        restart(0)
+        restart(0, 0.0)
         return
     steps_of = _Worker(service, pid, volumes)
     end = time.monotonic() + _PATIENCE
@@ -122,29 +133,32 @@ class _Worker:
 
     def __init__(self, service: str, pid: int, volumes: pathlib.Path) -> None:
         self._service, self._pid, self._volumes = service, pid, volumes
-        # For how long steps have stood still in earlier tries, by name.
-        self._stood: dict[str, float] = {}
         # The steps that stand still, by name: what thaws each.
         self._held: dict[str, pathlib.Path] = {}
         # What web reads of their output, and by which descriptors all that it reads is open.
         self._read: dict[str, set[str]] = {}
         self._open: dict[int, str] = {}
 
-    def hold_for(self, restart: collections.abc.Callable[[int], None], *, anyway: bool) -> bool:
+    def hold_for(self, restart: Restart, *, anyway: bool) -> bool:
         """Restart something meanwhile. Return False without rest, where it is not `anyway`."""
         left = self._left(steps.containers())
-        frozen, begun = freezer.Freezer(left), time.monotonic()
+        frozen, begun, held = freezer.Freezer(left), time.monotonic(), set[str]()
         frozen.begin()
         try:
-            if not self._comes_to_rest(frozen) and not anyway:
+            at_rest = self._comes_to_rest(frozen)
+            held, took = {*self._held}, time.monotonic() - begun
+            if at_rest or anyway:
+                restart(self._pid, 0.0 if at_rest else _STOP)
+            # Not before that: to log takes a call to Juju.
+            _log.info("%s after %.1f s: %d steps stand still", _REST[at_rest], took, len(held))
+            if not at_rest and not anyway:
                 return False
-            restart(self._pid)
             self._thaw_attached(frozen, begun + left)
             return True
         finally:
             frozen.end()
-            for name in self._held:
-                self._stood[name] = self._stood.get(name, 0.0) + time.monotonic() - begun
+            for name in held:
+                _stood[name] = _stood.get(name, 0.0) + time.monotonic() - begun
             self._held.clear()
 
     def obstacle(self) -> str:
@@ -160,7 +174,7 @@ class _Worker:
 
     def _left(self, there: list[steps.Container]) -> float:
         """For how many seconds those that are there may stand still yet."""
-        stood = [self._stood.get(one.name, 0.0) for one in there if one.step]
+        stood = [_stood.get(one.name, 0.0) for one in there if one.step]
         return _HELD - max(stood, default=0.0)
 
     def _comes_to_rest(self, frozen: freezer.Freezer) -> bool:
@@ -170,12 +184,14 @@ class _Worker:
             there = steps.containers()
             making = self._hold(there, frozen)
             self._look_at_outputs(there)
-            if self._knows_outputs() and not making and self._silence() > _STILL:
-                took, number = time.monotonic() - begun, len(self._held)
-                _log.info("rest after %.1f s: %d steps stand still", took, number)
+            if (
+                self._knows_outputs()
+                and not making
+                and self._silence() > _STILL
+                and not self._requests(self._pid)
+            ):
                 return True
             time.sleep(_EVERY)
-        _log.info("no rest within %.1f s", _SETTLING)
         return False
 
     def _hold(self, there: list[steps.Container], frozen: freezer.Freezer) -> bool:
@@ -198,11 +214,7 @@ class _Worker:
             for one in sockets.connections(self._pid)
             if one.port == TSA_PORT or not ipaddress.ip_address(one.address).is_loopback
         }
-        try:
-            return sockets.silence(tunnel)
-        except OSError as error:
-            _log.warning("the kernel does not tell of connections: %s", error.strerror)
-            return math.inf  # what is being made is seen all the same
+        return _told_or(math.inf, sockets.silence, tunnel)
 
     def _look_at_outputs(self, there: list[steps.Container]) -> None:
         """Note what web reads, and what of it is of each step that stands still."""
@@ -231,31 +243,46 @@ class _Worker:
         begun, number = time.monotonic(), len(self._held)
         while self._held and (now := time.monotonic()) < end:
             anew = self._opened_anew()
-            heard = self._hears_from(anew)
-            enough = _ATTACHING if heard else _UNSEEN
+            answered = not self._requests(services.main_pid(self._service))
+            enough = _ATTACHING if answered else _UNANSWERED
             for name, path in [*self._held.items()]:
                 if self._read.get(name, set()) <= anew:
                     seen.setdefault(name, now)
                 if now - seen.get(name, now) >= enough:
-                    if not heard:
-                        _log.info("web was not seen to be told that %s runs", name)
+                    if not answered:
+                        _log.info("web may not have been told that %s runs", name)
                     frozen.thaw(path)
                     del self._held[name]
             time.sleep(0.05)
         took = time.monotonic() - begun
         _log.info("%d of %d steps attached after %.1f s", number - len(self._held), number, took)
 
-    def _hears_from(self, outputs: set[str]) -> bool:
-        """Whether web has all its connections to the processes whose output is open."""
-        pid = services.main_pid(self._service)
-        garden = [one for one in sockets.connections(pid) if one.port == GARDEN_PORT]
-        return len(garden) >= _CONNECTIONS * len({one.rpartition("-")[0] for one in outputs})
+    @staticmethod
+    def _requests(pid: int) -> float:
+        """How many requests of web's have no answer so far.
+
+        Each has a connection of its own (8.3.0 atc/worker/factory.go DisableKeepAlives,
+        gardenruntime/gclient/connection), which the worker forwards to its own servers.
+        """
+        ports = (GARDEN_PORT, BAGGAGECLAIM_PORT)
+        forwarded = {one.inode for one in sockets.connections(pid) if one.port in ports}
+        return _told_or(0, sockets.expecting, forwarded)
 
     def _opened_anew(self) -> set[str]:
         """The output that another process has open, or the same by other descriptors."""
         pid = services.main_pid(self._service)
         there = outside.open_files(pid, _OUTPUT).items()
         return {path for _, path in (there - self._open.items() if pid == self._pid else there)}
+
+
+def _told_or(
+    otherwise: float, ask: collections.abc.Callable[[set[int]], float], connections: set[int]
+) -> float:
+    try:
+        return ask(connections)
+    except OSError as error:
+        _log.warning("the kernel does not tell of connections: %s", error.strerror)
+        return otherwise  # what is being made is seen all the same
 
 
 def _is_being_made(container: steps.Container) -> bool:

@@ -7,8 +7,8 @@ import typing
 from plan import versions
 
 TSA_PORT: typing.Final = 2222
-# Of the worker's Garden server, to which web's connections come through the tunnel.
-GARDEN_PORT: typing.Final = 7777
+# Of the worker's two servers, to which web's connections come through the tunnel.
+GARDEN_PORT, BAGGAGECLAIM_PORT = 7777, 7788
 
 # Seconds after which a web of this charm gives up a call to a worker; Concourse's own are 300. A
 # task that waits for its GPU is such a call.
@@ -36,7 +36,16 @@ OLDEST: typing.Final = "8.0.0"
 
 # What Concourse itself listens on (8.2.5 tsa/tsacmd/command.go:33-36, atc/atccmd/command.go:158,
 # worker/workercmd/worker.go:33-39, worker/baggageclaim/baggageclaimcmd/command_linux.go:26-29).
-TAKEN_PORTS: typing.Final = (2221, TSA_PORT, 7776, GARDEN_PORT, 7787, 7788, 8079, 8888)
+TAKEN_PORTS: typing.Final = (
+    2221,
+    TSA_PORT,
+    7776,
+    GARDEN_PORT,
+    7787,
+    BAGGAGECLAIM_PORT,
+    8079,
+    8888,
+)
 
 # Seconds. Concourse gives up a call to a worker after 300, by web and by the worker's own clock
 # (8.2.5 CONCOURSE_GARDEN_REQUEST_TIMEOUT, CONCOURSE_CONTAINERD_REQUEST_TIMEOUT), and the sentence
