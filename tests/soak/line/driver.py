@@ -33,7 +33,7 @@ HOLD = "/srv/storm/bin/hold"
 class One:
     """Somebody who wants GPUs: so many, or these by their indexes."""
 
-    def __init__(self, number, kind, dice, *, is_long):
+    def __init__(self, number, kind, dice):
         self.name, self.kind = f"storm-{number}-{kind}", kind
         self.handle = str(uuid.UUID(int=dice.getrandbits(128), version=4))
         self.count = dice.choice((1, 1, 1, 2))
@@ -46,7 +46,7 @@ class One:
         self.killed = dice.random() < 0.3
         self.after, self.by_engine = dice.random() * 3, dice.random() < 0.5
         # Killed between create and start, podman leaves a container that has its minute to start.
-        self.by_engine |= kind == "podman" and not is_long
+        self.by_engine |= kind == "podman"
         self.status, self.said, self.disturbed = None, "", False
 
     def command(self):
@@ -193,9 +193,7 @@ def settled():
 
 def main(count, seed):
     dice = random.Random(seed)
-    everybody = [
-        One(number, KINDS[number % 4], dice, is_long=count > 50) for number in range(count)
-    ]
+    everybody = [One(number, KINDS[number % 4], dice) for number in range(count)]
     dice.shuffle(everybody)
     watch = Watch(random.Random(seed + 1))
     watch.start()
