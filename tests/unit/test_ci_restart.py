@@ -34,7 +34,7 @@ class World:
         self.steps, self.attaches, self.connects, self.asks = {}, 3.0, 0.1, []
         self.volumes = tmp_path
         (tmp_path / "init").mkdir()
-        self.frozen, self.log, self.said, self.stood, self.graces = {}, [], [], [], []
+        self.frozen, self.log, self.said, self.stood = {}, [], [], []
         self.reads, self.requests = True, []
         fakes = {
             (restart.time, "monotonic"): lambda: self.now,
@@ -99,9 +99,8 @@ class World:
         ends = {100 + number: end for number, (_, end) in enumerate(self.requests)}
         return sum(self.now < ends[one] if one >= 100 else not connected for one in inodes)
 
-    def kill(self, pids, grace):
+    def kill(self, pids, _):
         self.log.append("end")
-        self.graces.append(grace)
         assert pids == ([OLD] if self.pid else [])
         self.pid = 0
 
@@ -189,8 +188,8 @@ def test_steps_stand_still_for_webs_own_restart_too(world):
     """The worker's process stays, so that web attaches by other descriptors of it."""
     world.steps = {"a": 0.0}
 
-    def web(pid, grace):
-        assert (pid, grace, world.frozen.keys()) == (OLD, 0.0, {"a"})
+    def web(pid):
+        assert (pid, world.frozen.keys()) == (OLD, {"a"})
         world.log.append("web")
         world.born = world.now
 
@@ -201,8 +200,8 @@ def test_steps_stand_still_for_webs_own_restart_too(world):
 
 def test_web_alone_on_its_machine_is_restarted_at_once(world):
     world.pid = 0
-    restart.beside(SERVICE, world.volumes, lambda *how: world.log.append(how), world.said.append)
-    assert world.log == [(0, 0.0)]
+    restart.beside(SERVICE, world.volumes, world.log.append, world.said.append)
+    assert world.log == [0]
 
 
 def test_a_step_that_web_did_not_read_does_not_wait_for_it(world):
@@ -269,7 +268,6 @@ def test_as_long_as_web_asks_it_is_not_restarted(world):
     world.asks = [1000 + number / 10 for number in range(20)]
     world.gently()
     assert world.born >= world.asks[-1] + 0.8
-    assert world.graces == [0.0]
     assert world.log.count("end") == 1
 
 
@@ -291,7 +289,6 @@ def test_without_rest_it_is_tried_for_a_minute_and_no_step_stands_still_for_20_s
     assert guards[0] > guards[1] > guards[2] > 11
     assert 1060 < world.born < 1070
     assert "Waiting for tasks that stood still before, before a restart" in world.said
-    assert world.graces == [2.0]
     assert world.log.count("start") == 1
     marks = [line for line in world.log if line in ("freeze a", "thaw a")]
     assert marks == ["freeze a", "thaw a"] * 3

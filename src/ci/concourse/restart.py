@@ -44,7 +44,7 @@ _SETTLING: typing.Final = 3.5
 _HELD: typing.Final = 19.0
 _ENOUGH: typing.Final = 13.0
 _PAUSE: typing.Final = 3.0
-# Without rest requests go on for as long; at rest none is lost but one that comes before the end.
+# What goes on with a request when it is told to end takes as long; it is not waited for longer.
 _STOP: typing.Final = 2.0
 # From when the output is open: two calls to containerd, before which a step must not end. Web is
 # answered after them; where it is seen to wait for something, a step waits for longer.
@@ -59,9 +59,8 @@ _PATIENCE: typing.Final = 60.0
 
 _REST: typing.Final = {True: "rest", False: "no rest"}
 
-Restart = collections.abc.Callable[[int, float], None]
-"""Restarts something: given the number of the worker's process, 0 where none runs; and for how
-many seconds what is under way there may go on."""
+Restart = collections.abc.Callable[[int], None]
+"""Restarts something: given the number of the worker's process, 0 where none runs."""
 
 # For how long steps have stood still in this hook, which may restart both web and the worker.
 _stood: dict[str, float] = {}
@@ -86,9 +85,9 @@ def worker(
         OSError: what runs can't be looked at.
     """
 
-    def restart(pid: int, grace: float) -> None:
+    def restart(pid: int) -> None:
         # At once, since systemctl takes its time to begin, and web may ask for something any time.
-        leftovers.end_processes([pid] if pid else [], grace)
+        leftovers.end_processes([pid] if pid else [], _STOP)
         services.ensure_running(service, restart=True)
 
     beside(service, volumes, restart, progress)
@@ -114,7 +113,7 @@ def beside(
     """
     pid = services.main_pid(service)
     if not pid:
-        restart(0, 0.0)
+        restart(0)
         return
     steps_of = _Worker(service, pid, volumes)
     end = time.monotonic() + _PATIENCE
@@ -148,7 +147,7 @@ class _Worker:
             at_rest = self._comes_to_rest(frozen)
             held, took = {*self._held}, time.monotonic() - begun
             if at_rest or anyway:
-                restart(self._pid, 0.0 if at_rest else _STOP)
+                restart(self._pid)
             # Not before that: to log takes a call to Juju.
             _log.info("%s after %.1f s: %d steps stand still", _REST[at_rest], took, len(held))
             if not at_rest and not anyway:

@@ -181,7 +181,7 @@ def _reload_keys() -> bool:
     return True
 
 
-def _restart(*_: object) -> None:
+def _restart(_worker_pid: int = 0) -> None:
     services.ensure_running(SERVICE, restart=True)
     _wait()
 
