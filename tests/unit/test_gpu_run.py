@@ -311,6 +311,8 @@ def test_wrong_use_is_said_before_anybody_is_asked(words, text):
 def test_ctrl_c_ends_the_wait_at_once_and_without_words():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = (
+        # Ignored, as in a job in the background, it would stay so.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"import sys, socket; sys.path.insert(0, {os.path.dirname(client.__file__)!r}); "
         f"import client; client._connect = lambda: socket.socket(fileno={theirs.fileno()}); "
         "sys.argv[1:] = ['true']; client.main()"
@@ -321,6 +323,9 @@ def test_ctrl_c_ends_the_wait_at_once_and_without_words():
         ours.settimeout(60)
         ours.send(json.dumps({"event": "hello", "nonce": "n"}).encode())
         ours.recv(request.MOST)
-        waits.send_signal(signal.SIGINT)
-        assert waits.wait(60) == -signal.SIGINT
+        try:
+            waits.send_signal(signal.SIGINT)
+            assert waits.wait(60) == -signal.SIGINT
+        finally:
+            waits.kill()
         assert waits.stderr.read() == b""

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gpuci import store
+from gpuci import groups, store
 from gpuci.table import Holder
 from gpuci.usage import Host
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
@@ -122,7 +122,7 @@ def test_one_that_is_killed_while_it_kills_has_not_given_the_gpu_away(rig, calle
 
     def prepare():
         real = Host._inside
-        Host._folder = lambda *_: str(group)
+        groups.folder = lambda *_: str(group)
         Host._inside = lambda self, pid, cgroup: pid == left.pid or real(self, pid, cgroup)
 
     with store.Store(str(rig.store)) as table:

@@ -140,11 +140,11 @@ FAULTS = {
     "prefix": (environment, "DOOR_PREFIX", "none"),
     "narrowing": (environment.Variables, "check_narrowing", lambda *_: None),
     "loader": (spec, "LOADER", ()),
-    "annotations": (spec, "_CDI_PREFIX", "none"),
+    "annotations": (spec, "CDI_PREFIX", "none"),
     "mounts": (spec, "_DEVICE_MOUNTS", ("/none",)),
     "kinds": (spec, "kind", lambda config: spec.TASK),
     "blind": (spec, "kind", lambda config: spec.OTHER),
-    "nodes": (spec, "_with_nodes", lambda linux, nodes: linux),
+    "nodes": (spec, "with_nodes", lambda linux, nodes: linux),
     "devices": (broker.leases, "allot", more_than_asked),
 }
 
