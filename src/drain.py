@@ -223,14 +223,22 @@ def keeps_down() -> bool:
     It would run on after a web that was away while it landed. A drain that nobody goes on with,
     long after its time, is given up: its purpose is gone.
     """
-    found, paused = drain_record.drain(), drain_record.pause()
+    found = drain_record.drain()
     if found and found.since and time.time() > found.since + found.timeout + draining.WORK:
         cancel(found.purpose)
-        found = None
-    held = paused is not None or (found is not None and found.since > 0)
-    if held:
+    if held := rests():
         worker.land()
     return held
+
+
+def rests() -> bool:
+    """Whether the worker takes no step now: it is paused, or a drain of it has begun.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    found = drain_record.drain()
+    return drain_record.pause() is not None or (found is not None and found.since > 0)
 
 
 def word(plan: object) -> str:

@@ -9,6 +9,7 @@ shown. Which step it is, files and the peers' secret tell, nothing else.
 
 import typing
 
+import drain
 from ci.concourse import keys, web, worker, worker_keys
 from plan import sights
 from plan.options import Part
@@ -118,7 +119,9 @@ def tell(model: juju.Model, web_keys: peers.WebKeys, state: UnitState, wanted: P
         if known is not None and worker_keys.is_changing() and worker.is_connected():
             worker_keys.settle()
             tsa.publish_worker(model, worker_keys.shown())
-        tags, second = sights.digest(wanted.worker.tags), worker_keys.second()
+        # One that rests tells no tags, so that its next word has web look at it again at once.
+        tags = "" if drain.rests() else sights.digest(wanted.worker.tags)
+        second = worker_keys.second()
         beside = peers.relations(model) if state.options.has_web else []
         for relation in (*tsa.to_webs(model), *beside):
             data = relation.data[model.unit]

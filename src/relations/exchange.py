@@ -6,11 +6,13 @@ Keys that take turns, and how web sees the workers. All of it is in unit databag
 relations.tsa has there; none of it is secret. The public charm's worker restarts at each change
 that it hears of, and its builds end: it is told nothing of this.
 
-From each worker unit: `worker-name`; `worker-tags`, a digest; `worker-next-public-key`, a second
-key that it asks web to take; `tsa-keys-known`, the host keys that its process trusts (fingerprints
-after `-`). From each web unit: `tsa-next-public-key`, the host key that it will show;
-`worker-keys-taken`, which second keys it takes (the same form); `workers-seen`, a line
-`NAME STATE TAGS` for each worker.
+From each worker unit: `worker-name`; `worker-tags`, a digest, which it does not tell while it is
+paused or drained; `worker-next-public-key`, a second key that it asks web to take;
+`tsa-keys-known`, the host keys that its process trusts (fingerprints after `-`).
+
+From each web unit: `tsa-next-public-key`, the host key that it will show; `worker-keys-taken`,
+which second keys it takes (the same form); `workers-seen`, a line `NAME STATE TAGS` for each
+worker.
 """
 
 import collections.abc
@@ -52,7 +54,7 @@ class Kin:
     Attributes:
         unit: Juju's name of it here.
         name: its worker's, as web knows it.
-        tags: their digest; empty before it has told.
+        tags: their digest; empty before it has told, and while it is paused or drained.
     """
 
     unit: str
@@ -83,7 +85,7 @@ def publish_worker(
     Args:
         data: this unit's, of one relation.
         name: the worker's.
-        tags: their digest.
+        tags: their digest; empty: any will do.
         second: the second key that web is to take, one line; empty: none.
         known: the host keys that its process trusts, a line each; None: what was told stays.
     """

@@ -69,6 +69,7 @@ class Side:
         """One hook, update-status if no other is named."""
         for file, name in _FILES.items():
             setattr(charm.worker_keys, name, self.folder / file)
+        charm.memory.STATE = self.folder.with_name(f"{self.name}-state")
         mine = vars(self._rooms)
         mine.clear()
         mine.update(self._own)

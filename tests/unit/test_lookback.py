@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from ops import testing
 
+import charm
 from plan.sights import Sight, digest
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
@@ -87,6 +88,22 @@ def test_new_tags_are_seen_with_the_hooks_that_follow(pair):
     pair.settle()
     assert pair.worker.status == testing.ActiveStatus("Worker ready")
     assert pair.web.asked == {name(pair): digest(["rack-7"])}
+
+
+def test_a_worker_that_was_paused_is_looked_at_again_as_it_is_resumed(pair, monkeypatch):
+    """Web has an event of its own meanwhile, and then none but what the worker tells it."""
+    monkeypatch.setattr(charm.worker, "name", lambda: name(pair))
+    pair.worker.action("pause", reason="new fans")
+    assert "worker-tags" not in pair.worker.tells
+    assert seen_as(pair, Sight("landed", digest([]))).message.startswith("Paused: new fans")
+    assert pair.web.asked == {name(pair): ""}
+    assert pair.settle() == 0
+    pair.web.rooms(sights={})
+    pair.worker.action("resume")
+    assert pair.worker.status.message.endswith("as landed, by fly land-worker")
+    pair.settle()
+    assert pair.worker.status == testing.ActiveStatus("Worker ready")
+    assert pair.web.asked == {name(pair): digest([])}
 
 
 def test_a_web_that_can_not_be_asked_says_nothing_new(pair):
