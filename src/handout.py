@@ -29,5 +29,6 @@ def ensure(state: UnitState, wanted: Plan) -> UnitState:
         cordons.ensure(state.cordoned, wanted.unusable)
     # The runtime is nothing without the wrapper's back end.
     if not isinstance(wanted.engines, Keep) and Part.GPU not in state.frozen:
-        _, state = attempts.make(state, Part.ENGINES, registration.ensure, wanted.engines)
+        changed, state = attempts.make(state, Part.ENGINES, registration.ensure, wanted.engines)
+        repaired = repaired or changed
     return dataclasses.replace(state, repaired=bool(repaired))

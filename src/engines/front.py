@@ -7,9 +7,9 @@ from pathlib import Path
 from machine import files, templates
 from oci import nvidia, wrapper
 
-HOME = wrapper.HOME / "engines"
+HOME = wrapper.ENGINES
 FRONT = HOME / "gpu-ci"
-CONFIG = wrapper.CONFIG / "engines"
+CONFIG = wrapper.ENGINES_CONFIG
 
 # The machine's own, which its engines know; without one, as where podman has crun, Concourse's.
 _RUNC = (Path("/usr/bin/runc"), Path("/usr/sbin/runc"), Path(wrapper.RUNC))

@@ -39,6 +39,9 @@ LINK = Path(
 )  # for people; its name keeps it out of containerd's way
 CONFIG = Path("/etc/gpu-ci")
 POLICY = CONFIG / "policy.json"
+# The runtime of podman and Docker (see engines.front).
+ENGINES = HOME / "engines"
+ENGINES_CONFIG = CONFIG / "engines"
 RUN = Path("/run/gpu-ci")
 STORE = RUN / "leases"
 CORDONS = dirty.CORDONS
@@ -123,6 +126,8 @@ def handed_out() -> tuple[str, ...]:
 def installed() -> dict[str, str]:
     """What each file, link and folder of the wrapper is, as oci.manifest tells it; by path.
 
+    With those of the engines' runtime, where more of it is here than a link to runc.
+
     To be asked right after `apply`, which has made them what they must be. Empty where it has not
     been called. Folders from which programs or modules are taken may hold nothing else.
     """
@@ -143,12 +148,21 @@ def installed() -> dict[str, str]:
     others = [FRONT, LAUNCHER, LINK, POLICY, LIB / "gpuci", back_end.parent / _COMPILED]
     others += [back_end / name for name in sources]
     others += [back_end / "__pycache__" / name for name in compiled]
-    if (config := nvidia.folder(CONFIG) / "config.toml").exists():
-        holds[config.parent] = None
-        others.append(config)
+    if (runtime := ENGINES / "gpu-ci").is_file() and not runtime.is_symlink():
+        holds |= {ENGINES: (runtime.name,)}
+        others.append(runtime)
+    for home in (CONFIG, ENGINES_CONFIG):
+        if (config := nvidia.folder(home) / "config.toml").exists():
+            holds |= {home: None, config.parent: None}
+            others.append(config)
     told = {path: manifest.folder(path, names) for path, names in holds.items()}
     told |= {path: manifest.describe(path) for path in others}
     return {str(path): what for path, what in told.items()}
+
+
+def is_for_engines(path: str) -> bool:
+    """Whether a file is of podman's and Docker's runtime, and so nothing that tasks go through."""
+    return not {ENGINES, ENGINES_CONFIG}.isdisjoint((Path(path), *Path(path).parents))
 
 
 def policy_text(gpu: GpuPlan | None) -> str:

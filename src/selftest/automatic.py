@@ -11,6 +11,7 @@ from gpu.inventory import Inventory, State
 from host import gpu_reset
 from oci import quarantine, retests, wrapper
 from plan import gpus
+from plan.options import Part
 from plan.parts import GpuPlan, Plan
 from plan.state import UnitState, Verdict
 from selftest import asked, last_pass, results, service, settings, trial
@@ -174,9 +175,19 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         gpu_driver=options.gpu_driver,
         auto_reboot=options.auto_reboot,
         allow_vulnerable_toolkit=options.allow_vulnerable_toolkit,
-        files=wrapper.installed() if ready or not earlier else earlier.files,
+        files=_files(state, earlier) if ready or not earlier else earlier.files,
         wheels=wheels,
     )
+
+
+def _files(state: UnitState, earlier: Settings | None) -> dict[str, str]:
+    """What wrapper and engines' runtime must be, as they have just been made."""
+    found, last = wrapper.installed(), earlier.files if earlier else {}
+    if Part.ENGINES not in state.options.frozen:
+        return found
+    # With such options nobody has put the runtime right.
+    tasks = {path: told for path, told in found.items() if not wrapper.is_for_engines(path)}
+    return tasks | {path: told for path, told in last.items() if wrapper.is_for_engines(path)}
 
 
 def _due(subject: str, *, repaired: bool) -> Level | None:

@@ -25,10 +25,14 @@ def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
     """A short name for all that a test of isolation is about.
 
     The policy is left out: what it says of GPUs is in the settings, and how long a task waits for
-    one changes nothing here.
+    one changes nothing here. So is the engines' runtime, which no container of the test runs by.
     """
     plain = dataclasses.asdict(settings)
-    plain["files"].pop(str(wrapper.POLICY), None)
+    plain["files"] = {
+        path: told
+        for path, told in settings.files.items()
+        if path != str(wrapper.POLICY) and not wrapper.is_for_engines(path)
+    }
     toolkit = machine.toolkit and machine.toolkit.version
     whole = json.dumps(
         [plain, inventory.driver, toolkit, str(release.CURRENT.resolve())],

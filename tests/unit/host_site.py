@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.concourse import volumes
+from engines import front
 from gpu.inventory import Gpu, Inventory, State
 from oci import nvidia, wrapper
 from plan.parts import GpuPlan
@@ -21,7 +22,10 @@ from selftest.settings import Settings
 from tests.unit.situations import GPUS, MACHINE, READY, RUNTIME
 
 IS_ROOT = os.geteuid() == 0
-MOVED = "HOME BIN FRONT LAUNCHER SELFTEST LIB LINK CONFIG POLICY RUN STORE CORDONS LOG".split()
+MOVED = (
+    "HOME BIN FRONT LAUNCHER SELFTEST LIB LINK CONFIG POLICY RUN STORE CORDONS LOG "
+    "ENGINES ENGINES_CONFIG"
+).split()
 # What the service asks for, and what its containerd has where systemd could set that.
 LIMITS = {"NOFILE": "1048576", "NPROC": "infinity", "MEMLOCK": "infinity"}
 KERNELS_LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -35,6 +39,8 @@ NODES = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (5
 SERVICE = "etc/systemd/system/concourse-worker.service"
 ENVIRONMENT = "etc/concourse/worker.env"
 FRONT = "opt/gpu-ci/bin/runc"
+ENGINES_FRONT = "opt/gpu-ci/engines/gpu-ci"
+ENGINES_CONFIG = "etc/gpu-ci/engines/nvidia-container-runtime/config.toml"
 CONFIG = "etc/gpu-ci/nvidia-container-runtime/config.toml"
 
 
@@ -84,12 +90,19 @@ class Site:
             for name in MOVED:
                 patch.setattr(wrapper, name, self.root / str(getattr(wrapper, name)).lstrip("/"))
             patch.setattr(nvidia, "PACKAGED", self.root / "packaged.toml")
+            for name, path in zip(
+                ("HOME", "FRONT", "CONFIG"),
+                (wrapper.ENGINES, self.root / ENGINES_FRONT, wrapper.ENGINES_CONFIG),
+                strict=True,
+            ):
+                patch.setattr(front, name, path)
             yield
 
     def install(self) -> bool:
         self.path("usr/local/bin").mkdir(parents=True, exist_ok=True)
         with self._charm():
-            return wrapper.apply(GpuPlan(self.inventory.gpus, RUNTIME))
+            done = wrapper.apply(GpuPlan(self.inventory.gpus, RUNTIME))
+            return front.apply(nvidia_runtime=True) or done
 
     def installed(self) -> dict[str, str]:
         with self._charm():

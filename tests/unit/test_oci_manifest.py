@@ -8,7 +8,7 @@ import os
 import pytest
 
 from oci import manifest, wrapper
-from tests.unit.host_site import Site
+from tests.unit.host_site import ENGINES_CONFIG, ENGINES_FRONT, Site
 
 
 @pytest.fixture
@@ -84,6 +84,17 @@ def test_the_manifest_tells_every_file_that_was_installed(site):
 def test_without_a_wrapper_there_is_no_manifest(tmp_path, monkeypatch):
     monkeypatch.setattr(wrapper, "FRONT", tmp_path / "runc")
     assert wrapper.installed() == {}
+
+
+def test_a_link_to_runc_that_stays_for_engines_is_nobodys_business(site):
+    """It is there while containers run that were started by the runtime, which has gone."""
+    runtime = site.path(ENGINES_FRONT)
+    runtime.unlink()
+    runtime.symlink_to("/usr/sbin/runc")
+    site.path(ENGINES_CONFIG).unlink()
+    told = site.installed()
+    assert [path for path in told if "engines" in path] == []
+    assert f"/{ENGINES_FRONT}" in site.settings.files
 
 
 def test_a_compiled_module_that_was_changed_is_made_again(site):

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from oci import quarantine
-from plan.options import Minimums
-from plan.state import Verdict
+from oci import quarantine, wrapper
+from plan.options import Minimums, Part
+from plan.state import Failure, Verdict
 from selftest import automatic, last_pass, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
 from tests.unit.selftest_charm import CHECK, RUNS, present, worker
-from tests.unit.situations import situation
+from tests.unit.situations import gpu_unit, situation
 
 DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
 HEAT = Check("throttle", Level.QUICK, "it is cool", remedy="fan", each_gpu=True, condemns=False)
@@ -280,3 +280,19 @@ def test_wheels_of_which_juju_does_not_tell_stay_what_they_were(charm):
     charm.ensure(wheels="/wheels.tar.gz")
     charm.ensure(wheels=None)
     assert settings.read().wheels == "/wheels.tar.gz"
+
+
+def test_a_runtime_of_engines_that_nobody_has_put_right_is_what_it_was(charm, monkeypatch):
+    """With a bad option of the engines', the charm leaves it alone: a change of it still shows."""
+    ours = f"{wrapper.ENGINES}/gpu-ci"
+    found = dict.fromkeys(("/x", ours), "as installed")
+    monkeypatch.setattr(wrapper, "installed", lambda: dict(found))
+    charm.ensure()
+    assert settings.read().files == found
+    found.update(dict.fromkeys(found, "changed"))
+    bad = gpu_unit({"container-engines": "lxd"}).options
+    charm.ensure(options=bad)
+    assert settings.read().files == {"/x": "changed", ours: "as installed"}
+    # One that an engine refuses was put right all the same.
+    charm.ensure(failures=(Failure(Part.ENGINES, "dockerd refuses it"),))
+    assert settings.read().files == found

@@ -10,7 +10,16 @@ import pytest
 from ci.concourse import release
 from plan.state import Toolkit
 from selftest.check import Outcome
-from tests.unit.host_site import CONFIG, ENVIRONMENT, FRONT, Room, Site, red
+from tests.unit.host_site import (
+    CONFIG,
+    ENGINES_CONFIG,
+    ENGINES_FRONT,
+    ENVIRONMENT,
+    FRONT,
+    Room,
+    Site,
+    red,
+)
 from tests.unit.situations import RUNTIME
 
 # Without which the charm takes no release for unpacked.
@@ -128,6 +137,24 @@ FAULTS = {
     ),
     "policy's folder open": (
         chmod("etc/gpu-ci", 0o777), "wrapper", "/etc/gpu-ci has the mode 777, not 755", BACK,
+    ),
+    "engines' front replaced": (
+        write(ENGINES_FRONT, "#!/bin/sh\nexec runc\n"), "wrapper",
+        "wrapper changed: /opt/gpu-ci/engines/gpu-ci has another content", BACK,
+    ),
+    "engines' front open": (
+        chmod(ENGINES_FRONT, 0o777), "wrapper",
+        "wrapper changed: /opt/gpu-ci/engines/gpu-ci has the mode 777, not 755", BACK,
+    ),
+    "engines' front gone": (
+        remove(ENGINES_FRONT), "wrapper", "/opt/gpu-ci/engines/gpu-ci is missing", BACK,
+    ),
+    "beside the engines' front": (
+        write("opt/gpu-ci/engines/runc", ""), "wrapper",
+        "/opt/gpu-ci/engines holds runc, which nobody installed", BACK,
+    ),
+    "engines' configuration changed": (
+        add(ENGINES_CONFIG, "# x\n"), "wrapper", f"/{ENGINES_CONFIG} has another content", BACK,
     ),
     "launcher changed": (
         add("opt/gpu-ci/bin/containerd-launcher", "\n"), "launcher",

@@ -305,6 +305,13 @@ def test_what_the_policy_says_besides_is_nothing_that_isolation_proves():
     assert str(wrapper.POLICY) in SETTINGS.files
 
 
+def test_what_engines_run_by_is_nothing_that_isolation_proves():
+    more = {f"{wrapper.ENGINES}/gpu-ci": "file", f"{wrapper.ENGINES_CONFIG}": "folder"}
+    changed = dataclasses.replace(SETTINGS, files={**SETTINGS.files, **more})
+    again = last_pass.subject(changed, INVENTORY, MACHINE)
+    assert again == last_pass.subject(SETTINGS, INVENTORY, MACHINE)
+
+
 @pytest.mark.parametrize("unknown", ["", "no time for nvidia-container-runtime --version"])
 def test_what_could_not_be_told_proves_nothing_and_is_tested_at_the_next_event(
     monkeypatch, unknown

@@ -25,7 +25,8 @@ _REMEDY: typing.Final = (
 WRAPPER: typing.Final = Check(
     "wrapper",
     Level.QUICK,
-    "the wrapper that gives tasks their GPUs is the one that the charm installed",
+    "the wrapper, which gives tasks their GPUs, and the runtime gpu-ci, which gives podman's and "
+    "Docker's containers theirs, are those that the charm installed",
     remedy=_REMEDY,
 )
 LAUNCHER: typing.Final = Check(
