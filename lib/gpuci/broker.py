@@ -12,7 +12,7 @@ from gpuci.journal import Decision
 from gpuci.policy import Device, Policy
 from gpuci.refuse import Refused
 from gpuci.store import Record, Store
-from gpuci.table import STEP, Holder, Table, Waiter, readable
+from gpuci.table import NOUNS, STEP, Holder, Table, Waiter, readable
 from gpuci.usage import Host
 
 TYPE_CHECKING = False
@@ -251,11 +251,12 @@ def _keep(
         return None
     devices = [device for device in policy.devices if device.id in holder.gpus]
     if len(devices) < len(holder.gpus):
+        noun = NOUNS[request.kind]
         raise Refused(
-            "this container runs with a GPU that tasks on this worker get no longer: "
-            "run the task again"
+            f"this container runs with a GPU that {noun}s on this worker get no longer: "
+            f"run the {noun} again"
         )
-    grant = Grant(policy, devices)
+    grant = Grant(policy, devices, request.kind)
     # Who reserved devices for it did not know these.
     _describe(holder, request)
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
@@ -275,7 +276,7 @@ def _allot(
     ids = leases.allot(table, wish, names, host, exclusive=policy.exclusive)
     if not ids:
         return None
-    grant = Grant(policy, [device for device in usable if device.id in ids])
+    grant = Grant(policy, [device for device in usable if device.id in ids], request.kind)
     holder = _holder(policy, host, request.bundle, ids)
     _describe(holder, request)
     holder.waited = round(holder.since - wish.since, 1)

@@ -31,7 +31,7 @@ from gpuci.files import read_object, replace
 from gpuci.journal import Decision
 from gpuci.refuse import Refused
 from gpuci.store import Store
-from gpuci.table import CONTAINER
+from gpuci.table import CONTAINER, NOUNS
 from gpuci.usage import Host
 
 TYPE_CHECKING = False
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gpuci.engine_facts import Facts
     from gpuci.policy import Policy
 
+_NOUN = NOUNS[CONTAINER]
 # For how long a container may wait at most, in seconds, by its engine. podman holds its lock
 # meanwhile, so that `podman ps` waits too, heeds no Ctrl-C, and gives up after 240 s (podman 3 to
 # 5 libpod/define/config.go ContainerCreateTimeout); of others nothing is known. Docker waits on.
@@ -84,10 +85,10 @@ def main(argv: list[str]) -> None:
         decision.write(paths.log)
         if runtime:
             environment = wrapper.nvidia_environment(paths.config_home, paths.home)
-            wrapper.become(runtime, words, environment)
-        wrapper.become(paths.runc, words, wrapper.own_environment())
+            wrapper.become(runtime, words, environment, _NOUN)
+        wrapper.become(paths.runc, words, wrapper.own_environment(), _NOUN)
     except Refused as refusal:
-        decision.reason = str(refusal).replace("this task", "this container")
+        decision.reason = str(refusal)
         decision.granted = []
         decision.write(paths.log)
         refuse.write(log, decision.reason)
@@ -107,7 +108,7 @@ def _serve(paths: Paths, call: arguments.Call, decision: Decision) -> str:
     except (OSError, ValueError) as error:
         if call.command != "exec" and not decision.kind:
             raise Refused(f"this container cannot be looked at: {refuse.fault(error)}") from error
-        raise Refused(f"{refuse.FAILED}: {refuse.fault(error)}") from error
+        raise Refused(f"{refuse.failed(_NOUN)}: {refuse.fault(error)}") from error
     return ""
 
 
@@ -137,7 +138,7 @@ def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
     assert policy  # noqa: S101  _check refuses without one
     decision.asked, named = engine_wish.devices(wish, policy, nodes)
     if policy.vendor.by_runtime:
-        rootfs.check_files(config, bundle)
+        rootfs.check_files(config, bundle, _NOUN)
     request = broker.Request(call.container, bundle, spec.cgroups_path(config))
     request.kind, request.who, request.named = CONTAINER, facts.who(call.container), named
     request.pid_file = _pid_file(call)
@@ -222,7 +223,7 @@ def _check(policy: Policy | None, call: arguments.Call, *, privileged: bool) -> 
         )
     runtime = policy.nvidia_runtime
     if policy.vendor.by_runtime and not os.access(runtime, os.X_OK):
-        raise wrapper.no_runtime(runtime)
+        raise wrapper.no_runtime(runtime, _NOUN)
 
 
 def _is_nested() -> bool:
@@ -237,7 +238,7 @@ def _is_nested() -> bool:
 def _policy_for(paths: Paths) -> tuple[Policy | None, Refused | None]:
     """The policy; or why it can't be read, which concerns only those that ask for a GPU."""
     try:
-        return policies.read(paths.policy), None
+        return policies.read(paths.policy, _NOUN), None
     except Refused as refusal:
         return None, refusal
 
@@ -256,7 +257,7 @@ def _pid_file(call: arguments.Call) -> str:
 
 
 def _policy(paths: Paths) -> Policy:
-    found = policies.read(paths.policy)
+    found = policies.read(paths.policy, _NOUN)
     if found is None:
         raise Refused("containers on this machine get no GPU any longer: its operator said so")
     return found

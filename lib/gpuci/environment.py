@@ -55,9 +55,10 @@ class Variables:
 
     Attributes:
         entries: name, whole entry (`NAME=value`), and whether the pipeline's author wrote it.
+        noun: what they are of, towards that one.
     """
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "noun")
 
     def __init__(self, entries: list[str]) -> None:
         """Tell the writers apart; entries that name no variable are dropped.
@@ -73,6 +74,7 @@ class Variables:
                 "it is Concourse's own: remove it from the image's variables and the task's params"
             )
         border = borders[0] if borders else len(named)
+        self.noun = "task"
         self.entries = [
             (name, entry, place > border) for place, (name, entry) in enumerate(named) if name
         ]
@@ -81,6 +83,7 @@ class Variables:
     def apart(cls, entries: list[str], image: list[str]) -> Variables:
         """Those of an engine's container: all that are not the `image`'s are a person's."""
         found = cls([])
+        found.noun = "container"
         named = [(entry.partition("=")[0], entry) for entry in entries if "=" in entry]
         found.entries = [(name, entry, entry not in image) for name, entry in named if name]
         return found
@@ -106,9 +109,11 @@ class Variables:
             value = entry.partition("=")[2]
             for item in (part.strip() for part in value.split(",")):
                 if not _is_within(item, count, ids):
+                    how = "param" if self.noun == "task" else "variable"
                     raise Refused(
-                        f"{name} '{value[:64]}' names '{item[:64]}', which this task does not "
-                        f"have: it has {count}, counted from 0; the param {COUNT} asks for more"
+                        f"{name} '{value[:64]}' names '{item[:64]}', which this {self.noun} does "
+                        f"not have: it has {count}, counted from 0; the {how} {COUNT} asks for "
+                        "more"
                     )
 
     def with_(self, ours: dict[str, str], unwanted: tuple[str, ...] = ()) -> list[str]:

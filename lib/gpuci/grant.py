@@ -10,7 +10,8 @@ import stat
 from gpuci.environment import COUNT, Variables
 from gpuci.jsontext import dumps
 from gpuci.policy import Device, Policy
-from gpuci.refuse import Refused
+from gpuci.refuse import Refused, failed
+from gpuci.table import NOUNS, STEP
 
 
 def asked_for(policy: Policy, variables: Variables, *, privileged: bool) -> int | None:
@@ -80,8 +81,8 @@ class Grant:
 
     __slots__ = ("environment", "ids", "nodes")
 
-    def __init__(self, policy: Policy, devices: list[Device]) -> None:
-        """Word the grant of `devices`.
+    def __init__(self, policy: Policy, devices: list[Device], kind: str = STEP) -> None:
+        """Word the grant of `devices` to a holder of a kind.
 
         Raises:
             Refused: a device node is missing.
@@ -105,8 +106,8 @@ class Grant:
             self.nodes = [Node(path) for path in paths]
         except (OSError, ValueError) as error:
             raise Refused(
-                f"this worker failed to give this task its GPU: {error}; it looks for its GPUs "
-                "again within minutes: run it again then"
+                f"{failed(NOUNS[kind])}: {error}; it looks for its GPUs again within minutes: "
+                "run it again then"
             ) from error
 
     @property

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from gpuci.policy import SELF_TEST_CONTAINER, Device, Policy
 from gpuci.refuse import Refused, duration
-from gpuci.table import CONTAINER, JOB, STEP, Holder, Table, Waiter
+from gpuci.table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
 
-_NOUNS = {STEP: "task", CONTAINER: "container", JOB: "job"}
 _FEWER = {
     STEP: "set the param GPU_COUNT lower, or give the step the tag gpu-count>={}",
     CONTAINER: "ask for fewer",
@@ -73,7 +72,7 @@ def who(name: str, holder: Holder) -> str:
     if holder.who:
         return holder.who
     if holder.kind != STEP:
-        return f"{_NOUNS[holder.kind]} {name}"
+        return f"{NOUNS[holder.kind]} {name}"
     return "the self-test" if name.startswith(SELF_TEST_CONTAINER) else f"concourse task {name}"
 
 
@@ -85,10 +84,12 @@ def expired(
     is_shown_by_fly = False
     for one in _held(table, usable, wish, now):
         holder = table.holders[one.name]
-        by = holder.who or f"container {one.name}"
+        # Who runs pipelines has fly, which knows containers.
+        is_shown = kind == STEP == holder.kind
+        by = f"container {one.name}" if is_shown and not holder.who else one.who
         age = "" if one.seconds is None else f" for {duration(one.seconds)}"
         held.append(f"GPU {one.device.index} is in use by {by}{age}")
-        is_shown_by_fly |= holder.kind == STEP
+        is_shown_by_fly |= is_shown
     whose = ", ".join(held) or "none is in use"
     whose += " (fly containers shows whose)" if is_shown_by_fly else ""
     ahead = _ahead(table, wish)
@@ -98,7 +99,7 @@ def expired(
         indexes = [f"GPU {device.index}" for device in usable if device.id in wish.named]
         wanted = " and ".join(indexes)
     return Refused(
-        f"this {_NOUNS[kind]} waited {policy.wait_timeout} s for {wanted}: {whose}{others}. "
+        f"this {NOUNS[kind]} waited {policy.wait_timeout} s for {wanted}: {whose}{others}. "
         f"{_RETRY.get(kind, 'Try again later')}; if it happens "
         "often, ask the worker's operator for more workers or a longer gpu-wait-timeout"
     )
@@ -114,14 +115,14 @@ def too_few(kind: str, policy: Policy, cordoned: dict[str, str], count: int) -> 
             for device in policy.devices
             if device.id in cordoned
         )
-        has += f" for {_NOUNS[kind]}s now ({out})"
+        has += f" for {NOUNS[kind]}s now ({out})"
     advice = _FEWER[kind].format(count) if there else _ELSEWHERE.get(kind, _LATER)
-    return Refused(f"this {_NOUNS[kind]} needs {gpus(count)}, and {has}: {advice}")
+    return Refused(f"this {NOUNS[kind]} needs {gpus(count)}, and {has}: {advice}")
 
 
 def not_here(kind: str, policy: Policy, cordoned: dict[str, str], missing: list[str]) -> Refused:
     """What somebody is told who names a device that can't be had."""
-    noun, name = _NOUNS[kind], missing[0]
+    noun, name = NOUNS[kind], missing[0]
     has = ", ".join(
         f"GPU {device.index} ({device.id})"
         for device in policy.devices

@@ -107,8 +107,12 @@ class Policy:
         }
 
 
-def read(path: str) -> Policy | None:
-    """The policy in the file at `path`; None where tasks get no GPU, since it names none.
+def read(path: str, noun: str = "task") -> Policy | None:
+    """The policy in the file at `path`; None where nobody gets a GPU, since it names none.
+
+    Args:
+        path: the file.
+        noun: what is told of it where it can't be read.
 
     Raises:
         Refused: it can't be read or followed. That it is missing is damage too: whoever asks here
@@ -119,7 +123,7 @@ def read(path: str) -> Policy | None:
         return Policy(found) if found.get("gpus") != [] else None
     except (OSError, ValueError) as error:
         raise Refused(
-            f"this worker can't tell which GPUs tasks may get: {path} cannot be used ({error}); "
+            f"this worker can't tell which GPUs {noun}s may get: {path} cannot be used ({error}); "
             "it is written anew within minutes: run it again then"
         ) from error
 

@@ -32,12 +32,16 @@ _REMEDIES = {
 }
 
 
-# Begins what is no fault of the pipeline's.
-FAILED = "this worker failed to give this task its GPU"
-
-
 class Refused(Exception):
-    """A task that was promised a GPU can't have it; the text says why and what to do."""
+    """A task that was promised a GPU can't have it; the text says why and what to do.
+
+    So for a container of an engine's, and a job of gpu-run's: each is told in its own words.
+    """
+
+
+def failed(noun: str) -> str:
+    """How a refusal begins that is no fault of whoever asks, for what is called so."""
+    return f"this worker failed to give this {noun} its GPU"
 
 
 def duration(seconds: float) -> str:

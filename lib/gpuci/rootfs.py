@@ -76,11 +76,16 @@ def check_origin(config: dict[str, object], bundle: str) -> None:
         )
 
 
-def check_files(config: dict[str, object], bundle: str) -> None:
+def check_files(config: dict[str, object], bundle: str, noun: str = "task") -> None:
     """Check that a runtime that brings GPUs in can open what it opens in a container.
 
     These are the files by which an image has made one hang. Others can be found, such as what
     ld.so.conf includes; a start that hangs nevertheless is ended after a minute (see usage.Host).
+
+    Args:
+        config: the container's config.json.
+        bundle: the folder that it lies in.
+        noun: what the container is called towards whoever wants it.
 
     Raises:
         Refused: one is neither missing nor a file.
@@ -97,8 +102,8 @@ def check_files(config: dict[str, object], bundle: str) -> None:
         found = view.find(path)
         if found and not stat.S_ISREG(os.lstat(found).st_mode):
             raise Refused(
-                f"{path[:200]} in this task's image is no plain file, and what brings the GPU in "
-                "would wait for it for ever: take it out of the image"
+                f"{path[:200]} in this {noun}'s image is no plain file, and what brings the GPU "
+                "in would wait for it for ever: take it out of the image"
             )
 
 

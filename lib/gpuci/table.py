@@ -21,6 +21,8 @@ CONTAINER = "container"
 JOB = "job"
 """The control group of a systemd unit."""
 KINDS = (STEP, CONTAINER, JOB)
+NOUNS = {STEP: "task", CONTAINER: "container", JOB: "job"}
+"""What each kind is called towards whoever asks for it."""
 
 _LONGEST_WHO = 80  # characters
 

@@ -102,7 +102,7 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
             journal.intruders(paths.log, host.intruders, granted.ids)
         replace(path, spec.at_create(config, granted), like=path)
     except (OSError, ValueError) as error:
-        raise Refused(f"{refuse.FAILED}: {refuse.fault(error)}") from error
+        raise Refused(f"{refuse.failed('task')}: {refuse.fault(error)}") from error
     return allowed if granted.ids and allowed.vendor.by_runtime else None
 
 
@@ -183,7 +183,7 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
 
 def _unreadable(path: str, error: OSError | ValueError) -> Refused:
     said = refuse.fault(error)
-    return Refused(f"{refuse.FAILED}: {path} cannot be read: {said}")
+    return Refused(f"{refuse.failed('task')}: {path} cannot be read: {said}")
 
 
 def _policy(paths: Paths) -> Policy:
@@ -203,7 +203,9 @@ def _policies(paths: Paths, first: Policy) -> Iterator[Policy]:
         yield _policy(paths)
 
 
-def become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> None:
+def become(
+    runtime: str, words: list[str], environment: dict[bytes, bytes], noun: str = "task"
+) -> None:
     """Go on as another runtime, with these arguments and variables.
 
     Raises:
@@ -213,13 +215,13 @@ def become(runtime: str, words: list[str], environment: dict[bytes, bytes]) -> N
     try:
         os.execve(runtime, [runtime, *words], environment)  # noqa: S606
     except OSError as error:
-        raise no_runtime(runtime) from error
+        raise no_runtime(runtime, noun) from error
 
 
-def no_runtime(runtime: str) -> Refused:
-    """That a runtime can't be run."""
+def no_runtime(runtime: str, noun: str = "task") -> Refused:
+    """That a runtime can't be run, for what is called so."""
     return Refused(
-        f"{runtime} cannot be run, so this task cannot be started: "
+        f"{runtime} cannot be run, so this {noun} cannot be started: "
         "`juju status` tells this worker's operator what to install"
     )
 

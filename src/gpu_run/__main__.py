@@ -146,7 +146,7 @@ class Run:
         limit = self._asked.timeout if timeout is None else timeout
         while True:
             notify.alive()
-            allowed = wrapper.allowed()
+            allowed = wrapper.allowed(table.JOB)
             if allowed is None:
                 raise Refused("nobody gets a GPU on this worker now: `juju status` tells why")
             allowed.devices = [one for one in allowed.devices if one.id == one.gpu]

@@ -15,6 +15,7 @@ from gpuci import policy
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
 from gpuci.store import Store
+from gpuci.table import NOUNS, STEP
 from gpuci.usage import Host
 from machine import files, process, templates
 from oci import dirty, manifest, nvidia, quarantine
@@ -103,15 +104,18 @@ def remove() -> bool:
     return files.remove_if_empty(RUN) or changed
 
 
-def allowed() -> Policy | None:
+def allowed(kind: str = STEP) -> Policy | None:
     """What tasks may have; None where they get no GPU: the wrapper is not here, or has none.
+
+    Args:
+        kind: of whoever asks, one of gpuci.table's KINDS; all of them may have the same.
 
     Raises:
         gpuci.refuse.Refused: the policy can't be read or followed.
     """
     if not FRONT.exists() and not POLICY.exists():
         return None
-    return policy.read(str(POLICY))
+    return policy.read(str(POLICY), NOUNS[kind])
 
 
 def handed_out() -> tuple[str, ...]:

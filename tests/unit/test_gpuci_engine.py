@@ -298,7 +298,7 @@ def test_a_grant_says_so_and_leaves_a_persons_choice(nodes, policy):
     assert f"NVIDIA_VISIBLE_DEVICES={UUIDS[1]}" in found
     config = spec("CUDA_VISIBLE_DEVICES=1")
     variables = engine_wish.variables(config["process"], facts())
-    with pytest.raises(Refused, match="which this task does not have"):
+    with pytest.raises(Refused, match="which this container does not have"):
         engine_spec.granted(config, grant, variables, nodes, [(195, 1)])
 
 

@@ -116,9 +116,11 @@ def text_of(node, constants):
         return "".join(text_of(part, constants) for part in node.values)
     if isinstance(node, ast.FormattedValue):
         name = ast.unparse(node.value)
-        if name in ("noun", "_NOUNS[kind]"):
+        if name in ("noun", "self.noun", "NOUNS[kind]"):
             return "task"
-        known = {"COUNT": "GPU_COUNT", "refuse.FAILED": "this worker failed", "name": "NAME"}
+        if "failed(" in name:
+            return "this worker failed"
+        known = {"COUNT": "GPU_COUNT", "how": "param", "name": "NAME"}
         return known.get(name, constants.get(name, "x"))
     return "x"
 

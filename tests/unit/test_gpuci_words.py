@@ -1,0 +1,114 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Each refusal is in the words of whoever asks: no container and no job is told of a task."""
+
+import os
+import types
+
+import pytest
+
+from gpu_run import __main__ as service
+from gpu_run.request import Request
+from gpuci import broker, line, policy, rootfs, wrapper
+from gpuci.environment import Variables
+from gpuci.grant import Grant
+from gpuci.policy import Policy
+from gpuci.refuse import Refused, failed
+from gpuci.table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
+from oci import wrapper as installed
+from tests.unit.grants import AMD_GPUS, NVIDIA, content
+
+IDS = [device.id for device in NVIDIA.devices]
+ASKERS = pytest.mark.parametrize("kind", [CONTAINER, JOB])
+
+
+def said(work, *arguments):
+    with pytest.raises(Refused) as refused:
+        work(*arguments)
+    return str(refused.value)
+
+
+def held(name, *gpus):
+    """A table with one holder."""
+    found = Table({})
+    found.holders[name] = Holder("/", [*gpus], [], exclusive=True, since=1.0)
+    return found
+
+
+def is_for(kind, text):
+    """Whether it is told to such a one: a task of Concourse's may be named, by its number."""
+    return NOUNS[kind] in text and "task" not in text.replace("concourse task 4f0c", "")
+
+
+@ASKERS
+def test_a_node_that_is_missing(kind):
+    nodes = [{**AMD_GPUS[0], "nodes": ["/dev/no-such-node"]}]
+    amd = Policy(content(vendor="amd", nvidia_runtime="", gpus=nodes))
+    text = said(Grant, amd, amd.devices, kind)
+    assert text.startswith(f"this worker failed to give this {NOUNS[kind]} its GPU: [Errno 2] ")
+    assert is_for(kind, text)
+    assert said(Grant, amd, amd.devices) == text.replace(f"this {NOUNS[kind]}", "this task")
+
+
+@ASKERS
+def test_too_few_and_none_of_that_name(kind):
+    out = {IDS[0]: "cordoned by its operator"}
+    for text in (
+        str(line.too_few(kind, NVIDIA, {}, 9)),
+        str(line.too_few(kind, NVIDIA, out, 2)),
+        str(line.too_few(kind, NVIDIA, dict.fromkeys(IDS, "dirty"), 1)),
+        str(line.not_here(kind, NVIDIA, out, IDS[:1])),
+        str(line.not_here(kind, NVIDIA, {}, ["GPU-x"])),
+    ):
+        assert is_for(kind, text), text
+
+
+def test_who_has_what_it_waited_for():
+    """Whoever runs pipelines has `fly containers`; all others read whose it is in words."""
+    leases = held("4f0c", IDS[0])
+    wish = Waiter("me", (1, 1), 1, 0)
+    for kind in (CONTAINER, JOB):
+        text = str(line.expired(kind, NVIDIA, leases, NVIDIA.devices, wish, 721.0))
+        assert "GPU 0 is in use by concourse task 4f0c for 12 min. Try again later" in text
+        assert is_for(kind, text)
+    text = str(line.expired(STEP, NVIDIA, leases, NVIDIA.devices, wish, 721.0))
+    assert "by container 4f0c for 12 min (fly containers shows whose). Run it again" in text
+
+
+@ASKERS
+def test_what_it_has_already_and_may_have_no_more(kind):
+    host = types.SimpleNamespace(
+        alive=lambda _: True, in_use=lambda *_: True, is_gone=lambda *_: False
+    )
+    request = broker.Request("me", "/", "")
+    request.kind = kind
+    wish = Waiter("me", (1, 1), 1, 0)
+    assert is_for(kind, said(broker._keep, held("me", "GPU-gone"), host, NVIDIA, wish, request))
+
+
+@ASKERS
+def test_a_policy_that_can_not_be_read(kind, tmp_path, monkeypatch):
+    path = tmp_path / "policy.json"
+    path.write_text("{")
+    text = said(policy.read, str(path), NOUNS[kind])
+    assert text.startswith(f"this worker can't tell which GPUs {NOUNS[kind]}s may get: {path} ")
+    monkeypatch.setattr(installed, "POLICY", path)
+    asker = service.Run(types.SimpleNamespace(user="alice"), Request())
+    assert is_for(JOB, said(lambda: next(asker._policies())))
+
+
+def test_what_stands_in_a_containers_way(tmp_path):
+    container = NOUNS[CONTAINER]
+    (tmp_path / "root/etc").mkdir(parents=True)
+    os.mkfifo(tmp_path / "root/etc/ld.so.conf")
+    config = {"root": {"path": "root"}}
+    for text in (
+        said(rootfs.check_files, config, str(tmp_path), container),
+        said(wrapper.become, "/no/such/runtime", [], {}, container),
+        said(Variables.apart(["CUDA_VISIBLE_DEVICES=1"], []).check_narrowing, 1, IDS[:1]),
+        failed(container),
+    ):
+        assert is_for(CONTAINER, text), text
+    assert "the variable GPU_COUNT" in said(
+        Variables.apart(["CUDA_VISIBLE_DEVICES=1"], []).check_narrowing, 1, IDS[:1]
+    )
