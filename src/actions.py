@@ -12,6 +12,7 @@ import datetime
 import json
 import typing
 
+import attempts
 import drain
 import rotation
 from backup import action as backups
@@ -19,6 +20,7 @@ from ci.concourse import local_postgresql, web
 from driver_upgrade import action as driver_upgrade
 from gpu import detect, report
 from gpu.inventory import Gpu, Inventory
+from machine import process
 from oci import leases
 from plan import problem_texts, worker_options
 from plan.option_values import OptionError
@@ -360,24 +362,26 @@ def remove_local_database(call: Call) -> Results:
 
 
 ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], Results]]] = {
-    "gpu-inventory": gpu_inventory,
-    "gpu-leases": gpu_leases,
-    "gpu-release": gpu_release,
-    "gpu-report": gpu_report,
-    "gpu-cordon": gpu_cordon,
-    "gpu-uncordon": gpu_uncordon,
-    "gpu-selftest": gpu_selftest,
-    "upgrade-driver": upgrade_driver,
-    "pause": pause,
-    "resume": resume,
-    "get-admin-password": get_admin_password,
-    "remove-local-database": remove_local_database,
-    "backup": backup,
-    "restore": restore,
-    "replace-web-keys": replace_web_keys,
-    "rotate-worker-key": rotate_worker_key,
-    "rotate-tsa-key": rotate_tsa_key,
+    one.__name__.replace("_", "-"): one
+    for one in (
+        *(gpu_inventory, gpu_leases, gpu_release, gpu_report, gpu_cordon, gpu_uncordon),
+        *(gpu_selftest, upgrade_driver, pause, resume, get_admin_password, remove_local_database),
+        *(backup, restore, replace_web_keys, rotate_worker_key, rotate_tsa_key),
+    )
 }
+
+
+def run(name: str, call: Call) -> Results:
+    """Run an action by its name.
+
+    Raises:
+        ActionError: if it can't do what it was asked for.
+    """
+    try:
+        return ALL[name](call)
+    except (process.CommandError, OSError) as error:
+        raise ActionError(f"{error}: {attempts.where(error, call.unit)}") from error
+
 
 CHANGING: typing.Final = frozenset({
     *("gpu-cordon", "gpu-uncordon", "gpu-selftest", "upgrade-driver", "pause", "resume"),

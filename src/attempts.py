@@ -1,8 +1,13 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What is done to one part of a unit: whether it works or fails, the other parts go on."""
+"""What is done to one part of a unit: whether it works or fails, the other parts go on.
+
+What is done to none of them, and is refused, is told as well: no hook fails for what an operator
+can mend, as a full disk.
+"""
 
 import collections.abc
+import contextlib
 import dataclasses
 import logging
 import typing
@@ -13,6 +18,7 @@ from gpu_run.service import GpuRunError
 from health.service import WatchError
 from machine import app, download, packages, process, scarcity
 from oci import nvidia
+from plan import status
 from plan.options import Part
 from plan.state import Failure, UnitState
 from selftest import service
@@ -53,11 +59,41 @@ def make(
     return None, dataclasses.replace(state, failures=(*state.failures, failure))
 
 
-def _refused(part: Part, state: UnitState, error: process.CommandError | OSError) -> Failure:
-    """What systemd, another program or the kernel refused; the next event tries it again."""
-    _log.error("what is done to the part %s failed", part.value, exc_info=error)
-    passes = error.starved if isinstance(error, process.CommandError) else False
-    passes = passes or (isinstance(error, OSError) and scarcity.is_told_by(error))
+@contextlib.contextmanager
+def told(unit: str, lines: list[status.Line]) -> collections.abc.Generator[None]:
+    """Have what is refused here, and is no part's failure, told and not raised.
+
+    What would have come after it is not done; the next event tries all of it again.
+
+    Args:
+        unit: Juju's name of this unit.
+        lines: of its status, to which it is added.
+    """
+    try:
+        yield
+    except (*_FAILURES, process.CommandError, OSError) as error:
+        lines.append(status.failed(_words(error, unit), passes=_passes(error)))
+
+
+def where(error: Exception, unit: str) -> str:
+    """Where more is told of what systemd, another program or the kernel refused."""
+    _log.error("refused", exc_info=error)
     failed = [name for name in _SERVICES if name in str(error)]
-    where = f"journalctl -u {failed[0]}" if failed else f"juju debug-log --include {state.unit}"
-    return Failure(part, f"{error}; it is tried again at the next event: {where}", passes)
+    return f"journalctl -u {failed[0]}" if failed else f"juju debug-log --include {unit}"
+
+
+def _words(error: Exception, unit: str) -> str:
+    return f"{error}; it is tried again at the next event: {where(error, unit)}"
+
+
+def _refused(part: Part, state: UnitState, error: process.CommandError | OSError) -> Failure:
+    _log.error("what is done to the part %s failed", part.value)
+    return Failure(part, _words(error, state.unit), _passes(error))
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it may be over by itself."""
+    if isinstance(error, process.CommandError):
+        return error.starved
+    out = isinstance(error, OSError) and scarcity.is_told_by(error)
+    return out or getattr(error, "passes", False)

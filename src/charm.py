@@ -79,7 +79,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         call = actions.Call(self.unit.name, event.params, event.log, self.config, self._web_keys)
         try:
             owner.check(self._id)
-            event.set_results(actions.ALL[name](call))
+            event.set_results(actions.run(name, call))
         except actions.ActionError as error:
             event.fail(str(error))
             if error.results:
@@ -97,28 +97,31 @@ class GpuCiWorkerCharm(ops.CharmBase):
         """The whole way of a hook."""
         new, mode = isinstance(event, ops.InstallEvent), str(self.config["deployment-mode"])
         try:
+            # Where this is refused, an install has to come again as one.
             ownership.take(self._id, mode, new=new, progress=self._say)
-            # Keys of workers that are gone are revoked, which waits for nothing else.
-            known, _ = tsa.read_worker_keys(self.model)
-            web.authorize((*known, *worker_keys.every()))
-            state = look.at_unit(self.model, self._web_keys)
-            state = self._equip(state, plan.make(state))
+            with attempts.told(self.unit.name, self._lines):
+                # Keys of workers that are gone are revoked, which waits for nothing else.
+                known, _ = tsa.read_worker_keys(self.model)
+                with attempts.told(self.unit.name, self._lines):
+                    web.authorize((*known, *worker_keys.every()))
+                state = look.at_unit(self.model, self._web_keys)
+                state = self._equip(state, plan.make(state))
+                state = self._prepare(state, plan.make(state))
+                sick = recovery.ensure(state, plan.make(state), self._say)
+                state = self._test(state, plan.make(state))
+                wanted = plan.make(state)
+                state = self._finish(state, wanted)
+                try:  # Juju reboots no machine within an action; the next event does.
+                    may, now = bool(wanted.reboot or sick), not isinstance(event, ops.ActionEvent)
+                    if reboot.prepare(state, self._say, may=may, now=now, sick=sick):
+                        self.unit.reboot()
+                except facts.UnknownError as error:
+                    self._lines.append(status.failed(error, passes=True))
+                # A release may have been left again.
+                self._lines += status.lines(state, plan.make(state), look.at_services())
         except (facts.UnknownError, owner.TakenError) as error:
-            self._lines = [status.failed(error, passes=isinstance(error, facts.UnknownError))]
-            return
-        state = self._prepare(state, plan.make(state))
-        sick = recovery.ensure(state, plan.make(state), self._say)
-        state = self._test(state, plan.make(state))
-        wanted = plan.make(state)
-        state = self._finish(state, wanted)
-        try:  # Juju reboots no machine within an action; the next event does.
-            may, now = bool(wanted.reboot or sick), not isinstance(event, ops.ActionEvent)
-            if reboot.prepare(state, self._say, may=may, now=now, sick=sick):
-                self.unit.reboot()
-        except facts.UnknownError as error:
-            self._lines = [status.failed(error, passes=True)]
-        # A release may have been left again.
-        self._lines += status.lines(state, plan.make(state), look.at_services())
+            passes = isinstance(error, facts.UnknownError)
+            self._lines.append(status.failed(error, passes=passes))
 
     def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""
@@ -147,8 +150,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             state = release_change.ensure(state, wanted.release, self._say)
             self.unit.set_workload_version(state.installed)
         state = handout.ensure(state, wanted)
-        fewer.ensure(state, wanted, self._say)
-        return state
+        return fewer.ensure(state, wanted, self._say)
 
     def _test(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the self-test's verdict and the watch: no task is to meet a GPU that is sick."""

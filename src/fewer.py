@@ -8,9 +8,11 @@ is tested first; until then status alone tells of it.
 
 import collections.abc
 
+import attempts
 import drain
 from ci.concourse import worker
 from plan import gpus
+from plan.options import Part
 from plan.parts import Plan, WorkerPlan
 from plan.state import UnitState
 from plan.tags import NO_GPU_USABLE
@@ -18,13 +20,13 @@ from plan.tags import NO_GPU_USABLE
 
 def ensure(
     state: UnitState, wanted: Plan, progress: collections.abc.Callable[[str], None]
-) -> None:
+) -> UnitState:
     """Have the worker offer what is left, where GPUs that tasks were given are gone.
 
     Status says at once which came and went.
 
-    Raises:
-        machine.process.CommandError: if systemd can't start it.
+    Returns:
+        The state, with what failed.
     """
     said = gpus.change(state, wanted.choice)
     if said:
@@ -33,4 +35,9 @@ def ensure(
     fewer = bool(left) and left < {*state.handed_out} and not drain.keeps_down()
     # Where all were gone, what is here now has come.
     if fewer and isinstance(wanted.worker, WorkerPlan) and not worker.has_tag(NO_GPU_USABLE):
-        worker.apply(wanted.worker, lambda line: progress(f"{said}; {line}"))
+
+        def say(line: str) -> None:
+            progress(f"{said}; {line}")
+
+        _, state = attempts.make(state, Part.WORKER, worker.apply, wanted.worker, say)
+    return state

@@ -1,0 +1,106 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's door: what a full disk or systemd refuses is told, and fails no hook."""
+
+import dataclasses
+import errno
+import os
+
+import pytest
+from ops import testing
+
+import charm
+import look
+from machine import process
+from tests.unit.situations import GPUS, WORKER_KEY, database, state, tsa, workers
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/etc/concourse/keys")
+STOPPED = process.CommandError(["/usr/bin/systemctl", "stop", "x.service"], 1, "Job failed")
+WITHOUT_WEB = {"relations": []}
+WEB = {"mode": "web", "relations": [database(), workers(WORKER_KEY)]}
+
+
+def fails(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [(FULL, "waiting", "No space left"), (STOPPED, "blocked", "Job failed")],
+)
+@pytest.mark.parametrize(
+    ("where", "situation"),
+    [
+        ("web.authorize", WEB),
+        ("tls_certificates.request", WEB),
+        ("web.remove", {"mode": "web", "relations": []}),
+        ("look.web_health.lost_database", WEB),
+        ("rotation.ensure_key", {}),
+        ("fewer.worker.apply", {"gpus": GPUS[:1]}),
+        ("handout.folders.ensure", {"gpus": GPUS}),
+        ("handout.cordons.ensure", {"gpus": GPUS}),
+        ("memory.remember_ids", {}),
+        ("drain.word", {}),
+        ("lookback.registered.wrong_for", {}),
+        ("rotation.tell", {}),
+        ("release_change.trial.judge", {}),
+        ("look.service.failing", {}),
+        ("worker.retire", WITHOUT_WEB),
+        ("worker.remove", WITHOUT_WEB),
+        ("wrapper.remove", {}),
+    ],
+)
+def test_it_is_told(context, rooms, monkeypatch, where, situation, error, kind, said):
+    *path, name = where.split(".")
+    room = look if path[0] == "look" else getattr(charm, path[0])
+    for part in path[1:]:
+        room = getattr(room, part)
+    monkeypatch.setattr(room, name, fails(error))
+    gpus = situation.get("gpus", ())
+    if gpus:
+        monkeypatch.setattr(look.wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
+        rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
+    before = state(
+        situation.get("mode", "worker"),
+        relations=situation.get("relations", [tsa()]),
+        enable_gpu=bool(gpus),
+    )
+    after = context.run(context.on.config_changed(), before)
+    assert after.unit_status.name == kind
+    assert said in after.unit_status.message
+    assert after.unit_status.message.endswith("next event: juju debug-log --include unit/0")
+
+
+def test_a_key_that_can_not_be_added_keeps_nothing_else_from_being_done(
+    context, rooms, monkeypatch
+):
+    """The release, say, without which systemd can't start web."""
+    monkeypatch.setattr(charm.web, "authorize", fails(STOPPED))
+    context.run(context.on.config_changed(), state("web", WEB["relations"]))
+    assert "release.ensure" in rooms.calls
+    assert rooms.web is not None
+
+
+def test_without_the_tags_of_what_is_left_the_rest_is_tested(context, rooms, monkeypatch):
+    monkeypatch.setattr(look.wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
+    rooms.inventory = dataclasses.replace(rooms.inventory, gpus=GPUS[:1])
+    monkeypatch.setattr(charm.worker, "apply", fails(STOPPED))
+    context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
+    assert any(call.startswith("automatic.ensure") for call in rooms.calls)
+
+
+@pytest.mark.parametrize("action", ["resume", "remove-local-database"])
+def test_an_action_fails_in_words(context, rooms, monkeypatch, action):
+    monkeypatch.setattr(charm.actions.drain, "resume", fails(STOPPED))
+    monkeypatch.setattr(charm.actions.local_postgresql, "kept", lambda: "concourse")
+    monkeypatch.setattr(charm.actions.local_postgresql, "remove", fails(STOPPED))
+    params = {"name": "concourse"} if action == "remove-local-database" else {}
+    with pytest.raises(testing.ActionFailed) as failed:
+        context.run(context.on.action(action, params=params), state(relations=[tsa()]))
+    assert failed.value.message.endswith(
+        "x.service failed with 1: Job failed: juju debug-log --include unit/0"
+    )
+    assert "worker.apply" in "".join(rooms.calls)  # the hook's work is done all the same
