@@ -139,9 +139,8 @@ def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
     decision.asked, named = engine_wish.devices(wish, policy, nodes)
     if policy.vendor.by_runtime:
         rootfs.check_files(config, bundle, _NOUN)
-    request = broker.Request(call.container, bundle, spec.cgroups_path(config))
-    request.kind, request.who, request.named = CONTAINER, facts.who(call.container), named
-    request.pid_file = _pid_file(call)
+    request = _request(call, bundle, spec.cgroups_path(config))
+    request.who, request.named = facts.who(call.container), named
     return _grant(
         paths, _Made(config=bare, path=path, nodes=nodes, facts=facts), request, decision
     )
@@ -251,9 +250,22 @@ def _forget(paths: Paths, container: str) -> None:
         pass  # nothing about GPUs is a reason to stop a container without any
 
 
-def _pid_file(call: arguments.Call) -> str:
+def _request(call: arguments.Call, bundle: str, cgroups_path: str) -> broker.Request:
+    """What the leases are told of a container.
+
+    Raises:
+        Refused: it would be taken for gone while it runs.
+        OSError: that can't be told.
+    """
+    if not Host().planned_cgroup(call.container, cgroups_path):
+        raise Refused(
+            f"this container's control group is to be {cgroups_path[:200]}, by which nobody could "
+            "tell whether it uses its GPU: leave it to the engine what that is called"
+        )
+    request = broker.Request(call.container, bundle, cgroups_path)
     path = call.options.get("pid-file", "")
-    return os.path.abspath(path) if path else ""
+    request.kind, request.pid_file = CONTAINER, os.path.abspath(path) if path else ""
+    return request
 
 
 def _policy(paths: Paths) -> Policy:

@@ -128,7 +128,11 @@ def _podman(facts: Facts, folder: str, container: str) -> list[str]:
     root, driver = os.path.split(home.removesuffix("-containers"))
     key = binascii.b2a_base64(f"sha256:{_hex(image)}".encode(), newline=False).decode()
     found = read_object(f"{root}/{driver}-images/{_hex(image)}/={key}")
-    return _variables(found.get("config"), "Env")
+    entries = _variables(found.get("config"), "Env")
+    if any("=" not in entry for entry in entries):
+        raise ValueError("its image takes a variable over from whoever starts it")
+    # As podman takes them over (3.4 to 5.8 pkg/env/env.go): blanks before a name go.
+    return [entry.lstrip(" \t") for entry in entries]
 
 
 def _podman_entry(home: str, container: str) -> dict[str, object]:
@@ -162,14 +166,25 @@ def images(merged: list[str], image: list[str]) -> list[str]:
     """Those of Docker's `merged` variables that are the `image`'s.
 
     As few as can be are taken for a person's: who repeats the image's first variables one by one
-    can't be told from who says nothing.
+    can't be told from who says nothing. Beside a person's, a name counts once (daemon/commit.go).
     """
-    for count in range(len(merged) + 1):
-        names = {_name(entry) for entry in merged[:count]}
-        left = [entry for entry in image if _name(entry) not in names]
+    if merged == image:
+        return image
+    for count in range(1, len(merged) + 1):
+        left = _left(image, merged[:count])
         if merged[count:] == left:
             return left
     return image
+
+
+def _left(image: list[str], persons: list[str]) -> list[str]:
+    """Those of an image's variables that come behind a person's."""
+    names, left = {_name(entry) for entry in persons}, list[str]()
+    for entry in image:
+        if _name(entry) not in names:
+            names.add(_name(entry))
+            left.append(entry)
+    return left
 
 
 def _variables(config: object, key: str) -> list[str]:

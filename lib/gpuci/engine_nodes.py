@@ -57,9 +57,9 @@ class Nodes:
         """Whether these are the numbers of a GPU's node, there now or not yet."""
         return numbers in self.cards or numbers in self.shared or numbers[0] == NVIDIA
 
-    def covered(self, major: int) -> list[Numbers]:
-        """The numbers of all nodes with that major number; of any for -1."""
-        return [one for one in (*self.cards, *self.shared) if major in (-1, one[0])]
+    def covered(self, major: object) -> bool:
+        """Whether that is the major number of any of the nodes, there now or not yet."""
+        return major == NVIDIA or any(major == one[0] for one in (*self.cards, *self.shared))
 
     def gpus(self) -> set[Numbers]:
         """The numbers of NVIDIA's whole GPUs."""

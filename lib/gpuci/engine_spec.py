@@ -28,7 +28,7 @@ _HOOKS = frozenset(
         *("nvidia-ctk", "amd-ctk", "amd-cdi-hook"),
     }
 )
-_ANY = (None, -1)
+_ANY = (None, -1, 0xFFFFFFFF)  # the last is how the kernel itself has it (device_cgroup.c of v1)
 
 
 def is_privileged(config: dict[str, object]) -> bool:
@@ -147,15 +147,15 @@ def _rules(rules: list[object], nodes: Nodes, *, privileged: bool) -> list[objec
     for rule in rules:
         found = table(rule)
         opens = found.get("allow") is True and {*text(found.get("access"))} & {"r", "w"}
-        if opens and found.get("type") in ("c", "u", "a", "", None) and not _is_all(found):
+        if opens and found.get("type") in ("c", "u"):
             major, minor = found.get("major"), found.get("minor")
             if major in _ANY and not privileged:
                 raise Refused(
                     "this container may open every character device, and so every GPU: give it "
                     "--device-cgroup-rule for those devices that it needs"
                 )
-            several = isinstance(major, int) and minor in _ANY and nodes.covered(major)
-            if several or _is_gpu(node_numbers({**found, "type": "c"}), nodes):
+            several = major in _ANY or (minor in _ANY and nodes.covered(major))
+            if several or _is_gpu(node_numbers(found), nodes):
                 continue
         kept.append(rule)
     if privileged:
@@ -167,7 +167,9 @@ def _rules(rules: list[object], nodes: Nodes, *, privileged: bool) -> list[objec
 
 
 def _is_all(rule: dict[str, object]) -> bool:
-    return rule.get("type") in ("a", "", None) and rule.get("major") in _ANY
+    # Such a rule is for every device, whatever numbers and kinds of access are in it: to runc
+    # (1.0 to 1.5 devices_emulator.go) as to the kernel.
+    return rule.get("type") in ("a", "", None)
 
 
 def _is_gpu(numbers: Numbers | None, nodes: Nodes) -> bool:

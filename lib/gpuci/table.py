@@ -252,11 +252,17 @@ class Table:
 def names_container(cgroup: str, container: str) -> bool:
     """Whether a control group is that of a container or a unit, by its last part.
 
-    That is runc's own name for it, that of its systemd driver, or podman's. The one of podman's
-    monitor (`libpod-conmon-<id>.scope`) is none: the runtime itself is called from there.
+    That is runc's own name for it, that of its systemd driver, or podman's (the last one where it
+    is in a unit's group, as Quadlet has it). The one of podman's monitor
+    (`libpod-conmon-<id>.scope`) is none: the runtime itself is called from there.
     """
     last = cgroup.rpartition("/")[2]
-    if last in {container, f"{container}.scope", f"libpod-{container}"}:
+    if last in {
+        container,
+        f"{container}.scope",
+        f"libpod-{container}",
+        f"libpod-payload-{container}",
+    }:
         return True
     return last.endswith(f"-{container}.scope") and not last.startswith("libpod-conmon-")
 

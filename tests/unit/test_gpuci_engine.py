@@ -188,6 +188,13 @@ def test_dockers_order_tells_who_wrote_a_variable(merged, persons):
     assert [entry for _, entry, is_persons in found.entries if is_persons] == persons
 
 
+def test_an_image_that_says_a_name_twice_says_it_still():
+    """Docker takes the first beside a variable of a person's, and all where there is none."""
+    image = ["X=1", "X=2", "GPU_COUNT=all"]
+    assert engine_facts.images(image, image) == image
+    assert engine_facts.images(["A=b", "X=1", "GPU_COUNT=all"], image) == ["X=1", "GPU_COUNT=all"]
+
+
 def test_docker_and_podman_are_read(tmp_path):
     home, image = tmp_path / "docker", "ab" * 32
     for path, content in {
@@ -220,9 +227,12 @@ def test_docker_and_podman_are_read(tmp_path):
     key = (
         "=" + engine_facts.binascii.b2a_base64(f"sha256:{image}".encode(), newline=False).decode()
     )
-    (kept / key).write_text(json.dumps({"config": {"Env": ["A=b"]}}))
+    (kept / key).write_text(json.dumps({"config": {"Env": ["A=b", " \tGPU_COUNT=all"]}}))
     found = engine_facts.read({}, str(bundle), ID)
-    assert (found.who(ID), found.image) == ('podman container "nb"', ["A=b"])
+    assert (found.who(ID), found.image) == ('podman container "nb"', ["A=b", "GPU_COUNT=all"])
+    (kept / key).write_text(json.dumps({"config": {"Env": ["GPU_COUNT"]}}))
+    found = engine_facts.read({}, str(bundle), ID)
+    assert (found.image, "takes a variable over" in found.fault) == (None, True)
     (folder / "volatile-containers.json").unlink()
     assert engine_facts.read({}, str(bundle), ID).image is None
 
@@ -278,9 +288,15 @@ def test_who_may_open_everything_may_not_open_a_gpu(nodes, policy):
     made = engine_spec.granted(bare, grant, variables, nodes, [(195, 1)])
     closed = made["linux"]["resources"]["devices"][2:]
     assert [(rule["major"], rule["minor"]) for rule in closed] == [(195, 0)]
-    rule = {"allow": True, "type": "c", "major": -1, "minor": -1, "access": "rwm"}
-    with pytest.raises(Refused, match="may open every character device"):
-        engine_spec.without_gpus(spec(rules=[rule]), nodes)
+    # Of such a rule runc and the kernel look at nothing else.
+    for more in ({"type": "a"}, {"type": "a", "major": 1, "minor": 3, "access": "m"}):
+        bare = engine_spec.without_gpus(spec(rules=[{"allow": True, **more}]), nodes)
+        assert bare["linux"]["resources"]["devices"][2:] == rules[2:]
+    # What the kernel calls every number in v1.
+    for major in (-1, 0xFFFFFFFF):
+        rule = {"allow": True, "type": "c", "major": major, "minor": 0, "access": "rwm"}
+        with pytest.raises(Refused, match="may open every character device"):
+            engine_spec.without_gpus(spec(rules=[rule]), nodes)
 
 
 def test_a_grant_says_so_and_leaves_a_persons_choice(nodes, policy):
@@ -333,6 +349,14 @@ def test_who_gets_no_gpu_at_all_reads_why(monkeypatch, policy, changed, said):
         engine._check(
             changed.get("policy", policy), asks, privileged=changed.get("privileged", False)
         )
+
+
+def test_who_could_not_be_seen_to_run_gets_no_gpu():
+    for path in (f"/x/libpod-payload-{ID}", f"system.slice:docker:{ID}", "", f"/docker/{ID}"):
+        assert engine._request(call(), "/b", path).kind == "container"
+    for path in ("/x/payload", "a:b", f"system.slice:docker:{ID}x", f"/docker/{ID}/.."):
+        with pytest.raises(Refused, match="by which nobody could tell"):
+            engine._request(call(), "/b", path)
 
 
 def test_nobody_waits_longer_than_podman_does(tmp_path):

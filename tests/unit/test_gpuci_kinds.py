@@ -149,6 +149,7 @@ def test_who_keeps_devices_for_another_kind_uses_them(tree, kind):
         (HEX, True),
         (f"libpod-{HEX}", True),
         (f"libpod-{HEX}.scope", True),
+        (f"libpod-payload-{HEX}", True),
         (f"docker-{HEX}.scope", True),
         (f"{HEX}.scope", True),
         (f"libpod-conmon-{HEX}.scope", False),
