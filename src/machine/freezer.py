@@ -29,6 +29,8 @@ while read -r switch; do
   [ ! -e "$switch" ] || echo "$word" >"$switch" || true
 done <"$2"
 """
+# Seconds that a guard waits at least: one that ends at once is none for what is frozen after that.
+_LEAST: typing.Final = 5.0
 # What a control group that was removed meanwhile answers.
 _GONE: typing.Final = (errno.ENOENT, errno.ENODEV)
 
@@ -71,8 +73,8 @@ class Freezer:
     """What is frozen by this program. Nothing is before `begin`, nor after `end`."""
 
     def __init__(self, held: float) -> None:
-        """Args: held: after how many seconds the guard thaws what is frozen by then."""
-        self._held = held
+        """Args: held: after how many seconds, 5 at least, the guard thaws what is frozen."""
+        self._held = max(held, _LEAST)
         self._frozen: set[pathlib.Path] = set()
 
     def begin(self) -> None:

@@ -137,7 +137,15 @@ def test_the_next_one_thaws_what_a_killed_one_has_left(guard, tmp_path):
     assert freezer._LIST.read_text() == ""
 
 
-def test_the_guard_thaws_what_is_frozen_when_its_time_is_over(guard, tmp_path):
+@pytest.mark.parametrize("held", [0.0, -0.05, -4.1])
+def test_the_guard_of_steps_that_have_no_time_left_is_still_there(guard, tmp_path, held):
+    """As where web did not attach to them in time, and the worker is restarted after web."""
+    freezer.Freezer(held).begin()
+    assert guard.argv[-2] == "5.0"
+
+
+def test_the_guard_thaws_what_is_frozen_when_its_time_is_over(guard, tmp_path, monkeypatch):
+    monkeypatch.setattr(freezer, "_LEAST", 0.0)
     paths = [tmp_path / name / word for name in "ab" for word in freezer._WORDS]
     frozen = freezer.Freezer(0)
     frozen.begin()
