@@ -1,13 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A key is revoked on a machine whose disk is full, where no key can be added."""
+"""A key is revoked where no key can be added, and by a web that is too busy to answer."""
 
 import errno
 import os
+import socket
 
 import pytest
 
-from ci.concourse import web
+from ci.concourse import web, web_health
 from machine import files
 
 
@@ -62,3 +63,30 @@ def test_only_less_can_be_written_in_its_place(tmp_path):
     link.symlink_to(path)
     with pytest.raises(OSError, match="symbolic links"):
         files.shorten(link, "")
+
+
+@pytest.mark.parametrize(("listens", "done"), [(True, "SIGHUP"), (False, "restart")])
+def test_a_web_that_is_slow_to_answer_is_told_and_one_that_still_starts_begins_anew(
+    tmp_path, monkeypatch, listens, done
+):
+    calls = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings = tmp_path / "web.env"
+        settings.write_text(f"CONCOURSE_BIND_PORT={server.getsockname()[1]}\n")
+        if not listens:
+            server.close()
+        for module, name, answer in (
+            (web_health, "ENVIRONMENT", settings),
+            (web, "AUTHORIZED", tmp_path / "authorized"),
+            (web, "_READ", tmp_path / "run/read"),
+            (web, "_restart", lambda: calls.append("restart")),
+            (web.services, "main_pid", lambda _: 7),
+            (web.services, "signal", lambda _, sig: calls.append(sig)),
+            (files, "ensure_file", lambda path, content, **_: path.write_text(content)),
+        ):
+            monkeypatch.setattr(module, name, answer)
+        (tmp_path / "authorized").write_text("ssh-rsa one\n")
+        assert not web_health.healthy()
+        web.authorize(["ssh-rsa one", "ssh-rsa two"])
+        web.authorize(["ssh-rsa one", "ssh-rsa two"])
+    assert calls == [done]

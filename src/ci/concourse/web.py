@@ -10,7 +10,7 @@ import typing
 
 from ci.concourse import keys, local_postgresql, release, restart, service, web_files, worker
 from ci.concourse.web_files import AUTHORIZED
-from ci.concourse.web_health import ENVIRONMENT, LOST, healthy, unreachable_database
+from ci.concourse.web_health import ENVIRONMENT, LOST, healthy, listens, unreachable_database
 from machine import files, services, templates, users, waiting
 from plan.parts import WebPlan
 from plan.state import WebSecrets
@@ -172,10 +172,11 @@ def remove() -> bool:
 def _reload_keys() -> bool:
     if files.read_text(_READ) == _read_keys():
         return False
-    if healthy():
+    if listens():
         services.signal(SERVICE, "SIGHUP")
     else:
-        # A SIGHUP that comes before web listens for it would end it.
+        # A SIGHUP that comes too early would end it; it waits for one before it takes connections
+        # (95872ce1a cmd/concourse/web.go, tsa/tsacmd/command.go).
         _restart()
     _note_read_keys()
     return True

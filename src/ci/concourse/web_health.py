@@ -17,6 +17,7 @@ CERTIFICATE: typing.Final = service.KEYS / "tls_certificate.pem"
 # There since a hook has seen that web has no database.
 LOST: typing.Final = pathlib.Path("/run/gpu-ci/web-lost-database")
 
+_SILENT: typing.Final = "no answer"
 _PATIENCE: typing.Final = 2.0  # seconds; a database that a CI can work with answers in 0.1
 
 
@@ -24,6 +25,16 @@ def healthy() -> bool:
     """Whether web answers, within a second."""
     port = _port()
     return port is not None and service.answers(port, "/api/v1/info")
+
+
+def listens() -> bool:
+    """Whether web has come as far in its start as to take connections, however busy it is by now.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be asked.
+    """
+    port = _port()
+    return port is not None and _refusal(None, ("127.0.0.1", port)) in ("", _SILENT)
 
 
 def certificate_end() -> tuple[str, bool]:
@@ -113,7 +124,7 @@ def _refusal(family: int | None, address: typing.Any) -> str:
         if scarcity.is_told_by(error):
             raise
         number = error.errno
-        return "no answer" if isinstance(error, TimeoutError) else _words(number)
+        return _SILENT if isinstance(error, TimeoutError) else _words(number)
     return ""
 
 
