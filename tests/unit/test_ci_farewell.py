@@ -5,7 +5,9 @@
 That a TSA does so is proven in tests/lab/test_drain.py.
 """
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -58,6 +60,20 @@ def test_the_first_tsa_that_answers_is_enough_and_must_show_a_known_key(asked):
 def test_a_teams_worker_names_its_team(asked):
     assert delete("10.0.0.5:2222", team="blue")
     assert asked[0][2] == {"name": "ci-worker-0", "team": "blue"}
+
+
+def test_a_tsa_at_sshs_own_port_is_known_to_ssh_by_its_name_alone(asked):
+    assert delete("ci.example.com:22")
+    assert asked[0][1] == "".join(f"ci.example.com {key}\n" for key in KEYS)
+
+
+def test_a_full_disk_is_no_reason_to_stay(asked, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(farewell.files, "ensure_file", full)
+    assert not delete("10.0.0.5:2222")
+    assert "No space left" in caplog.text
 
 
 def test_no_web_is_no_reason_to_stay(asked, caplog):

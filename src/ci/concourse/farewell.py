@@ -44,12 +44,14 @@ def delete(
     for tsa in tsa_hosts:
         host, _, port = tsa.rpartition(":")
         host = host.strip("[]")
-        lines = "".join(f"[{host}]:{port} {line}\n" for line in host_keys)
-        files.ensure_file(_KNOWN, lines, mode=0o600)
+        # As ssh looks it up (openssh-9.2p1 misc.c, put_host_port).
+        shown = host if port == "22" else f"[{host}]:{port}"
+        lines = "".join(f"{shown} {line}\n" for line in host_keys)
         try:
+            files.ensure_file(_KNOWN, lines, mode=0o600)
             process.run(_command(host, port, key), timeout=_PATIENCE, stdin=asked)
             return True
-        except process.CommandError as error:
+        except (process.CommandError, OSError) as error:
             _log.warning("%s keeps the worker in its list: %s", tsa, error)
         finally:
             files.ensure_absent(_KNOWN)
