@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import logging
+import time
 import typing
 
 from host import kernel_modules, memory
@@ -25,10 +26,11 @@ def boot() -> str:
 def drain() -> Drain | None:
     """The drain that has begun; None if none has. A damaged file is no drain, and goes.
 
-    A worker that was drained for nothing else than a reboot is to run again after it.
+    A worker that was drained for nothing else than a reboot is to run again after it. Where the
+    clock was set back meanwhile, it begins anew by that: none takes as long as such a step.
 
     Raises:
-        OSError: that can't be told.
+        OSError: that can't be told, or kept.
     """
     text = files.read_text(memory.STATE / _DRAIN)
     if text is None:
@@ -44,6 +46,15 @@ def drain() -> Drain | None:
     if found.purpose is Purpose.REBOOT and found.boot != boot():
         remove()
         return None
+    now = time.time()
+    if max(found.asked, found.since, found.turn_since) > now:
+        asked, since, turn = (
+            min(found.asked, now),
+            min(found.since, now),
+            min(found.turn_since, now),
+        )
+        found = dataclasses.replace(found, asked=asked, since=since, turn_since=turn)
+        write(found)
     return found
 
 
