@@ -24,8 +24,10 @@ _NOT_GIVEN: typing.Final = (
     *("/opt/concourse", "/opt/containerd", "/opt/gpu-ci"),
     *(f"/var/lib/{name}" for name in ("cni", "concourse", "containerd", "docker", "dpkg")),
     *(f"/var/lib/{name}" for name in ("gpu-ci", "juju", "lxd", "postgresql", "systemd")),
-    *("/var/log", "/var/run", "/var/snap", "/var/spool"),
+    *("/var/backups", "/var/lib/containers", "/var/log", "/var/run", "/var/snap", "/var/spool"),
 )
+# Root of a task may read and write what belongs to a user of the machine: keys to log in by, too.
+_HOME: typing.Final = re.compile(r"/home(/[^/]+)?")
 # What a container has there is Concourse's, the image's programs, or the driver's libraries.
 _NOT_COVERED: typing.Final = (
     *("/bin", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/scratch"),
@@ -75,6 +77,9 @@ def _folder(item: str) -> Folder:
         if _meet(source, taken):
             remedy = f"is or holds the machine's own {taken}: use one such as /srv/datasets"
             raise OptionError(OPTION, item, remedy)
+    if _HOME.fullmatch(source):
+        remedy = "is or holds a user's home: use one such as /srv/datasets"
+        raise OptionError(OPTION, item, remedy)
     for taken in _NOT_COVERED:
         if _meet(target, taken):
             remedy = (

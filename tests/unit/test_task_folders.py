@@ -63,11 +63,19 @@ def test_what_names_no_folder(text):
         ("/var/lib/concourse/worker/volumes", "/var/lib/concourse"),
         *(("/var/lib/juju/agents", "/var/lib/juju"), ("/root/x", "/root"), ("/run/x", "/run")),
         *(("/opt/gpu-ci/lib", "/opt/gpu-ci"), ("/tmp/x", "/tmp"), ("/usr/share/x", "/usr")),
+        *(("/var/backups/gpu-ci", "/var/backups"), ("/var/lib/containers", "/var/lib/containers")),
     ],
 )
 def test_what_is_the_machines_own(source, holds):
     text = refused(task_mounts=f"{source}:/data")
     assert f"is or holds the machine's own {holds}: use one such as /srv/datasets" in text
+
+
+@pytest.mark.parametrize("source", ["/home", "/home/", "/home/alice", "/home/alice/"])
+def test_a_users_home_is_not_given(source):
+    """A task's root is no root outside, and may do there what its user may, as to let itself in."""
+    assert "is or holds a user's home" in refused(task_mounts=f"{source}:/data:rw")
+    assert parse(task_mounts="/home/shared/datasets").worker.folders
 
 
 @pytest.mark.parametrize(
