@@ -227,16 +227,6 @@ def test_a_drain_that_nobody_goes_on_with_ends_by_itself(context, worker, monkey
     assert "worker.take_up" in worker.calls
 
 
-def test_a_clock_that_is_set_back_makes_no_drain_longer(context, worker):
-    worker.now += 365 * 86400
-    before = begun(context, worker)
-    worker.now -= 365 * 86400
-    assert hook(context, before).message.startswith("Draining (1 step left, 0m of 2h)")
-    worker.now += 7200
-    hook(context, before)
-    assert worker.switches == [("8.4.0", worker.now)]
-
-
 def test_another_purpose_waits_for_the_first(context, worker):
     begun(context, worker)
     worker.pid, worker.steps = 0, ()

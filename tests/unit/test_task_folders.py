@@ -73,7 +73,7 @@ def test_what_is_the_machines_own(source, holds):
 
 @pytest.mark.parametrize("source", ["/home", "/home/", "/home/alice", "/home/alice/"])
 def test_a_users_home_is_not_given(source):
-    """A task's root is no root outside, and may do there what its user may, as to let itself in."""
+    """A task's root may do there what that user may, as to let itself in."""
     assert "is or holds a user's home" in refused(task_mounts=f"{source}:/data:rw")
     assert parse(task_mounts="/home/shared/datasets").worker.folders
 
