@@ -16,6 +16,7 @@ from backup import database
 from ci.concourse import release, schema, web, web_files
 from machine import archive, files, services
 from plan import problem_texts
+from plan.ssh import public_key_line
 from plan.state import WebSecrets
 from relations import peers
 
@@ -203,6 +204,11 @@ def _check_content(source: pathlib.Path, about: archive.About) -> WebSecrets:
         kept = json.loads(archive.content(source, _SECRETS))
         secrets, encryption = WebSecrets(**kept["keys"]), dict(kept["encryption"])
         needed = int(about["schema"]), about["unit"], about["time"], about["concourse"]
+        # Nothing is begun that would end where one of these is missing, or is no key.
+        for name in (_WORKERS, _DUMP):
+            archive.content(source, name)
+        for pem in (secrets.tsa_host_key, secrets.session_signing_key):
+            public_key_line(pem)
     except (ValueError, KeyError, TypeError) as error:
         raise BackupError(f"{source} is not one of this charm's backups: {error!r}") from error
     if needed[0] > schema.known(here.path):

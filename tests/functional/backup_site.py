@@ -11,9 +11,10 @@ from backup import action, database
 from ci.concourse import release, schema, web, web_files
 from machine import files, services
 from plan.state import WebSecrets
+from tests import once
 from tests.functional import postgresql
 
-SECRETS = WebSecrets("password", "host key", "signing key", "next key")
+SECRETS = WebSecrets("password", once.rsa_key(1), once.rsa_key(2), once.rsa_key(3))
 TABLES = """
 CREATE EXTENSION IF NOT EXISTS pgcrypto;
 CREATE TYPE state AS ENUM ('paused', 'running');

@@ -3,17 +3,20 @@
 """The actions that save a web and bring it back, at the charm's door."""
 
 import dataclasses
+import json
 
 import pytest
 from ops import testing
 
 from backup import action, database
 from ci.concourse import local_postgresql, release, schema, web
-from machine import services
+from machine import archive, services
+from tests.unit.situations import HOST_PEM, state
 from tests.unit.situations import database as related
-from tests.unit.situations import state
 
 OTHERS = "another-password"
+NAMES = {"admin_password": "x", "tsa_host_key": "x", "session_signing_key": "x"}
+NO_KEYS = json.dumps({"keys": NAMES, "encryption": {}}).encode()
 ASIDE = "concourse_20261123_190501"
 
 
@@ -89,6 +92,35 @@ def test_what_can_not_be_restored_fails_in_words_and_web_runs_on(
     params = {name: text.format(tmp_path / "backups") for name, text in params.items()}
     with pytest.raises(testing.ActionFailed, match=words):
         run(context, "restore", unit, **params)
+    assert "stopped" not in rooms.calls
+    assert rooms.table.read_text() == "pipelines"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"worker-keys": None}, {"database.dump": None}, {"secrets.json": None}),
+        *({"secrets.json": b"{}"}, {"secrets.json": b'{"keys": {}, "encryption": {}}'}),
+        {"secrets.json": NO_KEYS},
+    ],
+    ids=str,
+)
+def test_a_file_that_somebody_made_changes_nothing(context, rooms, unit, tmp_path, wrong):
+    """Whole, and of our kind, but it is no backup."""
+    kept = {"keys": {**NAMES, **dict.fromkeys(("tsa_host_key", "session_signing_key"), HOST_PEM)}}
+    members = {
+        "secrets.json": json.dumps({**kept, "encryption": {}}).encode(),
+        "worker-keys": b"",
+        "database.dump": b"others",
+        **wrong,
+    }
+    about = {"unit": "web/0", "time": "now", "concourse": "8.3.0", "schema": "7"}
+    (tmp_path / "backups").mkdir()
+    path = tmp_path / "backups/b.tar"
+    there = {name: content for name, content in members.items() if content is not None}
+    archive.write(path, action._KIND, about, there)
+    with pytest.raises(testing.ActionFailed, match="is not one of this charm's backups"):
+        run(context, "restore", unit, path=str(path), name="unit")
     assert "stopped" not in rooms.calls
     assert rooms.table.read_text() == "pipelines"
 
