@@ -87,9 +87,9 @@ def machine(monkeypatch):
     return machine
 
 
-def judge(mode="all", **given):
+def judge(mode="all", progress=lambda _: None, **given):
     tsa = TSA if mode == "worker" else Tsa()
-    return trial.judge(plan.make(unit(mode, tsa=tsa, **given)), lambda _: None)
+    return trial.judge(plan.make(unit(mode, tsa=tsa, **given)), progress)
 
 
 def test_release_on_which_all_answer_has_proven_itself(machine):
@@ -129,10 +129,14 @@ def test_one_that_does_not_run_on_it_is_told(machine, service, words, how):
 
 
 def test_web_that_changes_its_tables_has_minutes(machine):
-    began = machine.clock
+    began, said = machine.clock, []
     web_health.healthy = lambda: machine.clock - began > 200
-    assert judge("web") == ""
+    assert judge("web", said.append) == ""
     assert NEW.path in machine.proven
+    # Nobody who looks meanwhile is to think that it hangs.
+    assert said[0] == "Waiting for concourse-web on the new release: it has 300 s left"
+    assert said[-1].endswith("it has 105 s left")
+    assert len(said) == 14
 
 
 def test_what_was_not_started_on_it_yet_is_not_judged(machine):

@@ -20,6 +20,7 @@ from plan.parts import Plan, WebPlan, WorkerPlan
 # where there are many builds.
 _WEB: typing.Final = 300.0
 _WORKER: typing.Final = 60.0
+_SAID: typing.Final = 15.0  # how often that is told
 # One that has answered may end the moment after.
 _STEADY: typing.Final = 5.0
 # How often systemd may have started it anew: its web ends by a SIGHUP that comes too early.
@@ -102,9 +103,12 @@ def _await(
     patience: float,
     progress: collections.abc.Callable[[str], None],
 ) -> Verdict:
-    if patience:
-        progress(f"Waiting for {name.removesuffix('.service')} on the new release")
-    waiting.until(lambda: _look(name, healthy) is not None, patience)
+    end = time.monotonic() + patience
+    while (left := end - time.monotonic()) > 0:
+        who = name.removesuffix(".service")
+        progress(f"Waiting for {who} on the new release: it has {left:.0f} s left")
+        if waiting.until(lambda: _look(name, healthy) is not None, min(left, _SAID)):
+            break
     found = _look(name, healthy)
     if found is Verdict.WELL and patience:
         time.sleep(_STEADY)
