@@ -263,19 +263,26 @@ def wait(pid: int, timeout: float) -> int | None:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended else None
 
 
-def reap_orphans(spared: int) -> None:
-    """Reap those adopted from other PID namespaces that have ended, but for one.
+def reap_orphans(init: int) -> None:
+    """Reap those adopted that have ended, of the PID namespace of this first process of one.
 
-    As long as one of them is not reaped, the first process of its namespace can't end
-    (pid_namespaces(7)).
+    As long as one of them is not reaped, it can't end (pid_namespaces(7)). It is left to wait, and
+    so are those of other namespaces, which somebody else may wait for just now.
+
+    Raises:
+        OSError: the kernel does not tell of which namespace a process is.
     """
-    for pid in _children() - {spared}:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
-            status = pathlib.Path("/proc", str(pid), "status").read_text(errors="replace")
-            # One number for each namespace from this one on (proc(5)).
-            ids = status.partition("\nNSpid:")[2].partition("\n")[0].split()
-            if len(ids) > 1:
-                os.waitpid(pid, os.WNOHANG)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        namespace = _pid_namespace(init)
+        for pid in _children() - {init}:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
+                if _pid_namespace(pid) == namespace:
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def _pid_namespace(pid: int) -> pathlib.Path:
+    """Which one a process is in, or was in at its end, until it is reaped (proc(5))."""
+    return pathlib.Path("/proc", str(pid), "ns/pid").readlink()
 
 
 def _children() -> set[int]:

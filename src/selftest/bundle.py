@@ -85,7 +85,7 @@ def process(
 
 
 def config(
-    name: str,
+    group: str,
     root: str,
     init: dict[str, typing.Any],
     mounts: collections.abc.Iterable[Mount],
@@ -95,7 +95,9 @@ def config(
     """A container's config.json.
 
     Args:
-        name: its id.
+        group: its control group below CGROUP, the last part of which is its id. When a lease ends,
+            so do the containers beside the holder's that have its GPU open (gpuci.usage), and runc
+            opens all nodes that it mounts: what is made at once must not be beside each other.
         root: the folder that becomes its root.
         init: its first process.
         mounts: what it gets of this machine.
@@ -107,12 +109,12 @@ def config(
         "ociVersion": "1.3.0",
         "process": init,
         "root": {"path": root},
-        "hostname": name,
+        "hostname": group.rpartition("/")[2],
         "mounts": [*(_mount(*mount) for mount in _SYSTEM_MOUNTS), *binds],
         "hooks": {},
         "annotations": {"user": "", **annotations},
         # From the top: a relative one would lie in the group of whoever starts the self-test.
-        "linux": _linux(f"/{CGROUP}/{name}", highest_id),
+        "linux": _linux(f"/{CGROUP}/{group}", highest_id),
     }
 
 

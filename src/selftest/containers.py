@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import signal
+import threading
 import types
 import typing
 
@@ -199,6 +200,7 @@ class Container:
         for flags in ((), ("--force",)):
             with contextlib.suppress(*_UNFINISHED):
                 self._call("delete", *flags, self.id)
+                break
         _forget(self.id)
 
     def _reap(self) -> None:
@@ -207,7 +209,7 @@ class Container:
         init = int(pid_file) if pid_file else 0
 
         def is_reaped() -> bool:
-            process.reap_orphans(spared=init)
+            process.reap_orphans(init)
             return process.wait(init, 0.02) is not None
 
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -245,7 +247,8 @@ _STREAMS: typing.Final = ("stdout", "stderr")
 class Containers:
     """The containers of a self-test; what is left of them goes with this context.
 
-    What an earlier self-test left that was killed goes first.
+    What an earlier self-test left that was killed goes first. Several threads may make some at
+    once.
     """
 
     def __init__(self) -> None:
@@ -303,7 +306,8 @@ class Containers:
             root, work = self._folders(name)
             mounts = [*self._python, Mount(work, step.kind.value, ("bind", "rw")), *step.mounts]
             init = bundle.process([wrapper.PYTHON, "-I", "-S", "-c", _WAIT], environment)
-            config = bundle.config(name, root, init, mounts, step.annotations, self._highest_id)
+            group = f"{threading.get_native_id()}/{name}"
+            config = bundle.config(group, root, init, mounts, step.annotations, self._highest_id)
             made.create(config, timeout)
         except OSError as error:
             made.remove()
@@ -337,7 +341,7 @@ def _sweep() -> None:
         with contextlib.suppress(CommandError):
             process.run_detaching(command, timeout=_CALL)
     ours = "|".join(map(re.escape, names))
-    leftovers.remove_control_groups(rf"^/{bundle.CGROUP}(/({ours})(/.*)?)?$")
+    leftovers.remove_control_groups(rf"^/{bundle.CGROUP}(/[0-9]+)?(/({ours})(/.*)?)?$")
     for name in names:
         _forget(name)
     for folder in (_HOME, _ROOTS):

@@ -44,7 +44,8 @@ _PROPERTIES: typing.Final = {
     "OOMScoreAdjust": "500",
 }
 _DESCRIPTION: typing.Final = re.compile(rf"GPU self-test ({results.RUN_PATTERN}), level (\S+)")
-_POLL: typing.Final = 0.5
+# Tags wait for the end that is seen by that; each look is a process of systemctl's.
+_POLL: typing.Final = 0.2
 
 
 class SelftestError(Exception):

@@ -162,3 +162,44 @@ def test_a_group_that_goes_meanwhile_or_has_threads_only_is_no_error(monkeypatch
             patch.setattr(pathlib.Path, "read_text", fail)
             (tmp_path / "garden/one").mkdir(parents=True, exist_ok=True)
             assert leftovers.remove_control_groups("^/garden(/|$)")
+
+
+# Prints whether what ended in container A is there still when A's first process is to end, and the
+# exit statuses of what ended in B meanwhile and of both first processes.
+REAP = """
+import ctypes, os, pathlib, signal
+from machine import process, waiting
+process.adopt_orphans()
+libc = ctypes.CDLL(None, use_errno=True)
+
+def container():
+    read, write = os.pipe()
+    if not (runtime := os.fork()):
+        assert not libc.unshare(0x20000000), os.strerror(ctypes.get_errno())  # CLONE_NEWPID
+        if not (first := os.fork()):
+            signal.pause()
+        if not (second := os.fork()):
+            os._exit(7)
+        os.write(write, f"{first} {second}".encode())
+        os._exit(0)
+    os.waitpid(runtime, 0)
+    return map(int, os.read(read, 100).split())
+
+def has_ended(pid):
+    return "\\nState:\\tZ" in pathlib.Path(f"/proc/{pid}/status").read_text()
+
+(a, in_a), (b, in_b) = container(), container()
+assert waiting.until(lambda: has_ended(in_a) and has_ended(in_b), 30)
+process.reap_orphans(a)
+left = pathlib.Path(f"/proc/{in_a}").exists()
+for pid in (a, b):
+    os.kill(pid, signal.SIGKILL)
+print(left, process.wait(in_b, 30), process.wait(a, 30), process.wait(b, 30))
+process.reap_orphans(a)
+"""
+
+
+def test_who_takes_one_container_away_reaps_nothing_of_another():
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    done = process.run([sys.executable, "-c", REAP], timeout=100, env=env)
+    assert done.stdout.split() == ["False", "7", "-9", "-9"]

@@ -1,6 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Looking into containers: what each sees, and what any could open that it was not given."""
+"""Looking into containers: what each sees, and what any could open that it was not given.
+
+Two threads may look at a time, each into a container of its own.
+"""
 
 import dataclasses
 import secrets
@@ -35,7 +38,7 @@ class Inspector:
         nested: this machine is itself a container, in which no device rules are set.
         leaked: each way to a GPU past what it was given that some container has, and which: the
             path of a node that it opened; where nested, see views.ways_past.
-        looks: how many containers were looked into.
+        looks: the ids of the containers that were looked into, one for each look.
     """
 
     def __init__(self, settings: Settings, made: Containers) -> None:
@@ -45,7 +48,7 @@ class Inspector:
         }
         self.nested = containers.is_nested()
         self.leaked: dict[str, str] = {}
-        self.looks = 0
+        self.looks: list[str] = []
         self._made = made
         self._application = settings.application
         self._run = secrets.token_hex(3)
@@ -76,7 +79,7 @@ class Inspector:
             raise ContainerError(f"{_PROBE[3]} ended with {done.returncode}: {said}") from error
         if lacking := views.lacks(view):
             raise StarvedError(f"{container.id} can't be looked into: {', '.join(lacking)}")
-        self.looks += 1
+        self.looks.append(container.id)
         past = views.ways_past if self.nested else views.leaks
         for path in past(view, self.nodes):
             self.leaked.setdefault(path, container.id)

@@ -7,9 +7,11 @@ are taken by leases, so that no task is disturbed: what a job has is not tested.
 """
 
 import collections.abc
+import concurrent.futures
 import contextlib
 import functools
 import os
+import threading
 import typing
 import uuid
 
@@ -28,6 +30,10 @@ from selftest.pulse import StarvedError
 from selftest.settings import Settings
 
 CHECKS: typing.Final = doors.CHECKS
+
+# A container is made by one program after the other, so that one check leaves the second processor
+# of a small machine idle. A worker's tasks need the others.
+_AT_ONCE: typing.Final = 2
 
 
 def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[Result]:
@@ -66,8 +72,11 @@ def _awake(gpus: tuple[Gpu, ...]) -> collections.abc.Generator[None]:
         yield
 
 
+_Make = collections.abc.Callable[[], Result]
+
+
 class _Isolation:
-    """One run of the checks."""
+    """One run of the checks, two at a time."""
 
     def __init__(
         self,
@@ -80,8 +89,9 @@ class _Isolation:
         self._inspector = inspector
         self._allowed = allowed
         self._progress = progress
-        # GPUs whose lease was kept; what needs any such GPU takes one of them.
+        # GPUs whose lease was kept; what needs any such GPU takes one of them, while it has this.
         self._proven: list[Gpu] = []
+        self._turns = {gpu.uuid: threading.Lock() for gpu in gpus}
         # Why others are not among them.
         self._broken = ""
         self._taken = ""
@@ -90,17 +100,21 @@ class _Isolation:
 
     def results(self) -> list[Result]:
         """Make all checks; those that need an earlier one's success come after it."""
-        found: list[Result] = []
-        for gpu in self._gpus:
-            self._progress(f"Isolation: a task with GPU {gpu.index}")
-            lease = functools.partial(self._lease, gpu)
-            found.append(self._unless_starved(doors.LEASE, lease, gpu.uuid))
+        bound = functools.partial
+        found = self._side_by_side(
+            (doors.LEASE, bound(self._lease, gpu), gpu.uuid) for gpu in self._gpus
+        )
+        self._proven.sort(key=self._gpus.index)
         self._progress("Isolation: containers that have no lease, or ask for more than theirs")
-        found.append(self._unless_starved(doors.NO_LEASE, self._no_lease))
-        for check in dict.fromkeys(one.check for one in doors.DOORS):
-            door = functools.partial(self._door, check)
-            found.append(self._unless_starved(check, door))
-        found.append(self._unless_starved(doors.EXEC_ENVIRONMENT, self._exec_environment))
+        ways = dict.fromkeys(one.check for one in doors.DOORS)
+        found += self._side_by_side(
+            (
+                (doors.NO_LEASE, self._no_lease, ""),
+                *((check, bound(self._door, check), "") for check in ways),
+                (doors.EXEC_ENVIRONMENT, self._exec_environment, ""),
+            )
+        )
+        # Each by itself: the wrapper chooses, and is timed.
         self._progress("Isolation: two tasks at once, and one that is killed")
         proven = [device for gpu in self._proven for device in gpu.devices]
         allocation = Allocation(self._inspector, self._allowed, proven)
@@ -112,9 +126,20 @@ class _Isolation:
             found.append(prevented if self._broken else self._unless_starved(check, make))
         return [*found, self._device_cgroup()]
 
-    def _unless_starved(
-        self, check: Check, make: collections.abc.Callable[[], Result], gpu: str = ""
-    ) -> Result:
+    def _side_by_side(
+        self, checks: collections.abc.Iterable[tuple[Check, _Make, str]]
+    ) -> list[Result]:
+        """Make these checks, none of which needs another's success; the results in their order.
+
+        What ends one without a result, or this process, has no further one begin.
+
+        Args:
+            checks: each with what makes it, and the GPU that it is of, if it is of one.
+        """
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            return [*pool.map(self._unless_starved, *zip(*checks, strict=True))]
+
+    def _unless_starved(self, check: Check, make: _Make, gpu: str = "") -> Result:
         """A check's result; where the machine has no time or room for it, that it can't be made.
 
         A job can starve the machine, and what comes late is not wrong.
@@ -128,6 +153,7 @@ class _Isolation:
 
     def _lease(self, gpu: Gpu) -> Result:
         check = doors.LEASE
+        self._progress(f"Isolation: a task with GPU {gpu.index}")
         if not gpu.devices:
             why = "MIG is on, and there is no MIG device to hand out"
             return check.result(Outcome.SKIPPED, why, gpu=gpu.uuid)
@@ -219,8 +245,10 @@ class _Isolation:
     def _a_proven_gpu(self, name: str) -> collections.abc.Generator[tuple[Gpu | None, str]]:
         """A GPU whose lease is kept, for the container of that name; else None, and why not."""
         obstacle = self._broken or self._taken or "no GPU has a device to hand out"
-        for gpu in self._proven:
-            with reserve.alone(self._inspector.id(name), gpu.devices[:1]) as why:
+        # First those that no other check has now, which is a matter of luck and time alone.
+        for gpu in sorted(self._proven, key=lambda one: self._turns[one.uuid].locked()):
+            taken = reserve.alone(self._inspector.id(name), gpu.devices[:1])
+            with self._turns[gpu.uuid], taken as why:
                 if not why:
                     yield gpu, ""
                     return
@@ -232,7 +260,7 @@ class _Isolation:
         if not inspector.looks:
             return check.result(Outcome.PREVENTED, "no container could be looked into")
         leaked = ", ".join(f"{path} in {name}" for path, name in inspector.leaked.items())
-        count, looks = len(inspector.nodes), f"{inspector.looks} looks from inside"
+        count, looks = len(inspector.nodes), f"{len(inspector.looks)} looks from inside"
         if inspector.nested:
             if leaked:
                 text = f"tasks are not kept from GPUs by this container's user namespace: {leaked}"
