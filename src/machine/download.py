@@ -29,6 +29,7 @@ from machine import files, process
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two messages
+_SAID: typing.Final = 30.0  # seconds between them, where it is slow
 _ATTEMPTS: typing.Final = 5
 _TIMEOUT: typing.Final = 60.0  # seconds without a byte
 _TEXT_TIMEOUT: typing.Final = 20.0  # the same, for what is short
@@ -318,15 +319,17 @@ def _next(response: http.client.HTTPResponse, most: int, *, whole: bool = True) 
 def _store(response: http.client.HTTPResponse, wanted: _Arrival, have: int) -> None:
     part, total = wanted.part, have + (response.length or 0)
     wanted.check_room(have, total)
-    said = have * 100 // total // _STEP if total else 0
+    said, told = have * 100 // total // _STEP if total else 0, time.monotonic()
     with part.open("r+b" if have else "wb") as file:
         file.seek(have)
         while chunk := _next(response, _CHUNK, whole=False):
             file.write(chunk)
             have += len(chunk)
             wanted.check_pace(have)
-            if total and have * 100 // total // _STEP > said:
-                said = have * 100 // total // _STEP
-                wanted.progress(f"Downloading {part.stem}: {said * _STEP} % of {total >> 20} MiB")
+            now, step = time.monotonic(), have * 100 // total // _STEP if total else 0
+            if step > said or now - told >= _SAID:
+                said, told = step, now
+                far = f"{have * 100 // total} % of {total >> 20}" if total else f"{have >> 20}"
+                wanted.progress(f"Downloading {part.stem}: {far} MiB")
     if have < total:
         raise _PassingError(f"the connection broke after {have} of {total} bytes")

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import http.client
 import http.server
+import itertools
 import threading
 import urllib.parse
 
@@ -79,6 +80,19 @@ def server(monkeypatch):
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_a_slow_one_says_how_far_it_is_every_half_minute(server, tmp_path, monkeypatch):
+    clock = itertools.count(0, 20)  # seconds between two looks at it
+    monkeypatch.setattr(download.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(download, "_CHUNK", len(BODY) // 100)
+    monkeypatch.setattr(download, "_STEP", 50)
+    said = []
+    bounds = download.Bounds(seconds=1e6)
+    download.fetch(server.url, tmp_path / "file.tgz", SHA256, said.append, bounds)
+    assert len(said) >= 40
+    assert said[2].startswith("Downloading file.tgz: ")
+    assert said[-1] == "Downloading file.tgz: 100 % of 4 MiB"
 
 
 def test_whole_file_with_progress_and_only_once(server, tmp_path):
