@@ -69,7 +69,8 @@ def backup(unit: str, path: str, web_keys: peers.WebKeys, log: Log) -> Results:
         "sha256": digest,
         "size": f"{destination.stat().st_size >> 10} KiB",
         "concourse": about["concourse"],
-        "next": f"juju ssh {unit} sudo cat {destination} > {destination.name}",
+        # A terminal, which juju ssh has by default, would turn each LF into CR LF.
+        "next": f"juju ssh --pty=false {unit} sudo cat {destination} > {destination.name}",
     }
 
 

@@ -44,7 +44,9 @@ def here(server, tmp_path, monkeypatch):
 def test_what_was_saved_comes_back_and_what_was_there_is_kept(here, monkeypatch):
     saved = save(here)
     path = saved["path"]
-    assert saved["next"] == f"juju ssh web/0 sudo cat {path} > {pathlib.Path(path).name}"
+    assert (
+        saved["next"] == f"juju ssh --pty=false web/0 sudo cat {path} > {pathlib.Path(path).name}"
+    )
     here.server.changed = True
     here.server.sql("DELETE FROM pipelines WHERE id > 3; DROP TABLE events CASCADE")
     here.secrets = WebSecrets("other", "other", "other")

@@ -64,6 +64,7 @@ def test_web_is_saved_and_brought_back_with_the_keys_that_its_workers_know(
     saved, _ = run(context, "backup", unit, path=path)
     assert (saved["path"], saved["concourse"]) == (path, "8.3.0")
     assert not any(secret in str(saved) for secret in had.values())
+    assert saved["next"].startswith("juju ssh --pty=false unit/0 sudo cat "), "through no terminal"
 
     rooms.table.write_text("nothing yet")
     other = {**had, "admin-password": OTHERS, "tsa-host-key": had["session-signing-key"]}
