@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpuci.environment import Variables
     from gpuci.grant import Grant
 
-# What brings GPUs in as a hook of its own accord: by Docker before 29.2 (daemon/nvidia_linux.go),
-# by CDI files, and by podman's hooks.d.
+# What brings GPUs in as a hook of its own accord: by Docker (daemon/nvidia_linux.go; from 29.2 on
+# where CDI fails, daemon/devices_nvidia_linux.go), by CDI files, and by podman's hooks.d.
 _HOOKS = frozenset(
     {
         *("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook"),
@@ -57,7 +57,7 @@ def without_gpus(
     kept = [mount for mount in mounts if not _brings(table(mount), nodes, brought)]
     if len(kept) < len(mounts):
         changed["mounts"] = kept
-    if hooks := _without_hooks(table(config.get("hooks"))):
+    if hooks := _without_hooks(table(config.get("hooks")), brought):
         changed["hooks"] = hooks
     linux = table(config.get("linux"))
     devices = items(linux.get("devices"))
@@ -128,13 +128,14 @@ def _brings(mount: dict[str, object], nodes: Nodes, brought: Collection[str]) ->
     return source.startswith("/dev/") and os.path.normpath(source) in paths
 
 
-def _without_hooks(hooks: dict[str, object]) -> dict[str, object]:
+def _without_hooks(hooks: dict[str, object], brought: Collection[str]) -> dict[str, object]:
     """The hooks without those that bring GPUs in; empty where there is none of these."""
     kept: dict[str, object] = {
         when: [
             hook
             for hook in items(those)
-            if os.path.basename(text(table(hook).get("path"))) not in _HOOKS
+            if (path := text(table(hook).get("path"))) not in brought
+            and os.path.basename(path) not in _HOOKS
         ]
         for when, those in hooks.items()
     }

@@ -24,7 +24,15 @@ ALL = "all"
 _NAMING = ("NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES")
 _NONE = frozenset({"", "void", "none"})
 _CDI_KINDS = ("nvidia.com/", "amd.com/", "intel.com/", "runtime.nvidia.com/")
-_GPU_DRIVERS = frozenset({"", "nvidia", "amd", "cdi"})
+# Docker's own names (29 daemon/devices_nvidia_linux.go, devices_amd_linux.go): who names a driver
+# gets it whatever capabilities it asks for, else the capabilities choose one.
+_DRIVERS = frozenset({"nvidia", "nvidia.cdi", "nvidia.runtime-hook", "amd"})
+_CAPABILITIES = frozenset(
+    {
+        *("gpu", "nvidia", "amd"),
+        *("compute", "compat32", "graphics", "utility", "video", "display"),
+    }
+)
 
 
 class Wish:
@@ -117,8 +125,10 @@ def _requested(facts: Facts) -> Wish:
 
 
 def _is_for_gpus(request: dict[str, object]) -> bool:
+    if driver := text(request.get("Driver")):
+        return driver in _DRIVERS
     wanted = {text(word) for words in items(request.get("Capabilities")) for word in items(words)}
-    return "gpu" in wanted and text(request.get("Driver")) in _GPU_DRIVERS
+    return not _CAPABILITIES.isdisjoint(wanted)
 
 
 def _mounted(config: dict[str, object]) -> Wish:
