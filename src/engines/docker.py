@@ -8,7 +8,6 @@ it is never restarted for them; see `_switch` for keys that go.
 
 import json
 import shutil
-import stat
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -21,10 +20,11 @@ UNIT: Final = "docker.service"
 _NAME: Final = "gpu-ci"
 _RUNTIMES, _DEFAULT = "runtimes", "default-runtime"
 _ITS_OWN: Final = "runc"  # what Docker calls its own default runtime
-# The file that is to be in that place, while another one is for a moment.
-_PARTING: Final = Path("/var/lib/gpu-ci/daemon.json")
+# What is to be in that place, and what is there until Docker has taken it over.
+_NOTE: Final = Path("/var/lib/gpu-ci/daemon.json")
 # What is left of a file that was made for us.
 _MADE: Final = "{\n}\n"
+_ODD: Final = "surrogateescape"  # what is no UTF-8 stays as it is
 _TIMEOUT: Final = 30.0  # seconds, for an answer of dockerd
 _PATIENCE: Final = 10.0  # seconds, until it has taken its file over
 
@@ -44,10 +44,10 @@ def ensure(*, default: bool) -> bool:
             "Docker is not on this machine, which container-engines names: install it (sudo "
             "systemctl mask containerd; sudo apt-get install docker.io), or take docker out of it"
         )
-    _end_parting()
-    former = files.read_text(CONFIG)
+    was_killed = _finish()
+    former = _read()
     wanted = merged(former, default=default)
-    if wanted == former:
+    if wanted == former and not was_killed:
         return False
     _validate(wanted)
     if not _switch(wanted):
@@ -58,14 +58,14 @@ def ensure(*, default: bool) -> bool:
 
 def remove() -> bool:
     """Take our runtime out of Docker; True if it was there."""
-    ended = _end_parting()
-    former = files.read_text(CONFIG)
     try:
-        wanted = former and without(former)
+        was_killed = _finish()
+        former = _read()
+        wanted = without(former) if former else former
     except EngineError:
-        return ended  # no Docker starts by such a file, so nobody has us by it
-    if not former or wanted == former:
-        return ended
+        return False  # no Docker starts by such a file, so nobody has us by it
+    if wanted == former and not was_killed:
+        return False
     _switch(None if wanted == _MADE else wanted)
     return True
 
@@ -119,6 +119,20 @@ def without(text: str) -> str:
     return json_text.without_member(text, place, _NAME)
 
 
+def _read() -> str | None:
+    """daemon.json, bytes that are no UTF-8 too; None: there is none.
+
+    Raises:
+        EngineError: it is a folder, as one is made for who mounts it where there is none.
+    """
+    try:
+        return CONFIG.read_bytes().decode(errors=_ODD)
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError as error:
+        raise EngineError(f"{CONFIG} is a folder: remove it") from error
+
+
 def _parsed(text: str) -> dict[str, Any]:
     try:
         found = _object(json.loads(text))
@@ -144,9 +158,9 @@ def _validate(text: str) -> None:
     Raises:
         EngineError: it does not take it.
     """
-    tried = CONFIG.with_name("daemon.json.gpu-ci")
-    files.ensure_directory(CONFIG.parent)
-    files.ensure_file(tried, text, mode=0o600)
+    tried = _NOTE.with_name("daemon.json.tried")
+    files.ensure_directory(tried.parent)
+    files.ensure_file(tried, text.encode(errors=_ODD), mode=0o600)
     try:
         argv = [program(), "--validate", f"--config-file={tried}"]
         done = process.run(argv, timeout=_TIMEOUT, check=False)
@@ -163,26 +177,27 @@ def _switch(wanted: str | None) -> bool:
     A key that is gone says nothing to it on SIGHUP: it would go on with our runtime, as its
     default too, when that is no more. So both keys are said outright for that moment.
     """
-    final = _parsed(wanted) if wanted else {}
-    said: dict[str, Any] = {_RUNTIMES: {}, _DEFAULT: _ITS_OWN, **final}
-    if said == final:
-        _put(wanted)
-        return _takes_over(said)
-    files.ensure_directory(_PARTING.parent)
-    files.ensure_file(_PARTING, json.dumps({"text": wanted}) + "\n", mode=0o600)
-    _put(json.dumps(said))
+    said: dict[str, Any] = {_RUNTIMES: {}, _DEFAULT: _ITS_OWN, **_parsed(wanted or "{}")}
+    meanwhile = json.dumps(said)
+    files.ensure_directory(_NOTE.parent)
+    note = json.dumps({"text": wanted, "meanwhile": meanwhile})
+    files.ensure_file(_NOTE, note + "\n", mode=0o600)
+    _put(meanwhile)
     done = _takes_over(said)
-    _end_parting()
+    _finish()
     return done
 
 
-def _end_parting() -> bool:
+def _finish() -> bool:
     """Put the file in its place that a moment of `_switch` was for; whether there was one."""
-    noted = files.read_text(_PARTING)
+    noted = files.read_text(_NOTE)
     if noted is None:
         return False
-    _put(json.loads(noted)["text"])
-    return files.ensure_absent(_PARTING)
+    note = json.loads(noted)
+    # Who has edited it after a hook was killed has the last word.
+    if _read() == note["meanwhile"]:
+        _put(note["text"])
+    return files.ensure_absent(_NOTE)
 
 
 def _put(text: str | None) -> None:
@@ -190,9 +205,12 @@ def _put(text: str | None) -> None:
         files.ensure_absent(CONFIG)
         files.remove_if_empty(CONFIG.parent)
         return
-    mode = stat.S_IMODE(CONFIG.stat().st_mode) if CONFIG.exists() else 0o644
-    files.ensure_directory(CONFIG.parent)
-    files.ensure_file(CONFIG, text, mode=mode)
+    data = text.encode(errors=_ODD)
+    if CONFIG.exists():
+        files.rewrite(CONFIG, data)
+    else:
+        files.ensure_directory(CONFIG.parent)
+        files.ensure_file(CONFIG, data)
 
 
 def _takes_over(said: dict[str, Any]) -> bool:
@@ -204,6 +222,8 @@ def _takes_over(said: dict[str, Any]) -> bool:
     def follows() -> bool:
         told = process.run(argv, timeout=_TIMEOUT, check=False).stdout
         knows = f'"{_NAME}"' in told.rpartition(" ")[0]
-        return knows == (_NAME in said[_RUNTIMES]) and told.split()[-1:] == [said[_DEFAULT]]
+        return knows == (_NAME in (said[_RUNTIMES] or {})) and told.split()[-1:] == [
+            said[_DEFAULT]
+        ]
 
     return waiting.until(follows, _PATIENCE)

@@ -56,7 +56,6 @@ def remove() -> bool:
     if running and not front.FRONT.is_symlink():
         runc = front.runc()
         files.ensure_absent(front.CONFIG)
-        files.ensure_absent(front.FRONT)
         files.ensure_symlink(front.FRONT, runc)
         return True
     return changed if running else front.remove() or changed

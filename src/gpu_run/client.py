@@ -148,8 +148,9 @@ def _ask(connection: socket.socket, asked: argparse.Namespace) -> dict[str, typi
 
 def _name(command: list[str]) -> str:
     """The program, and the file that it is to run, if any: other words can be secrets."""
-    program, *files = map(pathlib.Path, command[:2])
-    words = [program.name, *(file.name for file in files if file.is_file())]
+    # A Path's own is_file fails where it may not look, and for a word that is too long.
+    files = [word for word in command[1:2] if os.path.isfile(word)]  # noqa: PTH113
+    words = [pathlib.PurePath(word).name for word in (command[0], *files)]
     return " ".join(words).encode(errors="replace").decode()[:200]
 
 

@@ -49,6 +49,24 @@ def ensure_file(
     uid, gid = _ids(owner)
     if _is_as_asked(path, stat.S_IFREG | mode, uid, gid) and path.read_bytes() == data:
         return False
+    _replace(path, data, mode, uid, gid)
+    return True
+
+
+def rewrite(path: pathlib.Path, content: bytes) -> None:
+    """Give a file of others' another content. A link to it, its mode, owner and group stay.
+
+    No reader ever sees half of it.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    place = path.resolve()
+    found = place.stat()
+    _replace(place, content, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+
+def _replace(path: pathlib.Path, data: bytes, mode: int, uid: int, gid: int) -> None:
     new = path.with_name(f".{path.name}.new")
     # Always the same name, so that a hook that was killed leaves no litter behind.
     new.unlink(missing_ok=True)
@@ -60,7 +78,6 @@ def ensure_file(
         file.flush()
         os.fsync(descriptor)
     new.replace(path)
-    return True
 
 
 def shorten(path: pathlib.Path, content: str) -> None:

@@ -3,6 +3,7 @@
 """Our runtime in podman's and Docker's configuration, and those as they were afterwards."""
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -40,7 +41,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(podman, "_MAIN", tmp_path / "conf/containers.conf")
     (tmp_path / "etc").mkdir()
     monkeypatch.setattr(docker, "program", lambda name="dockerd": f"/usr/bin/{name}")
-    monkeypatch.setattr(docker, "_PARTING", tmp_path / "gpu-ci/daemon.json")
+    monkeypatch.setattr(docker, "_NOTE", tmp_path / "gpu-ci/daemon.json")
     said = {"code": 0, "text": "", "runs": True, "calls": []}
 
     def run(argv, **_):
@@ -127,10 +128,8 @@ def test_docker_has_it_and_has_it_no_more(site):
     assert not docker.remove()
 
 
-def test_a_hook_killed_while_docker_reads_leaves_nothing(site, monkeypatch):
-    docker.CONFIG.parent.mkdir()
-    docker.CONFIG.write_text('{"debug": true}')
-    docker.ensure(default=True)
+def kill(change, monkeypatch, **words):
+    """Have a hook killed between the file and the signal by which Docker reads it."""
 
     def killed(_):
         raise KeyboardInterrupt
@@ -138,21 +137,60 @@ def test_a_hook_killed_while_docker_reads_leaves_nothing(site, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(docker.services, "reload", killed)
         with pytest.raises(KeyboardInterrupt):
-            docker.remove()
+            change(**words)
+
+
+def test_a_hook_killed_while_docker_reads_leaves_nothing(site, monkeypatch):
+    docker.CONFIG.parent.mkdir()
+    docker.CONFIG.write_text('{"debug": true}')
+    docker.ensure(default=True)
+    kill(docker.remove, monkeypatch)
     assert docker.CONFIG.read_text() != '{"debug": true}'
     assert docker.remove()
     assert docker.CONFIG.read_text() == '{"debug": true}'
-    assert not docker._PARTING.exists()
+    assert not docker._NOTE.exists()
 
 
-def test_the_file_keeps_its_mode(site):
+def test_what_a_person_has_written_after_a_killed_hook_stays(site, monkeypatch):
     docker.CONFIG.parent.mkdir()
     docker.CONFIG.write_text("{}")
-    docker.CONFIG.chmod(0o600)
-    assert docker.ensure(default=False)
-    assert docker.CONFIG.stat().st_mode & 0o777 == 0o600
+    kill(docker.ensure, monkeypatch, default=False)
+    docker.CONFIG.write_text('{"debug": true}')
     docker.remove()
-    assert (docker.CONFIG.read_text(), docker.CONFIG.stat().st_mode & 0o777) == ("{}", 0o600)
+    assert docker.CONFIG.read_text() == '{"debug": true}'
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_docker_is_told_what_a_killed_hook_has_not_told_it(site, monkeypatch, default):
+    kill(docker.ensure, monkeypatch, default=default)
+    assert "runtimes" not in site
+    assert docker.ensure(default=default)
+    assert site["runtimes"] == {"gpu-ci": OURS}
+    assert not docker.ensure(default=default)
+
+
+def test_a_link_to_the_file_its_mode_its_group_and_odd_bytes_stay(site, tmp_path):
+    docker.CONFIG.parent.mkdir()
+    place = tmp_path / "kept/docker.json"
+    place.parent.mkdir()
+    place.write_bytes(b'{"labels": ["caf\xe9"]}')
+    place.chmod(0o640)
+    os.chown(place, -1, 4711)
+    docker.CONFIG.symlink_to(place)
+    for change in (lambda: docker.ensure(default=False), docker.remove):
+        assert change()
+        assert docker.CONFIG.readlink() == place
+        found = place.stat()
+        assert (found.st_mode & 0o777, found.st_gid) == (0o640, 4711)
+    assert place.read_bytes() == b'{"labels": ["caf\xe9"]}'
+    assert [one.name for one in place.parent.iterdir()] == ["docker.json"]
+
+
+def test_a_folder_in_its_place_is_said_and_is_nothing_of_ours(site):
+    docker.CONFIG.mkdir(parents=True)
+    with pytest.raises(EngineError, match="is a folder: remove it"):
+        docker.ensure(default=False)
+    assert not docker.remove()
 
 
 @pytest.mark.parametrize(("code", "text"), [(1, "merge: unknown keys"), (0, "deaf")])
@@ -211,73 +249,6 @@ def test_podmans_operator_comes_first(site, text, said, name):
     assert not podman.DROP_IN.exists()
 
 
-def unit_as(monkeypatch, tmp_path, command, *, masked=False):
-    calls = []
-    monkeypatch.setattr(docker_unit, "_RECORD", tmp_path / "engines.json")
-    monkeypatch.setattr(docker_unit, "_RUNNING", tmp_path / "running")
-    said = {
-        "LoadState": "loaded", "ActiveState": "active",
-        "ExecStart": f"{{ path=/usr/sbin/dockerd ; argv[]={command} ; ignore_errors=no }}",
-    }  # fmt: skip
-    others = {"LoadState": "masked" if masked else "loaded"}
-
-    def show(unit, *names):
-        return {name: (said if unit == "docker.service" else others)[name] for name in names}
-
-    monkeypatch.setattr(docker_unit.services, "show", show)
-    for name in ("ensure_drop_in", "ensure_masked", "ensure_running", "remove_drop_in", "unmask"):
-        monkeypatch.setattr(
-            docker_unit.services,
-            name,
-            lambda *words, _name=name, **_: calls.append((_name, *words)),
-        )
-    return calls
-
-
-PACKAGED = "/usr/sbin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock $DOCKER_OPTS"
-
-
-def test_docker_gets_a_containerd_of_its_own(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, PACKAGED)
-    assert docker_unit.ensure()
-    line = "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n"
-    assert calls == [
-        ("ensure_drop_in", "docker.service", "gpu-ci.conf", line),
-        ("ensure_masked", "containerd.service"),
-        ("ensure_running", "docker.service"),
-    ]
-    calls.clear()
-    assert docker_unit.remove()
-    assert calls == [
-        ("remove_drop_in", "docker.service", "gpu-ci.conf"), ("unmask", "containerd.service")
-    ]  # fmt: skip
-    assert not docker_unit.remove()
-
-
-def test_what_the_operator_masked_stays_masked(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, PACKAGED, masked=True)
-    assert docker_unit.ensure()
-    calls.clear()
-    assert docker_unit.remove()
-    assert calls == [("remove_drop_in", "docker.service", "gpu-ci.conf")]
-
-
-def test_a_docker_that_has_its_own_is_left_alone(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, "/usr/bin/dockerd -H fd://")
-    assert not docker_unit.ensure()
-    assert not docker_unit.remove()
-    assert calls == []
-
-
-def test_no_container_is_lost_by_that(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, PACKAGED)
-    for name in ("concourse", "moby", "k8s.io"):
-        (tmp_path / "running" / name / "4f0c").mkdir(parents=True)
-    with pytest.raises(EngineError, match="containers of Kubernetes and Docker run"):
-        docker_unit.ensure()
-    assert calls == []
-
-
 @pytest.fixture
 def rooms_of_engines(monkeypatch):
     calls = []
@@ -312,6 +283,22 @@ def test_only_named_engines_know_it(rooms_of_engines):
     assert rooms_of_engines == [
         ("docker.remove",), ("unit.remove",), ("podman.remove",), ("front.remove",)
     ]  # fmt: skip
+
+
+def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
+    rooms_of_engines, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
+    front.FRONT.touch()
+    monkeypatch.setattr(front, "CONFIG", tmp_path / "none")
+    monkeypatch.setattr(registration, "_is_in_use", lambda: True)
+    absent = registration.files.ensure_absent
+    monkeypatch.setattr(
+        registration.files, "ensure_absent", lambda path: absent(path) and front.FRONT.stat()
+    )
+    assert registration.remove()
+    assert front.FRONT.readlink() == front.runc()
+    assert not registration.remove()
 
 
 def test_what_is_planned():

@@ -270,6 +270,13 @@ def test_what_it_asks_for():
     assert heard == [{**ASKED, "named": ["0", "GPU-x"], "timeout": 604800, "command": "true"}]
 
 
+def test_a_word_that_no_file_can_be_called_is_a_word():
+    long = "x" * 300
+    done, heard = call("echo", long, answers=[{**GRANTED, "environment": {}}])
+    assert (done.returncode, done.stdout) == (0, f"{long}\n")
+    assert heard[0]["command"] == "echo"
+
+
 @pytest.mark.parametrize(
     ("answers", "status", "text"),
     [
