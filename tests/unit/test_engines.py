@@ -173,7 +173,7 @@ def test_a_link_to_the_file_its_mode_its_group_and_odd_bytes_stay(site, tmp_path
     docker.CONFIG.parent.mkdir()
     place = tmp_path / "kept/docker.json"
     place.parent.mkdir()
-    place.write_bytes(b'{"labels": ["caf\xe9"]}')
+    place.write_bytes(b'{"labels": ["\xe9"]}')
     place.chmod(0o640)
     os.chown(place, -1, 4711)
     docker.CONFIG.symlink_to(place)
@@ -182,7 +182,7 @@ def test_a_link_to_the_file_its_mode_its_group_and_odd_bytes_stay(site, tmp_path
         assert docker.CONFIG.readlink() == place
         found = place.stat()
         assert (found.st_mode & 0o777, found.st_gid) == (0o640, 4711)
-    assert place.read_bytes() == b'{"labels": ["caf\xe9"]}'
+    assert place.read_bytes() == b'{"labels": ["\xe9"]}'
     assert [one.name for one in place.parent.iterdir()] == ["docker.json"]
 
 
