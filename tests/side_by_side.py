@@ -37,12 +37,14 @@ ALONE = tuple(
         *("machines", "outfit", "vendors"),
     )
 )
-# Two labs, each for half of what needs one: to bring one up takes half a minute of a processor.
+# Few labs, since to bring one up takes half a minute of a processor.
 # Attacks are last in theirs, since they leave tasks without a GPU until the run ends.
 SHARED = {
     "tests/lab/test_selftest.py": "selftest and attacks",
     "tests/attacks/": "selftest and attacks",
     "tests/lab/": "lab",
+    "tests/soak/test_line_storm.py": "storms",
+    "tests/soak/test_restart_storm.py": "storms",
 }
 # How many times as much of the processors a process with a shared lab gets, which takes longest.
 PRECEDENCE = 2

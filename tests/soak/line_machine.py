@@ -1,9 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A machine with two simulated GPUs and all who may use them: tasks, gpu-run, podman, Docker.
+"""A lab's worker with two simulated GPUs, and all who use them: tasks, gpu-run, podman, Docker.
 
-The tasks are containers of a containerd that our launcher has started, as Concourse's are; podman
-and Docker are Debian's, set up by the charm's own registration.
+The tasks are those of the lab's Concourse; podman and Docker are Debian's, beside it.
 """
 
 import contextlib
@@ -11,14 +10,26 @@ import json
 import pathlib
 import shutil
 import subprocess
-import tempfile
 
-from tests import runs
-from tests.functional import engine_machine, run_machine
-from tests.functional.containerd_worker import GOLDEN, ROOT, UUIDS
+from tests.functional import engine_machine
+from tests.lab import concourse, outfit
+from tests.lab.juju.agent import SHARED
 
 HERE = pathlib.Path(__file__).parent / "line"
-MACHINE = "line"
+CODE = "/var/lib/juju/agents/unit-worker-0/charm"
+PYTHON = [
+    *("/usr/bin/env", f"PYTHONPATH={CODE}/src:{CODE}/lib:{CODE}/venv"),
+    *("/usr/bin/python3", "-B"),
+]
+# All tasks have it as their root folder's own, and so at /held.
+HELD = f"{outfit.ROOTFS}/held"
+OPTIONS = {
+    "container_engines": "podman,docker",
+    "engine_default_runtime": "true",
+    "gpu_run_group": "gpu-users",
+    # With a GPU for each task unasked, web would let no third one in while two run.
+    "gpus_per_task": "0",
+}
 CONTAINERS_CONF = """
 [containers]
 netns = "none"
@@ -27,153 +38,112 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 """
 DAEMON = {"iptables": False, "bridge": "none", "exec-opts": ["native.cgroupdriver=cgroupfs"]}
-SETUP = """
+# As both packages install it, and a machine's own people.
+SETUP = f"""
 set -e
-for folder in usr etc lib; do cp -rsn /srv/engines/$folder/. /$folder/; done
-cp --remove-destination /srv/engines/lib/systemd/system/docker.* /lib/systemd/system/
-ldconfig; getent group docker >/dev/null || groupadd --system docker
-mkdir -p /var/lib/docker /var/lib/containers /srv/storm /etc/docker
+for folder in usr etc lib; do cp -rsn {SHARED}/engines/$folder/. /$folder/; done
+cp --remove-destination {SHARED}/engines/lib/systemd/system/docker.* /lib/systemd/system/
+ldconfig
+for group in docker gpu-users; do getent group $group >&2 || groupadd --system $group; done
+id alice >&2 || useradd -m -G gpu-users alice
+mkdir -p /var/lib/docker /var/lib/containers /srv/storm /etc/docker /etc/containers
 for folder in /var/lib/docker /var/lib/containers /srv/storm; do
     mount -t tmpfs -o mode=755 tmpfs $folder
 done
-cp -a /srv/payload/. /srv/storm/
-chmod 755 /srv/storm; cd /srv/storm; mkdir -m 1777 held work
-for name in gpu0 gpu1 log faults; do install -m 666 /dev/null held/$name; done
-install -m 755 /srv/fakes/nvidia-container-runtime-standin /usr/bin/nvidia-container-runtime
 printf '#!/bin/sh\\nexit 77\\n' >/usr/bin/nvidia-container-runtime-hook
 chmod 755 /usr/bin/nvidia-container-runtime-hook
-mkdir -p /opt/concourse/current/bin
-for name in runc containerd; do ln -sf "$(command -v $name)" /opt/concourse/current/bin/; done
+cp -a {SHARED}/storm/. /srv/storm/
+install -m 755 /srv/storm/bin/hold {outfit.ROOTFS}/bin/hold
+mkdir -m 1777 {HELD}
+for name in gpu0 gpu1 log faults; do install -m 666 /dev/null {HELD}/$name; done
+mkdir -m 700 /srv/storm/fly
+tar -xzOf {concourse.FLY_IN_RELEASE} fly >/srv/storm/fly/fly
+chmod 755 /srv/storm/fly/fly
 systemctl daemon-reload
 """
-# As a hook of the charm does it.
-APPLY = """
-import json, sys
-from engines import registration
-from gpu import detect
-from oci import wrapper
-from plan.parts import EnginesPlan, GpuPlan
-engines = EnginesPlan(("docker", "podman"), default=True, nvidia=True)
-wrapper.apply(GpuPlan(detect.detect().gpus, "/usr/bin/nvidia-container-runtime", wait_timeout=200))
-registration.ensure(engines)
+UNDO = f"""
+systemctl stop docker docker.socket
+systemctl reset-failed docker docker.socket
+umount /var/lib/docker/overlay2 2>&-
+umount /var/lib/docker /var/lib/containers /srv/storm
+rm -rf {HELD} {outfit.ROOTFS}/bin/hold /etc/docker /etc/containers/containers.conf
+rm -f /lib/systemd/system/docker.* /usr/bin/nvidia-container-runtime-hook
+find /usr /etc /lib -xdev -lname '{SHARED}/engines/*' -delete
+systemctl daemon-reload
+userdel -r alice
+groupdel gpu-users
+groupdel docker
+true
 """
-REMOVE = """
-from engines import registration
-from gpu_run import service
-from oci import wrapper
-registration.ensure(None)
-service.remove()
-wrapper.remove()
+TOLD = """
+find /etc/docker /etc/containers /etc/systemd/system '(' -type f -o -type l ')' ! -name key.json \
+    '(' -path '*docker*' -o -path '*contain*' -o -path '*podman*' ')'
 """
 
 
 class Line:
     """The machine, and what is done there."""
 
-    def __init__(self, box):
-        self.box, self.sh, self.machine = box, box.sh, box.machine
+    def __init__(self, site):
+        self.site, self.sh, self.machine = site, site.sh, site.machine()
         self.before = {}
 
-    def python(self, *words, timeout=180):
-        return self.machine.run([*self.box.host.python, *words], timeout=timeout)
-
     def furnish(self):
+        """Install both engines, and have the charm know them."""
+        shared = self.site.lab.state_dir / "shared"
+        if not (shared / "engines").exists():
+            shutil.copytree(engine_machine.ENGINES.resolve(), shared / "engines", symlinks=True)
+        payload(shared / "storm")
         self.sh(SETUP)
-        for number, uuid in enumerate(UUIDS):
-            self.box.fakegpu("set", str(number), f"uuid={uuid}")
+        self.machine.write("/srv/storm/fly/.flyrc", (self.site.fly.home / ".flyrc").read_text())
         self.machine.write("/etc/containers/containers.conf", CONTAINERS_CONF)
         self.machine.write("/etc/docker/daemon.json", json.dumps(DAEMON, indent=4))
         self.before = self.engines()
-        self.python("-c", APPLY)
+        self.site.configure(**OPTIONS)
+        assert self.site.status()[0] == "active", self.site.status()
         self.sh("systemctl start docker")
-        self.sh(
-            "systemd-run --quiet --unit=storm-containerd -p KillMode=process -p Delegate=yes "
-            "/opt/gpu-ci/bin/containerd-launcher -c /srv/storm/config.toml"
-        )
-        self.box.wait("ctr -a /srv/storm/sock version")
         for engine in ("podman", "docker"):
             self.sh(f"{engine} load -i /srv/storm/plain.tar")
+        self.site.tags()
 
     def engines(self):
         """All that the two engines are told, by what file; Docker makes its key by itself."""
-        listed = (
-            "find /etc/docker /etc/containers /etc/systemd/system '(' -type f -o -type l ')' "
-            "! -name key.json ! -name 'gpu-ci-run*'"
-        )
-        names = self.sh(listed).stdout.split()
-        return {
-            name: self.sh(f"cat {name} 2>/dev/null || readlink {name}").stdout for name in names
-        }
+        names = self.sh(TOLD).split()
+        return {name: self.sh(f"cat {name} 2>/dev/null || readlink {name}") for name in names}
 
     def storm(self, count, seed, seconds):
         """What came of it; see line/driver.py."""
-        told = self.python("/srv/storm/driver.py", str(count), str(seed), timeout=seconds)
-        return json.loads(told.stdout)
+        driver = [*PYTHON, "/srv/storm/driver.py", str(count), str(seed)]
+        return json.loads(self.machine.run(driver, timeout=seconds).stdout)
 
-    def remove(self):
-        self.python("-c", REMOVE)
+    def leave(self):
+        """Have the charm know neither engine, and nobody use gpu-run."""
+        self.site.configure(reset=tuple(name.replace("_", "-") for name in OPTIONS))
+
+    def undo(self):
+        """Take both engines off the machine."""
+        self.sh("podman rm -f -t 0 -a; docker ps -aq | xargs -r docker rm -f; true")
+        self.leave()
+        self.sh(UNDO)
+        self.site.tags()
 
 
 def payload(folder):
     """What the machine gets for the storm, but for what the charm brings."""
-    rootfs = folder / "rootfs"
-    for name in ("bin", "dev", "proc", "sys", "tmp", "etc", "scratch", "usr/lib"):
-        (rootfs / name).mkdir(parents=True)
-    for name in ("scratch", "tmp/build/e55deab7"):
-        (rootfs / name).mkdir(parents=True, exist_ok=True)
-    (folder / "bin").mkdir()
-    for source, target in (
-        (ROOT / "tests/fakes/concourse/init.c", folder / "gdn-init"),
-        (HERE / "hold.c", folder / "bin/hold"),
-    ):
-        build = ["gcc", "-static", "-Os", "-s", "-o", str(target), str(source)]
-        subprocess.run(build, check=True, timeout=60)
-    shutil.copy(folder / "bin/hold", rootfs / "hold")
-    for name in ("hosts", "hostname", "resolv.conf"):
-        (folder / name).touch()
-        (rootfs / "etc" / name).touch()
-    for path in (rootfs, *rootfs.rglob("*")):
-        shutil.chown(path, 4294967294, 4294967294)
-    (rootfs / ".gpu-ci-task-root").touch(0o644)
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "bin").mkdir(parents=True)
+    build = ["gcc", "-static", "-Os", "-s", "-o", folder / "bin/hold", HERE / "hold.c"]
+    subprocess.run(build, check=True, timeout=60)
     shutil.copy(HERE / "driver.py", folder)
-    (folder / "task.json").write_text(json.dumps(task()))
-    (folder / "config.toml").write_text(
-        'version = 2\nroot = "/srv/storm/root"\nstate = "/srv/storm/state"\n'
-        'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
-        '[grpc]\naddress = "/srv/storm/sock"\n[ttrpc]\naddress = "/srv/storm/sock.ttrpc"\n'
-    )
     engine_machine.write_image(folder / "plain.tar", "lab.test/plain:latest", ())
 
 
-def task():
-    """A task's spec as Concourse writes it, on the payload's files."""
-    spec = json.loads((GOLDEN / "task.json").read_text())
-    old, spec["hostname"] = spec["hostname"], "HANDLE"
-    spec["root"]["path"] = "/srv/storm/rootfs"
-    spec["linux"]["cgroupsPath"] = spec["linux"]["cgroupsPath"].replace(old, "HANDLE")
-    for mount in spec["mounts"]:
-        if mount["source"] == "/usr/local/concourse/bin/init":
-            mount["source"] = "/srv/storm/gdn-init"
-        elif mount["destination"] == "/scratch":
-            mount["source"] = "/srv/storm/held"
-        elif mount["source"].startswith("/var/lib/concourse/"):
-            leaf = (
-                "work" if "/live/work/" in mount["source"] else pathlib.Path(mount["source"]).name
-            )
-            mount["source"] = f"/srv/storm/{leaf}"
-    return spec
-
-
 @contextlib.contextmanager
-def started():
-    """A Line that is ready."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="gpuci-line-") as folder:
-        runs.note("folder", folder)
-        payload(pathlib.Path(folder))
-        binds = {"/srv/engines": engine_machine.ENGINES.resolve(), "/srv/payload": folder}
-        with run_machine.started(
-            MACHINE, {key: pathlib.Path(at) for key, at in binds.items()}
-        ) as box:
-            line = Line(box)
-            line.furnish()
-            yield line
+def furnished(site):
+    """A Line that is ready; the lab is as before afterwards."""
+    line = Line(site)
+    try:
+        line.furnish()
+        yield line
+    finally:
+        line.undo()

@@ -26,6 +26,7 @@ def wants_the_lab(path: pathlib.Path) -> bool:
         ("tests/attacks/test_storm.py::test_a[x::y]", "selftest and attacks"),
         ("tests/lab/test_selftest.py::test_a", "selftest and attacks"),
         ("tests/lab/test_walk.py::test_a", "lab"),
+        ("tests/soak/test_line_storm.py::test_a", "storms"),
         ("tests/lab/test_cli.py::test_a", "tests/lab/test_cli.py"),
         ("tests/unit/test_plan.py::test_a", "tests/unit/test_plan.py"),
     ],

@@ -11,23 +11,29 @@ What came of it goes to stdout as JSON: what each wanted, whether it was killed,
 import concurrent.futures
 import json
 import os
+import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-import uuid
 
 from oci import leases
 
 AT_ONCE = 6
 # In seconds. Those who wait look twice a second, on a machine that is busy with this.
 PATIENCE = 20
+# One that hangs is ended then.
+LONGEST = 300
 KINDS = ("step", "gpu-run", "podman", "docker")
-UUIDS = [device["id"] for device in json.loads(leases.as_json())["devices"]]
-CTR = ("ctr", "-a", "/srv/storm/sock", "-n", "concourse")
-HOLD = "/srv/storm/bin/hold"
+INDEXES = {one["id"]: str(one["index"]) for one in json.loads(leases.as_json())["devices"]}
+HOME = pathlib.Path("/srv/storm/fly")
+FLY = (str(HOME / "fly"), "-t", "lab")
+ROOTFS = "/srv/lab/rootfs"
+BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/concourse/{}/config.json"
+BUILD = re.compile(r"executing build (\d+)")
 
 
 class One:
@@ -35,7 +41,6 @@ class One:
 
     def __init__(self, number, kind, dice):
         self.name, self.kind = f"storm-{number}-{kind}", kind
-        self.handle = str(uuid.UUID(int=dice.getrandbits(128), version=4))
         self.count = dice.choice((1, 1, 1, 2))
         # No task of Concourse's names a GPU.
         named = kind != "step" and self.count == 1 and dice.random() < 0.4
@@ -47,26 +52,16 @@ class One:
         self.after, self.by_engine = dice.random() * 3, dice.random() < 0.5
         # Killed between create and start, podman leaves a container that has its minute to start.
         self.by_engine |= kind == "podman"
-        self.status, self.said, self.disturbed = None, "", False
+        self.status, self.said, self.build, self.process = None, "", "", None
 
     def command(self):
         own = [self.name, str(self.length), str(self.left)]
+        if self.kind == "step":
+            return [*FLY, "execute", "-c", self.task(own), "--tag", "gpu"]
         if self.kind == "gpu-run":
             wish = ["--gpu", str(self.named[0])] if self.named else ["--gpus", str(self.count)]
             user = ["setpriv", "--reuid", "alice", "--regid", "alice", "--init-groups", "--"]
-            return [*user, "gpu-run", *wish, "--", HOLD, "/srv/storm/held", *own]
-        if self.kind == "step":
-            return [
-                *CTR,
-                "task",
-                "exec",
-                "--exec-id",
-                "task",
-                self.handle,
-                "/hold",
-                "/scratch",
-                *own,
-            ]
+            return [*user, "gpu-run", *wish, "--", f"{ROOTFS}/bin/hold", f"{ROOTFS}/held", *own]
         if self.kind == "podman":
             many = ["-e", f"GPU_COUNT={self.count}"]
             if self.named:
@@ -75,110 +70,178 @@ class One:
             many = ["--gpus", f"device={self.named[0]}"]
         else:
             many = ["--gpus", "all" if self.count == 2 else "1"]
-        binds = ["-v", "/srv/storm/held:/held", "-v", "/srv/storm/bin:/storm:ro"]
+        binds = ["-v", f"{ROOTFS}/held:/held", "-v", "/srv/storm/bin:/storm:ro"]
         image = ["lab.test/plain", "/storm/hold", "/held"]
         before = ["--rm", "--init=false"] if self.kind == "docker" else ["--rm"]
         return [self.kind, "run", *before, "--name", self.name, *many, *binds, *image, *own]
 
-    def make_step(self):
-        with open("/srv/storm/task.json") as file:
-            text = file.read().replace("HANDLE", self.handle)
-        spec = json.loads(text)
-        spec["process"]["env"].append(f"GPU_COUNT={self.count}")
-        path = f"/srv/storm/{self.handle}.json"
-        with open(path, "w") as file:
-            json.dump(spec, file)
-        return call([*CTR, "run", "-d", "--null-io", "--config", path, self.handle])
+    def task(self, own):
+        """Path of the task's file; STORM tells whose a container is that has no process yet."""
+        path = HOME / f"{self.name}.yml"
+        params = {"GPU_COUNT": "all" if self.count == 2 else "1", "STORM": self.name}
+        run = {"path": "/bin/hold", "args": ["/held", *own]}
+        task = {"platform": "linux", "rootfs_uri": f"raw://{ROOTFS}", "params": params, "run": run}
+        path.write_text(json.dumps(task))
+        return str(path)
 
     def run(self):
         timer = threading.Timer(self.after, self.kill)
         if self.killed:
             timer.start()
+        self.process = subprocess.Popen(
+            self.command(), env={**os.environ, "HOME": str(HOME)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        limit = threading.Timer(LONGEST, self.process.kill)
+        limit.start()
         try:
-            if self.kind == "step":
-                made = self.make_step()
-                if made.returncode:
-                    self.status, self.said = made.returncode, made.stdout
-                    return
-            self.process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True,
-            )  # fmt: skip
-            self.said = self.process.communicate(timeout=300)[0]
-            self.status = self.process.returncode
+            for line in self.process.stdout:
+                self.said += line
+                if self.kind == "step" and (found := BUILD.match(line)):
+                    self.build = found[1]
+            self.status = self.process.wait()
         finally:
+            limit.cancel()
             timer.cancel()
             timer.join() if self.killed else None
-            self.tidy()
 
     def kill(self):
         """As somebody does who is in the way of his engine, or by it."""
-        if self.by_engine and self.kind in ("docker", "podman"):
+        if not self.by_engine:
+            self.kill_process()
+        elif self.kind in ("docker", "podman"):
             call([self.kind, "kill", self.name])
-        elif self.by_engine and self.kind == "step":
-            call([*CTR, "task", "kill", "-s", "KILL", self.handle])
-        elif hasattr(self, "process"):
+        elif self.kind == "step":
+            while not self.build and self.is_there():
+                time.sleep(0.1)
+            call([*FLY, "abort-build", "-b", self.build or "0"])
+        else:
+            self.kill_process()
+
+    def kill_process(self):
+        """What a task runs, as for want of memory; of others, and of one that waits, its client.
+
+        The build goes on without its fly.
+        """
+        own = [pid for pid, (name, _) in holding().items() if name == self.name]
+        if self.kind == "step" and own:
+            for pid in own:
+                kill(pid)
+        elif self.is_there():
             self.process.kill()
 
-    def tidy(self):
-        if self.kind == "step":
-            call([*CTR, "task", "kill", "-s", "KILL", self.handle])
-            call([*CTR, "task", "delete", "-f", self.handle])
-            call([*CTR, "container", "delete", self.handle])
+    def is_there(self):
+        return self.process is None or self.process.poll() is None
 
 
 def call(command):
     return subprocess.run(
-        command,
+        command, env={**os.environ, "HOME": str(HOME)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
-class Watch(threading.Thread):
+def kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def holding():
+    """Who runs by now, by its process: its name, and its control groups."""
+    found = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "comm").read_text() == "hold\n":
+                words = (folder / "cmdline").read_bytes().decode().split("\0")
+                found[int(folder.name)] = (words[2], (folder / "cgroup").read_text())
+        except (FileNotFoundError, ProcessLookupError, IndexError):
+            pass
+    return found
+
+
+def served(seen):
+    """The waiters for whom there is a GPU, as their elders leave it."""
+    left, given, found = {one["id"] for one in seen["devices"] if one["state"] == "free"}, 0, []
+    for one in seen["waiters"]:
+        if one["count"] <= len(left) - given and left.issuperset(one["named"]):
+            found.append(one["container"])
+            given += 0 if one["named"] else one["count"]
+            left -= {*one["named"]}
+        elif one["kept"] and one["named"]:
+            left -= {*one["named"]}
+        elif one["kept"]:
+            break
+    return found
+
+
+class Watch:
     """What gpu-leases says meanwhile; now and then it kills one who waits."""
 
     def __init__(self, dice):
-        super().__init__()
         self.over, self.dice = threading.Event(), dice
-        self.who, self.looks, self.faults, self.shot = set(), 0, [], []
-        self.fits_since = {}
+        self.who, self.leased, self.looks, self.seen = set(), {}, 0, 0
+        self.faults, self.shot, self.fits_since = [], [], {}
 
     def run(self):
         while not self.over.wait(0.3):
+            before = holding()
             try:
-                self.look(json.loads(leases.as_json()))
+                seen = json.loads(leases.as_json())
             except leases.LeaseError as error:
                 self.faults.append(str(error))
+                continue
+            self.look(seen)
+            self.compare(before, seen)
 
     def look(self, seen):
         self.looks += 1
         self.who |= {(one["kind"], one["who"]) for one in seen["containers"].values()}
-        free = {one["id"] for one in seen["devices"] if one["state"] == "free"}
-        fits = {}
-        for first in seen["waiters"][:1]:
-            if len(free) >= first["count"] and free.issuperset(first["named"]):
-                fits[first["container"]] = self.fits_since.get(
-                    first["container"], time.monotonic()
-                )
-        for name, since in fits.items():
-            if time.monotonic() - since > PATIENCE:
+        now = time.monotonic()
+        self.fits_since = {name: self.fits_since.get(name, now) for name in served(seen)}
+        for name, since in self.fits_since.items():
+            if now - since > PATIENCE:
                 self.faults.append(f"{name} waits, and there is a GPU for it: {seen}")
-                fits[name] = time.monotonic()
-        self.fits_since = fits
+                self.fits_since[name] = now
         if seen["waiters"] and self.dice.random() < 0.04:
             self.shoot()
+
+    def compare(self, before, seen):
+        """Each that runs is in the control group of the holder that gpu-leases calls so."""
+        for pid, (name, group) in before.items():
+            holders = [key for key in seen["containers"] if key in group]
+            if not holders:
+                if holding().get(pid) == (name, group):
+                    self.faults.append(f"{name} runs in {group}, and gpu-leases has none: {seen}")
+                continue
+            key, kind = holders[0], name.split("-", 2)[2]
+            one = seen["containers"][key]
+            words = {"step": f"container {key}", "gpu-run": "gpu-run of alice: hold"}
+            if not one["who"].startswith(words.get(kind, f'{kind} container "{name}"')):
+                self.faults.append(f"{name} is called {one}")
+            self.seen += 1
+            self.leased[name] = "".join(sorted(INDEXES[gpu] for gpu in one["gpus"]))
 
     def shoot(self):
         with open("/run/gpu-ci/leases/leases.json") as file:
             waiters = json.load(file)["waiters"]
         for one in waiters[:1]:
-            try:
-                os.kill(one["call"][0], signal.SIGKILL)
-                self.shot.append(f"{one['who']} {one['container']}")
-            except ProcessLookupError:
-                pass
+            words = one["who"] or task_of(one["container"])
+            if words and kill(one["call"][0]):
+                self.shot.append(words)
+
+
+def task_of(handle):
+    """The name of whose task a container is that has no process yet; empty if it is gone."""
+    try:
+        with open(BUNDLE.format(handle)) as file:
+            variables = json.load(file)["process"]["env"]
+    except FileNotFoundError:
+        return ""
+    return next(one.partition("=")[2] for one in variables if one.startswith("STORM="))
 
 
 def settled():
@@ -192,23 +255,25 @@ def settled():
 
 
 def main(count, seed):
-    dice = random.Random(seed)
+    dice, begun = random.Random(seed), time.monotonic()
     everybody = [One(number, KINDS[number % 4], dice) for number in range(count)]
     dice.shuffle(everybody)
     watch = Watch(random.Random(seed + 1))
-    watch.start()
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        done = [pool.submit(one.run) for one in everybody]
-    watch.over.set()
-    watch.join()
-    faults = [repr(each.exception()) for each in done if each.exception()]
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        watching = beside.submit(watch.run)
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            done = [pool.submit(one.run) for one in everybody]
+        watch.over.set()
+    faults = [repr(each.exception()) for each in (watching, *done) if each.exception()]
     is_settled = settled()
-    keys = ("name", "kind", "handle", "count", "named", "killed", "status", "said")
+    keys = ("name", "kind", "count", "named", "killed", "status", "said")
     print(
         json.dumps(
             {
                 "everybody": [{key: getattr(one, key) for key in keys} for one in everybody],
                 "who": sorted(watch.who), "looks": watch.looks, "shot": watch.shot,
+                "seen": watch.seen, "leased": watch.leased,
+                "seconds": round(time.monotonic() - begun),
                 "faults": watch.faults + faults, "settled": is_settled,
                 "left": json.loads(leases.as_json()),
             }
