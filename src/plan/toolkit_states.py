@@ -11,10 +11,6 @@ from plan import toolkit_policy, versions
 from plan.host_facts import Facts, HostState, Kind, unmended
 
 _UPDATE: typing.Final = "install nvidia-container-toolkit {safe} or newer"
-_INSTALLS: typing.Final = (
-    "installs {wanted}, or the version of nvidia-container-toolkit-version, where there is none, "
-    "or one of its own"
-)
 _FOREIGN: typing.Final = "of its own: installs {wanted}; one that somebody else installed stays"
 
 
