@@ -115,12 +115,13 @@ RARE = (
         )
     ),
     "tests/functional/test_engines_unit.py",
+    "tests/functional/test_engine_doors.py",
     # podman's and Docker's containers: the rest of that file, unit/test_gpuci_engine*.py.
     *(
         f"tests/functional/test_engines.py::test_{name}"
         for name in (
             *("a_device_is", "a_lease_lasts", "a_mount_of_null", "a_p"),
-            *("a_rule_of", "another_runtime", "docker", "the_hosts", "it_is_", "podmans_cdi"),
+            *("docker", "it_is_", "podmans_cdi"),
             *("who_names", "who_waits"),
         )
     ),

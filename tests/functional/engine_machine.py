@@ -50,9 +50,32 @@ mount --bind "$LAB/containers" /var/lib/containers
 # Docker takes --gpus only where it finds this; nobody may ever run it.
 printf '#!/bin/sh\\nexit 77\\n' >/usr/bin/nvidia-container-runtime-hook
 chmod 755 /usr/bin/nvidia-container-runtime-hook
+if [ -e "$LAB/lacking" ]; then
+    cp "$(command -v runc)" /usr/bin/real-runc
+    install -m 755 "$LAB/lacking" /usr/bin/runc
+fi
 touch "$LAB/furnished"
 """
 )
+
+# Docker before 23 has a privileged container get every capability that the kernel knows (20.10
+# oci/caps/utils.go), which no runtime can give where this machine lacks one. That one apart, runc
+# gets what the engine wrote.
+_LACKED, _NUMBER = "CAP_SYS_RESOURCE", 24  # linux/capability.h
+LACKING = f"""#!/bin/sh
+file= before=
+for word do
+    case $before in
+        --bundle) file=$word/config.json ;;
+        --process) file=$word ;;
+    esac
+    before=$word
+done
+if [ -n "$file" ] && grep -qs {_LACKED} "$file"; then
+    sed -zi 's/"{_LACKED}",\\s*//g; s/,\\s*"{_LACKED}"//g' "$file"
+fi
+exec /usr/bin/real-runc "$@"
+"""
 
 CONTAINERS_CONF = """
 [containers]
@@ -109,6 +132,8 @@ class Machine(Worker):
             if (ENGINES / name).is_dir():
                 (engines / name).rmdir()
                 (engines / name).symlink_to(ENGINES / name)
+        if _lacks():
+            (folder / "lacking").write_text(LACKING)
         self.daemon: subprocess.Popen | None = None
         self.parent = _cgroup_parent()
         super().__init__(folder, SETUP, ("-m", "-n"))
@@ -173,13 +198,14 @@ class Machine(Worker):
 
     def command(self, engine: tuple[str, ...], verb: str, *words: str) -> list[object]:
         """An engine's command line; containers are below the test's own control group."""
-        more = ["--runtime=gpu-ci"] if engine == DOCKER else []
-        before = [*engine, *(["--runtime=gpu-ci"] if engine == PODMAN else [])]
+        named = [word for word in words if word.startswith("--runtime=")]
+        runtime, rest = (
+            named or ["--runtime=gpu-ci"],
+            [word for word in words if word not in named],
+        )
         if engine == PODMAN:
-            more += [f"--cgroup-parent={self.parent}"]
-        if any(word.startswith("--runtime") for word in words):
-            more = [word for word in more if not word.startswith("--runtime")]
-        return [*before, verb, *more, *words]
+            return [*engine, *runtime, verb, f"--cgroup-parent={self.parent}", *rest]
+        return [*engine, verb, *runtime, *rest]
 
     def start(self, engine: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
         """`podman run` or `docker run`, with these words after it."""
@@ -198,6 +224,7 @@ class Machine(Worker):
             names = self.inside(*engine, "ps", "-aq").stdout.split()
             if names:
                 self.inside(*engine, "unpause", *names)
+                self.inside(*engine, "kill", *names)  # rm gives a first process 10 s to heed it
                 self.inside(*engine, "rm", "-f", *names)
         self.inside("rm", "-rf", "/run/gpu-ci/leases")
 
@@ -215,6 +242,13 @@ class Machine(Worker):
             for folder in (*sorted(made.glob("**/"), reverse=True), made.parent):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
+
+
+def _lacks() -> bool:
+    """Whether root has not that capability here, as in some containers and virtual machines."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    bounding = status.partition("CapBnd:")[2].split()[0]
+    return not int(bounding, 16) >> _NUMBER & 1
 
 
 def _cgroup_parent() -> str:

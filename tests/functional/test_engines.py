@@ -11,16 +11,21 @@ import json
 
 import pytest
 
-from tests.functional.containerd_worker import NODES, UUIDS
+from tests.functional.containerd_worker import UUIDS
+from tests.functional.engine_looks import (
+    BOTH,
+    CUDA,
+    LOOK,
+    NONE,
+    PLAIN,
+    look,
+    only,
+    refused,
+    seen,
+    the_other,
+)
 from tests.functional.engine_machine import DOCKER, NEEDS, PODMAN, engine_machine
 from tests.functional.lease_site import alive, until
-
-GIVEN, CLOSED = "No such device or address", "Operation not permitted"
-ABSENT = "No such file or directory"
-LOOK = "for node in " + " ".join(NODES) + "; do cat /dev/$node 2>&1; done; env; true"
-NONE = dict.fromkeys(NODES, ABSENT)
-BOTH = pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
-PLAIN, CUDA = "lab.test/plain", "lab.test/cuda"
 
 pytestmark = NEEDS
 
@@ -36,35 +41,6 @@ def machine(booted):
     booted.install(0, 1)
     yield booted
     booted.sweep()
-
-
-def only(*gpus):
-    shared = dict.fromkeys(("nvidiactl", "nvidia-uvm"), GIVEN if gpus else ABSENT)
-    own = {f"nvidia{index}": GIVEN if index in gpus else ABSENT for index in (0, 1)}
-    return {**own, **shared}
-
-
-def seen(text):
-    """What opening each node said, and the variables.
-
-    NVIDIA's runtime appends a NVIDIA_VISIBLE_DEVICES of its own, which runc before 1.3 keeps.
-    """
-    lines = text.splitlines()
-    nodes = {node: line.rpartition(": ")[2] for node, line in zip(NODES, lines, strict=False)}
-    told = dict(line.split("=", 1) for line in reversed(lines[len(NODES) :]) if "=" in line)
-    return nodes, told
-
-
-def look(machine, engine, *words):
-    done = machine.start(engine, "--rm", *words, "sh", "-c", LOOK)
-    assert done.returncode == 0, done.stderr
-    return seen(done.stdout)
-
-
-def refused(machine, engine, *words):
-    done = machine.start(engine, "--rm", *words, "sh", "-c", "true")
-    assert done.returncode != 0
-    return " ".join(done.stderr.split())
 
 
 @BOTH
@@ -161,42 +137,6 @@ def test_a_mount_of_null_asks_as_for_nvkind(machine, engine):
 
 
 @BOTH
-def test_a_privileged_container_has_no_gpu(machine, engine):
-    """The host's nodes are not in it, and to make them anew helps no more than a way around.
-
-    This host lacks a capability that engines give to such containers: the rest is as they have it.
-    """
-    cap = ("--privileged", "--cap-drop", "SYS_RESOURCE")
-    line = f"mknod /dev/nvidia0 c 195 0; {LOOK}"
-    done = machine.start(engine, "--rm", *cap, PLAIN, "sh", "-c", line)
-    if "unable to apply caps" in done.stderr or "capabilit" in done.stderr:
-        pytest.skip("this host gives no container all capabilities")
-    assert seen(done.stdout)[0] == {**NONE, "nvidia0": CLOSED}, done.stderr
-    asks = (*cap, "--device", "/dev/nvidia1", "-e", "GPU_COUNT=1", PLAIN)
-    assert "privileged-tasks" in refused(machine, engine, *asks)
-    machine.install(1, privileged_tasks="gpu")
-    done = machine.start(engine, "--rm", *asks, "sh", "-c", line)
-    assert seen(done.stdout)[0] == {**only(1), "nvidia0": CLOSED}, done.stderr
-
-
-@BOTH
-def test_the_hosts_dev_is_no_way_in(machine, engine):
-    line = "for node in " + " ".join(NODES) + "; do cat /host/$node 2>&1; done; true"
-    done = machine.start(engine, "--rm", "-v", "/dev:/host", PLAIN, "sh", "-c", line)
-    assert seen(done.stdout)[0] == dict.fromkeys(NODES, CLOSED), done.stderr
-
-
-def test_a_rule_of_its_own_opens_no_gpu(machine):
-    """A Docker container may make nodes, so a rule on devices alone would do."""
-    rule = ("--device-cgroup-rule", "c 195:* rwm")
-    line = f"mknod /dev/nvidia0 c 195 0; {LOOK}"
-    done = machine.start(DOCKER, "--rm", *rule, PLAIN, "sh", "-c", line)
-    assert seen(done.stdout)[0] == {**NONE, "nvidia0": CLOSED}
-    said = refused(machine, DOCKER, "--device-cgroup-rule", "c *:* rwm", PLAIN)
-    assert "may open every character device" in said
-
-
-@BOTH
 def test_it_is_refused_in_words(machine, engine):
     def said(*words):
         return refused(machine, engine, *words, PLAIN)
@@ -221,7 +161,7 @@ def wait_for(machine, count):
 @BOTH
 def test_a_lease_lasts_as_long_as_its_container(machine, engine):
     """With a process in the background, a pause, an exec, a restart; then another gets the GPU."""
-    other = DOCKER if engine == PODMAN else PODMAN
+    other = the_other(engine)
     line = "setsid sleep 1000 & sleep 1000"
     done = machine.start(
         engine, "-d", "--name", "train", "-e", "GPU_COUNT=2", CUDA, "sh", "-c", line
@@ -314,9 +254,3 @@ def test_it_is_registered_with_both_and_taken_away(machine):
     assert machine.inside("ls", "-R", "/etc/containers", "/etc/docker").stdout == before[""]
     machine._put(daemon, former)
     machine.register("podman", "docker")
-
-
-def test_another_runtime_is_agreement(machine):
-    """Whoever has Docker's socket is root and can name runc: said in the docs, not stopped."""
-    done = machine.start(DOCKER, "--rm", "--runtime=runc", PLAIN, "sh", "-c", LOOK)
-    assert seen(done.stdout)[0] == NONE
