@@ -210,13 +210,17 @@ def main_pid(name: str) -> int:
 
 
 def restarts(name: str, seconds: int) -> int:
-    """How often systemd has started a service anew within so many seconds, since it had ended."""
-    # It counts all since somebody last started it: none in nearly every case.
-    if show(name, "NRestarts")["NRestarts"] in ("", "0"):
+    """How often systemd has started a service anew within so many seconds, since it had ended.
+
+    What was before somebody last started it is over.
+    """
+    since_start = int(show(name, "NRestarts")["NRestarts"] or 0)
+    if not since_start:
         return 0
     since, what = f"--since=-{seconds}s", f"MESSAGE_ID={_RESTART_SCHEDULED}"
     argv = ["/usr/bin/journalctl", "--quiet", "--output=cat", since, f"UNIT={name}", what]
-    return len(process.run(argv, timeout=_TIMEOUT, told=False).stdout.splitlines())
+    lately = len(process.run(argv, timeout=_TIMEOUT, told=False).stdout.splitlines())
+    return min(since_start, lately)
 
 
 def started_with(name: str, variable: str, value: str) -> bool:

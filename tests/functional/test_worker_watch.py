@@ -118,6 +118,14 @@ def test_a_worker_that_keeps_failing_is_told_from_one_that_has_failed_once(host)
     until(lambda: json.loads(host.run(ask)), 60)
     ((name, starts),) = json.loads(host.run(ask))
     assert (name, starts >= 3) == ("worker", True)
+    # Mended: that it ends once more is no failure of before.
+    install(host, "import time; time.sleep(600)")
+    restart = "services.ensure_running('concourse-worker.service', restart=True)"
+    host.run(f"from machine import services; {restart}")
+    host.sh("systemctl kill --signal=SIGKILL concourse-worker")
+    shown = "systemctl show --property=NRestarts --value concourse-worker"
+    until(lambda: host.sh(shown).stdout.strip() == "1", 60)
+    assert json.loads(host.run(ask)) == []
 
 
 # A hook that ends the worker's process, as before a start with new tags, and is killed then.

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pathlib
+import secrets
 import subprocess
 
 from tests import fly, once
@@ -51,9 +52,9 @@ def choose(lab: Lab) -> tuple[pathlib.Path, str]:
 
 
 def another(lab: Lab, path: pathlib.Path) -> None:
-    """Write the same Concourse as another tarball: as an upgrade brings one, and told apart."""
+    """Write the same Concourse as another tarball, unlike each before, as an upgrade brings it."""
     tarball, _ = choose(lab)
-    path.write_bytes(tarball.read_bytes() + gzip.compress(b"", mtime=1))
+    path.write_bytes(tarball.read_bytes() + gzip.compress(b"", mtime=secrets.randbits(32)))
 
 
 class Fly(fly.Fly):

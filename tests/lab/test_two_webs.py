@@ -28,18 +28,17 @@ ANN, GITHUB, KEY = (secrets.token_hex(16) for _ in range(3))
 @pytest.fixture(scope="module")
 def second(site):
     """A second web unit, with secrets of each kind in both."""
-    (unit,) = site.lab.model.add_units("web")
-    uris = {
-        name: site.lab.model.secrets.add(name, content)
-        for name, content in (
-            ("local-users", {"ann": ANN}),
-            ("encryption-key", {"encryption-key": KEY}),
-            ("web-secrets", {"github-client-id": "lab", "github-client-secret": GITHUB}),
+    options = {
+        option: site.lab.model.secrets.add(f"{option}-of-both", content)
+        for option, content in (
+            ("local_users", {"ann": ANN}),
+            ("encryption_key", {"encryption-key": KEY}),
+            ("web_secrets", {"github-client-id": "lab", "github-client-secret": GITHUB}),
         )
     }
-    for name in uris:
-        site.lab.model.secrets.grant(name, "web")
-    options = {name.replace("-", "_"): uri for name, uri in uris.items()}
+    for uri in options.values():
+        site.lab.model.secrets.grant(uri, "web")
+    (unit,) = site.lab.model.add_units("web")
     site.configure("web", main_team_members="ann", external_url=URL, **options)
     yield unit
     names = ("local-users", "encryption-key", "web-secrets", "main-team-members", "external-url")
