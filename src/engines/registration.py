@@ -7,6 +7,7 @@ from typing import Final
 
 from engines import docker, docker_unit, front, podman
 from engines.error import EngineError
+from gpuci import proc
 from machine import files, process
 from plan.parts import EnginesPlan, Keep
 
@@ -15,7 +16,8 @@ _SHIMS: Final = (
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby/*/options.json",
     "run/containerd/io.containerd.runtime.v2.task/moby/*/options.json",
 )
-_PODMAN: Final = "var/lib/containers/storage/overlay-containers/*/userdata/conmon.pid"
+# podman's monitor of a container, wherever its store is, has the runtime among its words.
+_MONITORS: Final = "proc/[0-9]*/cmdline"
 
 
 def ensure(plan: EnginesPlan | Keep | None) -> bool:
@@ -70,12 +72,7 @@ def _is_in_use() -> bool:
     """Whether a container lives that our runtime started."""
     ours = str(front.FRONT)
     return any(
-        ours in (files.read_text(path) or "")
-        for pattern in _SHIMS
+        ours in proc.read(str(path))
+        for pattern in (*_SHIMS, _MONITORS)
         for path in Path("/").glob(pattern)
-    ) or any(_is_ours(files.read_text(path) or "") for path in Path("/").glob(_PODMAN))
-
-
-def _is_ours(pid: str) -> bool:
-    words = (files.read_text(Path(f"/proc/{pid.strip()}/cmdline")) or "").split("\0")
-    return str(front.FRONT) in words
+    )

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Root's part of gpu-run, one process for each connection: `python -m gpu_run`, stdin is it."""
+"""Root's part of gpu-run, one process for each connection: stdin is it."""
 
 import collections.abc
 import json
@@ -23,27 +23,36 @@ from gpuci.policy import Policy
 from gpuci.refuse import Refused, duration, fault
 from gpuci.store import Store
 from gpuci.usage import Host
-from machine import notify
+from machine import notify, process, services
 from oci import leases, wrapper
 
-# How many of one user may wait at once: systemd takes so many connections, and no more.
-_MOST_WAITS: typing.Final = 8
+# How many connections one user may have at once: systemd takes some more from all together.
+_MOST: typing.Final = 8
 _OPEN: typing.Final = (
     "this machine keeps no device from a command, as in a container: leave all but those alone "
     "that CUDA_VISIBLE_DEVICES names"
 )
+_REFUSALS: typing.Final = (
+    BadRequestError, Refused, RoomError, leases.LeaseError, process.CommandError,
+)  # fmt: skip
 _EXPIRED: typing.Final = "this job waited "  # as gpuci.line begins it
 
 
-def main() -> None:
-    """Serve the connection on stdin."""
+def main(instance: str) -> None:
+    """Serve the connection on stdin.
+
+    Args:
+        instance: what systemd calls this unit behind the `@`: the connection's number, which grows
+            from one to the next, its caller's process and user (systemd.socket(5), Accept=).
+    """
     connection = socket.socket(fileno=os.dup(0))
     try:
         caller = Caller(connection)
         try:
+            _check_places(caller, instance)
             asked = caller.ask()
             caller.tell(_listing() if asked.listing else Run(caller, asked).done())
-        except (BadRequestError, Refused, RoomError, leases.LeaseError) as error:
+        except _REFUSALS as error:
             caller.tell({"event": "refused", "text": str(error)})
         except (OSError, ValueError) as error:
             said = fault(error)
@@ -65,7 +74,7 @@ class Run:
         self._caller, self._asked = caller, asked
         self._store, self._host = Store(str(wrapper.STORE)), Host()
         self._unit = f"gpu-run-{secrets.token_hex(6)}.scope"
-        self._who = table.readable(f"{_prefix(caller)} {asked.command}".rstrip())
+        self._who = table.readable(f"gpu-run of {caller.user}: {asked.command}".rstrip())
         self._said = ""
 
     def done(self) -> dict[str, object]:
@@ -79,7 +88,8 @@ class Run:
             OSError, ValueError: the leases can't be used.
         """
         allowed = next(self._policies())
-        self._check()
+        self._caller.check_place()
+        self._check_has_none()
         named = [_named(allowed, name) for name in self._asked.named]
         decision, granted = Decision(self._unit), None
         decision.kind = "gpu-run"
@@ -97,16 +107,6 @@ class Run:
             raise
         finally:
             decision.write(str(wrapper.LOG))
-
-    def _check(self) -> None:
-        self._caller.check_place()
-        self._check_has_none()
-        waiters = self._store.read().waiters
-        waits = sum(one.who.startswith(_prefix(self._caller)) for one in waiters)
-        if waits >= _MOST_WAITS:
-            raise BadRequestError(
-                f"{self._caller.user} waits {waits} times already: end some of those"
-            )
 
     def _check_has_none(self) -> None:
         """See that it is in no lease's control group, to leave that with what it has open."""
@@ -200,8 +200,22 @@ class Run:
         return told | {"unit": self._unit, "confined": confined, "waited_seconds": seconds}
 
 
-def _prefix(caller: Caller) -> str:
-    return f"gpu-run of {caller.user}:"
+def _check_places(caller: Caller, instance: str) -> None:
+    """See that its user does not take all places, by those who wait or by those who say nothing.
+
+    Raises:
+        BadRequestError: he has his share.
+        machine.process.CommandError: systemd does not tell.
+    """
+    his = [name.partition("@")[2] for name in services.units(f"gpu-ci-run@*-{caller.uid}.service")]
+    # Those before this one alone, so that of many at once the first have theirs.
+    before = [one for one in his if _number(one) < _number(instance)]
+    if len(before) >= _MOST:
+        raise BadRequestError(f"{caller.user} waits {_MOST} times already: end some of those")
+
+
+def _number(instance: str) -> int:
+    return int(instance.partition("-")[0])
 
 
 def _named(allowed: Policy, name: str) -> str:
@@ -237,4 +251,4 @@ def _listing() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

@@ -47,7 +47,7 @@ def main() -> int:
     try:
         with _connect() as connection:
             last = _ask(connection, asked)
-        if asked.list:
+        if last["event"] == "list":
             shown = json.dumps(last["json"], indent=1) if asked.json else last["text"]
             sys.stdout.write(f"{shown}\n")
             return 0
@@ -130,6 +130,8 @@ def _group() -> str:
 def _ask(connection: socket.socket, asked: argparse.Namespace) -> dict[str, typing.Any]:
     """Send the request; return the last word, those before are told on stderr."""
     hello = _hear(connection)
+    if hello["event"] != "hello":
+        return hello
     message: dict[str, object] = {
         "version": 1,
         "nonce": hello["nonce"],

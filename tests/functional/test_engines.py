@@ -66,6 +66,14 @@ def test_an_image_asks_for_nothing(machine, engine):
 
 
 @BOTH
+@pytest.mark.parametrize("variables", [("X=1", "X=2", "GPU_COUNT=all"), (" GPU_COUNT=all",)])
+def test_nor_does_an_odd_one(machine, engine, variables):
+    """Docker drops the second of a name beside a person's variable, podman blanks before one."""
+    machine.load("odd", *variables)
+    assert look(machine, engine, "-e", "MINE=1", "lab.test/odd")[0] == NONE
+
+
+@BOTH
 def test_a_person_can_ask_with_such_an_image(machine, engine):
     assert look(machine, engine, "-e", "GPU_COUNT=1", CUDA)[0] == only(0)
 

@@ -144,6 +144,19 @@ def test_one_user_does_not_take_all_places(box):
     assert box.run("--timeout", "0", "true", user="bob").returncode == 124
 
 
+def test_nor_by_saying_nothing(box):
+    silent = (
+        "def first(one):\n one.settimeout(60); one.connect('/run/gpu-run.sock')\n"
+        " said = json.loads(one.recv(4096)); print(said['event'], said.get('text', ''))\n"
+        "more = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(8)]\n"
+        "for one in more: first(one)"
+    )
+    *heard, last = speak(box, silent).splitlines()
+    assert heard == ["hello "] * 7
+    assert last == "refused alice waits 8 times already: end some of those"
+    assert still_serves(box)
+
+
 def test_root_within_has_no_other_gpu_either(box):
     box.sh("install -m 4755 /usr/bin/dd /srv/rootdd; mount -o remount,suid / 2>/dev/null; true")
     look = (

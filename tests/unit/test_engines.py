@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import subprocess
 
 import pytest
 from ops import testing
@@ -299,6 +300,15 @@ def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
     assert registration.remove()
     assert front.FRONT.readlink() == front.runc()
     assert not registration.remove()
+
+
+def test_a_container_of_anybodys_podman_is_known_by_its_monitor(monkeypatch, tmp_path):
+    monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
+    assert not registration._is_in_use()
+    argv = ["/bin/sh", "-c", "read line", "conmon", "-r", str(front.FRONT)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE):
+        assert registration._is_in_use()
+    assert not registration._is_in_use()
 
 
 def test_what_is_planned():

@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
+import gpu_run.__main__
 from gpu_run import client, request, service
 from gpu_run.request import BadRequestError, Request
 from machine import process
@@ -80,6 +82,22 @@ def test_the_option():
             f"gpu-run-group {name!r} is no group's name: use one such as gpu-users, or leave it "
             "empty for no gpu-run"
         )
+
+
+def test_of_many_at_once_the_first_have_their_share(monkeypatch):
+    instances = [f"{number}-4711-1000" for number in range(5, 45)]
+    units = [f"gpu-ci-run@{one}.service" for one in reversed(instances)]
+    asked = []
+    monkeypatch.setattr(
+        gpu_run.__main__.services, "units", lambda pattern: asked.append(pattern) or units
+    )
+    caller = types.SimpleNamespace(uid=1000, user="alice")
+    for one in instances[:8]:
+        gpu_run.__main__._check_places(caller, one)
+    for one in instances[8:]:
+        with pytest.raises(BadRequestError, match="alice waits 8 times already"):
+            gpu_run.__main__._check_places(caller, one)
+    assert {*asked} == {"gpu-ci-run@*-1000.service"}
 
 
 class Systemd:
@@ -209,7 +227,7 @@ def test_a_hook_says_that_the_group_is_missing_and_the_worker_works(context, roo
     assert rooms.worker is not None
 
 
-def call(*words, answers=(), env=None):
+def call(*words, answers=(), env=None, first=None):
     """Run the command itself against a service that says these things."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("")  # the kernel chooses an abstract address
@@ -219,7 +237,8 @@ def call(*words, answers=(), env=None):
         def serve():
             one, _ = listener.accept()
             with one:
-                for answer in ({"event": "hello", "nonce": "n"}, None, *answers):
+                hello = [{"event": "hello", "nonce": "n"}, None]
+                for answer in [first] if first else [*hello, *answers]:
                     if answer is None:
                         heard.append(json.loads(one.recv(request.MOST)))
                     else:
@@ -275,6 +294,15 @@ def test_a_word_that_no_file_can_be_called_is_a_word():
     done, heard = call("echo", long, answers=[{**GRANTED, "environment": {}}])
     assert (done.returncode, done.stdout) == (0, f"{long}\n")
     assert heard[0]["command"] == "echo"
+
+
+def test_a_refusal_may_come_before_it_has_asked_and_to_a_list():
+    refusal = {"event": "refused", "text": "alice waits 8 times already"}
+    for words in (["true"], ["--list"]):
+        done, _ = call(*words, answers=[], first=refusal)
+        assert (done.returncode, done.stderr) == (125, "gpu-run: alice waits 8 times already\n")
+    done, _ = call("--list", answers=[{"event": "refused", "text": "damaged"}])
+    assert (done.returncode, done.stderr) == (125, "gpu-run: damaged\n")
 
 
 @pytest.mark.parametrize(
