@@ -76,6 +76,7 @@ class Freezer:
         """Args: held: after how many seconds, 5 at least, the guard thaws what is frozen."""
         self._held = max(held, _LEAST)
         self._frozen: set[pathlib.Path] = set()
+        self._refused: set[pathlib.Path] = set()
 
     def begin(self) -> None:
         """Thaw what an earlier one that was killed has left, and have the guard.
@@ -93,12 +94,16 @@ class Freezer:
 
     def freeze(self, path: pathlib.Path) -> bool:
         """Have a control group stand still. Return False where that can't be had."""
+        if path in self._refused:
+            return False
         with _LIST.open("a") as file:
             file.write(f"{path}\n")
         self._frozen.add(path)
         try:
             _write(path, _WORDS[path.name][0])
         except OSError as error:
+            # Once: who asks does so fifty times a second, and each line is a process of Juju's.
+            self._refused.add(path)
             _log.warning("%s can't be frozen: %s", path, error.strerror)
             return False
         return True
