@@ -154,7 +154,7 @@ def test_what_the_operator_says_of_a_worker_reaches_it(files, monkeypatch, tmp_p
     assert [told.get(f"CONCOURSE_{name}") for name in names[:2]] == [None, None]
     assert "CONCOURSE_CERTS_DIR" not in told
     options = {"team": "team-a", "max-containers": 500, "container-mtu": 1380}
-    monkeypatch.setattr(certificates, "ensure", lambda pem: "/etc/concourse/certs/x")
+    monkeypatch.setattr(certificates, "ensure", lambda pem, had: "/etc/concourse/certs/x")
     told = worker(files, plan.make(unit(options=options)))
     expected = ["team-a", "500", "1380", "/etc/concourse/certs/x"]
     assert [told[f"CONCOURSE_{name}"].strip('"') for name in names] == expected
@@ -172,8 +172,13 @@ def test_cas_of_the_operators_stand_beside_the_machines(monkeypatch, tmp_path):
     second = pathlib.Path(certificates.ensure("others\n"))
     assert [path.name for path in certificates.FOLDER.iterdir()] == [second.name]
     assert second != first
+    # A get of the process that runs reads them until it is restarted.
     machines.unlink()
-    third = pathlib.Path(certificates.ensure("others\n"))
+    third = pathlib.Path(certificates.ensure("others\n", str(second)))
+    assert second.exists()
+    assert certificates.ensure("", str(third)) == ""
+    assert [path.name for path in certificates.FOLDER.iterdir()] == [third.name]
+    third = pathlib.Path(certificates.ensure("others\n", str(third)))
     assert (third / "ca-certificates.crt").read_text() == "others\n"
     assert certificates.ensure("") == ""
     assert not certificates.FOLDER.exists()

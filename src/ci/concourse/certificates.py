@@ -21,25 +21,27 @@ _NAME: typing.Final = "ca-certificates.crt"
 _MACHINES: typing.Final = pathlib.Path("/etc/ssl/certs", _NAME)
 
 
-def ensure(pem: str) -> str:
+def ensure(pem: str, had: str = "") -> str:
     """Have the folder for Concourse with the machine's CAs and these. Return its path.
 
     Args:
         pem: the operator's; empty: there is to be no folder, and the answer is empty.
+        had: the path that the worker was told last, which it may read until it is restarted.
     """
-    if not pem:
-        remove()
-        return ""
-    content = f"{files.read_text(_MACHINES) or ''}{pem}"
-    name = hashlib.sha256(content.encode()).hexdigest()[:16]
-    files.ensure_directory(FOLDER.parent)
-    for folder in (FOLDER, FOLDER / name):
-        files.ensure_directory(folder)
-    files.ensure_file(FOLDER / name / _NAME, content)
-    for other in FOLDER.iterdir():
-        if other.name != name:
+    kept, name = {pathlib.PurePath(had).name}, ""
+    if pem:
+        content = f"{files.read_text(_MACHINES) or ''}{pem}"
+        name = hashlib.sha256(content.encode()).hexdigest()[:16]
+        files.ensure_directory(FOLDER.parent)
+        for folder in (FOLDER, FOLDER / name):
+            files.ensure_directory(folder)
+        files.ensure_file(FOLDER / name / _NAME, content)
+        kept.add(name)
+    for other in files.entries(FOLDER):
+        if other.name not in kept:
             files.ensure_absent(other)
-    return str(FOLDER / name)
+    files.remove_if_empty(FOLDER)
+    return str(FOLDER / name) if name else ""
 
 
 def remove() -> bool:

@@ -317,7 +317,9 @@ def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
         "mtu": plan.mtu or (0 if _has_default_route() else _MTU),
         "team": plan.team,
         "max_containers": plan.max_containers,
-        "certificates": certificates.ensure(plan.certificates),
+        "certificates": certificates.ensure(
+            plan.certificates, service.setting(_ENVIRONMENT, "CONCOURSE_CERTS_DIR") or ""
+        ),
         "proxies": process.proxies(),
     }
 
