@@ -29,6 +29,8 @@ _SAVED_FROM: typing.Final = re.compile(r"^; +Dumped from database version: ([0-9
 _TIMEOUT: typing.Final = b"SET transaction_timeout = 0;"
 _HAS_TIMEOUT: typing.Final = 17
 _HEAD: typing.Final = 4096  # bytes
+# Where PostgreSQL quotes rows: pipelines' passwords may be among them.
+_OF_ROWS: typing.Final = re.compile(r"\s*(?:CONTEXT|DETAIL|STATEMENT|QUERY|LINE [0-9]+):")
 # A session that outlived the action would fill the database behind its back.
 _ENDING_WITH_US: typing.Final = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 # Its functions went aside too, and web looks for them where its tables are: what is loaded has the
@@ -200,4 +202,11 @@ def _told(what: str, folder: pathlib.Path | None = None) -> collections.abc.Gene
             # A server tells it as an error of its own.
             ours = folder and "ERROR:" not in said
             step = f"make room on the disk of {folder if ours else 'the database'}"
-        raise DatabaseError(f"The database can't be {what}: {error}: {step}") from error
+        why = _without_rows(said) or str(error)
+        raise DatabaseError(f"The database can't be {what}: {why}: {step}") from error
+
+
+def _without_rows(said: str) -> str:
+    """The last that PostgreSQL says of a failure, as one line, without what is in the tables."""
+    lines = [line.strip() for line in said.splitlines() if not _OF_ROWS.match(line)]
+    return " / ".join(list(filter(None, lines))[-3:])

@@ -244,6 +244,23 @@ def test_load_that_fails_in_the_middle_changes_nothing(here, monkeypatch):
     unchanged(here, path, "can't be filled; nothing was changed: .*no_such_function")
 
 
+def test_what_a_row_says_is_not_told_where_it_can_not_be_loaded(here, monkeypatch):
+    """PostgreSQL quotes it; it may be a pipeline's password."""
+    path = kept(here)
+    write = process.run_on_files
+
+    def torn(argv, **more):
+        write(argv, **more)
+        if argv[0].endswith("pg_restore"):
+            with open(more["stdout"], "a") as script:
+                script.write("\nCOPY public.events (id) FROM stdin;\n1\thunter2\n\\.\n")
+
+    monkeypatch.setattr(process, "run_on_files", torn)
+    with pytest.raises(action.BackupError, match="extra data after last expected") as failed:
+        restore(here, path)
+    assert "hunter2" not in str(failed.value)
+
+
 def test_role_that_may_not_make_place_is_told(here):
     path = kept(here)
     here.server.changed = True
