@@ -90,7 +90,7 @@ class Run:
         allowed = next(self._policies())
         self._caller.check_place()
         self._check_has_none()
-        named = [_named(allowed, name) for name in self._asked.named]
+        named = [*dict.fromkeys(_named(allowed, name) for name in self._asked.named)]
         decision, granted = Decision(self._unit), None
         decision.kind = "gpu-run"
         try:

@@ -17,6 +17,7 @@ import pytest
 
 import gpu_run.__main__
 from gpu_run import client, request, service
+from gpu_run.caller import GoneError
 from gpu_run.request import BadRequestError, Request
 from machine import process
 from plan import plan
@@ -98,6 +99,27 @@ def test_of_many_at_once_the_first_have_their_share(monkeypatch):
         with pytest.raises(BadRequestError, match="alice waits 8 times already"):
             gpu_run.__main__._check_places(caller, one)
     assert {*asked} == {"gpu-ci-run@*-1000.service"}
+
+
+def test_a_gpu_by_two_names_is_one(monkeypatch, tmp_path):
+    card = types.SimpleNamespace(index=0, id="GPU-7c22", gpu="GPU-7c22")
+    asked = []
+
+    def acquire(_run, named, _decision):
+        asked.append(named)
+        raise GoneError
+
+    for name, call in (
+        ("_policies", lambda *_: iter([types.SimpleNamespace(devices=[card])])),
+        ("_check_has_none", lambda _: None),
+        ("_acquire", acquire),
+    ):
+        monkeypatch.setattr(gpu_run.__main__.Run, name, call)
+    monkeypatch.setattr(gpu_run.__main__.wrapper, "LOG", tmp_path / "oci.log")
+    caller = types.SimpleNamespace(user="alice", check_place=lambda: None)
+    with pytest.raises(GoneError):
+        gpu_run.__main__.Run(caller, Request(gpus=2, named=("0", "gpu-7C22"))).done()
+    assert asked == [["GPU-7c22"]]
 
 
 class Systemd:
