@@ -74,13 +74,21 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _dead(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    for run in [path for path in folder.iterdir() if path.is_dir()]:
-        with (run / _LOCK).open("w") as lock:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                continue
-        yield run
+    return (run for run in [*folder.iterdir()] if run.is_dir() and _is_dead(run))
+
+
+def _is_dead(run: pathlib.Path) -> bool:
+    try:
+        mark = (run / _LOCK).open("r+")
+    except FileNotFoundError:
+        # One that lives and ends takes its mark away, alone; one that begins does so in our turn.
+        return run.is_dir()
+    with mark:
+        try:
+            fcntl.lockf(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+    return True
 
 
 def cgroup_name() -> str:

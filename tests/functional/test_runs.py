@@ -5,6 +5,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,30 @@ def test_a_run_that_lives_is_left_alone(begun, tmp_path):
     run.communicate("", timeout=60)
     assert run.returncode == 0
     assert not mark.exists()
+
+
+def test_runs_that_end_as_another_begins_are_passed_over(tmp_path, monkeypatch):
+    """Their folders vanish between two looks, or their marks alone have by then."""
+    monkeypatch.delenv("GPUCI_TESTS_RUN", raising=False)
+    ended = [tmp_path / name for name in ("one", "other")]
+    for folder in ended:
+        folder.mkdir()
+        (folder / "lock").touch()
+    half = tmp_path / "half"
+    half.mkdir()
+    swept = []
+
+    def sweep(left):
+        swept.append(left)
+        for folder in (left, *ended):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(runs, "sweep", sweep)
+    run = runs.begin(tmp_path)
+    assert [*tmp_path.glob("[!l]*")] == [run.folder]
+    assert half in swept
+    monkeypatch.undo()
+    run.end()
 
 
 def test_a_folder_on_which_something_is_mounted_is_not_emptied(tmp_path):
