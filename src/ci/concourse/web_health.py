@@ -8,7 +8,7 @@ import socket
 import time
 import typing
 
-from ci.concourse import service
+from ci.concourse import database_tls, service
 from machine import files, scarcity, services
 from plan import certificates
 
@@ -72,7 +72,7 @@ def lost_database() -> str:
 
 
 def unreachable_database() -> str:
-    """The same, but of a database that can't even be connected to from this machine."""
+    """The same, but of one that web can't connect to: nobody is there, or it is not trusted."""
     folder = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET")
     if folder is not None:
         path = pathlib.Path(folder, ".s.PGSQL.5432")
@@ -82,11 +82,20 @@ def unreachable_database() -> str:
     port = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_PORT") or ""
     told: list[str] = []
     for host in (hosts or "").split(",") if port.isdigit() else ():
-        why = _refusal(None, (host, int(port)))
+        why = _refusal(None, (host, int(port))) or _distrust(host, int(port))
         if not why:
             return ""
         told.append(f"{f'[{host}]' if ':' in host else host}:{port} ({why})")
     return " and ".join(told)
+
+
+def _distrust(host: str, port: int) -> str:
+    """Why a web that does not answer refuses a database that does; empty where it answers."""
+    if healthy():
+        return ""
+    mode = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SSLMODE")
+    ca = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_CA_CERT")
+    return database_tls.refusal(host, port, mode or "disable", ca or "", _PATIENCE)
 
 
 def _unusable_database() -> str:
