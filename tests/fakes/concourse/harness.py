@@ -24,6 +24,8 @@ import pytest
 from tests.fakes.concourse.build import TOOL_PATH
 
 CLEAN_ENV = {"PATH": TOOL_PATH, "LANG": "C.UTF-8"}
+# How long a machine at a load of 20 may take for anything here, in seconds.
+PATIENCE = 90
 WRAPPER = """#!/bin/sh
 # Keeps what containerd asks of runc; refuses a container that asks to be refused.
 case " $* " in
@@ -65,7 +67,7 @@ def postgres_folder() -> Path | None:
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 
 
-def until(what, condition, seconds=30.0):
+def until(what, condition, seconds=PATIENCE):
     """Wait for a true value of ``condition()`` and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -125,7 +127,7 @@ def postgresql(folder: Path):
         yield port
     finally:
         os.kill(int((data / "postmaster.pid").read_text().split()[0]), signal.SIGINT)
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def reachable(port: int) -> bool:
@@ -243,7 +245,7 @@ class Concourse:
         program = [str(self.folder / "fly"), "-t", "lab", *argv]
         env = {**CLEAN_ENV, "HOME": str(self.folder)}
         return subprocess.run(
-            program, env=env, capture_output=True, text=True, timeout=60, check=False
+            program, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
         )
 
     def login(self) -> None:
@@ -276,7 +278,7 @@ class Concourse:
         done = subprocess.run(
             [sys.executable, "-B", "-S", "-c", code, settings, handle],
             env={**CLEAN_ENV, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout).get(handle)
@@ -318,7 +320,7 @@ class Concourse:
         for process in (self.web, self.worker):
             if process and process.poll() is None:
                 process.kill()
-                process.wait(10)
+                process.wait(PATIENCE)
 
 
 def remove_containers(namespaces: int, concourse: Concourse) -> None:
@@ -328,7 +330,7 @@ def remove_containers(namespaces: int, concourse: Concourse) -> None:
     )
     argv = ["nsenter", f"--target={namespaces}", "--mount", "--pid", "--", "sh", "-c", script]
     runc = concourse.release / "bin" / "runc"
-    subprocess.run([*argv, str(runc)], check=True, env=CLEAN_ENV, timeout=60)
+    subprocess.run([*argv, str(runc)], check=True, env=CLEAN_ENV, timeout=PATIENCE)
     for garden in Path("/sys/fs/cgroup").glob("**/garden"):
         with suppress(OSError):
             garden.rmdir()
