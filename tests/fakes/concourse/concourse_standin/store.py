@@ -26,6 +26,8 @@ CREATE TABLE IF NOT EXISTS standin_builds (
 CREATE TABLE IF NOT EXISTS standin_events (
     id bigserial PRIMARY KEY, build int NOT NULL, step int, data bytea NOT NULL);
 """
+# An advisory lock of two numbers is no build's, which has one.
+CONNECTED = "0, hashtext(CAST(:name AS text))"
 BUILD_COLUMNS = "id, name, pipeline, job, plan, status, exit_status, position, worker"
 
 Row = dict[str, Any]
@@ -101,6 +103,21 @@ class Store:
         """The worker's state; None if there is no such worker."""
         rows = self.query("SELECT state FROM standin_workers WHERE name = :name", name=name)
         return rows[0]["state"] if rows else None
+
+    def hold_worker(self, name: str) -> None:
+        """Have the other webs know that the worker is connected, as long as this one lives."""
+        self.query(f"SELECT pg_advisory_lock_shared({CONNECTED})", name=name)
+
+    def let_worker_go(self, name: str) -> None:
+        """The worker is not connected to this web any more."""
+        self.query(f"SELECT pg_advisory_unlock_shared({CONNECTED})", name=name)
+
+    def is_worker_held_elsewhere(self, name: str) -> bool:
+        """Whether the worker is connected to another web."""
+        if not self.query(f"SELECT pg_try_advisory_lock({CONNECTED}) AS got", name=name)[0]["got"]:
+            return True
+        self.query(f"SELECT pg_advisory_unlock({CONNECTED})", name=name)
+        return False
 
     def add_build(self, name: str, pipeline: str | None, job: str | None, plan: object) -> int:
         """Start a build; its id. A ``name`` of "" is the next number of that job."""

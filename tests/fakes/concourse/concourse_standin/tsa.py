@@ -161,6 +161,7 @@ class Tsa:
         name = worker["name"]
         self._store.save_worker(worker)
         session = self.sessions[name] = Session(process)
+        self._store.hold_worker(name)
         self.settle(name)
         try:
             await session.read()
@@ -170,10 +171,13 @@ class Tsa:
             if self.sessions.get(name) is session:
                 del self.sessions[name]
                 background(self._stall(name, STALL_SECONDS))
+            self._store.let_worker_go(name)
 
     async def _stall(self, name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if name not in self.sessions and self._store.worker_state(name) == "running":
+        if name in self.sessions or self._store.worker_state(name) != "running":
+            return
+        if not self._store.is_worker_held_elsewhere(name):
             self._set_state(name, "stalled")
 
     def _set_state(self, name: str, state: str) -> None:
