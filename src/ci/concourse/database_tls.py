@@ -9,7 +9,8 @@ import typing
 
 from machine import scarcity
 
-# PostgreSQL's message SSLRequest, and its answer of one letter (protocol 3.0, 55.2.10 "SSL").
+# The message SSLRequest and its answers, of one letter (PostgreSQL 15's documentation, chapter
+# Frontend/Backend Protocol, SSL Session Encryption).
 _REQUEST: typing.Final = struct.pack("!II", 8, 80877103)
 _YES: typing.Final = b"S"
 _NO: typing.Final = b"N"
