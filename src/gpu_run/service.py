@@ -10,7 +10,7 @@ import pathlib
 import typing
 
 from gpu_run import room
-from machine import app, files, process, services, templates
+from machine import app, files, process, services, templates, transient
 from oci import wrapper
 from plan.options import Part
 from plan.parts import GpuPlan, Plan
@@ -22,6 +22,12 @@ SOCKET: typing.Final = "gpu-ci-run.socket"
 SERVICE: typing.Final = "gpu-ci-run@.service"
 PATH: typing.Final = pathlib.Path("/run/gpu-run.sock")
 
+_LAST: typing.Final = "gpu-run-end.service"
+# An error of systemd's is no end of a command.
+_WAIT: typing.Final = """
+until left=$(systemctl list-units --plain --no-legend "$1") && [ -z "$left" ]; do sleep 5; done
+exec systemctl stop "$2"
+"""
 _CLIENT: typing.Final = pathlib.Path(__file__).with_name("client.py")
 
 
@@ -73,6 +79,8 @@ def install(group: str) -> bool:
         return False
     service = templates.render(SERVICE, app=home, stamp=app.STAMP, python=wrapper.PYTHON)
     socket = templates.render(SOCKET, group=group, socket=PATH)
+    # It would end what begins from now on.
+    services.ensure_stopped(_LAST)
     # First, and last to go: while it is there, something of the rest may be.
     changed = files.ensure_file(COMMAND, _CLIENT.read_text(), mode=0o755)
     try:
@@ -95,7 +103,10 @@ def remove() -> bool:
     services.remove_unit(SOCKET)
     services.remove_template(SERVICE)
     # Else it stays, empty, to the next boot.
-    if not services.units(room.COMMANDS):
+    if services.units(room.COMMANDS):
+        argv = ["/bin/sh", "-c", _WAIT, "sh", room.COMMANDS, room.SLICE]
+        transient.start(_LAST, argv, description="Waits for the last gpu-run", properties={})
+    else:
         services.ensure_stopped(room.SLICE)
     for path in (MANUAL, COMMAND):
         files.ensure_absent(path)

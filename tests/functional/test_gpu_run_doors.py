@@ -132,7 +132,7 @@ def test_those_who_stand_still_hold_up_nobody(box):
     box.sh(f"kill -KILL {box.pid('still')}")
     box.sh("systemctl stop 'gpu-run-*.scope'")
     box.wait("! systemctl -q is-active test-next")
-    assert "has GPU 0 after" in box.said("next")
+    assert "gpu-run: has GPU " in box.said("next")
 
 
 def test_one_user_does_not_take_all_places(box):
@@ -247,6 +247,22 @@ def test_an_upgrade_or_removal_meanwhile_ends_no_command(box):
         box.do(f"service.install({GROUP!r})")
     refused = box.run("--timeout", "0", "true", user="bob")
     assert "GPU 0 is in use by gpu-run of alice: sleep" in refused.stderr
+
+
+def test_a_command_that_outlives_the_removal_leaves_no_trace_at_its_end(box):
+    runs = box.wait_runs(box.begin("all", "--gpus", "all", "sleep", "1000"), "alice: sleep")
+    listing = "systemctl list-units --all --plain --no-legend 'gpu*' 'system-gpu*' | cut -d' ' -f1"
+    try:
+        assert box.do("service.remove()") == "True"
+        assert runs in box.sh(listing).stdout
+        assert box.do("service.remove()") == "False"
+        assert box.sh(f"systemctl is-active {runs}").stdout == "active\n"
+        box.sh(f"systemctl kill {runs}")
+        box.wait(f'[ -z "$({listing})" ]')
+        groups = box.sh("find /sys/fs/cgroup -name 'gpu*' -o -name 'system-gpu*'", check=False)
+        assert groups.stdout == ""
+    finally:
+        box.do(f"service.install({GROUP!r})")
 
 
 def test_a_shut_user_slice_leaves_gpu_run_the_only_way(box):

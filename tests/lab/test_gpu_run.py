@@ -15,7 +15,7 @@ ALICE = (
 TRACES = (
     "ls -d /usr/local/bin/gpu-run /usr/local/share/man/man1/gpu-run.1 /run/gpu-run.sock "
     "/etc/systemd/system/gpu-ci-run* 2>/dev/null; systemctl list-units --all --plain --no-legend "
-    "'gpu-ci-run*' 'gpurun.slice'; true"
+    "'gpu-ci-run*' 'gpurun.slice' 'system-gpu*'; true"
 )
 
 

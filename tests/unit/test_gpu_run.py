@@ -127,6 +127,7 @@ class Systemd:
 
     def __init__(self):
         self.units, self.calls, self.fault, self.running = {}, [], None, []
+        self.begun = []
 
     def keep(self, name, content):
         changed, self.units[name] = self.units.get(name) != content, content
@@ -155,6 +156,9 @@ def systemd(monkeypatch, tmp_path):
         ("units", lambda _: systemd.running),
     ):
         monkeypatch.setattr(service.services, name, call)
+    monkeypatch.setattr(
+        service.transient, "start", lambda *words, **_: systemd.begun.append(words)
+    )
     monkeypatch.setattr(service, "COMMAND", tmp_path / "bin/gpu-run")
     monkeypatch.setattr(service, "MANUAL", tmp_path / "man/man1/gpu-run.1")
     monkeypatch.setattr(service.app, "HOME", tmp_path / "app")
@@ -179,7 +183,8 @@ def test_it_is_had_for_the_group_once_and_goes_without_a_trace(systemd, tmp_path
     assert not ensure(with_group(""))
     assert ensure(with_group(GROUP))
     assert not ensure(with_group(GROUP))
-    assert systemd.calls == [("gpu-ci-run.socket", True), ("gpu-ci-run.socket", False)]
+    started = [call for call in systemd.calls if call[1] != "stop"]
+    assert started == [("gpu-ci-run.socket", True), ("gpu-ci-run.socket", False)]
     assert f"SocketGroup={GROUP}\n" in systemd.units["gpu-ci-run.socket"]
     assert service.COMMAND.stat().st_mode & 0o7777 == 0o755
     assert f".B {GROUP}\n" in service.MANUAL.read_text()
@@ -187,7 +192,8 @@ def test_it_is_had_for_the_group_once_and_goes_without_a_trace(systemd, tmp_path
     assert not systemd.units
     assert not service.COMMAND.exists()
     assert not service.MANUAL.exists()
-    assert systemd.calls[2:] == [("gpurun.slice", "stop")]
+    assert systemd.calls[-1] == ("gpurun.slice", "stop")
+    assert not systemd.begun
     assert not ensure(with_group(""))
 
 
@@ -196,6 +202,11 @@ def test_its_removal_ends_no_command(systemd):
     systemd.running = ["gpu-run-0123456789ab.scope"]
     assert ensure(with_group(""))
     assert ("gpurun.slice", "stop") not in systemd.calls
+    ((last, argv),) = systemd.begun
+    assert argv[-2:] == ["gpu-run-*.scope", "gpurun.slice"]
+    systemd.calls.clear()
+    ensure(with_group(GROUP))
+    assert systemd.calls[0] == (last, "stop"), "it would end what begins from now on"
 
 
 def test_what_a_killed_hook_has_begun_is_removed(systemd):
