@@ -23,7 +23,7 @@ RARE = (
     "tests/lab/test_gpu_run.py",
     *(
         f"tests/functional/test_gpu_run.py::test_{name}"
-        for name in ("who_ends", "what_cannot", "which")
+        for name in ("who_ends", "what_cannot", "which", "a_job", "what_a_runner", "a_cron")
     ),
     # The stand-ins; so do all tests of a lab.
     "tests/functional/test_concourse_standin.py",

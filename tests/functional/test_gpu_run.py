@@ -3,6 +3,9 @@
 """gpu-run under a real systemd, with simulated GPUs: what people get of it."""
 
 import json
+import pathlib
+import re
+import shlex
 
 import pytest
 
@@ -11,6 +14,26 @@ from tests.functional.run_machine import GROUP, SEES, SLICE, UNITS
 
 pytestmark = selftest_machine.NEEDS
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs/how-to/share-a-gpu-machine.md"
+# How GitLab's runner starts a job with its shell executor: a login shell in a process group of its
+# own, which reads a script that takes no input; by su where the runner is root's service, as its
+# package has it. To cancel it, it signals the group (gitlab-runner shells/bash.go,
+# executors/shell/shell.go, helpers/process/killer_unix.go).
+SU = "su -s /bin/bash gitlab-runner -c".split()
+RUNNER = """
+import os, pathlib, subprocess, sys
+folder = pathlib.Path("/srv/said")
+with open(folder / "job", "w") as log:
+    job = subprocess.Popen(sys.argv[1:], stdin=-1, stdout=log, stderr=log, preexec_fn=os.setpgrp)
+    (folder / "group").write_text(str(job.pid))
+    job.communicate((folder / "script").read_bytes())
+(folder / "ended").write_text(str(job.returncode))
+"""
+SCRIPT = """set -eo pipefail
+trap 'exit 1' TERM
+: | eval $'cd builds\\necho {0}\\n{0}\\n'
+exit 0
+"""
 FIRST = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/null"]
 SECOND = ["/dev/nvidia1", "/dev/nvidiactl", "/dev/null"]
 
@@ -146,3 +169,85 @@ def test_its_page_is_found_and_has_no_fault(box):
         box.sh("man --warnings -l /usr/local/share/man/man1/gpu-run.1 2>&1 >/dev/null").stdout
         == ""
     )
+
+
+def begin_job(box, train, *, by_root=True):
+    """Have the runner start the job of the page, with that as its train.sh."""
+    (line,) = re.findall(r"^ +- (gpu-run .*)$", PAGE.read_text(), re.M)
+    box.sh(
+        f"id gitlab-runner || useradd --system -m -G {GROUP} gitlab-runner; "
+        "mkdir -p -m 1777 /srv/said; install -d -o gitlab-runner ~gitlab-runner/builds"
+    )
+    box.machine.write("/home/gitlab-runner/builds/train.sh", train)
+    box.machine.write("/srv/said/script", SCRIPT.format(line))
+    box.machine.write("/srv/said/runner.py", RUNNER)
+    user = "" if by_root else "-p User=gitlab-runner"
+    shell = [*SU, "bash -l"] if by_root else ["bash", "-l"]
+    box.sh(
+        "chmod 755 ~gitlab-runner/builds/train.sh; systemd-run --quiet --unit=test-runner "
+        f"--working-directory=/home/gitlab-runner --collect -p KillMode=process {user} "
+        f"python3 /srv/said/runner.py {shlex.join(shell)}"
+    )
+
+
+def cancel(box):
+    box.sh("env kill -TERM -- -$(cat /srv/said/group)")
+    lease_site.until(lambda: box.said("ended"), 60)
+
+
+def test_a_job_of_gitlabs_shell_executor(box):
+    begin_job(box, f"#!/bin/sh\n{SEES}\nid -un; exit 3\n")
+    lease_site.until(lambda: box.said("ended"), 60)
+    # Any failure is a 1: GitLab's script has all commands evaluated in a pipe.
+    assert (box.said("ended"), box.said("job").splitlines()) == (
+        "1",
+        ["gpu-run --gpus 1 --timeout 1h -- ./train.sh", *FIRST, "gitlab-runner"],
+    )
+
+
+def test_a_job_that_a_runner_of_its_own_user_cancels_gives_its_gpu_or_its_place_back(box):
+    begin_job(box, "#!/bin/sh\nsleep 1000\n", by_root=False)
+    box.wait_runs("runner", "gitlab-runner: train.sh")
+    cancel(box)
+    lease_site.until(lambda: box.run("--gpus", "2", "--timeout", "0", "true").returncode == 0, 60)
+    box.wait_runs(box.begin("all", "--gpus", "all", "sleep", "1000"), "alice: sleep")
+    box.sh("rm /srv/said/ended")
+    begin_job(box, "#!/bin/sh\nsleep 1000\n", by_root=False)
+    box.wait_said("job", "gpu-run: waiting for 1 GPU: 1st in line; gpu-run of alice: sleep holds")
+    cancel(box)
+    lease_site.until(lambda: not box.leases()["waiters"], 60)
+
+
+def test_what_a_runner_of_roots_leaves_of_a_cancelled_job_is_named_and_can_be_ended(box):
+    begin_job(box, "#!/bin/sh\nsleep 1000\n")
+    unit = box.wait_runs("runner", "gitlab-runner: train.sh")
+    cancel(box)
+    assert "gpu-run of gitlab-runner: train.sh" in box.run("--list").stdout
+    assert f"─{unit}" in box.sh("systemctl status gpurun.slice").stdout
+    box.sh(f"systemctl stop {unit}")
+    assert box.run("--gpus", "2", "--timeout", "30", "true").returncode == 0
+
+
+def test_a_cron_job(box):
+    """The page's own line, by a timer, with what crontab(5) says that Debian's cron gives it."""
+    (line,) = re.findall(r"^ +30 2 \* \* \* (.*)$", PAGE.read_text(), re.M)
+    box.machine.write("/home/alice/nightly.sh", f"#!/bin/sh\n{SEES}\n")
+    box.sh("chmod 755 /home/alice/nightly.sh; mkdir -p -m 1777 /srv/said")
+
+    def start(name, line):
+        box.machine.write(f"/srv/{name}", f"{line}; echo status $?\n")
+        box.sh(
+            f"systemd-run --quiet --unit=test-{name} --on-active=0 --collect "
+            "--timer-property=AccuracySec=1ms --uid=alice --working-directory=/home/alice "
+            f"-p StandardOutput=truncate:/srv/said/{name} -p StandardError=inherit "
+            "env -i HOME=/home/alice LOGNAME=alice SHELL=/bin/sh PATH=/usr/bin:/bin "
+            f"/bin/sh /srv/{name}"
+        )
+        box.wait_said(name, "status")
+        return box.said(name)
+
+    assert start("cron", line).split() == [*FIRST, "status", "0"]
+    box.wait_runs(box.begin("all", "--gpus", "all", "sleep", "1000"), "alice: sleep")
+    said = start("late", line.replace("--timeout 10m", "--timeout 1s"))
+    assert "gpu-run: this job waited 1 s for 1 GPU" in said
+    assert said.endswith("status 124\n")
