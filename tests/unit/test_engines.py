@@ -305,8 +305,10 @@ def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
 def test_a_container_of_anybodys_podman_is_known_by_its_monitor(monkeypatch, tmp_path):
     monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
     assert not registration._is_in_use()
-    argv = ["/bin/sh", "-c", "read line", "conmon", "-r", str(front.FRONT)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE):
+    argv = ["/bin/sh", "-c", "echo; read line", "conmon", "-r", str(front.FRONT)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as monitor:
+        # Its words can be read a moment after its start alone.
+        assert monitor.stdout.readline() == b"\n"
         assert registration._is_in_use()
     assert not registration._is_in_use()
 
