@@ -7,6 +7,8 @@ renders it, and tests/soak/guest. It needs no root, no network and no /dev/kvm. 
 prints on its serial console is all that comes out while it runs; read_out() fetches files after.
 """
 
+import ast
+import json
 import os
 import pathlib
 import re
@@ -30,6 +32,7 @@ PROGRAMS = (
 PYTHON = "/usr/bin/python3"
 NVIDIA_RUNTIME = "/usr/bin/nvidia-container-runtime"
 MODULES = ("virtio_pci", "virtio_blk", "ext4")
+BOOT = "/soak/boot"
 FREE_MIB = 128
 
 INIT = """#!/bin/busybox sh
@@ -38,7 +41,7 @@ while read -r module; do /bin/busybox insmod "/modules/$module"; done </modules/
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 /bin/busybox mount -t ext4 /dev/vda /disk
 /bin/busybox umount /proc
-exec /bin/busybox switch_root /disk /soak/boot
+exec /bin/busybox switch_root /disk {first}
 """
 
 
@@ -93,11 +96,11 @@ class Disk:
         file.write_text(text)
         file.chmod(mode)
 
-    def seal(self) -> None:
+    def seal(self, free_mib: int = FREE_MIB) -> None:
         """Make the image of what the folder holds."""
         used = sum(path.lstat().st_size for path in self.root.rglob("*")) >> 20
         with self.image.open("wb") as file:
-            file.truncate((used * 5 // 4 + FREE_MIB) << 20)
+            file.truncate((used * 5 // 4 + free_mib) << 20)
         command = ["/usr/sbin/mke2fs", "-q", "-t", "ext4", "-E", "root_owner=0:0", "-d", self.root]
         subprocess.run([*command, self.image], check=True, timeout=120)
 
@@ -117,7 +120,14 @@ def path_of(program: str) -> str:
 
 
 def build_disk(folder: pathlib.Path) -> Disk:
-    """The disk with the wrapper in front of runc, two fake GPUs, and tests/soak/guest."""
+    """The disk, ready to boot."""
+    disk = unsealed_disk(folder)
+    disk.seal()
+    return disk
+
+
+def unsealed_disk(folder: pathlib.Path) -> Disk:
+    """A disk with the wrapper in front of runc, two fake GPUs, and tests/soak/guest."""
     disk = Disk(folder)
     for name in PROGRAMS:
         found = path_of(name)
@@ -141,7 +151,6 @@ def build_disk(folder: pathlib.Path) -> Disk:
         shutil.copy(source, disk.root / "soak")
     for package in (ROOT / "src/machine", pathlib.Path(tenacity.__file__).parent):
         shutil.copytree(package, disk.root / "soak" / package.name)
-    disk.seal()
     return disk
 
 
@@ -149,8 +158,7 @@ def install_wrapper(disk: Disk) -> None:
     """What src/oci/wrapper.py puts on a worker, but for the policy, which each case writes."""
     here = disk.root / str(wrapper.LIB / "gpuci")[1:]
     shutil.copytree(ROOT / "lib" / "gpuci", here, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [PYTHON, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
-    subprocess.run([*command, here], check=True, timeout=60)
+    compile_all(here)
     front = templates.render(
         "runc",
         runc=wrapper.RUNC,
@@ -169,17 +177,23 @@ def install_wrapper(disk: Disk) -> None:
     disk.write(str(wrapper.LAUNCHER), launcher)
 
 
-def build_initrd(folder: pathlib.Path) -> pathlib.Path:
-    """An archive with busybox and the modules that the disk needs, in the order to load them."""
+def compile_all(folder: pathlib.Path) -> None:
+    """Compile a folder's Python; the guest is slow."""
+    command = [PYTHON, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    subprocess.run([*command, folder], check=True, timeout=60)
+
+
+def build_initrd(folder: pathlib.Path, modules: tuple[str, ...], first: str) -> pathlib.Path:
+    """An archive with busybox and these modules, in the order to load them; then `first` runs."""
     root = folder / "initrd"
     for name in ("bin", "dev", "disk", "modules", "proc"):
         (root / name).mkdir(parents=True)
     busybox = path_of("busybox")
     shutil.copy(busybox, root / "bin" / "busybox")
-    (root / "init").write_text(INIT)
+    (root / "init").write_text(INIT.format(first=first))
     (root / "init").chmod(0o755)
     (version,) = [path.name for path in (KERNEL / "lib" / "modules").iterdir()]
-    command = ["/usr/sbin/modprobe", "-d", KERNEL, "-S", version, "-a", "--show-depends", *MODULES]
+    command = ["/usr/sbin/modprobe", "-d", KERNEL, "-S", version, "-a", "--show-depends", *modules]
     listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     order = []
     for word in re.findall(r"^insmod (\S+)", listed, re.MULTILINE):
@@ -211,9 +225,29 @@ def unpack(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 class Guest:
-    """A running virtual machine; `console` is the file that its serial line goes to."""
+    """A running virtual machine; `console` is the file that its serial line goes to.
 
-    def __init__(self, disk: Disk, folder: pathlib.Path, cgroups: str) -> None:
+    Args:
+        disk: a sealed one.
+        folder: for what it is started with.
+        cgroups: `v2` or `v1`, for `boot`.
+        modules: what the kernel is to have.
+        first: the program that is its first process.
+        memory: in MiB.
+        more: further words for its kernel.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: pathlib.Path,
+        cgroups: str,
+        *,
+        modules: tuple[str, ...] = MODULES,
+        first: str = BOOT,
+        memory: int = 1024,
+        more: str = "",
+    ) -> None:
         self.console = folder / "console"
         self.console.touch()
         (kernel,) = (KERNEL / "boot").glob("vmlinuz-*")
@@ -230,12 +264,12 @@ class Guest:
                     "-cpu",
                     "max",
                 ]
-                + ["-smp", "2", "-m", "1024", "-nodefaults", "-no-reboot", "-display", "none"]
+                + ["-smp", "2", "-m", str(memory), "-nodefaults", "-no-reboot", "-display", "none"]
                 + ["-serial", f"file:{self.console}", "-kernel", str(kernel)]
-                + ["-initrd", str(build_initrd(folder))]
+                + ["-initrd", str(build_initrd(folder, modules, first))]
                 + [
                     "-append",
-                    f"console=ttyS0 quiet panic=-1 mitigations=off gpuci.cgroups={cgroups}",
+                    f"console=ttyS0 quiet panic=-1 mitigations=off gpuci.cgroups={cgroups} {more}",
                 ]
                 + ["-drive", drive, "-device", "virtio-blk-pci,drive=disk"],
                 stdin=subprocess.DEVNULL,
@@ -259,3 +293,29 @@ class Guest:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
+
+    def cases(self, seconds: float) -> dict[str, str]:
+        """What is wrong with each case that it tells of, when it is over; empty: nothing."""
+        try:
+            over = self.wait(seconds)
+        finally:
+            self.close()
+        text = self.text()
+        print(text)
+        assert over, f"no end after {seconds} s; the console ends with:\n{text[-3000:]}"
+        lines = [
+            json.loads(line.removeprefix("soak:"))
+            for line in text.splitlines()
+            if line.startswith("soak:")
+        ]
+        assert lines, text[-3000:]
+        assert lines[-1] == {"end": True}, text[-3000:]
+        return {line["case"]: line["fault"] for line in lines if "case" in line}
+
+
+def names(cases: pathlib.Path) -> list[str]:
+    """The cases in a file that a guest runs, without running one."""
+    for node in ast.parse(cases.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CASES":
+            return [ast.unparse(name) for name in node.value.elts]
+    raise AssertionError(f"{cases} has no CASES")

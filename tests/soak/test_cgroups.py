@@ -5,8 +5,6 @@
 What happens there is in tests/soak/guest/cases.py.
 """
 
-import ast
-import json
 import os
 import pathlib
 import platform
@@ -27,14 +25,6 @@ if platform.machine() != "x86_64":
     pytest.skip("the virtual machine is for x86_64 alone", allow_module_level=True)
 
 
-def names() -> list[str]:
-    """The cases that the guest runs, without running one."""
-    for node in ast.parse(CASES.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CASES":
-            return [ast.unparse(name) for name in node.value.elts]
-    raise AssertionError(f"{CASES} has no CASES")
-
-
 class Told:
     """What a virtual machine told: each case's line, and the recording."""
 
@@ -42,21 +32,7 @@ class Told:
         self.cgroups = cgroups
         disk = machine.build_disk(folder)
         guest = machine.Guest(disk, folder, cgroups)
-        try:
-            over = guest.wait(SECONDS)
-        finally:
-            guest.close()
-        text = guest.text()
-        print(text)
-        assert over, f"no end after {SECONDS} s; the console ends with:\n{text[-3000:]}"
-        lines = [
-            json.loads(line.removeprefix("soak:"))
-            for line in text.splitlines()
-            if line.startswith("soak:")
-        ]
-        assert lines, text[-3000:]
-        assert lines[-1] == {"end": True}, text[-3000:]
-        self.cases = {line["case"]: line["fault"] for line in lines if "case" in line}
+        self.cases = guest.cases(SECONDS)
         self.recording = disk.read_out(folder / "recording")
 
 
@@ -65,7 +41,7 @@ def told(request, tmp_path_factory):
     return Told(request.param, tmp_path_factory.mktemp(f"cgroup-{request.param}"))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", machine.names(CASES))
 def test_case(told, name):
     assert not told.cases[name], told.cases[name]
 

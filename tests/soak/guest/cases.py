@@ -9,13 +9,12 @@ import os
 import pathlib
 import signal
 import time
-import traceback
 
 import looks
 import record
 import worker as workers
 from frozen import a_step_that_stands_still_keeps_its_gpu_and_goes_on_by_the_guard
-from looks import ABSENT, DENIED, GIVEN, opened, tell
+from looks import ABSENT, DENIED, GIVEN, opened
 from worker import BUNDLES, V1, finish, state_of, until
 
 
@@ -375,19 +374,4 @@ CASES = [
 ]
 
 
-def main():
-    tell(note=f"kernel {os.uname().release}")
-    worker = workers.Worker()
-    for case in CASES:
-        began = time.monotonic()
-        fault = ""
-        try:
-            case(worker)
-        except Exception:  # noqa: BLE001  the other cases are to run
-            fault = f"{traceback.format_exc()}\n{worker.evidence()}"
-        tell(case=case.__name__, fault=fault, seconds=round(time.monotonic() - began, 1))
-        worker.clear()
-    tell(end=True)
-
-
-main()
+looks.run(CASES, workers.Worker())

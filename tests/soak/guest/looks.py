@@ -7,6 +7,7 @@ import os
 import pathlib
 import stat
 import time
+import traceback
 
 from worker import BUNDLES, CGROUPS, SERVICE, V1, finish, state_of, until
 
@@ -91,3 +92,18 @@ def gets_it(worker, waiting, handle, after):
 
 def tell(**line):
     print("soak:" + json.dumps(line))
+
+
+def run(cases, world):
+    """Try one case after the other on what is there, and tell how each went."""
+    tell(note=f"kernel {os.uname().release}")
+    for case in cases:
+        began = time.monotonic()
+        fault = ""
+        try:
+            case(world)
+        except Exception:  # noqa: BLE001  the other cases are to run
+            fault = f"{traceback.format_exc()}\n{world.evidence()}"
+        tell(case=case.__name__, fault=fault, seconds=round(time.monotonic() - began, 1))
+        world.clear()
+    tell(end=True)

@@ -1,0 +1,261 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""gpu-run, podman and Docker under systemd: the cases, one after the other.
+
+A service of the virtual machine runs it, and tests/soak/test_people_v2.py reads what it tells.
+"""
+
+import grp
+import json
+import os
+import pathlib
+import pwd
+import shutil
+import signal
+import subprocess
+
+import looks
+from looks import ABSENT, DENIED, GIVEN, opened
+from worker import CGROUPS, until
+
+from engines import registration
+from gpu_run import service
+from machine import app
+from oci import leases
+from plan.parts import EnginesPlan
+
+POLICY = pathlib.Path("/etc/gpu-ci/policy.json")
+STORE = pathlib.Path("/run/gpu-ci/leases/leases.json")
+LOGS = (pathlib.Path("/var/log/gpu-ci/oci.log"), STORE)
+IMAGE = "lab.test/plain"
+LOOK = "cat /dev/nvidia0; cat /dev/nvidia1"
+SLEEP = ("sleep", "1000")
+
+
+class Machine:
+    """A machine with podman, Docker, and gpu-run for alice."""
+
+    def __init__(self):
+        self.policy = json.loads(POLICY.read_text())
+        for name, major, minor in (
+            *(("nvidia0", 195, 0), ("nvidia1", 195, 1)),
+            *(("nvidiactl", 195, 255), ("nvidia-uvm", 510, 0)),
+        ):
+            looks.make_node(f"/dev/{name}", major, minor)
+        app.HOME, app.CURRENT = pathlib.Path("/srv"), "charm"
+        service.install("gpu-users")
+        registration.ensure(EnginesPlan(("docker", "podman"), default=True, nvidia=True))
+        self.ok("systemctl", "start", "docker")
+        for engine in ("podman", "docker"):
+            self.ok(engine, "load", "-i", "/soak/plain.tar")
+
+    @staticmethod
+    def do(*words, user="root"):
+        """Run a command to its end."""
+        entry = pwd.getpwnam(user)
+        groups = [one.gr_gid for one in grp.getgrall() if user in one.gr_mem]
+        return subprocess.run(
+            words, user=entry.pw_uid, group=entry.pw_gid, extra_groups=groups, cwd="/",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
+
+    def ok(self, *words):
+        """The same, which must come to a good end; what it said."""
+        done = self.do(*words)
+        assert done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}"
+        return done.stdout
+
+    def gpu_run(self, *words):
+        return self.do("gpu-run", *words, user="alice")
+
+    def both_are_taken(self):
+        """Nobody gets both GPUs now."""
+        done = self.gpu_run("--gpus", "2", "--timeout", "1s", "--", "true")
+        assert done.returncode == 124, done
+
+    def both_are_free(self):
+        done = self.gpu_run("--gpus", "2", "--", "true")
+        assert done.returncode == 0, done
+
+    @staticmethod
+    def sees():
+        return json.loads(leases.as_json())["containers"]
+
+    def holder(self):
+        """The only one: its name, and what the table and gpu-leases say of it."""
+        ((name, seen),) = self.sees().items()
+        return name, json.loads(STORE.read_text())["holders"][name], seen
+
+    @staticmethod
+    def pid_files():
+        if not STORE.exists():
+            return []
+        holders = json.loads(STORE.read_text())["holders"].values()
+        return [pathlib.Path(one["pid_file"]) for one in holders]
+
+    def evidence(self):
+        """What helps to see why a case failed."""
+        files = [f"{path}: {path.read_text()[-2000:]}" for path in LOGS if path.exists()]
+        return "\n".join([*files, self.do("journalctl", "-b", "-n", "40").stdout])
+
+    def clear(self):
+        """End all that has a GPU."""
+        POLICY.write_text(json.dumps(self.policy))
+        if not self.sees():
+            return
+        self.do("systemctl", "stop", "gpu-run-*.scope", "gpu-ci-run@*.service")
+        self.do("podman", "rm", "-f", "-t", "0", "-a")
+        names = self.do("docker", "ps", "-aq").stdout.split()
+        self.do("docker", "rm", "-f", *names) if names else None
+        # The leases of what is over, which the next one would find so.
+        shutil.rmtree(STORE.parent)
+
+
+def group_of(pid):
+    """The only control group of a process."""
+    (line,) = pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    return line.removeprefix("0::")
+
+
+def answers(said):
+    return [opened(line) for line in said.splitlines()]
+
+
+def systemd_has_made_the_control_groups_and_they_are_v2(_):
+    assert pathlib.Path("/proc/1/comm").read_text() == "systemd\n"
+    mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    kinds = [line.partition(" - ")[2].split()[0] for line in mounts if " - cgroup" in line]
+    assert kinds == ["cgroup2"], kinds
+
+
+def a_command_sees_its_gpu_and_no_other(machine):
+    done = machine.gpu_run("--gpu", "1", "--", "sh", "-c", f"{LOOK}; cat /proc/self/cgroup")
+    *said, group = done.stdout.splitlines()
+    assert group.startswith("0::/gpurun.slice/gpu-run-"), done
+    # Where it could not be confined it would say so in a line before.
+    assert answers("\n".join(said)) == [DENIED, GIVEN], done
+    machine.both_are_free()
+
+
+def what_is_left_in_the_background_keeps_its_gpus(machine):
+    command = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    done = machine.gpu_run("--gpus", "2", "--", "sh", "-c", command)
+    pid = int(done.stdout)
+    name, noted, seen = machine.holder()
+    assert seen["in_use"], seen
+    assert noted["cgroup"] == group_of(pid) == f"/gpurun.slice/{name}", noted
+    below = CGROUPS / "gpurun.slice" / name / "below"
+    below.mkdir()
+    (below / "cgroup.procs").write_text(str(pid))
+    machine.both_are_taken()
+    (below.parent / "cgroup.freeze").write_text("1")
+    machine.both_are_taken()
+    (below.parent / "cgroup.freeze").write_text("0")
+    os.kill(pid, signal.SIGKILL)
+    machine.both_are_free()
+
+
+def a_daemon_reload_opens_nothing(machine):
+    """systemd loads its rules on devices anew then."""
+    rest = "until [ -e /tmp/go ]; do sleep 0.2; done"
+    waiting = subprocess.Popen(
+        ["setpriv", "--reuid", "alice", "--regid", "alice", "--init-groups", "--"]
+        + ["gpu-run", "--gpu", "0", "--", "sh", "-c", f"{rest}; {LOOK}"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    until(60, "it runs", machine.sees)
+    machine.ok("systemctl", "daemon-reload")
+    machine.ok("systemctl", "daemon-reexec")
+    pathlib.Path("/tmp/go").touch()
+    said = waiting.communicate(timeout=60)[0]
+    assert answers(said) == [GIVEN, DENIED], said
+
+
+def a_container_holds(machine, *command):
+    """It sees its GPU, paused it keeps that, and its end gives it back. Its control group.
+
+    Where that was to be was known before it was there: else a start that hangs could not be ended.
+    """
+    engine = "docker" if "docker" in command else "podman"
+    wish = ("--gpus", "device=1") if engine == "docker" else ("--device", "/dev/nvidia1")
+    machine.ok(*command, *wish, "--name", "holds", IMAGE, *SLEEP)
+    until(120, "it is there", lambda: any(map(pathlib.Path.exists, machine.pid_files())))
+    _, noted, seen = machine.holder()
+    assert seen["who"] == f'{engine} container "holds"', seen
+    assert seen["in_use"], seen
+    real = group_of(pathlib.Path(noted["pid_file"]).read_text())
+    assert noted["cgroup"] == real, (noted["cgroup"], real)
+    said = machine.do(engine, "exec", "holds", "sh", "-c", LOOK).stdout
+    assert answers(said) == [ABSENT, GIVEN], said
+    machine.ok(engine, "pause", "holds")
+    machine.both_are_taken()
+    machine.ok(engine, "unpause", "holds")
+    machine.ok(engine, "kill", "holds")
+    machine.both_are_free()
+    machine.do(engine, "rm", "-f", "holds")
+    return real
+
+
+def podmans_container_in_a_scope_of_systemds_is_known(machine):
+    group = a_container_holds(machine, "podman", "run", "-d")
+    assert group.startswith("/machine.slice/libpod-"), group
+
+
+def podmans_container_in_a_group_of_its_own_is_known(machine):
+    group = a_container_holds(machine, "podman", "--cgroup-manager=cgroupfs", "run", "-d")
+    assert "libpod_parent/libpod-" in group, group
+
+
+def podmans_container_in_a_service_is_known(machine):
+    """As systemd's units for podman have it: container and monitor in groups of the unit's."""
+    unit = ("systemd-run", "--quiet", "--collect", "--unit=quadlet", "-p", "Delegate=yes")
+    group = a_container_holds(machine, *unit, "podman", "run", "--cgroups=split", "--rm")
+    assert group.startswith("/system.slice/quadlet.service/libpod-payload-"), group
+
+
+def dockers_container_in_a_scope_of_systemds_is_known(machine):
+    group = a_container_holds(machine, "docker", "run", "-d")
+    assert group.startswith("/system.slice/docker-"), group
+
+
+def dockers_container_in_a_slice_is_known(machine):
+    group = a_container_holds(machine, "docker", "run", "-d", "--cgroup-parent=lab-some.slice")
+    assert group.startswith("/lab.slice/lab-some.slice/docker-"), group
+
+
+def all_nodes_of_the_machine_open_none_but_the_leases(machine):
+    words = ("run", "--rm", "-v", "/dev:/dev", "-e", "GPU_COUNT=1", IMAGE, "sh", "-c", LOOK)
+    for engine in ("podman", "docker"):
+        said = machine.do(engine, *words).stdout
+        assert sorted(answers(said)) == [GIVEN, DENIED], said
+
+
+def a_privileged_container_opens_none_but_its_leases(machine):
+    """Its rules allow all devices, so what it may not have is forbidden one by one."""
+    make = "for n in 0 1; do mknod /tmp/n$n c 195 $n; cat /tmp/n$n; done"
+    for engine in ("podman", "docker"):
+        said = machine.do(engine, "run", "--rm", "--privileged", IMAGE, "sh", "-c", make).stdout
+        assert answers(said) == [DENIED, DENIED], said
+    POLICY.write_text(json.dumps({**machine.policy, "privileged_tasks": "gpu"}))
+    wish = ("--privileged", "-e", "GPU_COUNT=1")
+    for engine in ("podman", "docker"):
+        said = machine.do(engine, "run", "--rm", *wish, IMAGE, "sh", "-c", make).stdout
+        assert sorted(answers(said)) == [GIVEN, DENIED], said
+
+
+CASES = [
+    systemd_has_made_the_control_groups_and_they_are_v2,
+    a_command_sees_its_gpu_and_no_other,
+    what_is_left_in_the_background_keeps_its_gpus,
+    a_daemon_reload_opens_nothing,
+    podmans_container_in_a_scope_of_systemds_is_known,
+    podmans_container_in_a_group_of_its_own_is_known,
+    podmans_container_in_a_service_is_known,
+    dockers_container_in_a_scope_of_systemds_is_known,
+    dockers_container_in_a_slice_is_known,
+    all_nodes_of_the_machine_open_none_but_the_leases,
+    a_privileged_container_opens_none_but_its_leases,
+]
+
+looks.run(CASES, Machine())

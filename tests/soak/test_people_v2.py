@@ -1,0 +1,42 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""gpu-run, podman and Docker on a stock kernel with systemd and cgroup v2, in a virtual machine.
+
+What happens there is in tests/soak/guest/people.py.
+"""
+
+import os
+import pathlib
+import platform
+
+import pytest
+
+from tests.functional import engine_machine
+from tests.soak import machine, people_disk
+
+CASES = pathlib.Path(__file__).parent / "guest" / "people.py"
+# It takes five minutes where nothing else runs.
+SECONDS = 1200
+
+if "GPUCI_SOAK" not in os.environ:
+    pytest.skip("`make soak` runs it", allow_module_level=True)
+if platform.machine() != "x86_64":
+    pytest.skip("the virtual machine is for x86_64 alone", allow_module_level=True)
+if not engine_machine.HAS_ENGINES:
+    pytest.skip("there is no podman and no dockerd", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("people")
+    disk = people_disk.build(folder)
+    guest = machine.Guest(
+        disk, folder, "v2",
+        modules=people_disk.WITH, first=people_disk.FIRST, memory=2048, more=people_disk.WORDS,
+    )  # fmt: skip
+    return guest.cases(SECONDS)
+
+
+@pytest.mark.parametrize("name", machine.names(CASES))
+def test_case(told, name):
+    assert not told[name], told[name]
