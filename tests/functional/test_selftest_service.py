@@ -28,10 +28,10 @@ JUJU_EXEC = f"""\
 #!/bin/sh
 echo "$* $(systemctl show -P ActiveState {RUN})" >>/srv/calls
 """
-# How a long one ends: by itself, and by a kill.
+# How a long one ends: by itself, and by a kill, before which it must not end.
 LONG = (
-    (", gpu='7'", "true"),
-    (", device='cpu'", f"systemctl kill --kill-who=all --signal=KILL {RUN}"),
+    ("answering", ", gpu='7'", "true"),
+    ("hanging", ", device='cpu'", f"systemctl kill --kill-who=all --signal=KILL {RUN}"),
 )
 # What unit's functions answer, as JSON.
 CALL = """
@@ -237,7 +237,8 @@ def test_the_charm_is_woken_when_a_long_one_has_ended_however_and_by_no_other(in
         assert installed.call(install)[0] is changed
     try:
         installed.follow(installed.start("ISOLATION", ", gpu='7'"))
-        for count, (more, how) in enumerate(LONG, 1):
+        for count, (nvml, more, how) in enumerate(LONG, 1):
+            installed.nvml(nvml)
             installed.start("COMPUTE", more)
             installed.sh(how)
             installed.sh(f"until [ $(wc -l </srv/calls) -ge {count} ]; do sleep 0.1; done")
@@ -249,6 +250,7 @@ def test_the_charm_is_woken_when_a_long_one_has_ended_however_and_by_no_other(in
     assert calls == [f"{wake} inactive", f"{wake} failed"]
     assert installed.call("service.once.remove()")[0] is False
     # Without the unit, as between removal and the end of what ran, nothing stands in the way.
+    installed.nvml("answering")
     installed.follow(installed.start("COMPUTE", ", gpu='7'"))
 
 
