@@ -60,6 +60,8 @@ def test_it_outlives_a_reboot_and_resume_ends_it(site):
     site.lab.controller.fire("worker/0", "start")
     assert site.status()[1] == "Paused: new fans (no build left)"
     assert site.sh("systemctl is-active concourse-worker; true").strip() == "inactive"
+    # Web tells that it sees a worker that has landed, and has no other event until that resumes.
+    site.lab.controller.fire("web/0", "update-status")
     act(site, "resume")
     assert site.status() == READY
     site.worker("lab-worker-0", 60)
