@@ -305,6 +305,16 @@ def test_what_stood_still_for_web_does_not_stand_still_for_the_worker_for_as_lon
     assert sum(world.stood) < 20
 
 
+def test_a_step_that_stood_still_for_long_enough_does_not_for_the_worker(world):
+    """Web was attached to it again by the end of its time alone, or never."""
+    world.steps, world.attaches = {"a": 0.0}, math.inf
+    restart.beside(SERVICE, world.volumes, lambda *_: setattr(world, "born", world.now), print)
+    assert 18 < sum(world.stood) < 20
+    world.gently()
+    assert world.log.count("start") == 1
+    assert sum(world.stood) < 20
+
+
 def test_short_steps_are_tried_again_and_again_until_there_is_rest(world):
     """Each is another one, that has not stood still before."""
     sleep = world.sleep

@@ -74,6 +74,7 @@ def worker(
 
     A task that waits for its GPU while its container is made is waited for up to a minute. Where
     something begins all the time, the first try after that minute goes through with it.
+    Steps that have stood still for as long as they may, for web, go on meanwhile.
 
     Args:
         service: its unit.
@@ -121,6 +122,9 @@ def beside(
         while (obstacle := steps_of.obstacle()) and time.monotonic() < end:
             progress(f"Waiting for {obstacle}, before a restart")
             time.sleep(1)
+        if not steps_of.may_stand_still():
+            restart(pid)
+            return
         progress("Restarting Concourse: steps stand still for some seconds")
         if steps_of.hold_for(restart, anyway=number > 0 and time.monotonic() >= end):
             return
@@ -170,6 +174,10 @@ class _Worker:
         if max(ages, default=0.0) > _WAITS:
             return "a task that waits for its GPU"
         return "tasks that stood still before" if self._left(there) < _ENOUGH else ""
+
+    def may_stand_still(self) -> bool:
+        """Whether the steps that are there may stand still for as long as rest may take."""
+        return self._left(steps.containers()) > _SETTLING
 
     def _left(self, there: list[steps.Container]) -> float:
         """For how many seconds those that are there may stand still yet."""
