@@ -5,6 +5,7 @@
 import os
 import pathlib
 import shutil
+import signal
 
 import pytest
 
@@ -65,6 +66,14 @@ def own_cgroups(tmp_path_factory):
             yield made
     else:
         yield []
+
+
+@pytest.fixture(autouse=True)
+def broken_pipes_kill_nobody():
+    """A test that has them kill would have a later one end all tests of its process."""
+    yield
+    left = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    assert left == signal.SIG_IGN
 
 
 @pytest.fixture(scope="session")
