@@ -230,32 +230,29 @@ def test_database_that_is_encrypted_takes_its_key(here):
             restore(here, path)
 
 
-def test_load_that_fails_in_the_middle_changes_nothing(here, monkeypatch):
-    path = kept(here)
+def end_load_with(monkeypatch, statement):
+    """Have what PostgreSQL is to load end with that."""
     write = process.run_on_files
 
     def torn(argv, **more):
         write(argv, **more)
         if argv[0].endswith("pg_restore"):
             with open(more["stdout"], "a") as script:
-                script.write("\nSELECT no_such_function();\n")
+                script.write(statement)
 
     monkeypatch.setattr(process, "run_on_files", torn)
+
+
+def test_load_that_fails_in_the_middle_changes_nothing(here, monkeypatch):
+    path = kept(here)
+    end_load_with(monkeypatch, "\nSELECT no_such_function();\n")
     unchanged(here, path, "can't be filled; nothing was changed: .*no_such_function")
 
 
 def test_what_a_row_says_is_not_told_where_it_can_not_be_loaded(here, monkeypatch):
     """PostgreSQL quotes it; it may be a pipeline's password."""
     path = kept(here)
-    write = process.run_on_files
-
-    def torn(argv, **more):
-        write(argv, **more)
-        if argv[0].endswith("pg_restore"):
-            with open(more["stdout"], "a") as script:
-                script.write("\nCOPY public.events (id) FROM stdin;\n1\thunter2\n\\.\n")
-
-    monkeypatch.setattr(process, "run_on_files", torn)
+    end_load_with(monkeypatch, "\nCOPY public.events (id) FROM stdin;\n1\thunter2\n\\.\n")
     with pytest.raises(action.BackupError, match="extra data after last expected") as failed:
         restore(here, path)
     assert "hunter2" not in str(failed.value)
