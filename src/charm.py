@@ -24,6 +24,7 @@ from ci.concourse import web, web_tls, worker, worker_keys
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
+from machine import locks
 from oci import wrapper
 from plan import concourse, plan, status
 from plan.options import Part
@@ -97,13 +98,14 @@ class GpuCiWorkerCharm(ops.CharmBase):
         """The whole way of a hook."""
         new, mode = isinstance(event, ops.InstallEvent), str(self.config["deployment-mode"])
         try:
-            # Where this is refused, an install has to come again as one.
+            # Keys of workers that are gone are revoked, which waits for nothing else.
+            if mine := owner.has(self._id):
+                self._authorize_workers()
+            # Where this fails, an install has to come again as one.
             ownership.take(self._id, mode, new=new, progress=self._say)
+            if not mine:
+                self._authorize_workers()
             with attempts.told(self.unit.name, self._lines):
-                # Keys of workers that are gone are revoked, which waits for nothing else.
-                known, _ = tsa.read_worker_keys(self.model)
-                with attempts.told(self.unit.name, self._lines):
-                    web.authorize((*known, *worker_keys.every()))
                 state = look.at_unit(self.model, self._web_keys)
                 state = self._equip(state, plan.make(state))
                 state = self._prepare(state, plan.make(state))
@@ -119,9 +121,17 @@ class GpuCiWorkerCharm(ops.CharmBase):
                     self._lines.append(status.failed(error, passes=True))
                 # A release may have been left again.
                 self._lines += status.lines(state, plan.make(state), look.at_services())
-        except (facts.UnknownError, owner.TakenError) as error:
-            passes = isinstance(error, facts.UnknownError)
+        except (facts.UnknownError, locks.BusyError, owner.TakenError) as error:
+            if new and isinstance(error, locks.BusyError):
+                raise
+            passes = not isinstance(error, owner.TakenError)
             self._lines.append(status.failed(error, passes=passes))
+
+    def _authorize_workers(self) -> None:
+        """Have this machine's web, if any, let in the workers that are there and no others."""
+        with attempts.told(self.unit.name, self._lines):
+            known, _ = tsa.read_worker_keys(self.model)
+            web.authorize((*known, *worker_keys.every()))
 
     def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""

@@ -11,8 +11,10 @@ that file, so its name is part of the contract with it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import time
 
 from gpuci import proc
 from gpuci.files import read_object, remove, replace
@@ -29,6 +31,10 @@ _SUFFIX = ".json"
 # How many records of containers a create looks at, to remove those whose bundle is gone: each adds
 # one, so they don't pile up, and its cost does not grow with them.
 _SWEPT = 4
+# In seconds: for how long the lock is waited for, and how long a pause between two tries is at
+# least and at most. A look takes milliseconds.
+_PATIENCE = 60.0
+_PAUSE, _LONGEST_PAUSE = 0.001, 0.016
 
 
 class Record:
@@ -83,13 +89,14 @@ class Store:
         """Take the lock and read the table.
 
         Raises:
-            OSError: the folder can't be made or locked.
+            OSError: the folder can't be made or locked; TimeoutError: another process has the lock
+                for too long.
             Refused: the table is damaged.
         """
         self._make_folders()
         self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._wait()
             self._leases = self.read()
         except BaseException:
             self._unlock()
@@ -225,6 +232,18 @@ class Store:
         if record.holder and record.holder.kind != STEP:
             return self._lock >= 0 and name not in self._leases.holders
         return not proc.exists(record.bundle)
+
+    def _wait(self) -> None:
+        deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    text = f"another process has had the lock for {_PATIENCE:g} s"
+                    raise TimeoutError(errno.ETIMEDOUT, text, self.folder) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _unlock(self) -> None:
         os.close(self._lock)

@@ -78,8 +78,10 @@ def claim(unit: UnitId, found: UnitId | None = None) -> UnitId | None:
 
     Raises:
         TakenError: if another has it.
+        machine.locks.BusyError: another process decides on it for too long.
     """
-    with locks.alone_in(memory.STATE.parent):
+    files.ensure_directory(memory.STATE)
+    with locks.alone_in(memory.STATE):
         record = read() or (Record(found) if found else Record(unit))
         owner, former = record.owner, record.former
         if not owner.is_same(unit):
@@ -96,17 +98,23 @@ def settle(unit: UnitId) -> None:
 
 
 def give_up() -> None:
-    """Forget all that is remembered on this machine, and last whose it is."""
-    if memory.STATE.is_dir():
+    """Forget all that is remembered on this machine, and last whose it is.
+
+    Raises:
+        machine.locks.BusyError: another process decides on it for too long.
+    """
+    if not memory.STATE.is_dir():
+        return
+    with locks.alone_in(memory.STATE) as lock:
         for path in memory.STATE.iterdir():
-            if path != RECORD:
+            if path not in (RECORD, lock):
                 files.ensure_absent(path)
-    files.ensure_absent(RECORD)
-    files.remove_if_empty(memory.STATE)
+        files.ensure_absent(RECORD)
+        files.ensure_absent(lock)
+        files.remove_if_empty(memory.STATE)
 
 
 def _write(record: Record) -> None:
-    files.ensure_directory(memory.STATE)
     files.ensure_file(RECORD, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
 
 

@@ -125,8 +125,7 @@ def ensure_directory(path: pathlib.Path, *, mode: int = 0o755, owner: str | None
         return False
     if not path.parent.is_dir():
         ensure_directory(path.parent)
-    if not path.is_dir():
-        path.mkdir(mode=0o700)
+    path.mkdir(mode=0o700, exist_ok=True)
     os.chown(path, uid, gid)
     path.chmod(mode)
     return True

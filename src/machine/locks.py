@@ -4,11 +4,16 @@
 
 import collections.abc
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
+import time
 
 _LONGEST = 1000
+# In seconds. What is decided under such a lock takes milliseconds.
+_PATIENCE = 10.0
+_LOOK_EVERY = 0.01
 
 
 class LockedError(Exception):
@@ -37,16 +42,51 @@ def hold(path: pathlib.Path, said: str) -> collections.abc.Generator[None]:
         os.close(descriptor)
 
 
+class BusyError(TimeoutError):
+    """Another process has a lock for too long.
+
+    Args:
+        path: the lock's file.
+        seconds: how long it was waited for.
+    """
+
+    passes = True
+
+    def __init__(self, path: pathlib.Path, seconds: float) -> None:
+        super().__init__(errno.ETIMEDOUT, "Another process has had the lock", str(path))
+        self._seconds = seconds
+
+    def __str__(self) -> str:
+        return f"{self.strerror} {self.filename} for {self._seconds:g} s"
+
+
 @contextlib.contextmanager
-def alone_in(folder: pathlib.Path) -> collections.abc.Generator[None]:
+def alone_in(
+    folder: pathlib.Path, seconds: float = _PATIENCE
+) -> collections.abc.Generator[pathlib.Path]:
     """Be the only one in here for as long as this context lasts; others wait until then.
 
-    The folder itself is locked, which leaves nothing behind.
+    A file in the folder is locked that root alone can open. The folder itself is no lock: any user
+    who may read it can lock it.
+
+    Args:
+        folder: it must exist, and only root may write to it.
+        seconds: how long the wait is at most.
+
+    Yields:
+        The file. Only the process that has the lock may remove it.
+
+    Raises:
+        BusyError: another process had the lock for all that time.
+        OSError: the file can't be opened.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    path, deadline = folder / ".lock", time.monotonic() + seconds
+    while (descriptor := _alone(path)) is None:
+        if time.monotonic() >= deadline:
+            raise BusyError(path, seconds)
+        time.sleep(_LOOK_EVERY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield path
     finally:
         os.close(descriptor)
 
@@ -72,3 +112,20 @@ def _take(descriptor: int) -> None:
     except BlockingIOError as error:
         said = os.pread(descriptor, _LONGEST, 0).decode(errors="replace")
         raise LockedError(said or "a process that has not said who it is") from error
+
+
+def _alone(path: pathlib.Path) -> int | None:
+    """The open file with its lock; None if another process has that, or removes the file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

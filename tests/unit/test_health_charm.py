@@ -217,7 +217,7 @@ def test_what_it_is_to_do_is_told_to_systemd(systemd):
     ):
         assert line in written
     exec_start = next(line for line in written if line.startswith("ExecStart="))
-    assert exec_start.startswith("ExecStart=/usr/bin/flock --shared --no-fork ")
+    assert exec_start.startswith("ExecStart=/usr/bin/flock --shared --timeout 60 --no-fork ")
     assert pathlib.Path(told().dispatch).name == "dispatch"
 
 

@@ -85,7 +85,7 @@ def test_the_record_outlives_all_that_else_is_remembered(machine, monkeypatch):
     absent = owner.files.ensure_absent
     monkeypatch.setattr(owner.files, "ensure_absent", lambda path: removed.append(path.name))
     owner.give_up()
-    assert removed == ["leaving", "owner.json"]
+    assert removed == ["leaving", "owner.json", ".lock"]
     monkeypatch.setattr(owner.files, "ensure_absent", absent)
     owner.give_up()
     assert not memory.STATE.exists()

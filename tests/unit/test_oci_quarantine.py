@@ -73,9 +73,10 @@ def test_what_a_self_test_puts_in_it_takes_out_again(folder):
     assert quarantine.read() == (first,)
 
 
-def test_everybody_may_read_it_and_nothing_else_lies_there(folder):
+def test_everybody_may_read_it_and_nothing_else_lies_there_but_the_lock(folder):
     put("GPU-1")
-    assert [path.name for path in folder.iterdir()] == ["GPU-1.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "GPU-1.json"]
+    assert (folder / ".lock").stat().st_mode & 0o7777 == 0o600
     assert folder.stat().st_mode & 0o7777 == 0o755
     assert (folder / "GPU-1.json").stat().st_mode & 0o7777 == 0o644
 
