@@ -98,8 +98,6 @@ class Grant:
             COUNT: str(len(devices)),
             "GPU_CI_DEVICES": dumps(listed),
         }
-        if by_runtime:
-            self.environment["NVIDIA_DRIVER_CAPABILITIES"] = policy.capabilities
         # Two devices may share one, such as /dev/kfd.
         paths = dict.fromkeys(path for device in devices for path in device.nodes)
         try:

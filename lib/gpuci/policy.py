@@ -55,13 +55,12 @@ class Policy:
         vendor: how these GPUs are handed out.
         nvidia_runtime: absolute path of nvidia-container-runtime; empty for other makers' GPUs.
         config_home: the folder that holds its private `nvidia-container-runtime/config.toml`.
-        capabilities: value of NVIDIA_DRIVER_CAPABILITIES.
         cordons: folders with a file `<GPU's id>.json` for each GPU that is out of use.
         devices: what tasks may have, each id once.
     """
 
     __slots__ = (
-        "capabilities", "config_home", "cordons", "devices", "exclusive", "gpus_per_task",
+        "config_home", "cordons", "devices", "exclusive", "gpus_per_task",
         "hijack_limit", "nvidia_runtime", "privileged", "vendor", "wait_timeout",
     )  # fmt: skip
 
@@ -82,7 +81,6 @@ class Policy:
         if vendor is None:
             raise ValueError(f"vendor is {found.get('vendor')!r}, not {' or '.join(VENDORS)}")
         self.vendor: Vendor = vendor
-        self.capabilities = text(found.get("driver_capabilities"))
         self.nvidia_runtime = text(found.get("nvidia_runtime"))
         self.config_home = text(found.get("config_home"))
         if vendor.by_runtime:

@@ -183,7 +183,6 @@ def policy_text(gpu: GpuPlan | None) -> str:
         "vendor": gpu.gpus[0].vendor.value,
         "nvidia_runtime": gpu.nvidia_runtime,
         "config_home": str(CONFIG),
-        "driver_capabilities": gpu.driver_capabilities,
         "cordons": [str(CORDONS), str(quarantine.PATH)],
         "gpus": [
             {

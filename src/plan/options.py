@@ -26,11 +26,6 @@ UNUSED: typing.Final = ("ignore", "warn", "fail")
 RECOVERY: typing.Final = ("none", "reset", "reboot")
 ENGINES: typing.Final = ("podman", "docker")
 
-# supported-driver-capabilities of nvidia-container-toolkit 1.20.
-CAPABILITIES: typing.Final = (
-    "compat32", "compute", "display", "graphics", "ngx", "utility", "video",
-)  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True)
 class Minimums:
@@ -108,7 +103,6 @@ class Options:
         gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
         gpu_wait_timeout: how long a task may wait for them, in seconds.
         hijack_gpu_limit: how long a hijack may keep them after the step, in minutes; 0: no limit.
-        nvidia_driver_capabilities: as NVIDIA_DRIVER_CAPABILITIES is to say it.
         gpu_driver: `auto`, `none`, or the branch of NVIDIA's driver to have, such as `580-server`.
         auto_reboot: whether the machine may be rebooted where the driver needs it.
         toolkit_version: of NVIDIA's container toolkit as its packages have it, such as `1.20.0-1`;
@@ -141,7 +135,6 @@ class Options:
     gpu_wait_timeout: int = 240
     hijack_gpu_limit: int = 30
     privileged_tasks: str = "no-gpu"
-    nvidia_driver_capabilities: str = "compute,utility"
     gpu_driver: str = "auto"
     auto_reboot: bool = False
     toolkit_version: str = ""
@@ -255,20 +248,6 @@ def _minimum(raw: Raw, option: str, allowed: str, example: str) -> str:
     return pattern(raw, option, f"(?:{allowed})?", remedy)
 
 
-def _capabilities(raw: Raw) -> str:
-    option = "nvidia-driver-capabilities"
-
-    def check(item: str) -> str:
-        if item not in CAPABILITIES:
-            remedy = f"is unknown: use all, or some of {', '.join(CAPABILITIES)}"
-            raise OptionError(option, item, remedy)
-        return item
-
-    said = text(raw, option)
-    # With none at all the step would see no library of the driver's.
-    return said if said == "all" else ",".join(items(raw, option, check)) or check(said)
-
-
 def _engine(item: str) -> str:
     if item not in ENGINES:
         remedy = f"is unknown: use {' or '.join(ENGINES)}, both, or leave it empty"
@@ -295,7 +274,6 @@ _READERS: typing.Final[Readers] = {
     "gpu_wait_timeout": lambda raw: number(raw, "gpu-wait-timeout", 1800),
     "hijack_gpu_limit": lambda raw: number(raw, "hijack-gpu-limit", 1440),
     "privileged_tasks": lambda raw: choice(raw, "privileged-tasks", PRIVILEGED),
-    "nvidia_driver_capabilities": _capabilities,
     "gpu_driver": lambda raw: pattern(
         raw,
         "gpu-driver",

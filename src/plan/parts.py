@@ -101,7 +101,6 @@ class GpuPlan:
         wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
         hijack_limit: how long a hijack may keep them after the step, in seconds; 0: no limit.
         privileged_tasks: `no-gpu` or `gpu`.
-        driver_capabilities: what NVIDIA_DRIVER_CAPABILITIES is to say.
     """
 
     gpus: tuple[Gpu, ...]
@@ -111,7 +110,6 @@ class GpuPlan:
     wait_timeout: int = 240
     hijack_limit: int = 1800
     privileged_tasks: str = "no-gpu"
-    driver_capabilities: str = "compute,utility"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,6 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
         wait_timeout=concourse.wait_timeout(state),
         hijack_limit=60 * options.hijack_gpu_limit,
         privileged_tasks=options.privileged_tasks,
-        driver_capabilities=options.nvidia_driver_capabilities,
     )
 
 

@@ -94,9 +94,9 @@ FAULTS: typing.Final = (
     Fault(
         (1, 18, 0),
         (),
-        "The mode auto is jit-cdi: NVIDIA_DRIVER_CAPABILITIES and NVIDIA_REQUIRE_* count no more, "
-        "PCI addresses name no GPU, and kind with nvkind before its #66 fails at umount "
-        "/proc/driver/nvidia.",
+        "The mode auto is jit-cdi: the toolkit ignores NVIDIA_DRIVER_CAPABILITIES and "
+        "NVIDIA_REQUIRE_*, PCI addresses name no GPU, and kind with nvkind before its #66 fails "
+        "at umount /proc/driver/nvidia.",
         "Tasks see every library of the driver. The wrapper names GPUs by UUID.",
     ),
     Fault(

@@ -62,7 +62,6 @@ def content(**changes: object) -> dict[str, object]:
         "vendor": "nvidia",
         "nvidia_runtime": "/usr/bin/nvidia-container-runtime",
         "config_home": "/etc/gpu-ci",
-        "driver_capabilities": "compute,utility",
         "cordons": [],
         "gpus": GPUS,
         **changes,

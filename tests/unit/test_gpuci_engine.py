@@ -22,7 +22,7 @@ POLICY = {
     "version": 3, "allocation": "exclusive", "gpus_per_task": 1, "wait_timeout": 600,
     "hijack_limit": 0, "privileged_tasks": "no-gpu", "vendor": "nvidia",
     "nvidia_runtime": "/usr/bin/nvidia-container-runtime", "config_home": "/etc/gpu-ci",
-    "driver_capabilities": "all", "cordons": [],
+    "cordons": [],
     "gpus": [
         {**CARD, "index": index, "uuid": uuid, "devices": [uuid], "minor": index}
         for index, uuid in enumerate(UUIDS)

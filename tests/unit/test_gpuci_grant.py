@@ -81,7 +81,6 @@ def test_a_grant_tells_of_its_devices_and_of_no_other():
     assert given.environment == {
         "NVIDIA_VISIBLE_DEVICES": device.id,
         "GPU_COUNT": "1",
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
     assert (given.nodes, given.groups) == ([], [])
 
@@ -123,7 +122,6 @@ def test_the_nodes_of_a_grant_each_once(tmp_path):
         *(("/dev/null", 1, 3), ("/dev/zero", 1, 5), ("/dev/full", 1, 7))
     ]
     assert given.environment["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert "NVIDIA_DRIVER_CAPABILITIES" not in given.environment
 
 
 @needs_root

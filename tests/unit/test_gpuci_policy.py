@@ -17,7 +17,6 @@ from tests.unit.wrapper_rig import GPUS
 def test_a_policy_for_nvidia():
     found = Policy(content(allocation="shared", gpus_per_task=3, wait_timeout=7))
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (False, 3, 7)
-    assert found.capabilities == "compute,utility"
     assert [(device.index, device.id, device.gpu) for device in found.devices] == [
         (gpu["index"], gpu["uuid"], gpu["uuid"]) for gpu in GPUS
     ]

@@ -184,7 +184,7 @@ def test_an_exec_gets_what_its_container_got(rig):
     assert json.loads(changed["env"][7].removeprefix("GPU_CI_DEVICES=")) == [
         {key: gpu[key] for key in ("index", "uuid", "model")} for gpu in GPUS
     ]
-    assert changed["env"][8:] == ["NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
+    assert len(changed["env"]) == 8
     assert {**changed, "env": 0} == {"args": ["sh"], "env": 0, "cwd": "/"}
 
 

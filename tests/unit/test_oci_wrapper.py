@@ -42,7 +42,6 @@ def test_the_policy_word_for_word():
         "vendor": "nvidia",
         "nvidia_runtime": RUNTIME,
         "config_home": "/etc/gpu-ci",
-        "driver_capabilities": "compute,utility",
         "cordons": ["/run/gpu-ci/cordons", "/var/lib/gpu-ci/quarantine"],
         "gpus": [
             {
@@ -70,7 +69,6 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     assert (found.nvidia_runtime, found.config_home) == (RUNTIME, "/etc/gpu-ci")
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.hijack_limit, found.privileged) == (1800, False)
-    assert found.capabilities == "compute,utility"
     assert [device.watched for device in found.devices] == [["/dev/nvidia0"], [], []]
     assert found.cordons == [str(wrapper.CORDONS), str(quarantine.PATH)]
     assert devices(found) == [
@@ -89,11 +87,10 @@ def test_what_the_operator_chose_arrives(tmp_path):
         wait_timeout=0,
         hijack_limit=0,
         privileged_tasks="gpu",
-        driver_capabilities="all",
     )
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (False, 0, 0)
     assert found.hijack_limit == 0
-    assert (found.privileged, found.capabilities) == (True, "all")
+    assert found.privileged
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ options = st.builds(
     hijack_gpu_limit=st.integers(0, 1440),
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
     privileged_tasks=st.sampled_from(PRIVILEGED),
-    nvidia_driver_capabilities=st.just("compute,utility"),
     release=st.builds(
         ReleaseOptions,
         version=mostly("8.3.0", st.sampled_from(VERSIONS)),

@@ -41,7 +41,6 @@ def test_the_options_become_policy():
         "gpu-wait-timeout": 60,
         "hijack-gpu-limit": 5,
         "privileged-tasks": "gpu",
-        "nvidia-driver-capabilities": "all",
     }
     assert plan.make(gpu_unit(options)).gpu == GpuPlan(
         gpus=GPUS,
@@ -51,7 +50,6 @@ def test_the_options_become_policy():
         wait_timeout=60,
         hijack_limit=300,
         privileged_tasks="gpu",
-        driver_capabilities="all",
     )
 
 

@@ -51,7 +51,6 @@ def test_the_defaults_of_config_yaml():
         gpu_wait_timeout=240,
         hijack_gpu_limit=30,
         privileged_tasks="no-gpu",
-        nvidia_driver_capabilities="compute,utility",
         selftest_on_start=True,
         host_packages=(),
         minimums=Minimums(),

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from plan.option_values import HOST_PACKAGES
-from plan.options import CAPABILITIES
 from tests.unit.situations import ROOT, parse, refused
 
 
@@ -172,39 +171,6 @@ def test_numbers_out_of_range(option, value):
 def test_one_more_than_the_most_is_too_many():
     for option, most in NUMBERS.items():
         assert f"'{most + 1}' is out of range" in refused(**{option.replace("-", "_"): most + 1})
-
-
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("all", "all"),
-        (" all ", "all"),
-        ("compute", "compute"),
-        ("utility, compute,,utility", "utility,compute"),
-        (",".join(CAPABILITIES), ",".join(CAPABILITIES)),
-    ],
-)
-def test_nvidia_driver_capabilities(text, kept):
-    assert parse(nvidia_driver_capabilities=text).nvidia_driver_capabilities == kept
-
-
-@pytest.mark.parametrize(
-    ("text", "item"),
-    [
-        ("", ""),
-        (",", ","),
-        ("cuda", "cuda"),
-        ("compute,all", "all"),
-        ("compute utility", "compute utility"),
-        ("Compute", "Compute"),
-        ("compute,x\nNVIDIA_VISIBLE_DEVICES=all", "x\\nNVIDIA_VISIBLE_DEVICES=all"),
-    ],
-)
-def test_bad_nvidia_driver_capabilities(text, item):
-    assert refused(nvidia_driver_capabilities=text) == (
-        f"nvidia-driver-capabilities '{item}' is unknown: use all, or some of compat32, compute, "
-        "display, graphics, ngx, utility, video"
-    )
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,6 @@ class Rig:
             "vendor": "nvidia",
             "nvidia_runtime": runtime,
             "config_home": "/etc/gpu-ci",
-            "driver_capabilities": "compute,utility",
             "cordons": [str(self.folder / "cordons")],
             "gpus": GPUS,
             **changes,

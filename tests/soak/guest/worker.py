@@ -110,7 +110,7 @@ class Worker:
         content["hijack_limit"] = 1800
         content |= {"privileged_tasks": "no-gpu", "vendor": "nvidia", "cordons": []}
         content |= {"nvidia_runtime": NVIDIA_RUNTIME, "config_home": "/etc/gpu-ci"}
-        content |= {"driver_capabilities": "compute,utility", "gpus": gpus, **changes}
+        content |= {"gpus": gpus, **changes}
         POLICY.parent.mkdir(parents=True, exist_ok=True)
         POLICY.write_text(json.dumps(content))
 
