@@ -172,6 +172,8 @@ def gpu_selftest(call: Call) -> Results:
         ActionError: if it can't be started, ends without a verdict, or fails.
     """
     kept = settings.read()
+    if kept is None and call.options.get("deployment-mode") == "web":
+        raise ActionError("This unit runs no worker: test a unit of the worker application")
     if kept is None:
         raise ActionError(
             f"Tasks get no GPU on this unit: juju config {call.application} enable-gpu=true"

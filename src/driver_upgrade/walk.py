@@ -14,6 +14,7 @@ import logging
 import typing
 
 import drain
+from ci.concourse import release
 from driver_upgrade import pool
 from host import driver, driver_change, driver_record, facts
 from host.driver_record import Record, Step
@@ -173,7 +174,9 @@ def _test(record: Record, progress: Progress) -> Record:
 
 
 def _report(record: Record, told: Progress) -> results.Report | None:
-    """A self-test of the driver that is loaded now; None where another one is in its way.
+    """A self-test of the driver that is loaded now.
+
+    None where another one is in its way, or Concourse's runc is not here, which it needs.
 
     Raises:
         _NoVerdictError: it began and came to no verdict, as where the driver hangs.
@@ -181,7 +184,8 @@ def _report(record: Record, told: Progress) -> results.Report | None:
     report = results.read()
     if report and _is_of(report, record):
         return report
-    if service.running() or service.wait_for_others(_COURTESY):
+    is_here = release.CURRENT.exists()
+    if not is_here or service.running() or service.wait_for_others(_COURTESY):
         return None
     told(f"self-test of {record.target}")
     run = service.start(Level.ISOLATION)

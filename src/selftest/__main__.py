@@ -14,6 +14,7 @@ import traceback
 import types
 import typing
 
+from ci.concourse import release
 from gpu.inventory import Gpu
 from machine import files, locks
 from oci import wrapper
@@ -122,6 +123,11 @@ def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
         raise UsageError(
             f"{settings.PATH} is missing or damaged. Where enable-gpu is true, the charm writes "
             "it at its next event; else: juju config <application> enable-gpu=true"
+        )
+    if not release.CURRENT.exists():
+        raise UsageError(
+            "this machine has no release of Concourse yet, whose runc the test needs: juju status "
+            "says why, or juju attach-resource <application> concourse=<release tarball>"
         )
     request = run.Request(
         run=asked.run or results.new_run(),

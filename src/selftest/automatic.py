@@ -56,15 +56,17 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     devices.install(state.unit, state.nodes)
     once.install(state.unit)
     unknown, tried = "", bool(state.packaged.previous)
+    # Without Concourse's runc no container can be made: that says nothing of a GPU.
+    testable = isinstance(wanted.gpu, GpuPlan) and bool(state.installed)
     state, subject = _tried(state, wanted, inventory, subject, progress)
     due = _due(subject, repaired=state.repaired)
-    if (on_start or tried) and isinstance(wanted.gpu, GpuPlan) and due:
+    if (on_start or tried) and testable and due:
         unknown = _test(due, progress)
         after, _ = _tried(state, wanted, inventory, subject, progress)
         if after is not state:
             state = after
             unknown = _test(Level.ISOLATION, progress)
-    if isinstance(wanted.gpu, GpuPlan):
+    if testable:
         asked.ensure(progress)
     if not unknown and (ended := service.broken_off()):
         unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"

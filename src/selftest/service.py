@@ -11,7 +11,7 @@ import datetime
 import re
 import typing
 
-from ci.concourse import escaping
+from ci.concourse import escaping, release
 from machine import app, files, locks, process, services, templates, transient, waiting
 from oci import wrapper
 from selftest import last_pass, results
@@ -84,7 +84,9 @@ def install(*, on_start: bool) -> bool:
     changed |= files.ensure_file(LAUNCHER, launcher, mode=0o755)
     if not on_start:
         return services.remove_unit(BOOT) or changed
-    service = templates.render("gpu-ci-selftest.service", launcher=LAUNCHER)
+    service = templates.render(
+        "gpu-ci-selftest.service", launcher=LAUNCHER, release=release.CURRENT
+    )
     return services.ensure_unit(BOOT, service) or changed
 
 

@@ -79,6 +79,7 @@ def started(name, more=()):
                 shown = "/srv/nvml" if source.parent == libraries else "/srv/fakes"
                 host.sh(f"install -D -m 755 {shown}/{source.name} {target}")
             host.fakegpu("install", "--count", "2")
+            host.sh("mkdir -p /opt/concourse/current")
             yield host
         finally:
             park.destroy()

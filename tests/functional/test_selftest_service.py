@@ -261,6 +261,19 @@ def test_wrong_use_is_no_test_that_was_broken_off(installed):
     assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
 
 
+def test_without_a_release_of_concourse_no_test_blames_a_gpu(installed):
+    installed.sh("rmdir /opt/concourse/current; rm -f /var/lib/gpu-ci/selftest/last.json")
+    try:
+        told, _ = installed.follow(installed.start())
+        assert "this machine has no release of Concourse yet" in told
+        installed.sh(f"systemctl start {BOOT}")
+        assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
+        assert installed.sh("ls /var/lib/gpu-ci/selftest/last.json", check=False).stdout == ""
+        assert installed.quarantined() == []
+    finally:
+        installed.sh("mkdir /opt/concourse/current")
+
+
 def test_boot_without_a_verdict_is_known(installed):
     tested = "from selftest import last_pass; print(last_pass.is_tested())"
     installed.sh(f"{LAUNCHER} --level quick", check=False)

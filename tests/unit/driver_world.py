@@ -5,6 +5,7 @@
 import dataclasses
 import datetime
 
+from ci.concourse import release
 from driver_upgrade import action, pool, walk
 from driver_upgrade.action import Wish
 from host import driver, driver_change, memory
@@ -141,6 +142,7 @@ def make(tmp_path, monkeypatch):
     monkeypatch.setattr(driver_change, "users", lambda: world.users)
     monkeypatch.setattr(driver_change, "lost", lambda _: "")
     monkeypatch.setattr(driver_change, "preview", lambda choice: f"changes: {[*choice.packages]}")
+    monkeypatch.setattr(release, "CURRENT", tmp_path)
     monkeypatch.setattr(service, "running", lambda: None)
     monkeypatch.setattr(settings, "read", lambda: KEPT)
     monkeypatch.setattr(results, "read", lambda *_: world.report)

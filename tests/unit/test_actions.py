@@ -283,3 +283,13 @@ def test_a_unit_without_gpus_for_tasks_names_the_option(context, rooms, tests, m
     monkeypatch.setattr(settings, "read", lambda: None)
     with pytest.raises(testing.ActionFailed, match="juju config unit enable-gpu=true"):
         selftest(context)
+
+
+def test_a_unit_that_runs_web_alone_is_sent_no_further_than_to_the_worker(
+    context, rooms, monkeypatch
+):
+    monkeypatch.setattr(settings, "read", lambda: None)
+    action = context.on.action("gpu-selftest")
+    with pytest.raises(testing.ActionFailed, match="a unit of the worker application") as failed:
+        context.run(action, state("web", [database()]))
+    assert "enable-gpu" not in failed.value.message

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from ci.concourse import release
 from driver_upgrade import action, pool, walk
 from driver_upgrade.action import UpgradeError
 from host import driver_record, facts
@@ -78,6 +79,18 @@ def test_modules_that_can_not_be_loaded_bring_the_old_driver_back(world):
     with pytest.raises(UpgradeError, match=r"Key was rejected by service.* is back and passed"):
         upgrade(world)
     assert is_done(world, OLD)
+
+
+def test_without_a_release_of_concourse_the_new_driver_waits_for_its_test(
+    world, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
+    upgrade(world)
+    assert world.installed == NEW
+    assert walk.said().endswith(driver_record.Step.TEST.value)
+    monkeypatch.setattr(release, "CURRENT", tmp_path)
+    settle(world)
+    assert (world.installed, walk.said()) == (NEW, "")
 
 
 def test_a_self_test_that_ends_without_a_verdict_brings_the_old_driver_back(world, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from oci import quarantine, wrapper
 from plan.options import Minimums, Part
-from plan.state import Failure, Verdict
+from plan.state import Failure, Packaged, Verdict
 from selftest import automatic, last_pass, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
@@ -34,6 +34,21 @@ def test_the_charm_is_woken_for_what_it_has_not_seen_whatever_the_gpus_state(cha
 
 
 def test_the_first_time_it_runs(charm):
+    assert charm.ensure()[1] == RUNS
+
+
+@pytest.mark.parametrize("tried", ["", "1.19.0-1"])
+def test_without_a_release_of_concourse_nothing_is_tested_and_no_gpu_is_blamed(
+    charm, tried, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(automatic.asked, "ensure", asked.append)
+    packaged = Packaged("1.20.0-1", ours=True, previous=tried)
+    after, calls = charm.ensure(installed="", packaged=packaged)
+    assert calls == ["boot True"]
+    assert asked == []
+    assert after.verdict is None
+    assert after.quarantined == ()
     assert charm.ensure()[1] == RUNS
 
 

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from ci.concourse import release
 from machine import locks
 from selftest import __main__ as command
 from selftest import results, run, service, settings
@@ -49,6 +50,7 @@ def runs(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "run", runs.run)
     monkeypatch.setattr(run, "conclude", runs.conclude)
     monkeypatch.setattr(settings, "read", lambda: KEPT)
+    monkeypatch.setattr(release, "CURRENT", tmp_path)
     monkeypatch.setattr(service, "LOCK", tmp_path / "run" / "selftest.lock")
     monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -169,3 +171,10 @@ def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
     assert service.LOCK.stat().st_mode & 0o777 == 0o600
     kept = service.LOCK.read_text()
     assert kept.startswith(f"pid {os.getpid()}, level isolation, since ")
+
+
+def test_without_a_release_of_concourse_there_is_no_verdict(runs, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
+    assert command.main([]) == command.WRONG_USE
+    assert "has no release of Concourse yet" in capsys.readouterr().err
+    assert (runs.requests, runs.concluded) == ([], [])
