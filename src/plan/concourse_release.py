@@ -32,7 +32,11 @@ def make(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
         return None
     webs = () if options.has_web else state.tsa.versions
     mirror = options.release.mirror
-    return ReleasePlan(version, architecture, sha256, state.tarball, mirror, webs)
+    attach = f"juju attach-resource {state.application} concourse=<release tarball>"
+    is_named = bool(sha256) and sha256 == options.release.sha256
+    return ReleasePlan(
+        version, architecture, sha256, state.tarball, mirror, webs, attach, is_named
+    )
 
 
 def version(state: UnitState) -> str:

@@ -27,6 +27,8 @@ class ReleasePlan:
 
     Attributes:
         mirror: base URL that has `v<version>/` below it; empty: upstream's own.
+        attach: the command by which the operator gives another tarball.
+        is_named: the operator has named the checksum, so that no other file will do.
         webs: the versions of the webs that the worker here serves; empty: unknown, or its own.
     """
 
@@ -36,6 +38,8 @@ class ReleasePlan:
     tarball: str
     mirror: str = ""
     webs: tuple[str, ...] = ()
+    attach: str = "juju attach-resource <application> concourse=<release tarball>"
+    is_named: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -344,7 +344,7 @@ class UnitState:
             does not tell.
         wheels: path of the charm resource `selftest-wheels`; the same.
         installed: version of the Concourse that is on this machine; empty before the first.
-        release_waits: why another Concourse, which is ready here, is not used yet; or empty.
+        release_waits: why another Concourse than the one that was asked for is used; or empty.
         release_failed: why the Concourse that was asked for was left again; or empty.
         elsewhere: which GPUs other units give to tasks.
         local_database: the database of a web on this machine, used or not, such as `concourse of

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Releases are unpacked by the real tar, switched in one step, and survive a hook's death."""
 
+import dataclasses
 import hashlib
 import http.server
 import io
@@ -119,8 +120,22 @@ def test_tarball_that_is_no_release_is_told_by_what_it_lacks(root, tmp_path, mis
 def test_tarball_that_is_cut_off_is_told(tmp_path):
     path = tarball(tmp_path / "concourse.tgz")
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(concourse_release.ReleaseError, match=r"can't be unpacked: .*tar"):
+    with pytest.raises(concourse_release.ReleaseError, match=r"can't be unpacked: ") as caught:
         ensure(path)
+    assert "unexpected end of file" in str(caught.value)
+    assert "--extract" not in str(caught.value)
+
+
+def test_a_resource_that_is_no_release_is_said_with_the_remedy_first(tmp_path):
+    path = tmp_path / "concourse.tgz"
+    path.write_text("this is no tarball")
+    plan = dataclasses.replace(given(path), attach="juju attach-resource web2 concourse=FILE")
+    with pytest.raises(concourse_release.ReleaseError) as caught:
+        concourse_release.ensure(plan, lambda _: None)
+    assert str(caught.value) == (
+        "The resource concourse is no release: juju attach-resource web2 concourse=FILE: "
+        "concourse.tgz can't be unpacked: /usr/bin/tar: This does not look like a tar archive"
+    )
 
 
 @pytest.mark.parametrize(
@@ -272,6 +287,36 @@ def test_download_with_another_checksum_changes_nothing(root, upstream, tmp_path
     with pytest.raises(download.DownloadError, match="do not work around it"):
         concourse_release.ensure(wanted, lambda _: None, base_url=upstream.url)
     assert concourse_release.installed() == before
+
+
+EMPTIED = ReleasePlan(
+    "8.3.0", "amd64", "0" * 64, "", attach="juju attach-resource worker concourse=FILE"
+)
+
+
+def test_an_emptied_resource_does_not_take_the_release_that_runs_away(root, upstream, tmp_path):
+    """Juju empties it where an attach-resource fails."""
+    before = ensure(tarball(tmp_path / "b.tgz"))
+    left = concourse_release.ensure(EMPTIED, lambda _: None, base_url=upstream.url)
+    assert (left.version, left.path) == (before.version, before.path)
+    assert left.waits == (
+        "the resource concourse is empty, its 8.3.0 runs on: juju attach-resource worker "
+        "concourse=FILE"
+    )
+    assert upstream.asked == []
+    # A checksum that the operator has named means that file, and another version is another.
+    sha256 = hashlib.sha256(upstream.body).hexdigest()
+    named = dataclasses.replace(EMPTIED, sha256=sha256, is_named=True)
+    assert concourse_release.ensure(named, lambda _: None, base_url=upstream.url).waits == ""
+    assert os.readlink(root / "current") == f"8.3.0-{sha256[:8]}"
+
+
+def test_without_the_network_the_remedy_is_the_resource(upstream):
+    upstream.shutdown()
+    upstream.server_close()
+    with pytest.raises(download.UnreachableError) as caught:
+        concourse_release.ensure(EMPTIED, lambda _: None, base_url=upstream.url)
+    assert str(caught.value).endswith(f"tries again, or {EMPTIED.attach}")
 
 
 def test_resource_goes_before_a_download(upstream, tmp_path):

@@ -30,6 +30,8 @@ from tests.unit.situations import (
     unit,
 )
 
+ATTACH = "juju attach-resource ci-gpu concourse=<release tarball>"
+
 
 def blocked(text):
     return [("blocked", text)]
@@ -51,6 +53,7 @@ def test_a_worker_without_gpus():
         wrapped=False,
     )
     release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "", webs=("8.3.0",))
+    release = dataclasses.replace(release, attach=ATTACH)
     offer = GpuOffer("ci-gpu/3", ())
     assert made == Plan((), release, None, worker, None, host=HostPlan(), offer=offer)
 
@@ -331,6 +334,8 @@ def test_mig_devices_are_what_is_handed_out():
 def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, sha256):
     found = unit(options=options, machine={"architecture": architecture}, tarball=tarball)
     wanted = ReleasePlan("8.3.0", architecture, sha256, tarball, webs=("8.3.0",))
+    named = "concourse-sha256" in options
+    wanted = dataclasses.replace(wanted, attach=ATTACH, is_named=named)
     assert plan.make(found).release == wanted
 
 

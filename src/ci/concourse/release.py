@@ -45,12 +45,16 @@ class ReleaseError(Exception):
     """Concourse can't be installed. The text says why, and the next step."""
 
 
+class _NoReleaseError(ReleaseError):
+    """A tarball is none of Concourse's for this machine. The text says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Release:
     """A release on this machine, by the version that its own binary tells.
 
     Attributes:
-        waits: why another one that is ready here is not used yet; or empty.
+        waits: why it is used in place of the one that was asked for; or empty.
         failed: why the one that was asked for is not; or empty.
     """
 
@@ -105,7 +109,8 @@ def ensure(
     """Have the release of the plan as `current`, and return which is. The one before is kept.
 
     It is here but not `current` as long as webs that it can't serve are served by the one that
-    is, and where it has failed with this revision of the charm.
+    is, and where it has failed with this revision of the charm. A release of the same version
+    that came as the resource stays where the resource is empty by now.
 
     Args:
         plan: a tarball at hand goes before a download.
@@ -118,8 +123,11 @@ def ensure(
         ReleaseError: if the tarball is no release, or can't be unpacked.
         machine.download.DownloadError: if it can't be downloaded.
     """
-    wanted = _release(_have(plan, progress, plan.mirror or base_url))
     now, failed = installed(), _failed()
+    if now and _has_lost_its_resource(now, plan):
+        waits = f"the resource concourse is empty, its {now.version} runs on: {plan.attach}"
+        return dataclasses.replace(now, waits=waits)
+    wanted = _release(_have(plan, progress, plan.mirror or base_url))
     if failed and failed["release"] == wanted.path.name:
         wanted = dataclasses.replace(_release(ROOT / failed["before"]), failed=failed["why"])
     else:
@@ -211,8 +219,26 @@ def _have(
             pathlib.Path(plan.tarball) if plan.tarball else _download(plan, progress, base_url)
         )
         progress(f"Unpacking {tarball.name}")
-        found = _unpack(tarball, sha256, source, "" if plan.tarball else plan.version)
+        try:
+            found = _unpack(tarball, sha256, source, "" if plan.tarball else plan.version)
+        except _NoReleaseError as error:
+            if not plan.tarball:
+                raise
+            text = f"The resource concourse is no release: {plan.attach}: {error}"
+            raise ReleaseError(text) from error
     return found
+
+
+def _has_lost_its_resource(now: Release, plan: ReleasePlan) -> bool:
+    """Whether the release that runs came as the resource, which is empty, and is as good.
+
+    Juju empties it where an `attach-resource` fails, or an application is deployed once more.
+    """
+    if plan.tarball or plan.is_named or _find([0, 0], plan.sha256.lower()):
+        return False
+    note: _Note = json.loads((now.path / _NOTE).read_text(encoding="utf-8"))
+    is_same = versions.numbers(now.version)[:3] == versions.numbers(plan.version)
+    return is_same and note["source"] != [0, 0]
 
 
 def _waits(wanted: Release, now: Release, webs: tuple[str, ...]) -> str:
@@ -281,7 +307,10 @@ def _download(
     progress(f"Downloading {name}")
     url = f"{base_url}/v{plan.version}/{name}"
     bounds = download.Bounds(room=_UNPACKED)
-    download.fetch(url, folder / name, plan.sha256, progress, bounds)
+    try:
+        download.fetch(url, folder / name, plan.sha256, progress, bounds)
+    except download.UnreachableError as error:
+        raise download.UnreachableError(f"{error}, or {plan.attach}") from error
     return folder / name
 
 
@@ -332,7 +361,8 @@ def _extract(tarball: pathlib.Path) -> None:
             raise ReleaseError(
                 f"{tarball.name} can't be unpacked: the disk of {ROOT} is full: make room there"
             ) from error
-        raise ReleaseError(f"{tarball.name} can't be unpacked: {error}") from error
+        said = error.stderr.strip().partition("\n")[0] or error
+        raise _NoReleaseError(f"{tarball.name} can't be unpacked: {said}") from error
 
 
 def _check_room(needed: int) -> None:
@@ -352,19 +382,19 @@ def _version(folder: pathlib.Path, name: str) -> str:
     """What a release tells of itself; `name` is how the operator knows it."""
     for needed in _NEEDED:
         if not (folder / needed).is_file():
-            raise ReleaseError(
+            raise _NoReleaseError(
                 f"{name} is no Concourse release for Linux: it has no concourse/{needed}. Give "
                 "concourse-<version>-linux-<architecture>.tgz of github.com/concourse/concourse"
             )
     try:
         said = process.run([str(folder / "bin/concourse"), "--version"], timeout=60)
     except process.CommandError as error:
-        raise ReleaseError(
+        raise _NoReleaseError(
             f"{name} does not run on this machine, maybe it is for another architecture: {error}"
         ) from error
     version = said.stdout.strip()
     if not re.fullmatch(r"[0-9][0-9A-Za-z.+-]*", version):
-        raise ReleaseError(f"{name}: concourse --version tells no version: {version!r}")
+        raise _NoReleaseError(f"{name}: concourse --version tells no version: {version!r}")
     return version
 
 
