@@ -26,7 +26,7 @@ class World:
         attaches: after how many seconds from the new worker's start a step's output is open.
         connects: after how many more web is told that it is attached.
         asks: times at which web asks for something.
-        requests: port and end of what web has asked for.
+        requests: port, end and beginning of what is asked of the worker's servers.
     """
 
     def __init__(self, monkeypatch, tmp_path):
@@ -90,13 +90,17 @@ class World:
             number for number, one in enumerate(self.containers()) if one.step and self.reads
         ]
         asked = [(7777, number) for number in running]
-        asked += [(port, 100 + number) for number, (port, _) in enumerate(self.requests)]
+        asked += [
+            (port, 100 + number)
+            for number, (port, end, begin) in enumerate(self.requests)
+            if begin <= self.now < end
+        ]
         return [sockets.Connection(inode, "127.0.0.1", port, 0) for port, inode in asked]
 
     def expecting(self, inodes):
         """Those to whom the worker has said nothing yet."""
         connected = not self.born or self.now >= self.born + self.attaches + self.connects
-        ends = {100 + number: end for number, (_, end) in enumerate(self.requests)}
+        ends = {100 + number: end for number, (_, end, _) in enumerate(self.requests)}
         return sum(self.now < ends[one] if one >= 100 else not connected for one in inodes)
 
     def kill(self, pids, _):
@@ -274,9 +278,30 @@ def test_as_long_as_web_asks_it_is_not_restarted(world):
 @pytest.mark.parametrize("port", [7777, 7788])
 def test_a_request_of_webs_is_waited_for_though_nothing_is_said_meanwhile(world, port):
     """One that starts a process in a container of long ago, say, by a slow containerd."""
-    world.steps, world.requests = {"a": 0.0}, [(port, 1002.5)]
+    world.steps, world.requests = {"a": 0.0}, [(port, 1002.5, 0.0)]
     world.gently()
     assert 1002.5 <= world.born < 1003
+
+
+@pytest.mark.parametrize("port", [7777, 7788])
+def test_what_the_worker_deletes_by_itself_is_not_waited_for(world, port):
+    """Three at a time, for minutes; the SSH connection to web is asked every 5 seconds."""
+    begins = [998.0 + 0.3 * number for number in range(800)]
+    world.requests = [(port, begin + 0.9, begin) for begin in begins]
+    world.asks = [998.5 + 5 * number for number in range(60)]
+    world.gently()
+    assert world.born < 1003
+    assert world.log.count("start") == 1
+
+
+def test_a_request_of_webs_between_those_of_the_worker_is_waited_for(world):
+    """One in a container of long ago, which nothing tells of for three seconds."""
+    world.asks = [1000.0, 1001.5]
+    world.requests = [(7777, 1004.5, 1001.51)]
+    begins = [998.0 + 0.3 * number for number in range(800)]
+    world.requests += [(7777, begin + 0.9, begin) for begin in begins]
+    world.gently()
+    assert 1004.5 <= world.born < 1010
 
 
 def test_without_rest_it_is_tried_for_a_minute_and_no_step_stands_still_for_20_seconds(world):

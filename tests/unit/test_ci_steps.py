@@ -153,6 +153,13 @@ def test_a_step_is_told_from_a_session(container, tmp_path, name, step):
     assert (one.init, one.step) == (100, step)
 
 
+def test_a_container_that_containerd_removes_is_none_that_is_made(container, tmp_path):
+    removed = container.rename(container.with_name(f".{container.name}"))
+    (removed / "init.pid").unlink(missing_ok=True)
+    assert steps.containers(tmp_path) == []
+    assert steps.running(tmp_path) == ()
+
+
 def test_a_container_that_goes_meanwhile_is_none(container, tmp_path, monkeypatch):
     monkeypatch.setattr(steps.files, "entries", lambda _: [container.with_name("gone"), container])
     (one,) = steps.containers(tmp_path)

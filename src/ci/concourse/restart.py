@@ -141,6 +141,11 @@ class _Worker:
         # What web reads of their output, and by which descriptors all that it reads is open.
         self._read: dict[str, set[str]] = {}
         self._open: dict[int, str] = {}
+        # Connections to the worker's servers that are there, the worker's own ones of them, and
+        # when that was looked at.
+        self._there: set[int] = set()
+        self._own: set[int] = set()
+        self._looked = -math.inf
 
     def hold_for(self, restart: Restart, *, anyway: bool) -> bool:
         """Restart something meanwhile. Return False without rest, where it is not `anyway`."""
@@ -191,12 +196,8 @@ class _Worker:
             there = steps.containers()
             making = self._hold(there, frozen)
             self._look_at_outputs(there)
-            if (
-                self._knows_outputs()
-                and not making
-                and self._silence() > _STILL
-                and not self._requests(self._pid)
-            ):
+            still = self._is_still()
+            if self._knows_outputs() and not making and still:
                 return True
             time.sleep(_EVERY)
         return False
@@ -213,6 +214,22 @@ class _Worker:
         volumes = files.entries(self._volumes / "init")
         return bool(volumes) or any(map(_is_being_made, there))
 
+    def _is_still(self) -> bool:
+        """Whether web has asked for nothing for a while, and has its answers.
+
+        The worker deletes finished containers and volumes by requests of its own, hundreds of them
+        one after the other (8.3.0 worker/container_sweeper.go). A request that begins while web
+        has been still is one of those: what is lost of them the worker begins anew.
+        """
+        began = time.monotonic()
+        there = self._forwarded(self._pid)
+        silence = self._silence()
+        self._own &= there
+        if self._looked > time.monotonic() - silence + _STILL:
+            self._own |= there - self._there
+        self._there, self._looked = there, began
+        return silence > _STILL and not _told_or(0, sockets.expecting, there - self._own)
+
     def _silence(self) -> float:
         """For how many seconds nothing has come from web, or gone to it."""
         # Other connections on this machine are the worker's to itself.
@@ -222,6 +239,16 @@ class _Worker:
             if one.port == TSA_PORT or not ipaddress.ip_address(one.address).is_loopback
         }
         return _told_or(math.inf, sockets.silence, tunnel)
+
+    @staticmethod
+    def _forwarded(pid: int) -> set[int]:
+        """The worker's connections to its own servers, one for each request.
+
+        Web's have each a connection of its own (8.3.0 atc/worker/factory.go DisableKeepAlives,
+        gardenruntime/gclient/connection), which the worker forwards.
+        """
+        ports = (GARDEN_PORT, BAGGAGECLAIM_PORT)
+        return {one.inode for one in sockets.connections(pid) if one.port in ports}
 
     def _look_at_outputs(self, there: list[steps.Container]) -> None:
         """Note what web reads, and what of it is of each step that stands still."""
@@ -250,7 +277,8 @@ class _Worker:
         begun, number = time.monotonic(), len(self._held)
         while self._held and (now := time.monotonic()) < end:
             anew = self._opened_anew()
-            answered = not self._requests(services.main_pid(self._service))
+            forwarded = self._forwarded(services.main_pid(self._service))
+            answered = not _told_or(0, sockets.expecting, forwarded)
             enough = _ATTACHING if answered else _UNANSWERED
             for name, path in [*self._held.items()]:
                 if self._read.get(name, set()) <= anew:
@@ -263,17 +291,6 @@ class _Worker:
             time.sleep(0.05)
         took = time.monotonic() - begun
         _log.info("%d of %d steps attached after %.1f s", number - len(self._held), number, took)
-
-    @staticmethod
-    def _requests(pid: int) -> float:
-        """How many requests of web's have no answer so far.
-
-        Each has a connection of its own (8.3.0 atc/worker/factory.go DisableKeepAlives,
-        gardenruntime/gclient/connection), which the worker forwards to its own servers.
-        """
-        ports = (GARDEN_PORT, BAGGAGECLAIM_PORT)
-        forwarded = {one.inode for one in sockets.connections(pid) if one.port in ports}
-        return _told_or(0, sockets.expecting, forwarded)
 
     def _opened_anew(self) -> set[str]:
         """The output that another process has open, or the same by other descriptors."""

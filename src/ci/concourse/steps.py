@@ -48,10 +48,19 @@ def containers(root: pathlib.Path = pathlib.Path("/")) -> list[Container]:
         OSError: that can't be told.
     """
     found: list[Container] = []
-    for folder in files.entries(root / str(TASKS).lstrip("/")):
+    for folder in _folders(root):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found.append(_container(folder, root / "proc"))
     return found
+
+
+def _folders(root: pathlib.Path) -> list[pathlib.Path]:
+    """The folder of each container, but of those that containerd removes just now.
+
+    It renames these before (2.3.1 core/runtime/v2/bundle.go, atomicDelete).
+    """
+    found = files.entries(root / str(TASKS).lstrip("/"))
+    return [folder for folder in found if not folder.name.startswith(".")]
 
 
 def _container(folder: pathlib.Path, proc: pathlib.Path) -> Container:
@@ -74,9 +83,8 @@ def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     Raises:
         OSError: that can't be told.
     """
-    folder = root / str(TASKS).lstrip("/")
-    containers = files.entries(folder)
-    return tuple(one.name for one in containers if _begins(one) or _has_step(one, root / "proc"))
+    found = _folders(root)
+    return tuple(one.name for one in found if _begins(one) or _has_step(one, root / "proc"))
 
 
 def _begins(container: pathlib.Path) -> bool:
