@@ -1,13 +1,46 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which processes have a device open: by a descriptor, or by a mapping that outlives one."""
+"""Which processes have a device open: by a descriptor, a mapping, or a file of an io_uring.
+
+No call here enters a file system that answers from elsewhere: one of FUSE need not answer at all.
+So what a descriptor leads to is asked by statx(2) for its type alone and without synchronising,
+which FUSE and NFS answer from the kernel's memory (Linux 6.18 fs/fuse/dir.c, fs/nfs/inode.c).
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import struct
+import time
 
 from gpuci import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RING = "anon_inode:[io_uring]"
+
+# What a file system says that has to ask somebody else for a file: the file is none of a device of
+# this machine, which its file system knows from memory.
+_ELSEWHERE = frozenset({errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE})
+
+# linux/fcntl.h and linux/stat.h; positions in struct statx.
+_AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 1
+_MODE, _RDEV = struct.Struct("28xH").unpack_from, struct.Struct("128xII").unpack_from
+
+# kcmp(2) by architecture, and its request for tables of descriptors.
+_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILES = 2
+
+# How many descriptors are looked at between two looks at the clock.
+_BETWEEN = 1000
+
+
+class TooLongError(Exception):
+    """The search was not over in its time."""
 
 
 class Search:
@@ -16,39 +49,180 @@ class Search:
     Args:
         root: where /proc and the nodes lie.
         nodes: paths of the nodes; one that is not there can't be open by its path.
+        until: when the search gives up, in seconds since boot; 0: never.
     """
 
-    def __init__(self, root: str, nodes: list[str]) -> None:
+    def __init__(self, root: str, nodes: list[str], until: float = 0) -> None:
         self._proc = f"{root}/proc"
+        self._paths = frozenset(nodes)
+        self._until = until
         found = [there for node in nodes if (there := proc.look(root + node))]
-        self._numbers = {there.st_rdev for there in found if stat.S_ISCHR(there.st_mode)}
-        self._inodes = {(there.st_dev, there.st_ino) for there in found}
+        self._numbers = {
+            (os.major(there.st_rdev), os.minor(there.st_rdev))
+            for there in found
+            if stat.S_ISCHR(there.st_mode)
+        }
+        self._inodes = {
+            b"%02x:%02x %d" % (os.major(there.st_dev), os.minor(there.st_dev), there.st_ino)
+            for there in found
+        }
+        # Mapped files that are none of the nodes, as /proc/<pid>/maps has them.
+        self._others: set[bytes] = set()
+        self._kernel = _Kernel()
 
     def has_one_open(self, pid: int) -> bool:
         """Whether a process has one of the nodes open; one that is gone has none.
 
-        Threads mostly share their descriptors. Those of one are looked at where their numbers
-        differ from those looked at before, as when the first thread has ended.
+        Raises:
+            OSError: that can't be told.
+            TooLongError: the time is up.
+        """
+        if not self._numbers:
+            return False
+        return next(self._found(pid), "") != "" or self._maps_one(pid)
+
+    def mounts(self, pid: int) -> set[int]:
+        """The ids of the mounts by which a process's descriptors of the nodes were opened.
+
+        0 stands for what has no such id: a mapping, or a file of an io_uring.
 
         Raises:
             OSError: that can't be told.
+            TooLongError: the time is up.
         """
-        seen: list[list[str]] = []
+        found = {self._mount(path) for path in self._found(pid)}
+        return found | ({0} if self._maps_one(pid) else set[int]())
+
+    def _found(self, pid: int) -> Iterator[str]:
+        """The descriptors of a node, and the rings with one, as paths below /proc."""
+        looked_at = 0
         for thread in sorted(proc.names(f"{self._proc}/{pid}/task"), key=int):
-            folder = f"{self._proc}/{pid}/task/{thread}/fd"
-            numbers = proc.names(folder)
-            if numbers in seen:
+            self._check_time()
+            # A thread can have a table of its own (unshare(2), CLONE_FILES).
+            if looked_at and self._kernel.share_table(looked_at, int(thread)):
                 continue
-            seen.append(numbers)
-            if any(map(self._is_one, (proc.look(f"{folder}/{number}") for number in numbers))):
+            looked_at = int(thread)
+            yield from self._found_in(f"{self._proc}/{pid}/task/{thread}/fd")
+
+    def _found_in(self, folder: str) -> Iterator[str]:
+        try:
+            table = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            if proc.is_gone(error):
+                return
+            raise
+        try:
+            for place, number in enumerate(proc.names(table), 1):
+                if place % _BETWEEN == 0:
+                    self._check_time()
+                kind, device = self._kernel.look(table, number)
+                if kind == stat.S_IFCHR:
+                    is_one = device in self._numbers
+                else:
+                    # What is no file at all has no type.
+                    is_one = not kind and self._has_registered(f"{folder}/{number}")
+                if is_one:
+                    yield f"{folder}info/{number}"
+        finally:
+            os.close(table)
+
+    def _has_registered(self, path: str) -> bool:
+        """Whether it is an io_uring with one of the nodes among its files.
+
+        The kernel tells their paths alone (io_uring/fdinfo.c), and none while the ring is busy.
+        """
+        if proc.link(path) != _RING:
+            return False
+        folder, _, number = path.rpartition("/")
+        _, _, text = proc.read(f"{folder}info/{number}").partition("UserFiles:")
+        entries = (line.partition(": ")[2].strip() for line in text.splitlines()[1:])
+        return any(entry.removesuffix("\\040(deleted)") in self._paths for entry in entries)
+
+    def _maps_one(self, pid: int) -> bool:
+        """Whether a process has one of the nodes mapped (proc(5): maps, map_files)."""
+        self._check_time()
+        for line in proc.read_bytes(f"{self._proc}/{pid}/maps").splitlines():
+            place, _, _, device, inode = line.split(None, 5)[:5]
+            if inode == b"0":
+                continue
+            key = device + b" " + inode
+            if key in self._inodes:
                 return True
-        return any(map(self._maps_one, proc.read(f"{self._proc}/{pid}/maps").splitlines()))
+            if key in self._others:
+                continue
+            self._check_time()
+            begin, _, end = place.decode().partition("-")
+            # A container's own node has another inode than the machine's.
+            name = f"{int(begin, 16):x}-{int(end, 16):x}"
+            path = f"{self._proc}/{pid}/map_files/{name}"
+            try:
+                kind, found = self._kernel.look(_AT_FDCWD, path)
+                if kind == stat.S_IFCHR and found in self._numbers:
+                    return True
+            except PermissionError:
+                pass  # in a system container, where nobody can make a node: it is the machine's
+            self._others.add(key)
+        return False
 
-    def _is_one(self, found: os.stat_result | None) -> bool:
-        return bool(found and stat.S_ISCHR(found.st_mode) and found.st_rdev in self._numbers)
+    @staticmethod
+    def _mount(path: str) -> int:
+        for line in proc.read(path).splitlines():
+            if line.startswith("mnt_id:"):
+                return int(line.split()[1])
+        return 0
 
-    def _maps_one(self, line: str) -> bool:
-        """Whether a line of /proc/<pid>/maps (proc(5)) is of one of the nodes."""
-        device, inode = line.split(maxsplit=5)[3:5]
-        major, minor = (int(part, 16) for part in device.split(":"))
-        return (os.makedev(major, minor), int(inode)) in self._inodes
+    def _check_time(self) -> None:
+        if self._until and time.clock_gettime(time.CLOCK_BOOTTIME) > self._until:
+            raise TooLongError
+
+
+class _Kernel:
+    """System calls that Python has no function for."""
+
+    def __init__(self) -> None:
+        # Imported where a search begins alone: it takes longer than all of the rest.
+        import ctypes  # noqa: PLC0415
+
+        self._ctypes = ctypes
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._statx = self._libc.statx
+        self._statx.argtypes = (
+            *(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p),
+        )
+        self._buffer = ctypes.create_string_buffer(256)
+        self._address = ctypes.addressof(self._buffer)
+        self._kcmp = _KCMP.get(os.uname().machine)
+
+    def look(self, folder: int, name: str) -> tuple[int, tuple[int, int]]:
+        """The type of what a link in /proc leads to (inode(7)), and its numbers as a device.
+
+        Args:
+            folder: the descriptor of the folder that the link is in.
+            name: the link.
+
+        Returns:
+            S_IFREG for what is gone and for what can be no device.
+
+        Raises:
+            OSError: it can't be told.
+        """
+        error = self._ask(folder, name, _STATX_TYPE)
+        if error == 0:
+            return stat.S_IFMT(_MODE(self._buffer)[0]), _RDEV(self._buffer)
+        # To others than its user FUSE shows nothing but that there is something; devices can't be
+        # opened on what such a user has mounted.
+        is_hidden = error == errno.EACCES and self._ask(folder, name, 0) == 0
+        fault = OSError(error, os.strerror(error), name)
+        if is_hidden or error in _ELSEWHERE or proc.is_gone(fault):
+            return stat.S_IFREG, (0, 0)
+        raise fault
+
+    def share_table(self, one: int, other: int) -> bool:
+        """Whether two threads have one table of descriptors; not where that can't be told."""
+        if not self._kcmp:
+            return False
+        return self._libc.syscall(self._kcmp, one, other, _KCMP_FILES, 0, 0) == 0
+
+    def _ask(self, folder: int, name: str, mask: int) -> int:
+        done = self._statx(folder, name.encode(), _AT_STATX_DONT_SYNC, mask, self._address)
+        return self._ctypes.get_errno() if done else 0

@@ -23,17 +23,26 @@ def read(path: str) -> str:
     Raises:
         OSError: it can't be read.
     """
+    return read_bytes(path).decode(errors="replace")
+
+
+def read_bytes(path: str) -> bytes:
+    """What is in a file; nothing if it is gone.
+
+    Raises:
+        OSError: it can't be read.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
-            return file.readall().decode(errors="replace")
+            return file.readall()
     except OSError as error:
         if is_gone(error):
-            return ""
+            return b""
         raise
 
 
-def names(folder: str) -> list[str]:
-    """The names in a folder; none if it is gone.
+def names(folder: str | int) -> list[str]:
+    """The names in a folder, given by its path or a descriptor; none if it is gone.
 
     Raises:
         OSError: it can't be read.
@@ -43,6 +52,20 @@ def names(folder: str) -> list[str]:
     except OSError as error:
         if is_gone(error):
             return []
+        raise
+
+
+def link(path: str) -> str:
+    """What a link says; empty if it is gone.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if is_gone(error):
+            return ""
         raise
 
 

@@ -2,18 +2,31 @@
 # See LICENSE file for licensing details.
 """A device that a process has open is found, however it has it: asked of real processes."""
 
+import os
+import pathlib
 import platform
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from gpuci.descriptors import Search
+from gpuci.descriptors import Search, TooLongError
+from gpuci.usage import Host
 
 NODE = "/dev/zero"  # one that can be mapped, too
 
 OPEN = "import os; descriptor = os.open('/dev/zero', os.O_RDWR)"
-MAPPED = f"{OPEN}; import mmap; kept = mmap.mmap(descriptor, 4096, mmap.MAP_PRIVATE)"
+# Python's own mmap keeps a descriptor beside the mapping.
+MAP = """
+import ctypes
+map = ctypes.CDLL(None).mmap
+map.restype = ctypes.c_void_p
+map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_long] * 4]
+assert map(None, 4096, 1, 2, descriptor, 0) != ctypes.c_void_p(-1).value  # PROT_READ, MAP_PRIVATE
+os.close(descriptor)
+"""
+MAPPED = OPEN + MAP
 # A thread with descriptors of its own, which the first thread's folder in /proc does not show.
 THREAD = """
 import ctypes, os, threading
@@ -25,6 +38,32 @@ def own():
     threading.Event().wait()
 threading.Thread(target=own, daemon=True).start()
 ready.wait()
+"""
+# The same numbers as in the first thread's table, which alone leads to something else there.
+DISGUISED = """
+import ctypes, os, threading
+ready = threading.Event()
+os.dup2(os.open("/dev/null", os.O_RDWR), 9)
+def own():
+    assert ctypes.CDLL(None).unshare(0x400) == 0  # CLONE_FILES
+    os.dup2(os.open("/dev/zero", os.O_RDWR), 9)
+    os.close(4)
+    ready.set()
+    threading.Event().wait()
+threading.Thread(target=own, daemon=True).start()
+ready.wait()
+"""
+# A file that is registered with an io_uring is in no table of descriptors.
+RING = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+ring = libc.syscall(425, 4, (ctypes.c_char * 120)())
+if ring < 0:
+    raise SystemExit(f"no io_uring here: {ctypes.get_errno()}")
+descriptor = os.open("/dev/zero", os.O_RDWR)
+files = (ctypes.c_int * 2)(os.pipe()[0], descriptor)
+assert libc.syscall(427, ring, 2, files, 2) == 0
+os.close(descriptor)
 """
 # The first thread has ended: nothing of the process is seen in /proc/<pid>/fd.
 HEADLESS = """
@@ -44,7 +83,8 @@ os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
 descriptor = os.open(path, os.O_RDONLY)
 os.unlink(path)
 """
-
+# A node of the process's own, as a container has it: it has another inode than the machine's.
+MAPPED_ELSEWHERE = ELSEWHERE + MAP
 
 SAY = """
 print("ready", flush=True)
@@ -59,8 +99,12 @@ def process():
 
     def start(script):
         argv = [sys.executable, "-c", script if script is HEADLESS else script + SAY]
-        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
-        assert started[-1].stdout.readline() == "ready\n"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen(argv, **pipes, text=True))
+        said = started[-1].stdout.readline()
+        if "no " in said:
+            pytest.skip(said)
+        assert said == "ready\n"
         return started[-1].pid
 
     yield start
@@ -74,15 +118,22 @@ def process():
     "script",
     [
         OPEN,
-        f"{MAPPED}; os.close(descriptor)",
+        MAPPED,
         THREAD,
+        DISGUISED,
+        RING,
         pytest.param(
             HEADLESS,
             marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="exit is call 60"),
         ),
         ELSEWHERE,
+        MAPPED_ELSEWHERE,
     ],
-    ids=["descriptor", "mapping", "thread of its own", "first thread ended", "other name"],
+    ids=[
+        *("descriptor", "mapping", "thread of its own", "thread with the same numbers"),
+        *("registered with an io_uring", "first thread ended", "other name"),
+        "other node, mapped",
+    ],
 )
 def test_it_is_found(process, script):
     assert Search("", [NODE]).has_one_open(process(script))
@@ -98,3 +149,58 @@ def test_a_process_that_is_gone_has_none():
     done = subprocess.Popen(["true"])
     done.wait(10)
     assert not Search("", [NODE]).has_one_open(done.pid)
+
+
+# A file system of a process's own, in which it has something open. A server that never reads its
+# requests answers none; without the server, every request fails.
+FUSE = """
+import ctypes, os, tempfile
+libc = ctypes.CDLL(None, use_errno=True)
+place = tempfile.mkdtemp()
+server = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={server},rootmode=40000,user_id=%d,group_id=0%s".encode()
+assert libc.unshare(0x20000) == 0  # CLONE_NEWNS
+assert libc.mount(b"none", b"/", None, 0x44000, None) == 0  # private, all below
+if libc.mount(b"own", place.encode(), b"fuse", 0, options):
+    raise SystemExit(f"no FUSE here: {ctypes.get_errno()}")
+held = os.open(place, os.O_PATH)
+"""
+SILENT = FUSE % (0, ",allow_other")
+OF_A_USER = FUSE % (1000, "")
+DEAD = f"{SILENT}os.close(server)\n"
+
+fuse = pytest.mark.skipif(
+    os.geteuid() != 0 or not pathlib.Path("/dev/fuse").exists(), reason="FUSE needs root"
+)
+
+
+def looked_at(pid):
+    """What a search said of a process, within a time in which it can't but have done so."""
+    said = []
+    thread = threading.Thread(
+        target=lambda: said.append(Search("", [NODE]).has_one_open(pid)), daemon=True
+    )
+    thread.start()
+    thread.join(20)
+    return said
+
+
+@fuse
+@pytest.mark.parametrize(
+    "script", [SILENT, OF_A_USER, DEAD], ids=["never answers", "of a user's own", "server gone"]
+)
+def test_a_file_that_no_one_can_look_at_is_no_device(process, script):
+    assert looked_at(process(script)) == [False]
+
+
+@fuse
+@pytest.mark.parametrize("script", [SILENT, OF_A_USER, DEAD])
+def test_nor_does_it_hide_one(process, script):
+    assert looked_at(process(script + OPEN)) == [True]
+
+
+def test_a_search_ends_with_its_time(process):
+    pid = process("import os\nfor _ in range(5000): os.dup(0)\n")
+    assert not Search("", [NODE], Host.now() + 100).has_one_open(pid)
+    with pytest.raises(TooLongError):
+        Search("", [NODE], Host.now() - 1).has_one_open(pid)
