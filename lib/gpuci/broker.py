@@ -97,7 +97,8 @@ def _look(
     """What a container or job gets now, None if it waits; and the devices that it may have."""
     looked = host.now()
     last = looked - wish.since >= allowed.wait_timeout
-    with store as table:
+
+    def decision_of(table: Table) -> tuple[Grant | None, list[Device]]:
         grant, usable = _keep(table, host, allowed, wish, request), list[Device]()
         if not grant:
             usable, wish.count = _usable(allowed, decision, request)
@@ -109,7 +110,9 @@ def _look(
             from gpuci import line  # noqa: PLC0415 - what gets its devices at once needs no words
 
             raise line.expired(request.kind, allowed, table, usable, wish, looked)
-    return grant, usable
+        return grant, usable
+
+    return leases.decide(store, host, decision_of)
 
 
 def _tell(
@@ -143,11 +146,14 @@ def give_back(store: Store, host: Host, container: str) -> bool:
         OSError, ValueError: the store can't be used, or it can't be told who uses what.
         Refused: the store is damaged.
     """
-    with store as table:
+
+    def is_over(table: Table) -> bool:
         if container in table.holders and not leases.release(table, container, host):
             return False
         store.forget(container)
-    return True
+        return True
+
+    return leases.decide(store, host, is_over)
 
 
 def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Decision) -> Record:
@@ -166,14 +172,22 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
     decision.asked = len(record.gpus)
     if not record.gpus:
         return record
-    with store as table:
+
+    def take(table: Table) -> None:
         holder = table.holders.get(decision.container)
+        if holder and leases.is_handed_over(holder, host):
+            raise Refused(
+                "this container gave its GPU back when its step ended, and it goes to another "
+                "now: try again later, or run the task again, and hijack that"
+            )
         if holder is None or not host.in_use(decision.container, holder):
             holder = _acquire_again(table, host, policy(), record, decision.container)
         holder.execs = True
         told = host.cgroup(decision.container, record.bundle, holder.pid_file)
         holder.cgroup = told or holder.cgroup
         holder.calls = [*filter(host.alive, holder.calls), host.me()]
+
+    leases.decide(store, host, take)
     decision.granted = record.gpus
     decision.decided_ms = round((host.now() - looked) * 1000, 2)
     return record
@@ -196,11 +210,14 @@ def do_without(
     Raises:
         OSError: the store can't be used.
     """
+
+    def end(table: Table) -> None:
+        if container in table.holders:
+            leases.release(table, container, host)
+
     if store.has(container):
         try:
-            with store as table:
-                if container in table.holders:
-                    leases.release(table, container, host)
+            leases.decide(store, host, end)
         except Refused:
             pass
         store.forget(container)
@@ -247,8 +264,11 @@ def _keep(
 ) -> Grant | None:
     """What the container has and uses already; None if that is nothing."""
     holder = table.holders.get(wish.container)
-    if not holder or leases.release(table, wish.container, host):
+    if not holder or leases.is_handed_over(holder, host):
         return None
+    if leases.release(table, wish.container, host):
+        return None
+    _check_withheld(table, host, request.kind, wish.container)
     devices = [device for device in policy.devices if device.id in holder.gpus]
     if len(devices) < len(holder.gpus):
         noun = NOUNS[request.kind]
@@ -272,9 +292,16 @@ def _allot(
     wish: Waiter,
     request: Request,
 ) -> Grant | None:
+    if wish.container in table.holders:
+        return None  # what it had goes to another one now
     names = [device.id for device in usable]
-    ids = leases.allot(table, wish, names, host, exclusive=policy.exclusive)
+    try:
+        ids = leases.allot(table, wish, names, host, exclusive=policy.exclusive)
+    except leases.UnseenError:
+        _queue(table, host, wish, waits=True)  # nobody younger comes before it meanwhile
+        raise
     if not ids:
+        _check_withheld(table, host, request.kind)
         return None
     grant = Grant(policy, [device for device in usable if device.id in ids], request.kind)
     holder = _holder(policy, host, request.bundle, ids)
@@ -284,6 +311,19 @@ def _allot(
     holder.calls = [wish.call]
     table.holders[wish.container] = holder
     return grant
+
+
+def _check_withheld(table: Table, host: Host, kind: str, container: str = "") -> None:
+    """Check that no look speaks against handing on the devices of a holder, or of any.
+
+    Raises:
+        Refused: one does.
+    """
+    for name, holder in table.holders.items():
+        if container in ("", name) and (why := host.looked.get(name)):
+            from gpuci import line  # noqa: PLC0415
+
+            raise line.withheld(kind, holder, why)
 
 
 def _describe(holder: Holder, request: Request) -> None:
@@ -330,6 +370,7 @@ def _acquire_again(
         )
     other = other or leases.evict(table, container, record.gpus, host, exclusive=exclusive)
     if other:
+        _check_withheld(table, host, STEP, other)
         holder = table.holders[other]
         shown = " (fly containers shows whose it is)" if holder.kind == STEP else ""
         raise Refused(

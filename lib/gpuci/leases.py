@@ -4,7 +4,9 @@
 
 A lease lives as long as its devices are in use (see usage.Host), which nobody announces: whoever
 wants devices looks at the holders, and ends those that use theirs no more, as whole containers.
-How devices are divided among those who wait is told by `divide`.
+Before the devices go on, it is looked who else has them open. That takes too long for the lock, so
+the holder is marked meanwhile (Holder.handing), and nobody else gets its devices. How devices are
+divided among those who wait is told by `divide`.
 """
 
 from __future__ import annotations
@@ -13,13 +15,23 @@ from gpuci.table import Holder, Table, Waiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Protocol
+    from collections.abc import Callable, Collection
+    from typing import Protocol, TypeVar
 
+    from gpuci.store import Store
     from gpuci.table import Call
+
+    Outcome = TypeVar("Outcome")
 
     class Facts(Protocol):
         """What can be found out about a machine's processes; usage.Host is the real one."""
+
+        looked: dict[str, str]
+        """Of which ended holders it was seen who has their devices open; see usage.Host."""
+
+        def me(self) -> Call:
+            """The process that asks."""
+            ...
 
         def now(self) -> float:
             """Seconds since boot."""
@@ -41,14 +53,83 @@ if TYPE_CHECKING:
             """End the holder's container as a whole; whether no process of it is left."""
             ...
 
+        def look(self, ending: dict[str, Holder], leased: list[str]) -> None:
+            """Look who has devices of holders open that have ended; note it in `looked`."""
+            ...
+
 
 # From so many overtakings on, or after so many seconds, what comes free is kept for the oldest
 # wish that does not fit.
 MOST_OVERTAKINGS = 8
 LONGEST_PASSED_OVER = 30
 
+# How long the look at who has a device open may keep others from it, in seconds: longer than it
+# takes (handover.PATIENCE), with the end of what is found.
+LONGEST_LOOK = 60
+
 # How many holders one look in shared mode removes at most that are gone: each adds one.
 _SWEPT = 4
+
+
+class UnseenError(Exception):
+    """Holders have ended, and nobody has looked yet who else has their devices open.
+
+    Attributes:
+        names: theirs.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(*names)
+        self.names = names
+
+
+def decide(store: Store, host: Facts, decision: Callable[[Table], Outcome]) -> Outcome:
+    """Have a decision about the leases under the lock of the store.
+
+    Args:
+        store: where leases are.
+        host: what processes there are.
+        decision: what is decided of the table. Where that must be looked at first who has devices
+            open, it raises UnseenError, having changed nothing that must not stay; the look is
+            done without the lock, and it is called again.
+
+    Raises:
+        OSError, ValueError, Refused: as the store and the decision do.
+    """
+    mark = None
+    while True:
+        with store as table:
+            _unmark(table, host, mark)
+            try:
+                return decision(table)
+            except UnseenError as unseen:
+                mark = (host.me(), host.now())
+                ending = {name: table.holders[name] for name in unseen.names}
+                leased = [
+                    holder.cgroup
+                    for name, holder in table.holders.items()
+                    if holder.cgroup and name not in ending
+                ]
+                for holder in ending.values():
+                    holder.handing = mark
+        host.look(ending, leased)
+
+
+def _unmark(table: Table, host: Facts, mark: tuple[Call, float] | None) -> None:
+    """Take back a mark, and what was seen of holders that do not bear it any more."""
+    kept = {name for name, holder in table.holders.items() if mark and holder.handing == mark}
+    for name in kept:
+        table.holders[name].handing = None
+    for name in [name for name in host.looked if name not in kept and not host.looked[name]]:
+        del host.looked[name]
+
+
+def is_handed_over(holder: Holder, host: Facts) -> bool:
+    """Whether a process that lives looks who has a holder's devices open, to have them next."""
+    if not holder.handing:
+        return False
+    call, begun = holder.handing
+    return host.now() - begun < LONGEST_LOOK and host.alive(call)
 
 
 class Shares:
@@ -109,6 +190,9 @@ def allot(
 ) -> list[str]:
     """The devices that `wish` gets now, or none if it must wait.
 
+    Raises:
+        UnseenError: it must be looked at first who has them open.
+
     Args:
         table: changed where holders and waiters are gone, or are ended to make room; to note the
             new holder is the caller's.
@@ -127,10 +211,20 @@ def allot(
     chosen = {*wish.named} or {*within_reach}
     if exclusive and not wish.named:
         chosen = _choice(table, wish, [name for name in within_reach if name in shares.left], idle)
+    unseen: list[str] = []
     for name in idle:
-        if not chosen.isdisjoint(table.holders[name].gpus) and not release(table, name, host):
+        if chosen.isdisjoint(table.holders[name].gpus):
+            continue
+        try:
+            is_over = release(table, name, host)
+        except UnseenError:
+            unseen.append(name)  # one look serves for all
+            continue
+        if not is_over:
             # It can't be ended, so what was within reach is less: decide anew, without it.
             return allot(table, wish, usable, host, exclusive=exclusive)
+    if unseen:
+        raise UnseenError(unseen)
     for elder in elders:
         elder.overtaken += not elder.named or not chosen.isdisjoint(elder.named)
     if not exclusive:
@@ -233,26 +327,47 @@ def are_due(
     return not divide(waiters, free, host.now()).has_room(len(devices), devices)
 
 
-def release(table: Table, name: str, host: Facts) -> bool:
+def release(table: Table, name: str, host: Facts, *, force: bool = False) -> bool:
     """End a holder that uses its devices no more, and its container with it; whether it is over.
 
     All of the container goes, its first process too, which a pipeline can own: an open device
     outlives every rule that forbids to open it.
+
+    Args:
+        table: where it is.
+        name: its name.
+        host: what processes there are.
+        force: whether one that uses its devices ends too.
+
+    Raises:
+        UnseenError: it must be looked at first who else has them open.
     """
     holder = table.holders[name]
-    if host.in_use(name, holder):
+    if not _can_be_taken(name, holder, host) or (not force and host.in_use(name, holder)):
         return False
     holder.stuck = not host.clear(name, holder)
-    if not holder.stuck:
-        del table.holders[name]
-    return not holder.stuck
+    if holder.stuck:
+        return False
+    if holder.nodes and name not in host.looked:
+        raise UnseenError([name])
+    del table.holders[name]
+    host.looked.pop(name, None)
+    return True
+
+
+def _can_be_taken(name: str, holder: Holder, host: Facts) -> bool:
+    """Whether no other one is about to have a holder's devices, and no look speaks against it."""
+    return not is_handed_over(holder, host) and not host.looked.get(name)
 
 
 def _is_idle(table: Table, name: str, host: Facts) -> bool:
     """Whether a holder uses its devices no more, and can be ended as far as is known."""
-    if table.holders[name].stuck:
+    holder = table.holders[name]
+    if not _can_be_taken(name, holder, host):
+        return False
+    if holder.stuck:
         return release(table, name, host)
-    return not host.in_use(name, table.holders[name])
+    return not host.in_use(name, holder)
 
 
 def _elders(table: Table, wish: Waiter, host: Facts) -> list[Waiter]:

@@ -8,7 +8,7 @@ No call that gets its devices at once needs any of it, so whoever does imports i
 from __future__ import annotations
 
 from gpuci.policy import SELF_TEST_CONTAINER, Device, Policy
-from gpuci.refuse import Refused, duration
+from gpuci.refuse import Refused, duration, failed
 from gpuci.table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
 
 _FEWER = {
@@ -133,6 +133,11 @@ def not_here(kind: str, policy: Policy, cordoned: dict[str, str], missing: list[
         f"this {noun} asks for GPU {name[:64]}, which {why}: "
         + (f"there is {has}" if has else _ELSEWHERE.get(kind, _LATER))
     )
+
+
+def withheld(kind: str, holder: Holder, why: str) -> Refused:
+    """What somebody is told who can't have a holder's devices though that has ended."""
+    return Refused(f"{failed(NOUNS[kind])}: {' and '.join(holder.gpus)} can't be handed on: {why}")
 
 
 def gpus(count: int) -> str:

@@ -54,11 +54,13 @@ class Holder:
         step_ended: when its step was first seen to be over with sessions left, in seconds since
             boot; 0: it was not.
         stuck: whether it uses its devices no more, but has processes that can't be killed.
+        handing: the process that looks whether anybody else has its devices open, now that it has
+            ended, and when that began, in seconds since boot; None: nobody does.
     """
 
     __slots__ = (
-        "bundle", "calls", "cgroup", "exclusive", "execs", "gpus", "keeper", "kind", "nodes",
-        "pid_file", "session_limit", "since", "step_ended", "stuck", "waited", "who",
+        "bundle", "calls", "cgroup", "exclusive", "execs", "gpus", "handing", "keeper", "kind",
+        "nodes", "pid_file", "session_limit", "since", "step_ended", "stuck", "waited", "who",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +82,7 @@ class Holder:
         self.session_limit = 0
         self.step_ended = 0.0
         self.stuck = False
+        self.handing: tuple[Call, float] | None = None
 
     @classmethod
     def parse(cls, container: str, found: dict[str, Any]) -> Holder:
@@ -102,8 +105,11 @@ class Holder:
             holder.kind = found.get("kind", STEP)
             holder.who = readable(found.get("who", ""))
             holder.pid_file = found.get("pid_file", "")
-            keeper = found.get("keeper")
+            keeper, handing = found.get("keeper"), found.get("handing")
             holder.keeper = None if keeper is None else _call(keeper)
+            if handing is not None:
+                call, begun = handing
+                holder.handing = _call(call), begun
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{found!r} is no holder") from error
         if not holder._is_sound(container, found):
@@ -116,6 +122,7 @@ class Holder:
         whole: list[object] = [number for call in self.calls for number in call]
         times: list[object] = [self.since, self.step_ended, self.session_limit]
         times += [] if self.waited is None else [self.waited]
+        times += [self.handing[1]] if self.handing else []
         return (
             lists
             and bool(self.gpus)
@@ -145,6 +152,7 @@ class Holder:
             "step_ended": self.step_ended,
             "stuck": self.stuck,
             "waited": self.waited,
+            "handing": self.handing and [[*self.handing[0]], self.handing[1]],
         }
 
 

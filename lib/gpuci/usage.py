@@ -13,11 +13,11 @@ taken for absence, it would end a job that runs and give its devices away.
 
 from __future__ import annotations
 
+import _thread
 import os
 import time
 
 from gpuci import groups, proc
-from gpuci.descriptors import Search
 from gpuci.signals import Process
 from gpuci.table import JOB, STEP, Call, Holder, names_container
 
@@ -29,9 +29,6 @@ STARTING = 60
 # not do (runc 1.0 to 1.5 libcontainer/nsenter/nsexec.c).
 _NOT_STARTED = "runc:["
 
-# What makes all ids of one length equal.
-_ID = str.maketrans("0123456789abcdef", "0" * 16)
-
 # How long, in seconds, a container may take to die.
 _PATIENCE = 1.5
 
@@ -40,8 +37,10 @@ class Host:
     """The processes and control groups of this machine, cgroup v1 or v2.
 
     Attributes:
-        intruders: the containers that `clear` has ended because they had a device of another's
-            lease open.
+        intruders: the containers and jobs that `look` has ended because they had a device of
+            another's lease open.
+        looked: the holders of which `look` has seen who has their devices open: why these can't
+            go on to others, or empty.
 
     Args:
         root: where /proc lies, and what the paths of bundles and mounts are below; for recorded
@@ -50,6 +49,7 @@ class Host:
 
     def __init__(self, root: str = "") -> None:
         self.intruders: list[str] = []
+        self.looked: dict[str, str] = {}
         self._root = root
         self._ticks = os.sysconf("SC_CLK_TCK")
 
@@ -205,9 +205,6 @@ class Host:
     def clear(self, container: str, holder: Holder) -> bool:
         """End the container as a whole, its init too; whether it was seen to be empty.
 
-        So are other containers ended that have one of its devices open: a descriptor passes
-        through a socket, and rules on devices are asked when it is opened alone.
-
         Raises:
             OSError: what is left can't be told.
         """
@@ -221,18 +218,36 @@ class Host:
         init = self._init(holder)
         if self._inside(init, holder.cgroup):
             self._kill(init, holder.cgroup)  # the kernel ends its PID namespace with it
-        if not self._end(holder.cgroup, patience):
-            return False
-        search = Search(self._root, holder.nodes)
-        parent = holder.cgroup.rpartition("/")[0]
-        # Found once: the table of mounts is as long as there are containers.
-        folder = groups.folder(self._root, parent or "/")
-        for name in self._beside(holder, folder) if holder.nodes else ():
-            if any(map(search.has_one_open, self._living(f"{folder}/{name}"))):
-                self.intruders.append(name)
-                if not self._end(f"{parent}/{name}", patience):
-                    return False
-        return True
+        return self._end(holder.cgroup, patience)
+
+    def look(self, ending: dict[str, Holder], leased: list[str]) -> None:
+        """Look who has devices of holders open that have ended; note it in `looked`.
+
+        Other containers and jobs that have one open without a right to are ended. It takes no
+        longer than handover.PATIENCE, whatever processes do, and must hold no lock.
+
+        Args:
+            ending: the holders by their names.
+            leased: the control groups of all others.
+        """
+        from gpuci import handover  # noqa: PLC0415 - what gets a device that is free needs none
+
+        look = handover.Look(self._root, ending, leased)
+        over = _thread.allocate_lock()
+        over.acquire()
+
+        def work() -> None:
+            try:
+                look.run(self.now() + handover.PATIENCE)
+            finally:
+                over.release()
+
+        # A read of another process's /proc can hang, as where its memory is being mapped.
+        _thread.start_new_thread(work, ())
+        if not over.acquire(timeout=handover.PATIENCE + 1):
+            look.give_up()
+        self.intruders += look.intruders
+        self.looked |= {name: look.withheld.get(name, "") for name in ending}
 
     def is_gone(self, container: str, holder: Holder) -> bool:
         """Whether no process of the holder's container is left, and none is to come."""
@@ -300,16 +315,6 @@ class Host:
         if self._inside(pid, cgroup):
             process.kill()
         process.close()
-
-    def _beside(self, holder: Holder, folder: str) -> list[str]:
-        """The names of the other containers' or jobs' control groups in a folder of such."""
-        own = holder.cgroup.rpartition("/")[2]
-        there = {*proc.names(folder)} - {own}
-        if holder.kind == STEP:
-            bundles = proc.names(self._root + os.path.dirname(holder.bundle))
-            return [name for name in bundles if name in there]
-        # Named as it is but for an id; system services may have their groups there too.
-        return [name for name in there if name.translate(_ID) == own.translate(_ID)]
 
     def _living(self, folder: str) -> set[int]:
         """The processes in a control group and below it; the kernel lists no dead ones.

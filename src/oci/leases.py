@@ -235,24 +235,29 @@ def release(wish: str, reason: str, *, force: bool) -> dict[str, str]:
         allowed = wrapper.allowed()
         if allowed is None:
             raise LeaseError("Tasks get no GPU on this unit, so there is none to release")
-        with Store(str(wrapper.STORE)) as table:
+
+        def take_back(table: Table) -> tuple[set[str], list[str]]:
             meant = _meant(wish, allowed, table)
             names = [
                 name for name, holder in table.holders.items() if not meant.isdisjoint(holder.gpus)
             ]
             if not force:
                 _check_unused(wish, {name: table.holders[name] for name in names}, host)
-            whose = [_who(name, table.holders[name]) for name in names]
+            whose.update((name, _who(name, table.holders[name])) for name in names)
             stuck = [
                 _why_stuck(name, table.holders[name], host)
                 for name in names
                 if not _take_back(table, name, host, reason)
             ]
+            return meant, stuck
+
+        whose: dict[str, str] = {}
+        meant, stuck = leases.decide(Store(str(wrapper.STORE)), host, take_back)
     except (OSError, ValueError, Refused) as error:
         raise LeaseError(str(error)) from error
     if stuck:
         raise LeaseError("; ".join(stuck))
-    released = ", ".join(whose) or "nobody held it"
+    released = ", ".join(whose.values()) or "nobody held it"
     return {"gpu": ", ".join(sorted(meant)), "released": released}
 
 
@@ -276,7 +281,11 @@ def _meant(wish: str, allowed: policy.Policy, table: Table) -> set[str]:
 
 
 def _why_stuck(name: str, holder: Holder, host: Host) -> str:
-    """What keeps a container's processes from dying (proc(5): the states of a process)."""
+    """What keeps a lease from its end, such as a process's state (proc(5))."""
+    if why := host.looked.get(name):
+        return f"{_who(name, holder)} has ended, and its GPU can't be handed on: {why}"
+    if leases.is_handed_over(holder, host):
+        return f"{_who(name, holder)} has ended, and its GPU goes to another one now"
     states = host.state(name, holder)
     if "D" in states:
         why = "they hang in the kernel, as in a GPU's driver; see `sudo dmesg`"
@@ -302,11 +311,9 @@ def _check_unused(wish: str, tenants: collections.abc.Mapping[str, Holder], host
 def _take_back(table: Table, name: str, host: Host, reason: str) -> bool:
     """End a holder's container as a whole and its lease with it; whether that worked."""
     holder = table.holders[name]
-    ended = host.clear(name, holder)
-    journal.intruders(str(wrapper.LOG), host.intruders, holder.gpus)
-    if not ended:
+    if not leases.release(table, name, host, force=True):
         return False
-    del table.holders[name]
+    journal.intruders(str(wrapper.LOG), host.intruders, holder.gpus)
     decision = Decision(name)
     decision.kind = "gpu-release"
     decision.reason = f"{', '.join(holder.gpus)}: {reason}"

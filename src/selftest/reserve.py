@@ -67,7 +67,8 @@ def claim(
     for device in devices:
         if reason := foreign.get(device.gpu) or foreign.get(device.id):
             return f"{_name(device)} is {reason}"
-    with store as table:
+
+    def take(table: Table) -> str:
         why = _make_room(table, container, devices, allowed, host)
         if not why:
             ids = [device.id for device in devices]
@@ -75,7 +76,9 @@ def claim(
             holder.keeper = host.me()
             holder.nodes = [node for device in devices for node in device.watched]
             table.holders[container] = holder
-    return why
+        return why
+
+    return leases.decide(store, host, take)
 
 
 def _make_room(
@@ -102,6 +105,10 @@ def _make_room(
         return ""
     held = table.holders[other]
     (device, *_) = [device for device in devices if device.id in held.gpus]
+    if why := host.looked.get(other):
+        return f"{_name(device)} can't be handed on: {why}"
+    if leases.is_handed_over(held, host):
+        return f"{_name(device)} goes to another one now"
     return f"{_name(device)} is in use by {words(other, held, host)}"
 
 
@@ -115,11 +122,14 @@ def give_back(store: Store, host: Host, container: str) -> None:
         OSError: the store can't be used.
         Refused: it is damaged.
     """
-    with store as table:
+
+    def end(table: Table) -> None:
         holder = table.holders.get(container)
         if holder:
             holder.keeper = None
             leases.release(table, container, host)
+
+    leases.decide(store, host, end)
 
 
 def _name(device: Device) -> str:

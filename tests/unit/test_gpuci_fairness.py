@@ -98,7 +98,7 @@ class Machine:
     """A machine on which these containers use their devices; see leases.Facts."""
 
     def __init__(self, *users):
-        self.users, self.ended, self.asked = users, [], []
+        self.users, self.ended, self.asked, self.looked = users, [], [], {}
 
     def now(self):
         return NOW

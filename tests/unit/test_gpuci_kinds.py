@@ -166,21 +166,6 @@ def test_a_unit_is_its_group():
     assert not names_container("/gpu.slice/gpu-run-1a2b.scope/x", "gpu-run-1a2b.scope")
 
 
-def test_only_containers_like_it_end_for_having_its_device_open(tree, monkeypatch):
-    """Its neighbours in system.slice may be the machine's own services."""
-    base = tree.host_folder("finished").rpartition("/")[0]
-    own, alike = f"docker-{HEX}.scope", f"docker-{HEX[::-1]}.scope"
-    for number, name in enumerate([own, alike, "nvidia-persistenced.service", "docker-x.scope"]):
-        tree.write(f"{base}/{name}/cgroup.procs", f"{9000 + number}\n")
-        for path in (f"/proc/{9000 + number}", f"/proc/{9000 + number}/task/1"):
-            tree.write(f"{path}/cgroup", f"5:devices:/x/{name}\n0::/x/{name}\n")
-    holder = Holder("/b", IDS[:1], [], exclusive=True, since=0)
-    holder.kind = CONTAINER
-    holder.cgroup = f"{tree.host.cgroup('finished', tree.bundle('finished'))[:-9]}/{own}"
-    found = tree.host._beside(holder, str(tree.path(base)))
-    assert found == [alike]
-
-
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
@@ -202,7 +187,7 @@ class Machine:
     """A machine on which these use their devices; see leases.Facts."""
 
     def __init__(self, *users):
-        self.users, self.clock = {*users}, 1000.0
+        self.users, self.clock, self.looked = {*users}, 1000.0, {}
 
     def now(self):
         return self.clock

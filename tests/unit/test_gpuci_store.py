@@ -24,7 +24,7 @@ IDS = [device.id for device in NVIDIA.devices]
 HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], exclusive=True, since=1).as_json()
 # What a release before this one did not write.
 SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended", "waited"} | {
-    *("kind", "who", "pid_file")
+    *("kind", "who", "pid_file", "handing")
 }
 WAITER = Waiter("ID", (1, 2), 1, 1).as_json()
 
@@ -33,7 +33,7 @@ class Machine:
     """A machine of which only these containers use their devices; see leases.Facts."""
 
     def __init__(self, *users):
-        self._users = users
+        self._users, self.looked = users, {}
 
     def in_use(self, container, holder):
         return container in self._users

@@ -1,0 +1,217 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The look at a machine's processes before a device goes from one holder to the next.
+
+The last holder has ended by then. Another process can still have the device open: a descriptor
+passes through a socket, and rules on devices are asked when it is opened alone. What follows is
+told by docs/explanation/leases.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from gpuci import groups, proc, refuse
+from gpuci.descriptors import Search, TooLongError
+from gpuci.signals import Process
+from gpuci.table import STEP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from gpuci.table import Holder
+
+# How long a look may take, in seconds: some millions of descriptors.
+PATIENCE = 30
+# How long an intruder may take to die, in seconds.
+_DYING = 1.5
+
+# What the last part of a control group is called: containers of Concourse's and jobs of gpu-run,
+# which get their devices by a lease alone; and containers of engines (podman, Docker, CRI-O,
+# containerd's CRI), which may have been given devices in another way.
+_OURS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|gpu-run-[0-9a-f]+\.scope")
+_ENGINES = re.compile(r"(?:[a-z]+-)*[0-9a-f]{64}(?:\.scope)?")
+
+
+class Look:
+    """One look, for the devices of some holders that have ended.
+
+    Attributes:
+        intruders: the containers and jobs that were ended, by the last parts of their groups.
+        withheld: the names of the holders whose devices can't go on, each with why.
+
+    Args:
+        root: where /proc lies.
+        ending: the holders.
+        leased: the control groups of all other holders.
+    """
+
+    def __init__(self, root: str, ending: Mapping[str, Holder], leased: Collection[str]) -> None:
+        self.intruders: list[str] = []
+        self.withheld: dict[str, str] = {}
+        self._root, self._ending, self._leased = root, ending, leased
+        self._own = {path for path, _ in self._prefixes("self")}
+        self._bundles = {
+            holder.cgroup.rpartition("/")[0]: {*proc.names(root + os.path.dirname(holder.bundle))}
+            for holder in ending.values()
+            if holder.kind == STEP
+        }
+        self._at = 0
+        self._hosts: set[int] | None = None
+
+    def run(self, until: float) -> None:
+        """Look at every process, end intruders, and note what can't go on; raise nothing.
+
+        Args:
+            until: when it gives up, in seconds since boot.
+        """
+        try:
+            nodes = [node for holder in self._ending.values() for node in holder.nodes]
+            search = Search(self._root, nodes, until)
+            for pid in self._pids():
+                self._at = pid
+                if self._has_one_open(search, pid):
+                    self._judge(search, pid)
+        except TooLongError:
+            self.give_up()
+        except (OSError, ValueError) as error:
+            self._withhold(self._ending, refuse.fault(error))
+
+    def give_up(self) -> None:
+        """Note that the time is up."""
+        self._withhold(
+            self._ending,
+            f"the look at who has it open has not ended in {PATIENCE} s; it was at "
+            f"{self._named(self._at)}, which has very many files open or hangs: end that process",
+        )
+
+    def _pids(self) -> list[int]:
+        return sorted(int(name) for name in proc.names(f"{self._root}/proc") if name.isdecimal())
+
+    def _has_one_open(self, search: Search, pid: int) -> bool:
+        try:
+            return search.has_one_open(pid)
+        except PermissionError:
+            # One with more rights than this program can open every device whenever it likes.
+            if self._container(pid)[0]:
+                raise
+            return False
+
+    def _judge(self, search: Search, pid: int) -> None:
+        """End the container or job of a process that has a device open, if it has no right to."""
+        group, is_ours = self._container(pid)
+        mounts = search.mounts(pid)
+        if not mounts:
+            return  # it has closed it, or is gone
+        # Who opened it by a mount of his own was let to by his own rules. What was sent to him was
+        # opened by a mount of the sender's.
+        if not is_ours and mounts <= (self._mounts(pid) if group else self._mounts_of_host(pid)):
+            return
+        if not group:
+            self._withhold(
+                self._concerned(pid),
+                f"{self._named(pid)}, which is in no container, has it open by a descriptor that "
+                "was sent to it: end that process",
+            )
+            return
+        self.intruders.append(group.rpartition("/")[2])
+        if not self._end(group):
+            self._withhold(self._concerned(pid), f"{group} has it open and can't be killed")
+
+    def _concerned(self, pid: int) -> list[str]:
+        """The holders of whose devices a process has one open."""
+        return [
+            name
+            for name, holder in self._ending.items()
+            if Search(self._root, holder.nodes).has_one_open(pid)
+        ]
+
+    def _withhold(self, names: Collection[str], why: str) -> None:
+        for name in names:
+            self.withheld[name] = why
+
+    def _container(self, pid: int) -> tuple[str, bool]:
+        """The group of the outermost container or job that a process is in; empty: it is in none.
+
+        Beside it, whether only a lease gives devices to that one.
+        """
+        for path, last in self._prefixes(str(pid)):
+            if path in self._own:
+                continue  # this program is in it too, as on a machine that is a container
+            parent = path.rpartition("/")[0]
+            if path in self._leased or last in self._bundles.get(parent, ()):
+                return path, True
+            if _OURS.fullmatch(last):
+                return path, True
+            if _ENGINES.fullmatch(last):
+                return path, False
+        return "", False
+
+    def _prefixes(self, process: str) -> Iterator[tuple[str, str]]:
+        """A process's control groups and those above, outermost first, with their last parts."""
+        for path in self._groups(process):
+            place = path.find("/", 1)
+            while place > 0:
+                yield path[:place], path[:place].rpartition("/")[2]
+                place = path.find("/", place + 1)
+            yield path, path.rpartition("/")[2]
+
+    def _groups(self, process: str) -> set[str]:
+        """A process's control groups in all hierarchies, and its threads'.
+
+        In v1 a process whose first thread has ended is in the root group; its others tell.
+        """
+        folder = f"{self._root}/proc/{process}"
+        threads = [f"{folder}/task/{thread}" for thread in proc.names(f"{folder}/task")]
+        return {
+            line.split(":", 2)[2]
+            for one in (folder, *threads)
+            for line in proc.read(f"{one}/cgroup").splitlines()
+        }
+
+    def _end(self, group: str) -> bool:
+        """Kill all processes in a control group; whether none is left."""
+        deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + _DYING
+        while left := [pid for pid in self._pids() if self._lives_in(pid, group)]:
+            for pid in left:
+                self._kill(pid, group)
+            if time.clock_gettime(time.CLOCK_BOOTTIME) > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def _kill(self, pid: int, group: str) -> None:
+        try:
+            process = Process(pid)
+        except ProcessLookupError:
+            return
+        # Looked at after taking hold of it: it is this process now, or it is gone.
+        if self._lives_in(pid, group):
+            process.kill()
+        process.close()
+
+    def _lives_in(self, pid: int, group: str) -> bool:
+        stat = proc.read(f"{self._root}/proc/{pid}/stat").rpartition(")")[2].split()
+        is_dead = not stat or (stat[0] in "XZ" and int(stat[17]) < 2)
+        return not is_dead and any(groups.is_below(path, group) for path in self._groups(str(pid)))
+
+    def _mounts(self, pid: int) -> set[int]:
+        lines = proc.read(f"{self._root}/proc/{pid}/mountinfo").splitlines()
+        return {int(line.split(" ", 1)[0]) for line in lines}
+
+    def _mounts_of_host(self, pid: int) -> set[int]:
+        """The mounts of all that are in no container: systemd-logind opens devices for others."""
+        if self._hosts is None:
+            self._hosts = set()
+            for one in self._pids():
+                if not self._container(one)[0]:
+                    self._hosts |= self._mounts(one)
+        return self._hosts | self._mounts(pid)
+
+    def _named(self, pid: int) -> str:
+        name = proc.read(f"{self._root}/proc/{pid}/comm").removesuffix("\n")
+        shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+        return f"pid {pid} ({shown})"

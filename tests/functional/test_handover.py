@@ -1,0 +1,201 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Who has a device open when it goes to the next holder: real processes in real control groups.
+
+/dev/full stands for the GPU's node. A container is a process with mounts of its own in a control
+group of a container's name.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from gpuci import handover
+from gpuci.table import CONTAINER, STEP, Holder
+from gpuci.usage import Host
+
+NODE = "/dev/full"
+HEX = uuid.uuid4().hex * 2
+MOUNTS = pathlib.Path("/sys/fs/cgroup/devices")
+TOP = MOUNTS if MOUNTS.exists() else pathlib.Path("/sys/fs/cgroup")
+SITE = f"gpuci-handover-{os.getpid()}"
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(TOP, os.W_OK), reason="control groups need root"
+)
+
+BEGIN = """
+import ctypes, os, socket, sys, time
+with open(sys.argv[1], "w") as group:
+    group.write(str(os.getpid()))
+def mounts_of_its_own():
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(0x20000) == 0  # CLONE_NEWNS
+    assert libc.mount(b"none", b"/", None, 0x44000, None) == 0  # private, all below
+"""
+SAY = """
+print("ready", flush=True)
+time.sleep(1000)
+"""
+# What another one opened by its own mounts, and sent.
+RECEIVED = """
+here, there = socket.socketpair()
+if not os.fork():
+    mounts_of_its_own()
+    socket.send_fds(there, [b"x"], [os.open("/dev/full", os.O_RDWR)])
+    os._exit(0)
+os.wait()
+_, descriptors, _, _ = socket.recv_fds(here, 1, 1)
+"""
+OPENED = 'descriptor = os.open("/dev/full", os.O_RDWR)\n'
+CONTAINED = "mounts_of_its_own()\n"
+MAPPED = """
+map = ctypes.CDLL(None).mmap
+map.restype = ctypes.c_void_p
+map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_long] * 4]
+descriptor = os.open("/dev/zero", os.O_RDWR)
+assert map(None, 4096, 1, 2, descriptor, 0) != ctypes.c_void_p(-1).value
+os.close(descriptor)
+"""
+
+
+@pytest.fixture
+def start():
+    """Start a script in a control group of that name below this test's; the process."""
+    started, made = [], [TOP / SITE]
+
+    def begin(script, group=""):
+        folder = TOP / SITE / group
+        for path in (*reversed(folder.parents), folder):
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+        argv = [sys.executable, "-c", BEGIN + script + SAY, str(folder / "cgroup.procs")]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    made[0].mkdir()
+    yield begin
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+        process.stdout.close()
+    for path in sorted(made, key=str, reverse=True):
+        deadline = time.monotonic() + 10
+        while path.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def looked(kind=CONTAINER, nodes=(NODE,), leased=()):
+    """What a look says of a holder that has ended, and whom it has ended."""
+    holder = Holder("/b/ended", ["GPU-0"], [], exclusive=True, since=1)
+    holder.kind, holder.nodes = kind, [*nodes]
+    holder.cgroup = f"/{SITE}/docker/{'0' * 64}"
+    host = Host()
+    host.look({"ended": holder}, [*leased])
+    return host.looked["ended"], host.intruders
+
+
+def ended(process):
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(2) == -signal.SIGKILL
+    return False
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        f"docker/{HEX}",
+        f"machine.slice/machine-libpod_pod_{HEX}.slice/libpod-{HEX}.scope",
+        f"teams.slice/teams-vision.slice/docker-{HEX}.scope",
+        f"system.slice/train.service/libpod-payload-{HEX}",
+        f"kubepods/burstable/pod{uuid.uuid4()}/{HEX}",
+        f"garden/{uuid.uuid4()}",
+        "gpu.slice/gpu-run-0123456789ab.scope",
+    ],
+    ids=["docker", "pod", "parent", "quadlet", "kubernetes", "concourse", "gpu-run"],
+)
+@pytest.mark.parametrize("kind", [STEP, CONTAINER])
+def test_a_container_that_was_sent_it_ends_as_a_whole_wherever_it_is(start, group, kind):
+    intruder = start(CONTAINED + RECEIVED, f"{group}/below")
+    beside, other = start(CONTAINED, group), start(CONTAINED, "docker/" + "1" * 64)
+    said, intruders = looked(kind)
+    assert said == ""
+    assert intruders == [group.rpartition("/")[2]]
+    assert ended(intruder)
+    assert ended(beside)
+    assert other.poll() is None
+
+
+def test_a_container_that_was_given_it_by_its_engine_goes_on(start):
+    """As a monitor has every GPU open, such as dcgm-exporter by the runtime `nvidia`."""
+    monitor = start(CONTAINED + OPENED, f"docker/{HEX}")
+    assert looked() == ("", [])
+    assert monitor.poll() is None
+
+
+def test_who_gets_devices_by_leases_alone_does_not(start):
+    task = start(CONTAINED + OPENED, f"garden/{uuid.uuid4()}")
+    leased = start(CONTAINED + OPENED, f"docker/{HEX}")
+    assert looked(leased=[f"/{SITE}/docker/{HEX}"])[0] == ""
+    assert ended(task)
+    assert ended(leased)
+
+
+def test_a_program_of_the_machine_goes_on_and_so_does_the_gpu(start):
+    """Services that watch GPUs, and people, may open a GPU at any time: they need no lease."""
+    service = start(OPENED, "system.slice/nvidia-persistenced.service")
+    assert looked() == ("", [])
+    assert service.poll() is None
+
+
+def test_a_program_that_another_one_of_the_machine_opened_it_for_goes_on(start):
+    """As systemd-logind does, with mounts of its own, for a display server."""
+    script = RECEIVED.replace("os._exit(0)", "os.write(there.fileno(), b'y'); time.sleep(1000)")
+    server = start(script.replace("os.wait()", ""), "user.slice")
+    assert looked() == ("", [])
+    assert server.poll() is None
+
+
+def test_a_program_of_the_machine_that_was_sent_it_keeps_the_gpu_from_others(start):
+    colleague = start(RECEIVED, "user.slice")
+    said, intruders = looked()
+    assert f"pid {colleague.pid} (python3" in said
+    assert "no container, has it open" in said
+    assert intruders == []
+    assert colleague.poll() is None
+    assert looked(nodes=["/dev/null-not-there"]) == ("", [])
+
+
+def test_a_mapping_in_a_container_is_found(start):
+    intruder = start(CONTAINED + MAPPED, f"docker/{HEX}")
+    assert looked(nodes=["/dev/zero"]) == ("", [f"{HEX}"])
+    assert ended(intruder)
+
+
+def test_after_its_time_the_look_ends_in_a_sentence(start, monkeypatch):
+    intruder = start(CONTAINED + RECEIVED, f"docker/{HEX}")
+    monkeypatch.setattr(handover, "PATIENCE", 0)
+    said, intruders = looked()
+    assert "has not ended in 0 s" in said
+    assert intruders == []
+    assert intruder.poll() is None
+
+
+def test_a_look_that_hangs_is_left(monkeypatch):
+    monkeypatch.setattr(handover, "PATIENCE", 0)
+    monkeypatch.setattr(handover.Look, "run", lambda *_: time.sleep(60))
+    began = time.monotonic()
+    assert "has not ended in 0 s" in looked()[0]
+    assert time.monotonic() - began < 30
