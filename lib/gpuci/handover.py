@@ -9,6 +9,7 @@ told by docs/explanation/leases.md.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -199,7 +200,12 @@ class Look:
         return not is_dead and any(groups.is_below(path, group) for path in self._groups(str(pid)))
 
     def _mounts(self, pid: int) -> set[int]:
-        lines = proc.read(f"{self._root}/proc/{pid}/mountinfo").splitlines()
+        try:
+            lines = proc.read(f"{self._root}/proc/{pid}/mountinfo").splitlines()
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return set()  # it has ended, and nobody has taken note (fs/proc_namespace.c)
         return {int(line.split(" ", 1)[0]) for line in lines}
 
     def _mounts_of_host(self, pid: int) -> set[int]:
