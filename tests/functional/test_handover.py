@@ -171,7 +171,7 @@ def test_a_program_that_another_one_of_the_machine_opened_it_for_goes_on(start):
 def test_a_program_of_the_machine_that_was_sent_it_keeps_the_gpu_from_others(start):
     colleague = start(RECEIVED, "user.slice")
     said, intruders = looked()
-    assert f"pid {colleague.pid} (python3" in said
+    assert f"pid {colleague.pid} (python" in said
     assert "no container, has it open" in said
     assert intruders == []
     assert colleague.poll() is None
