@@ -1,12 +1,16 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The TCP connections that a process has open, as the kernel lists them."""
+"""The TCP connections of this machine and of its processes, as the kernel lists them.
+
+Standard library only: programs that run without packages use this, too.
+"""
 
 import collections.abc
 import contextlib
 import dataclasses
 import ipaddress
 import math
+import os
 import pathlib
 import re
 import socket
@@ -37,12 +41,14 @@ class Connection:
         address: of the other end, IPv4 or IPv6.
         port: of the other end.
         unanswered: how often what was sent last had to be sent again without an answer.
+        local_port: of this end.
     """
 
     inode: int
     address: str
     port: int
     unanswered: int
+    local_port: int
 
 
 def connections(pid: int) -> tuple[Connection, ...]:
@@ -54,14 +60,86 @@ def connections(pid: int) -> tuple[Connection, ...]:
     folder = _PROC / str(pid)
     try:
         own = _sockets(folder)
-        # What the kernel was built or told to have no IPv6 for has no second table.
-        tables = [(folder / "net/tcp").read_text()]
-        with contextlib.suppress(FileNotFoundError):
-            tables.append((folder / "net/tcp6").read_text())
+        listed = _listed(folder)
     except (FileNotFoundError, ProcessLookupError):
         return ()
-    listed = [one for table in tables for one in established(table)]
     return tuple(one for one in listed if one.inode in own)
+
+
+def other_end(connection: socket.socket) -> int:
+    """Return the inode of the other end of a connection to 127.0.0.1, where a process has that.
+
+    0 means that no process has accepted the connection yet, or that it has ended.
+
+    Raises:
+        OSError: the connections can't be looked at.
+    """
+    ours, theirs = connection.getsockname(), connection.getpeername()
+    for one in _listed(_PROC / "self"):
+        if (one.address, one.port) == ours and one.local_port == theirs[1]:
+            return one.inode
+    return 0
+
+
+def is_open_in(service: str, inode: int) -> bool:
+    """Return whether a process of a service of systemd's has a socket open.
+
+    A process counts by its control group, which no user can enter, and not by its number.
+
+    Args:
+        service: the unit's whole name; the unit lies in system.slice.
+        inode: of the socket.
+
+    Raises:
+        OSError: a process can't be looked at.
+    """
+    # In a container the kernel may name groups from the host's root on.
+    top = _group((_PROC / "1/cgroup").read_text()).removesuffix("/init.scope").rstrip("/")
+    wanted, link = f"{top}/system.slice/{service}", f"socket:[{inode}]"
+    processes = [path for path in _PROC.iterdir() if path.name.isdecimal()]
+    return any(_has_open(path, wanted, link) for path in processes)
+
+
+def _has_open(process: pathlib.Path, group: str, link: str) -> bool:
+    """Return whether a process is in this group and has this open; False if it has ended."""
+    with contextlib.ExitStack() as opened:
+
+        def opened_at(name: str | pathlib.Path, flags: int, folder: int | None = None) -> int:
+            found = os.open(name, flags | os.O_CLOEXEC, dir_fd=folder)
+            opened.callback(os.close, found)
+            return found
+
+        try:
+            # All that is read through this folder is of one process, also if its number is
+            # another's by then.
+            folder = opened_at(process, os.O_PATH | os.O_DIRECTORY)
+            text = os.read(opened_at("cgroup", os.O_RDONLY, folder), 1 << 16).decode()
+            if _group(text) != group:
+                return False
+            descriptors = opened_at("fd", os.O_RDONLY | os.O_DIRECTORY, folder)
+            for name in os.listdir(descriptors):  # noqa: PTH208
+                with contextlib.suppress(FileNotFoundError):
+                    if os.readlink(name, dir_fd=descriptors) == link:
+                        return True
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    return False
+
+
+def _group(text: str) -> str:
+    """Return a process's group in systemd's own hierarchy (cgroups(7), /proc/PID/cgroup)."""
+    rows = [line.split(":", 2) for line in text.splitlines()]
+    paths = {row[1]: row[2] for row in rows if len(row) == 3}
+    return paths.get("name=systemd", paths.get("", ""))
+
+
+def _listed(folder: pathlib.Path) -> list[Connection]:
+    """List the established connections of the network that a process is in."""
+    tables = [(folder / "net/tcp").read_text()]
+    # What the kernel was built or told to have no IPv6 for has no second table.
+    with contextlib.suppress(FileNotFoundError):
+        tables.append((folder / "net/tcp6").read_text())
+    return [one for table in tables for one in established(table)]
 
 
 def silence(inodes: collections.abc.Collection[int]) -> float:
@@ -138,7 +216,8 @@ def established(table: str) -> list[Connection]:
         if len(fields) > 9 and fields[3] == _ESTABLISHED:
             host, port = fields[2].split(":")
             again, inode = int(fields[6], 16), int(fields[9])
-            found.append(Connection(inode, _address(host), int(port, 16), again))
+            local = int(fields[1].partition(":")[2], 16)
+            found.append(Connection(inode, _address(host), int(port, 16), again, local))
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests import certificates, once
 from tests.functional.ci_host import DATABASE, ODD, Host
-from tests.functional.concourse_machine import NEEDS, REAL, concourse_machine
+from tests.functional.concourse_machine import NEEDS, PYTHONPATH, REAL, concourse_machine
 from tests.secret_search import leaks
 
 pytestmark = NEEDS
@@ -43,6 +43,16 @@ import ssl, sys, urllib.request
 context = ssl.create_default_context(cafile="/srv/ca.pem")
 print(urllib.request.urlopen(sys.argv[1], context=context, timeout=5).read().decode())
 """
+THIEF = """
+import os, socket
+os.setuid(65534)
+with socket.create_server(("127.0.0.1", 8080)) as listener:
+    print("listens", flush=True)
+    one = listener.accept()[0]
+    one.settimeout(20)
+    print(one.recv(65536), flush=True)
+"""
+NAMES = f"PYTHONPATH={PYTHONPATH} /usr/bin/python3 -B -S -m ci.concourse.names some-handle 2>&1"
 LOGIN = """
 read -r password; cd /; export HOME=/root
 /srv/fly -t {user} login -c http://127.0.0.1:8080 -u {user} -p "$password"
@@ -195,6 +205,24 @@ def test_https_with_a_certificate_that_is_renewed(web):
     web.apply()
     assert web.sh("ls /etc/concourse/keys | grep tls; true") == ""
     assert '"version"' in web.get("http://127.0.0.1:8080/api/v1/info")
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_another_user_on_webs_port_is_sent_nothing(web, tls):
+    given = {"tls": certificate(50), "url": "https://127.0.0.1:8443", "tls_port": 8443}
+    web.apply(**given if tls else {})
+    assert web.script(NAMES) == "{}\n", "web itself is told the password"
+    web.write("/srv/thief.py", THIEF)
+    web.script("systemctl stop concourse-web")
+    web.script("systemd-run --quiet --unit=thief -p StandardOutput=file:/srv/stolen "
+               "/usr/bin/python3 /srv/thief.py")  # fmt: skip
+    until(lambda: web.script("cat /srv/stolen"))
+    said = web.script(f"{NAMES} || true")
+    until(lambda: web.script("cat /srv/stolen").count("\n") == 2)
+    assert web.script("cat /srv/stolen") == "listens\nb''\n"
+    assert said == "port 8080 of 127.0.0.1 is another program's, not web's\n"
+    web.script("rm /srv/stolen; systemctl reset-failed thief 2>&- || true")
+    web.apply()
 
 
 def key(new="", old=""):

@@ -9,6 +9,7 @@ import contextlib
 import http.server
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -103,8 +104,13 @@ def web(settings):
     web.server.server_close()
 
 
+def mine(_inode):
+    """Take each socket for web's: in these tests it is one of this process."""
+    return True
+
+
 def ask(settings, *containers, capsys):
-    status = names.main(containers, settings)
+    status = names.main(containers, settings, mine)
     said = capsys.readouterr()
     return status, said.out, said.err
 
@@ -243,6 +249,48 @@ def test_a_wrong_password_is_told_without_it(web, settings, capsys):
     assert ask(settings, HANDLE, capsys=capsys) == (1, "", "web answers 401\n")
 
 
+class Thief:
+    """A program of another user that has web's port, and keeps what comes."""
+
+    def __init__(self, settings, accepts=True):
+        self.stolen = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        port = self.listener.getsockname()[1]
+        settings.write_text(
+            f"CONCOURSE_BIND_PORT={port}\nCONCOURSE_ADD_LOCAL_USER=admin:{'secret' * 4}\n"
+        )
+        self.thread = threading.Thread(target=self.take, daemon=True)
+        if accepts:
+            self.thread.start()
+
+    def take(self):
+        one, _ = self.listener.accept()
+        with one:
+            one.settimeout(10)
+            self.stolen.append(one.recv(65536))
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_another_program_on_webs_port_is_sent_nothing(settings, capsys, accepts, monkeypatch):
+    monkeypatch.setattr(names, "SECONDS", 1.0)
+    thief = Thief(settings, accepts)
+    assert names.main([HANDLE], settings) == 1
+    if not accepts:
+        thief.thread.start()
+    thief.thread.join(20)
+    thief.listener.close()
+    assert thief.stolen == [b""], "a closed connection"
+    why = "another program's, not web's" if accepts else "no process takes a connection"
+    assert why in capsys.readouterr().err
+
+
+def test_each_question_is_proved_since_the_token_is_a_secret_too(web, settings, capsys):
+    proofs = iter([True, False])
+    assert names.main([HANDLE], settings, lambda _inode: next(proofs)) == 1
+    assert "another program's" in capsys.readouterr().err
+    assert web.asked == []
+
+
 SOURCE = str(pathlib.Path(names.__file__).parents[2])
 
 
@@ -250,7 +298,7 @@ def program(settings):
     """The program with settings of the test's own, as the watch starts it."""
     code = (
         "import pathlib, sys; from ci.concourse import names; "
-        f"sys.exit(names.main(sys.argv[1:], pathlib.Path({str(settings)!r})))"
+        f"sys.exit(names.main(sys.argv[1:], pathlib.Path({str(settings)!r}), bool))"
     )
     return sys.executable, "-B", "-S", "-c", code
 

@@ -10,7 +10,7 @@ import pytest
 from ci.concourse import registered
 from machine import waiting
 from plan.sights import ABSENT, Sight, digest
-from tests.unit.test_ci_names import PASSWORD, Web, drip, drip_headers, endless, silent
+from tests.unit.test_ci_names import PASSWORD, Web, drip, drip_headers, endless, mine, silent
 
 PATH = "/api/v1/workers"
 GPU = digest(["gpu", "gpu-count=1"])
@@ -44,7 +44,7 @@ def test_each_worker_is_seen_as_web_lists_it(web, settings):
         worker("ci-worker-2", "landed", (), resource_types=[{"type": "git"}]),
     )  # fmt: skip
     names = [f"ci-worker-{number}" for number in range(4)]
-    seen = registered.look(dict.fromkeys(names, GPU), settings)
+    seen = registered.look(dict.fromkeys(names, GPU), settings, mine)
     assert seen == {
         "ci-worker-0": Sight("running", GPU),
         "ci-worker-1": Sight("stalled", digest([])),
@@ -61,7 +61,7 @@ def test_a_worker_that_comes_within_seconds_is_waited_for(web, settings, monkeyp
         handler.reply((200, json.dumps(next(answers)).encode()))
 
     web.answers[PATH] = listed
-    assert registered.look({"ci-worker-0": GPU}, settings) == {
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) == {
         "ci-worker-0": Sight("running", GPU)
     }
 
@@ -76,7 +76,7 @@ def test_one_that_never_comes_is_waited_for_no_longer_than_that(settings, web, m
     monkeypatch.setattr(registered, "_COMES", 5.0)
     monkeypatch.setattr(waiting, "until", until)
     lists(web)
-    assert registered.look({"ci-worker-0": ""}, settings) == {"ci-worker-0": Sight(ABSENT)}
+    assert registered.look({"ci-worker-0": ""}, settings, mine) == {"ci-worker-0": Sight(ABSENT)}
     assert asked == [5.0]
 
 
@@ -92,7 +92,7 @@ def test_one_that_never_comes_is_waited_for_no_longer_than_that(settings, web, m
 )  # fmt: skip
 def test_an_answer_that_is_none_is_never_taken_for_absence(web, settings, answer):
     web.answers[PATH] = answer
-    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) is None
 
 
 @pytest.mark.parametrize("hostile", [drip, drip_headers, endless, silent])
@@ -100,24 +100,24 @@ def test_a_web_that_does_not_end_holds_up_nobody(web, settings, monkeypatch, hos
     monkeypatch.setattr(registered, "_ANSWERS", 1.0)
     web.answers[PATH] = hostile
     begun = time.monotonic()
-    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) is None
     assert time.monotonic() - begun < 30
 
 
 def test_a_web_that_is_not_there_or_speaks_no_http_tells_nothing(web, settings):
     web.answers[PATH] = lambda handler: handler.wfile.write(b"220 mail ESMTP\r\n")
-    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) is None
     web.answers[PATH] = (302, b"")
-    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) is None
     web.server.shutdown()
     web.server.server_close()
-    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) is None
 
 
 def test_without_web_or_password_nothing_is_known(web, settings, tmp_path):
-    assert registered.look({"ci-worker-0": GPU}, tmp_path / "none") is None
+    assert registered.look({"ci-worker-0": GPU}, tmp_path / "none", mine) is None
     settings.write_text(settings.read_text().replace("admin:", "admin:wrong"))
-    assert registered.look({"ci-worker-0": GPU}, settings) is None
+    assert registered.look({"ci-worker-0": GPU}, settings, mine) is None
     assert PASSWORD not in repr(web.asked)
 
 

@@ -3,7 +3,9 @@
 """The API of the web on this machine, asked as its admin.
 
 The password is read where web itself has it; it and the token are in no argument, log or file of
-ours. Programs that run without packages use this too: standard library only.
+ours. While web is away any user of the machine can listen on its port: nothing is sent before the
+connection was seen to be accepted by a process of web's service. Programs that run without
+packages use this too: standard library only.
 """
 
 import base64
@@ -11,39 +13,57 @@ import collections.abc
 import http.client
 import pathlib
 import re
+import socket
 import time
 import typing
 import urllib.parse
 
 from ci.concourse import escaping, handles
-from machine import deadline
+from machine import deadline, sockets
 
 _ADDRESS: typing.Final = "127.0.0.1"
 _PATIENCE: typing.Final = 5.0  # for one answer
 _LARGEST: typing.Final = 1 << 22  # of an answer, in bytes; a worker takes some 3 KiB of a list
 _MOST_REQUESTS: typing.Final = 500
+_SERVICE: typing.Final = "concourse-web.service"
+_LOOK: typing.Final = 0.01  # seconds between two looks at whether a connection was accepted
 
 
 class WebError(Exception):
     """Web can't be asked, or gives no answer; the text says why, without any secret."""
 
 
+def is_webs(inode: int) -> bool:
+    """Return whether web's service has this socket.
+
+    Raises:
+        OSError: that can't be looked at.
+    """
+    return sockets.is_open_in(_SERVICE, inode)
+
+
 class Api:
     """Web's API on this machine, asked as its admin."""
 
-    def __init__(self, settings: pathlib.Path, seconds: float) -> None:
+    def __init__(
+        self,
+        settings: pathlib.Path,
+        seconds: float,
+        proof: collections.abc.Callable[[int], bool] = is_webs,
+    ) -> None:
         """Log in.
 
         Args:
             settings: those of web, with its port, its admin and the password.
             seconds: how long all questions together may take.
+            proof: given the inode of a socket, whether it is web's.
 
         Raises:
             WebError: web can't be asked, or gives no token.
             ci.concourse.handles.AnswerError: what it answers is no answer.
         """
         self._port, user, password = _access(settings)
-        self._left, self._seconds = _MOST_REQUESTS, seconds
+        self._left, self._seconds, self._proof = _MOST_REQUESTS, seconds, proof
         self._end = time.monotonic() + seconds
         form = {
             "grant_type": "password", "username": user, "password": password,
@@ -82,6 +102,7 @@ class Api:
         connection = http.client.HTTPConnection(_ADDRESS, self._port, timeout=self._patience())
         try:
             with deadline.within(connection, self._end - time.monotonic()):
+                self._prove(connection.sock)
                 connection.request(method, path, body, dict(headers))
                 with connection.getresponse() as response:
                     if response.status in (http.client.NOT_FOUND, http.client.FORBIDDEN):
@@ -93,6 +114,21 @@ class Api:
             raise WebError(f"web does not answer: {type(error).__name__}") from error
         finally:
             connection.close()
+
+    def _prove(self, connection: socket.socket) -> None:
+        """Wait until web has accepted a connection; raise if another program has.
+
+        Raises:
+            WebError: the connection is another program's, or no process takes it in time.
+            OSError: that can't be looked at.
+        """
+        end = time.monotonic() + self._patience()
+        while not (inode := sockets.other_end(connection)):
+            if time.monotonic() >= end:
+                raise WebError("no process takes a connection to web's port")
+            time.sleep(_LOOK)
+        if not self._proof(inode):
+            raise WebError(f"port {self._port} of {_ADDRESS} is another program's, not web's")
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         found = b""

@@ -13,7 +13,7 @@ import typing
 import urllib.parse
 
 from ci.concourse import handles
-from ci.concourse.api import Api, WebError
+from ci.concourse.api import Api, WebError, is_webs
 from receipts.form import Names
 
 SECONDS: typing.Final = 15.0
@@ -46,11 +46,13 @@ def find(web: Api, containers: collections.abc.Sequence[str]) -> dict[str, Names
 
 
 def main(
-    arguments: collections.abc.Sequence[str], settings: pathlib.Path = handles.SETTINGS
+    arguments: collections.abc.Sequence[str],
+    settings: pathlib.Path = handles.SETTINGS,
+    proof: collections.abc.Callable[[int], bool] = is_webs,
 ) -> int:
     """The program; its exit status is 1 where nothing could be found out."""
     try:
-        web = Api(settings, SECONDS)
+        web = Api(settings, SECONDS, proof)
         containers = [name for name in arguments if handles.is_handle(name)]
         sys.stdout.write(handles.as_json(find(web, containers[:MOST])) + "\n")
     except (WebError, handles.AnswerError) as error:

@@ -10,7 +10,7 @@ import time
 import typing
 
 from ci.concourse import handles
-from ci.concourse.api import Api, WebError
+from ci.concourse.api import Api, WebError, is_webs
 from machine import files, waiting
 from plan.sights import ABSENT, STATES, Sight, digest, is_right
 
@@ -23,7 +23,9 @@ _PATH: typing.Final = "/api/v1/workers"
 
 
 def look(
-    wanted: collections.abc.Mapping[str, str], settings: pathlib.Path = handles.SETTINGS
+    wanted: collections.abc.Mapping[str, str],
+    settings: pathlib.Path = handles.SETTINGS,
+    proof: collections.abc.Callable[[int], bool] = is_webs,
 ) -> dict[str, Sight] | None:
     """How web on this machine sees these workers.
 
@@ -32,12 +34,13 @@ def look(
     Args:
         wanted: the workers' names, and the digest of the tags that each is to have; empty: any.
         settings: web's.
+        proof: given the inode of a socket, whether it is web's.
 
     Returns:
         None where web can't be asked now.
     """
     try:
-        web = Api(settings, _ANSWERS)
+        web = Api(settings, _ANSWERS, proof)
         seen: dict[str, Sight] = {}
 
         def as_wanted() -> bool:

@@ -272,7 +272,7 @@ class Concourse:
         settings.write_text("".join(f"{name}={text}\n" for name, text in self.web_env.items()))
         code = (
             "import pathlib, sys; from ci.concourse import names; "
-            "sys.exit(names.main(sys.argv[2:], pathlib.Path(sys.argv[1])))"
+            "sys.exit(names.main(sys.argv[2:], pathlib.Path(sys.argv[1]), bool))"
         )
         handle = self.newest("create")["hostname"]
         done = subprocess.run(
