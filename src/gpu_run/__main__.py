@@ -1,13 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Root's part of gpu-run, one process for each connection: stdin is it."""
+"""Root's part of gpu-run, one process for each connection: stdin is it. See door.py."""
 
 import collections.abc
 import json
 import os
+import resource
 import secrets
+import signal
 import socket
-import sys
 import typing
 
 from gpu_run import room
@@ -23,11 +24,14 @@ from gpuci.policy import Policy
 from gpuci.refuse import Refused, duration, fault
 from gpuci.store import Store
 from gpuci.usage import Host
-from machine import notify, process, services
+from machine import process
 from oci import leases, wrapper
 
-# How many connections one user may have at once: systemd takes some more from all together.
-_MOST: typing.Final = 8
+# In bytes: a guard, many times what it takes.
+_MEMORY: typing.Final = 256 << 20
+# In seconds: after so long without a look at the GPUs, of which it has two a second while it
+# waits, the kernel ends this process.
+_STUCK: typing.Final = 120
 _OPEN: typing.Final = (
     "this machine keeps no device from a command, as in a container: leave all but those alone "
     "that CUDA_VISIBLE_DEVICES names"
@@ -38,18 +42,14 @@ _REFUSALS: typing.Final = (
 _EXPIRED: typing.Final = "this job waited "  # as gpuci.line begins it
 
 
-def main(instance: str) -> None:
-    """Serve the connection on stdin.
-
-    Args:
-        instance: what systemd calls this unit behind the `@`: the connection's number, which grows
-            from one to the next, its caller's process and user (systemd.socket(5), Accept=).
-    """
+def main() -> None:
+    """Serve the connection on stdin."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    signal.alarm(_STUCK)
     connection = socket.socket(fileno=os.dup(0))
     try:
         caller = Caller(connection)
         try:
-            _check_places(caller, instance)
             asked = caller.ask()
             caller.tell(_listing() if asked.listing else Run(caller, asked).done())
         except _REFUSALS as error:
@@ -145,7 +145,7 @@ class Run:
         """What may be had at each look: whole GPUs, for no rule on devices tells parts apart."""
         limit = self._asked.timeout if timeout is None else timeout
         while True:
-            notify.alive()
+            signal.alarm(_STUCK)
             allowed = wrapper.allowed(table.JOB)
             if allowed is None:
                 raise Refused("nobody gets a GPU on this worker now: `juju status` tells why")
@@ -200,24 +200,6 @@ class Run:
         return told | {"unit": self._unit, "confined": confined, "waited_seconds": seconds}
 
 
-def _check_places(caller: Caller, instance: str) -> None:
-    """See that its user does not take all places, by those who wait or by those who say nothing.
-
-    Raises:
-        BadRequestError: he has his share.
-        machine.process.CommandError: systemd does not tell.
-    """
-    his = [name.partition("@")[2] for name in services.units(f"gpu-ci-run@*-{caller.uid}.service")]
-    # Those before this one alone, so that of many at once the first have theirs.
-    before = [one for one in his if _number(one) < _number(instance)]
-    if len(before) >= _MOST:
-        raise BadRequestError(f"{caller.user} waits {_MOST} times already: end some of those")
-
-
-def _number(instance: str) -> int:
-    return int(instance.partition("-")[0])
-
-
 def _named(allowed: Policy, name: str) -> str:
     """The id of the GPU that somebody means by an index or a UUID."""
     for device in allowed.devices:
@@ -251,4 +233,4 @@ def _listing() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

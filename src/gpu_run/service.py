@@ -78,15 +78,19 @@ def install(group: str) -> bool:
     if not (home / app.STAMP).exists():  # who could not make it has said why
         return False
     service = templates.render(SERVICE, app=home, stamp=app.STAMP, python=wrapper.PYTHON)
-    socket = templates.render(SOCKET, group=group, socket=PATH)
+    # One of an earlier version, or for another group, serves on those that it has, and ends.
+    door = SERVICE.replace("@", f"@{home.name}-{group}")
+    socket = templates.render(SOCKET, group=group, socket=PATH, service=door)
     # It would end what begins from now on.
     services.ensure_stopped(_LAST)
     # First, and last to go: while it is there, something of the rest may be.
     changed = files.ensure_file(COMMAND, _CLIENT.read_text(), mode=0o755)
     try:
-        # Read anew for each connection.
         changed |= services.ensure_template(SERVICE, service)
         renewed = services.ensure_unit(SOCKET, socket)
+        if renewed or services.show(SOCKET, "ActiveState")["ActiveState"] != "active":
+            # systemd begins to listen for no service that runs already.
+            services.ensure_stopped(door)
         changed |= services.ensure_running(SOCKET, restart=renewed) or renewed
     except process.CommandError as error:
         raise GpuRunError(

@@ -116,6 +116,44 @@ class Child:
         return self._process.poll() is not None
 
 
+class Server:
+    """A program beside this one whose stdin is somebody's connection. The rest it has of this one.
+
+    Args:
+        argv: the program's absolute path and its arguments.
+        connection: the descriptor; the program has one of its own.
+        env: its variables.
+
+    Raises:
+        OSError: it can't be started.
+    """
+
+    def __init__(
+        self,
+        argv: collections.abc.Sequence[str],
+        connection: int,
+        env: collections.abc.Mapping[str, str],
+    ) -> None:
+        self._process = subprocess.Popen(
+            list(argv), stdin=connection, env=dict(env), cwd="/", start_new_session=True
+        )
+        try:
+            self._held = os.pidfd_open(self._process.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor that can be read when it has ended."""
+        return self._held
+
+    def reap(self) -> int:
+        """Its exit status once it has ended; of a signal the number below zero."""
+        os.close(self._held)
+        return self._process.wait()
+
+
 _killed: typing.Final[list[Child]] = []
 
 

@@ -11,6 +11,8 @@ from tests.functional import lease_site, selftest_machine
 GROUP = "gpu-users"
 STORE = "/run/gpu-ci/leases/leases.json"
 UNITS = "gpu-ci-run@*.service"
+# Whether root's part of gpu-run serves anybody.
+SERVES = "pgrep -f -- '-m gpu_run$'"
 SLICE = "/gpurun.slice/gpu-run-"
 # As a hook does it, from a charm that lies in /srv/charm.
 DO = """

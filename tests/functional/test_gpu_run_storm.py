@@ -1,0 +1,105 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A member of gpu-run's group against the machine: storms of connections, and what others notice.
+
+Each storm is alice's. Meanwhile bob has a GPU by gpu-run, and root asks systemd.
+"""
+
+import json
+
+import pytest
+
+from tests.functional import run_machine, selftest_machine
+
+pytestmark = selftest_machine.NEEDS
+
+SOCKET = """
+import os, socket, time
+def connect(wait=True):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.setblocking(wait)
+    one.connect('/run/gpu-run.sock')
+    return one
+"""
+STORMS = {
+    "connect and close": """
+while True:
+    connect().close()
+""",
+    "connect and close by six processes, without a wait": """
+for _ in range(5):
+    if not os.fork(): break
+while True:
+    try: connect(wait=False).close()
+    except BlockingIOError: pass
+""",
+    "connect and hold": """
+held = []
+while True:
+    try: held.append(connect(wait=False))
+    except OSError: time.sleep(0.001)
+    del held[:-900]
+""",
+    "send before it is asked": """
+while True:
+    try:
+        with connect() as one: one.send(b'x' * 4000)
+    except OSError: pass
+""",
+    "stop a hundred that have connected": """
+for _ in range(100):
+    if not os.fork():
+        one = connect()
+        os.kill(os.getpid(), 19)
+time.sleep(1000)
+""",
+}
+# Times of what others do meanwhile, in seconds, and their exit statuses.
+MEASURE = """
+import json, subprocess, sys, time
+bob = "setpriv --reuid bob --regid bob --init-groups -- /usr/local/bin/gpu-run true".split()
+show = ["systemctl", "show", "-P", "ActiveState", "gpu-ci-run.socket"]
+told, end = {"gpu-run": [], "systemctl": []}, time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    for name, argv in (("gpu-run", bob), ("systemctl", show)):
+        begun = time.monotonic()
+        done = subprocess.run(argv, cwd="/", capture_output=True, text=True)
+        told[name].append((round(time.monotonic() - begun, 2), done.returncode, done.stderr))
+    time.sleep(0.5)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def box():
+    with run_machine.started("gpurunstorm") as box:
+        yield box
+        box.settle()
+
+
+def measure(box, seconds):
+    box.machine.write("/srv/measure.py", MEASURE)
+    argv = ["/usr/bin/python3", "/srv/measure.py", str(seconds)]
+    told = json.loads(box.machine.run(argv, timeout=300).stdout)
+    print({name: [one[0] for one in those] for name, those in told.items()})
+    return told
+
+
+@pytest.mark.parametrize("storm", STORMS)
+def test_a_storm_of_one_user_is_nothing_to_another_nor_to_systemd(box, storm):
+    calm = measure(box, 3)
+    box.machine.write("/srv/storm.py", SOCKET + STORMS[storm])
+    begin = "systemd-run -q --collect --unit=storm --slice=user.slice --uid=alice"
+    box.sh(f"{begin} python3 /srv/storm.py")
+    try:
+        told = measure(box, 15)
+    finally:
+        box.sh(
+            "systemctl kill -s KILL storm; while systemctl -q is-active storm; do sleep 0.2; done"
+        )
+    for name, those in told.items():
+        longest = 5 + 3 * max(took for took, _, _ in calm[name])
+        assert [one for one in those if one[1]] == []
+        assert max(took for took, _, _ in those) < longest, name
+    assert box.sh("systemctl show -P Result gpu-ci-run.socket").stdout == "success\n"
+    assert box.run("true").returncode == 0
