@@ -2,7 +2,8 @@
 # See LICENSE file for licensing details.
 """NVIDIA's container toolkit from NVIDIA's repository: one version, which nothing else moves.
 
-NVIDIA renews the subkeys of its key, so that is fetched, and taken only by its fingerprint.
+NVIDIA renews the subkeys of its key, so the key is fetched, and taken only if its primary key has
+the fingerprint that is pinned here.
 """
 
 import collections.abc
@@ -263,10 +264,18 @@ def _repository(plan: ToolkitPlan, key: str) -> repositories.Repository:
 def _wanted(plan: ToolkitPlan, have: _Key, progress: Progress) -> _Key:
     """The key to take the packages by: given, as it was taken before, or fetched."""
     if plan.key:
-        return have if have.given and have.text == openpgp.armoured(plan.key) else _given(plan)
-    if have.text and not have.given and not have.expired:
+        return _given(plan, have)
+    if have.text and not have.given and not have.expired and _is_nvidias(have.text):
         return have
     return _fetched(plan, progress)
+
+
+def _is_nvidias(text: str) -> bool:
+    """Whether a key that was taken is the one that is pinned: an older charm was deceived."""
+    try:
+        return openpgp.alone(text)[0] == FINGERPRINT
+    except openpgp.KeyUnreadableError:
+        return False
 
 
 def _renewed(plan: ToolkitPlan, have: _Key, progress: Progress) -> _Key:
@@ -294,9 +303,11 @@ def _fresher(plan: ToolkitPlan, before: _Key, key: _Key, progress: Progress) -> 
     return fresh if fresh.text != key.text else None
 
 
-def _given(plan: ToolkitPlan) -> _Key:
-    packages.ensure_installed("gpg")
+def _given(plan: ToolkitPlan, have: _Key) -> _Key:
     try:
+        if have.given and have.text == openpgp.alone(plan.key)[1]:
+            return have
+        packages.ensure_installed("gpg")
         key = openpgp.read(plan.key)
     except openpgp.KeyUnreadableError as error:
         raise ToolkitError(

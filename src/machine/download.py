@@ -289,6 +289,24 @@ def _failure(url: str, error: Exception, remedy: str) -> DownloadError | _Passin
     return _PassingError(str(error) or type(error).__name__)
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Goes where a server sends us on, but never from HTTPS to HTTP."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: typing.IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """The request that follows; an HTTPError if the new address is not encrypted any more."""
+        if req.type == "https" and urllib.parse.urlsplit(newurl).scheme != "https":
+            raise urllib.error.HTTPError(newurl, code, "sends on to plain HTTP", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _opener(url: str) -> urllib.request.OpenerDirector:
     found = process.proxies()
     host = urllib.parse.urlsplit(url).hostname or ""
@@ -300,7 +318,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     # Not build_opener, by which a server could send us on to ftp.
     for handler in (
         urllib.request.ProxyHandler(schemes), urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(), urllib.request.HTTPRedirectHandler(),
+        urllib.request.HTTPSHandler(), _Redirects(),
         urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
         urllib.request.UnknownHandler(),
     ):  # fmt: skip

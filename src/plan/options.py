@@ -233,6 +233,15 @@ def _toolkit_version(raw: Raw) -> str:
     return f"{version}-1" if version and "-" not in version else version
 
 
+def _toolkit_mirror(raw: Raw) -> str:
+    option = "nvidia-toolkit-mirror"
+    url = option_values.url(option, text(raw, option))
+    if url.lower().startswith("http:") and not text(raw, "nvidia-toolkit-key"):
+        remedy = "gives its key unencrypted: use https, or give the key with nvidia-toolkit-key"
+        raise OptionError(option, url, remedy)
+    return url
+
+
 def _minimums(raw: Raw) -> Minimums:
     return Minimums(
         number(raw, "min-gpu-memory-gib", 9999),
@@ -283,9 +292,7 @@ _READERS: typing.Final[Readers] = {
     "auto_reboot": lambda raw: bool(raw.get("auto-reboot", False)),
     "toolkit_version": _toolkit_version,
     "allow_vulnerable_toolkit": lambda raw: bool(raw.get("allow-vulnerable-toolkit", False)),
-    "toolkit_mirror": lambda raw: option_values.url(
-        "nvidia-toolkit-mirror", text(raw, "nvidia-toolkit-mirror")
-    ),
+    "toolkit_mirror": _toolkit_mirror,
     "toolkit_key": lambda raw: option_values.pgp_key(text(raw, "nvidia-toolkit-key")),
     "selftest_on_start": lambda raw: bool(raw.get("selftest-on-start", True)),
     "gpu_health": lambda raw: choice(raw, "gpu-health", HEALTH),

@@ -14,7 +14,7 @@ import tempfile
 import ops
 import pytest
 
-from tests.fakes import aptrepo
+from tests.fakes import aptrepo, forger
 from tests.functional.apt_machine import ALONE
 from tests.lab.park import Park
 
@@ -209,6 +209,34 @@ def test_other_keys_are_refused_with_both_fingerprints(host, mirror, before, oth
     mirror.mend()
 
 
+def deceptions(own, other):
+    """Keys of an attacker's that have to do with the pinned one, by what gpg tells of them."""
+    other.gpg("--import", stdin=own.public)
+    theirs, ours = (forger.taken_apart(key.public) for key in (other, own))
+    subkey = (forger.SUBKEY, ours[0][1])
+    name = (forger.USER_ID, f"fpr:::::::::{own.fingerprint}:".encode())
+    asked = f"addrevoker\n{own.fingerprint}\ny\nsave\n"
+    other.gpg("--command-fd", "0", "--edit-key", other.fingerprint, stdin=asked)
+    yield other.gpg("--armor", "--export", other.fingerprint), other.fingerprint
+    for more in ([subkey, theirs[-1]], [name, theirs[-1]]):
+        yield packed(theirs + more), other.fingerprint
+    for both in (theirs + ours, ours + theirs):
+        yield packed(both), "2 keys, not one"
+    yield packed([*ours, (forger.ATTRIBUTE, b"\x05\x01face"), *theirs]), "2 keys, not one"
+
+
+def packed(packets):
+    return forger.armour(b"".join(forger.packet(*packet) for packet in packets))
+
+
+def test_key_that_only_names_the_pinned_one_is_refused(host, mirror, before, other):
+    aptrepo.publish(mirror.archive, other)
+    for text, said in deceptions(mirror.key, other):
+        mirror.show_key(text)
+        assert said in host.refused()["error"]
+    mirror.mend()
+
+
 def test_unreachable_mirror_may_be_back_by_itself(host, before):
     host.serve(up=False)
     answer = host.refused()
@@ -245,6 +273,22 @@ def test_repository_signed_by_another_key_gives_nothing(host, mirror, before, ot
     assert "signature" in answer["error"]
     assert not answer["passes"]
     assert host.have() == {}
+    mirror.mend()
+
+
+def test_subkey_that_the_pinned_key_has_not_signed_signs_no_repository(
+    host, mirror, before, other
+):
+    """Its primary key is the right one, so it is taken, and apt has to refuse it."""
+    aptrepo.publish(mirror.archive, other)
+    theirs, ours = (forger.taken_apart(key.public) for key in (other, mirror.key))
+    for signature in (ours[-1], theirs[-1]):
+        mirror.show_key(packed([*ours, (forger.SUBKEY, theirs[0][1]), signature]))
+        answer = host.ensure("1.20.0-1")
+        assert "signature" in answer["error"]
+        assert not answer["passes"]
+        assert host.have() == {}
+        host.sh(f"test ! -e {SOURCE}")
     mirror.mend()
 
 

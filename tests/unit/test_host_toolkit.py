@@ -46,6 +46,10 @@ class Rooms:
             return self.key(text, fingerprint="F" * 40)
         return self.served
 
+    def alone(self, text):
+        fingerprints = {GIVEN.key: "F" * 40, "a false key": "0" * 40}
+        return fingerprints.get(text, toolkit.FINGERPRINT), text
+
     def ensure_repository(self, repository):
         changed, self.repository = self.repository != repository, repository
         return changed
@@ -73,7 +77,7 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(toolkit, "_RECORD", tmp_path / "state/toolkit.json")
     monkeypatch.setattr(download, "text", rooms.text)
     monkeypatch.setattr(openpgp, "read", rooms.read)
-    monkeypatch.setattr(openpgp, "armoured", lambda text: text)
+    monkeypatch.setattr(openpgp, "alone", rooms.alone)
     monkeypatch.setattr(repositories, "ensure", rooms.ensure_repository)
     monkeypatch.setattr(repositories, "uris", rooms.uris)
     monkeypatch.setattr(packages, "refresh", rooms.refresh)
@@ -114,6 +118,15 @@ def test_key_that_has_expired_is_renewed_without_any_need(rooms):
     assert ensure()
     assert (rooms.repository.key, rooms.asked) == ("renewed", 2)
     assert not ensure()
+
+
+def test_false_key_that_an_older_charm_took_is_not_kept(rooms):
+    ensure()
+    record = toolkit._RECORD.read_text()
+    toolkit._RECORD.write_text(record.replace('"text": "key"', '"text": "a false key"'))
+    rooms.served = rooms.key("the right key")
+    assert ensure()
+    assert (rooms.repository.key, rooms.asked) == ("the right key", 2)
 
 
 WRONG = {

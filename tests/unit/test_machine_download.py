@@ -8,6 +8,7 @@ import hashlib
 import http.client
 import http.server
 import itertools
+import ssl
 import threading
 import urllib.parse
 
@@ -15,6 +16,7 @@ import pytest
 import tenacity
 
 from machine import download
+from tests import certificates, once
 
 BODY = bytes(range(256)) * 16384  # 4 MiB
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -206,6 +208,33 @@ def test_disk_that_others_fill_meanwhile_is_not_left_full(server, tmp_path, monk
     with pytest.raises(download.DownloadError, match="is full: make room there"):
         download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_redirect_leads_from_https_to_http(server, tmp_path, monkeypatch):
+    """Who stands before the other server answers in its place."""
+    (tmp_path / "pem").write_text(certificates.made("127.0.0.1", signer=9) + once.rsa_key(1))
+    (tmp_path / "ca.crt").write_text(certificates.ca())
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "pem")
+    plain = server.url
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as safe:
+        safe.socket = context.wrap_socket(safe.socket, server_side=True)
+        safe.asked, safe.answers = [], ["redirect /other", f"redirect {plain}"] * 2
+        thread = threading.Thread(target=safe.serve_forever, args=(0.02,))
+        thread.start()
+        url = f"https://127.0.0.1:{safe.server_port}/file"
+        said = "answered 302 sends on to plain HTTP"
+        with pytest.raises(download.DownloadError, match=said) as caught:
+            download.text(url, 1 << 23, "Check it")
+        assert not caught.value.passes
+        with pytest.raises(download.DownloadError, match=said):
+            download.fetch(url, tmp_path / "file.tgz", SHA256, lambda _: None)
+        assert len(safe.asked) == 4
+        download.fetch(url, tmp_path / "file.tgz", SHA256, lambda _: None)
+        safe.shutdown()
+        thread.join()
+    assert server.asked == []
 
 
 def test_redirects_are_followed_as_far_as_they_lead_to_http(server, tmp_path):

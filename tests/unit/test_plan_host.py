@@ -217,6 +217,8 @@ def test_a_vendor_that_is_none_brings_nobodys_software():
         ("gpu-driver", "580-server; reboot", "is no driver"),
         ("nvidia-container-toolkit-version", "latest", "is no version: use one such as 1.20.0-1"),
         ("nvidia-toolkit-mirror", "ftp://x", "is no URL: use http://HOST or https://HOST"),
+        ("nvidia-toolkit-mirror", "http://x", "gives its key unencrypted: use https, or give the"),
+        ("nvidia-toolkit-mirror", "HTTP://x", "gives its key unencrypted"),
         ("nvidia-toolkit-key", "abc", "is no public key in ASCII armour"),
     ],
 )
