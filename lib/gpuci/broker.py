@@ -35,9 +35,19 @@ class Request:
         kind, who, pid_file: as its Holder is to have them.
         named: the ids of the very devices that it wants; empty: any. There are as many of them as
             the decision says that are asked for, each once.
+        unfit: the ids of devices that are of no use to it, each with what it `is`.
     """
 
-    __slots__ = ("bundle", "cgroups_path", "container", "kind", "named", "pid_file", "who")
+    __slots__ = (
+        "bundle",
+        "cgroups_path",
+        "container",
+        "kind",
+        "named",
+        "pid_file",
+        "unfit",
+        "who",
+    )
 
     def __init__(self, container: str, bundle: str, cgroups_path: str) -> None:
         self.container = container
@@ -47,6 +57,7 @@ class Request:
         self.who = ""
         self.pid_file = ""
         self.named: list[str] = []
+        self.unfit: dict[str, str] = {}
 
 
 def acquire(
@@ -232,7 +243,7 @@ def _usable(policy: Policy, decision: Decision, request: Request) -> tuple[list[
         Refused: there are fewer than asked for, or none of a name; asking for all asks for one at
             least.
     """
-    cordoned, asked = policy.cordoned(decision.container), decision.asked
+    cordoned, asked = request.unfit | policy.cordoned(decision.container), decision.asked
     usable = [device for device in policy.devices if device.id not in cordoned]
     count = 1 if asked is None else asked
     missing = {*request.named} - {device.id for device in usable}

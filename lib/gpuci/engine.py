@@ -141,6 +141,8 @@ def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
         rootfs.check_files(config, bundle, _NOUN)
     request = _request(call, bundle, spec.cgroups_path(config))
     request.who, request.named = facts.who(call.container), named
+    variables = engine_wish.variables(config.get("process"), facts)
+    request.unfit = wrapper.unfit(policy, variables, config, bundle)
     return _grant(
         paths, _Made(config=bare, path=path, nodes=nodes, facts=facts), request, decision
     )

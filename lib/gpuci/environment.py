@@ -50,6 +50,30 @@ DOOR_PREFIX = "DOCKER_RESOURCE_"  # what swarm-resource commonly names
 LOADER = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
 
 
+# What an image requires of driver and GPU; require.py reads it. Tegra's variables list mounts
+# (nvidia-container-toolkit 1.20 internal/config/image/cuda_image.go).
+_REQUIRE, _REQUIRE_TEGRA = "NVIDIA_REQUIRE_", "NVIDIA_REQUIRE_JETPACK"
+_REQUIRE_NOTHING = "NVIDIA_DISABLE_REQUIRE"
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's strconv.ParseBool
+
+
+class Requirement:
+    """Something that is required of driver and GPU.
+
+    Attributes:
+        name: the variable that says so.
+        text: its value; of CUDA_VERSION what it means.
+        authors: whether the pipeline's author, or whoever started the container, wrote it.
+    """
+
+    __slots__ = ("authors", "name", "text")
+
+    def __init__(self, name: str, text: str, *, authors: bool) -> None:
+        self.name = name
+        self.text = text
+        self.authors = authors
+
+
 class Variables:
     """A container's variables in their order, each with its writer.
 
@@ -115,6 +139,29 @@ class Variables:
                         f"not have: it has {count}, counted from 0; the {how} {COUNT} asks for "
                         "more"
                     )
+
+    def required(self) -> list[Requirement]:
+        """What they require of driver and GPU; of a name that is there twice the last counts.
+
+        An image from before NVIDIA_REQUIRE_CUDA says by CUDA_VERSION for which CUDA it was made,
+        and runs on each driver of that major version (CUDA Compatibility, "Minor Version
+        Compatibility", from CUDA 11 on). As a param that name is a build's own.
+        """
+        last = {name: (entry.partition("=")[2], authors) for name, entry, authors in self.entries}
+        if last.get(_REQUIRE_NOTHING, ("", False))[0] in _TRUE:
+            return []
+        found = [
+            Requirement(name, value, authors=authors)
+            for name, (value, authors) in last.items()
+            if name.startswith(_REQUIRE) and not name.startswith(_REQUIRE_TEGRA)
+        ]
+        version, authors = last.get("CUDA_VERSION", ("", True))
+        if not authors and not last.get(f"{_REQUIRE}CUDA", ("", False))[0]:
+            major, minor, *_ = (*version.removeprefix("v").split(".", 2), "0")
+            if all(part.isdecimal() and part.isascii() for part in (major, minor)):
+                least = f"{major}.0" if len(major) > 1 and major > "10" else f"{major}.{minor}"
+                found.append(Requirement("CUDA_VERSION", f"cuda>={least}", authors=False))
+        return found
 
     def with_(self, ours: dict[str, str], unwanted: tuple[str, ...] = ()) -> list[str]:
         """The entries with exactly one of each variable in `ours`.

@@ -24,12 +24,14 @@ class Device:
         id: its UUID (`GPU-...`, `MIG-...`), or `PCI-<address>` where the maker gives none.
         gpu: the id of the GPU that it is, or is a part of.
         model: the GPU's product name.
+        arch: its compute capability, such as `8.0`, and
+        brand: its brand as NVIDIA_REQUIRE_* names it, such as `tesla`; empty: not known.
         nodes: paths of the device nodes that a container needs; empty where a runtime knows them.
         watched: paths of those device nodes that are nobody's but this device's: who has one open
             uses this device. Empty where there is none, as with a MIG device.
     """
 
-    __slots__ = ("gpu", "id", "index", "model", "nodes", "watched")
+    __slots__ = ("arch", "brand", "gpu", "id", "index", "model", "nodes", "watched")
 
     def __init__(
         self, index: int, name: str, gpu: str, model: str, nodes: list[str], watched: list[str]
@@ -38,6 +40,7 @@ class Device:
         self.id = name
         self.gpu = gpu
         self.model = model
+        self.arch = self.brand = ""
         self.nodes = nodes
         self.watched = watched
 
@@ -55,12 +58,14 @@ class Policy:
         vendor: how these GPUs are handed out.
         nvidia_runtime: absolute path of nvidia-container-runtime; empty for other makers' GPUs.
         config_home: the folder that holds its private `nvidia-container-runtime/config.toml`.
+        driver: version of NVIDIA's driver when the policy was written, and
+        cuda: the highest CUDA version of that driver; empty: not known.
         cordons: folders with a file `<GPU's id>.json` for each GPU that is out of use.
         devices: what tasks may have, each id once.
     """
 
     __slots__ = (
-        "config_home", "cordons", "devices", "exclusive", "gpus_per_task",
+        "config_home", "cordons", "cuda", "devices", "driver", "exclusive", "gpus_per_task",
         "hijack_limit", "nvidia_runtime", "privileged", "vendor", "wait_timeout",
     )  # fmt: skip
 
@@ -83,6 +88,7 @@ class Policy:
         self.vendor: Vendor = vendor
         self.nvidia_runtime = text(found.get("nvidia_runtime"))
         self.config_home = text(found.get("config_home"))
+        self.driver, self.cuda = text(found.get("driver")), text(found.get("cuda"))
         if vendor.by_runtime:
             for path in (self.nvidia_runtime, self.config_home):
                 _check_path(path)
@@ -164,6 +170,7 @@ def _devices(gpus: list[object], vendor: Vendor) -> list[Device]:
         for name in map(text, items(gpu.get("devices"))):
             watched = own if name == whole else []  # a part shares them with the other parts
             device = Device(index, _checked_id(name, vendor), whole, model, nodes, watched)
+            device.arch, device.brand = text(gpu.get("arch")), text(gpu.get("brand"))
             devices.setdefault(name, device)
     if not devices:
         raise ValueError(

@@ -32,7 +32,8 @@ _OPENED = (
     *("/etc/ld-musl-x86_64.path", "/etc/ld-musl-aarch64.path"),
 )
 # Folders of which they open every file whose name begins so.
-_OPENED_IN = {"/etc/ld.so.conf.d": "", "/usr/local/cuda/compat": "libcuda.so"}
+_COMPATIBILITY, _LIBCUDA = "/usr/local/cuda/compat", "libcuda.so."
+_OPENED_IN = {"/etc/ld.so.conf.d": "", _COMPATIBILITY: "libcuda.so"}
 
 _BIND = frozenset({"bind", "rbind"})
 _MOST_LINKS = 40  # the kernel's own limit (path_resolution(7)); with more nothing can be opened
@@ -105,6 +106,25 @@ def check_files(config: dict[str, object], bundle: str, noun: str = "task") -> N
                 f"{path[:200]} in this {noun}'s image is no plain file, and what brings the GPU "
                 "in would wait for it for ever: take it out of the image"
             )
+
+
+def own_drivers(config: dict[str, object], bundle: str) -> list[str]:
+    """The versions of libcuda that an image has for older drivers, as by its package cuda-compat.
+
+    Args:
+        config: the container's config.json.
+        bundle: the folder that it lies in.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    root = _root(config, bundle)
+    folder = root and _View(root, config, bundle).find(_COMPATIBILITY)
+    try:
+        names = os.listdir(folder) if folder else []
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    return [name[len(_LIBCUDA) :] for name in names if name.startswith(_LIBCUDA)]
 
 
 class _View:

@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpuci.environment import Variables
+
 
 class Paths:
     """Where things are, as the front passes them.
@@ -98,6 +100,7 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
         else:
             rootfs.check_files(config, bundle)
             request = broker.Request(call.container, bundle, spec.cgroups_path(config))
+            request.unfit = unfit(allowed, spec.variables(config.get("process")), config, bundle)
             granted = broker.acquire(store, host, _policies(paths, allowed), request, decision)
             journal.intruders(paths.log, host.intruders, granted.ids)
         replace(path, spec.at_create(config, granted), like=path)
@@ -179,6 +182,25 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
     if decision.asked != 0 and runtime and not os.access(runtime, os.X_OK):
         raise no_runtime(runtime)
     return allowed, config
+
+
+def unfit(
+    policy: Policy, variables: Variables, config: dict[str, object], bundle: str
+) -> dict[str, str]:
+    """The devices without what a container requires, by id, each with what it `is`.
+
+    Raises:
+        Refused: no device has it, or it can't be read.
+        OSError: that can't be told.
+    """
+    required = variables.required() if policy.vendor.by_runtime else []
+    if not required:
+        return {}
+    from gpuci import require  # noqa: PLC0415 - most images require nothing
+
+    return require.unfit(
+        policy, required, variables.noun, lambda: rootfs.own_drivers(config, bundle)
+    )
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> Refused:

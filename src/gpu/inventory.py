@@ -64,6 +64,8 @@ class Gpu:
             0 where it reports none, as for GPUs that share the machine's memory.
         pci_address: domain, bus, device, function in lower case, such as `0000:01:00.0`.
         minor: the minor number N of `/dev/nvidiaN`; -1 for the others, which have no such thing.
+        arch: CUDA's compute capability, such as `8.0`; empty for the others, or if unknown.
+        brand: NVIDIA's brand as NVIDIA_REQUIRE_* names it, such as `tesla`; empty the same.
         mig_enabled: whether MIG mode is on: then the card itself can't be handed out.
         mig: its MIG devices; empty unless MIG mode is on.
         nodes: absolute paths of the device nodes that a container needs, by names that survive a
@@ -80,6 +82,8 @@ class Gpu:
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
     nodes: tuple[str, ...] = ()
+    arch: str = ""
+    brand: str = ""
 
     @property
     def devices(self) -> tuple[str, ...]:

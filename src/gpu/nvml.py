@@ -12,6 +12,12 @@ import typing
 
 from gpu.inventory import Gpu, MigDevice, State, Vendor
 
+# What libnvidia-container calls NVML's brands (src/driver.c), in lower case, by their number in
+# nvml.h (nvmlBrandType_t).
+_BRANDS: typing.Final = (
+    *("unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan", "vapps", "vpc", "vcs"),
+    *("vws", "cloudgaming", "quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx"),
+)
 _MAPS: typing.Final = pathlib.Path("/proc/self/maps")
 
 
@@ -145,6 +151,8 @@ def _gpu(nvml: typing.Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     mig_enabled = bool((if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
+    arch = if_supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle) or ()
+    brand: int | None = if_supported(nvml, nvml.nvmlDeviceGetBrand, handle)
     return Gpu(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -155,6 +163,8 @@ def _gpu(nvml: typing.Any, index: int) -> Gpu:
         minor=nvml.nvmlDeviceGetMinorNumber(handle),
         mig_enabled=mig_enabled,
         mig=tuple(_mig_devices(nvml, handle)) if mig_enabled else (),
+        arch=".".join(map(str, arch)),
+        brand=dict(enumerate(_BRANDS)).get(-1 if brand is None else brand, ""),
     )
 
 

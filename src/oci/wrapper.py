@@ -183,6 +183,8 @@ def policy_text(gpu: GpuPlan | None) -> str:
         "vendor": gpu.gpus[0].vendor.value,
         "nvidia_runtime": gpu.nvidia_runtime,
         "config_home": str(CONFIG),
+        "driver": gpu.driver,
+        "cuda": gpu.cuda,
         "cordons": [str(CORDONS), str(quarantine.PATH)],
         "gpus": [
             {
@@ -192,6 +194,8 @@ def policy_text(gpu: GpuPlan | None) -> str:
                 "devices": list(one.devices),
                 "nodes": list(one.nodes),
                 "minor": one.minor if one.minor >= 0 else None,
+                "arch": one.arch,
+                "brand": one.brand,
             }
             for one in gpu.gpus
         ],

@@ -105,6 +105,8 @@ class GpuPlan:
         wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
         hijack_limit: how long a hijack may keep them after the step, in seconds; 0: no limit.
         privileged_tasks: `no-gpu` or `gpu`.
+        driver: version of NVIDIA's driver, and
+        cuda: the highest CUDA version of it; empty for other vendors' GPUs, or if unknown.
     """
 
     gpus: tuple[Gpu, ...]
@@ -114,6 +116,8 @@ class GpuPlan:
     wait_timeout: int = 240
     hijack_limit: int = 1800
     privileged_tasks: str = "no-gpu"
+    driver: str = ""
+    cuda: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

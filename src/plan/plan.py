@@ -65,7 +65,7 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
         return None
     if gpus.are_all_quarantined(state, choice):
         problems.append(Problem(Reason.ALL_QUARANTINED))
-    options, toolkit = state.options, state.machine.toolkit
+    options, toolkit, inventory = state.options, state.machine.toolkit, state.inventory
     by_runtime = choice.gpus[0].vendor is Vendor.NVIDIA
     return GpuPlan(
         gpus=choice.gpus,
@@ -75,6 +75,8 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
         wait_timeout=concourse.wait_timeout(state),
         hijack_limit=60 * options.hijack_gpu_limit,
         privileged_tasks=options.privileged_tasks,
+        driver=inventory.driver if by_runtime and inventory else "",
+        cuda=inventory.cuda if by_runtime and inventory else "",
     )
 
 

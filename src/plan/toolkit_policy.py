@@ -97,7 +97,8 @@ FAULTS: typing.Final = (
         "The mode auto is jit-cdi: the toolkit ignores NVIDIA_DRIVER_CAPABILITIES and "
         "NVIDIA_REQUIRE_*, PCI addresses name no GPU, and kind with nvkind before its #66 fails "
         "at umount /proc/driver/nvidia.",
-        "Tasks see every library of the driver. The wrapper names GPUs by UUID.",
+        "Containers see every library of the driver. The charm's runtime checks "
+        "NVIDIA_REQUIRE_* and names GPUs by UUID.",
     ),
     Fault(
         (),

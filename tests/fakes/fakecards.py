@@ -54,7 +54,8 @@ MODULES = {
 # What `fakegpu set` changes; nvml/health.h has the healthy values.
 SETTABLE = """
     uuid model memory-mib memory-used-mib minor partitions pci pci-device pci-class
-    compute-capability mig-capable mig-max mig-profile persistence-mode power-mw power-limit-mw
+    compute-capability brand mig-capable mig-max mig-profile persistence-mode power-mw
+    power-limit-mw
     temperature temperature-slowdown temperature-shutdown temperature-margin sm-clock-mhz
     sm-clock-max-mhz throttle-reasons pcie-width pcie-width-max pcie-gen pcie-gen-max processes
     graphics-processes ecc-mode ecc-corrected-volatile ecc-corrected-aggregate
@@ -96,6 +97,7 @@ class Card:
     pci_device: str = "0x20b2"
     pci_class: str = "0x030200"
     compute_capability: str = "8.0"
+    brand: int = 14  # of nvml.h's nvmlBrandType_t: NVIDIA, as an A100's
     driver: str = "nvidia"  # or amdgpu, i915, xe, vfio-pci, nouveau, none
     # fallen-off-bus, nvml-only (the driver has it and does not answer), taken-away (this container
     # has its nodes no more)

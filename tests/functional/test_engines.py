@@ -11,6 +11,7 @@ import json
 
 import pytest
 
+from tests.fakes import DRIVER_VERSION
 from tests.functional.containerd_worker import UUIDS
 from tests.functional.engine_looks import (
     BOTH,
@@ -160,6 +161,24 @@ def test_it_is_refused_in_words(machine, engine):
     assert "can't tell which GPUs" in said("-e", "GPU_COUNT=1")
     # None of that is a reason to stop who asks for nothing.
     assert look(machine, engine, PLAIN)[0] == NONE
+
+
+@BOTH
+def test_what_an_image_requires_of_the_driver_is_checked(machine, engine):
+    """The kernel of this machine shows driver 580.95.05, and the charm has asked NVML for CUDA."""
+    machine.install(0, 1, driver=DRIVER_VERSION, cuda="13.0")
+    machine.load("needy", "NVIDIA_REQUIRE_CUDA=cuda>=13.1 driver>=590", "CUDA_VERSION=13.1.0")
+    asks = ("-e", "GPU_COUNT=1")
+    said = refused(machine, engine, *asks, "lab.test/needy")
+    assert "this container's image requires cuda>=13.1 or another combination" in said
+    assert f"this worker has CUDA 13.0, NVIDIA's driver {DRIVER_VERSION}: " in said
+    assert machine.leases()["holders"] == {}
+    off = ("-e", "NVIDIA_DISABLE_REQUIRE=true")
+    assert look(machine, engine, *asks, *off, "lab.test/needy")[0] == only(0)
+    # A driver that came after the charm's last look can do no less than the kernel shows.
+    machine.install(0, 1, driver="575.57.08", cuda="12.9")
+    assert look(machine, engine, *asks, "lab.test/needy")[0] in (only(0), only(1))
+    assert look(machine, engine, "lab.test/needy")[0] == NONE
 
 
 def wait_for(machine, count):

@@ -88,9 +88,18 @@ def test_two_gpus_with_all_that_is_said_of_them(detect):
             "mig_enabled": False,
             "mig": [],
             "nodes": [],
+            "arch": "8.0",
+            "brand": "nvidia",
         }
         for index, model, memory in [(0, "NVIDIA A100-SXM4-80GB", 81920), (1, "Tesla T4", 15360)]
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "brand"), [(0, "unknown"), (2, "tesla"), (5, "geforce"), (16, "titanrtx"), (99, "")]
+)
+def test_the_brand_by_the_name_that_images_require_it_by(detect, number, brand):
+    assert detect(Card(brand=number))["gpus"][0]["brand"] == brand
 
 
 @pytest.mark.parametrize("version", ["12.9", "11.8", "13.0"])

@@ -30,7 +30,8 @@ def devices(found):
 
 
 def test_the_policy_word_for_word():
-    made = GpuPlan((gpu(0), sliced(3, "1g.10gb", "1g.10gb")), RUNTIME)
+    cards = gpu(0, arch="8.0", brand="nvidia"), sliced(3, "1g.10gb", "1g.10gb")
+    made = GpuPlan(cards, RUNTIME, driver="535.183.01", cuda="12.2")
     model = "NVIDIA A100-SXM4-80GB"
     assert json.loads(wrapper.policy_text(made)) == {
         "version": 3,
@@ -42,6 +43,8 @@ def test_the_policy_word_for_word():
         "vendor": "nvidia",
         "nvidia_runtime": RUNTIME,
         "config_home": "/etc/gpu-ci",
+        "driver": "535.183.01",
+        "cuda": "12.2",
         "cordons": ["/run/gpu-ci/cordons", "/var/lib/gpu-ci/quarantine"],
         "gpus": [
             {
@@ -51,6 +54,8 @@ def test_the_policy_word_for_word():
                 "devices": ["GPU-0"],
                 "nodes": [],
                 "minor": 0,
+                "arch": "8.0",
+                "brand": "nvidia",
             },
             {
                 "index": 3,
@@ -59,13 +64,18 @@ def test_the_policy_word_for_word():
                 "devices": ["MIG-3-0", "MIG-3-1"],
                 "nodes": [],
                 "minor": 3,
+                "arch": "",
+                "brand": "",
             },
         ],
     }
 
 
 def test_the_back_end_reads_what_the_charm_writes(tmp_path):
-    found = read(tmp_path, gpu(0), sliced(3, "1g.10gb", "1g.10gb"))
+    cards = gpu(0, arch="8.0", brand="nvidia"), sliced(3, "1g.10gb", "1g.10gb")
+    found = read(tmp_path, *cards, driver="535.183.01", cuda="12.2")
+    assert (found.driver, found.cuda) == ("535.183.01", "12.2")
+    assert [(one.arch, one.brand) for one in found.devices[:2]] == [("8.0", "nvidia"), ("", "")]
     assert (found.nvidia_runtime, found.config_home) == (RUNTIME, "/etc/gpu-ci")
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.hijack_limit, found.privileged) == (1800, False)

@@ -50,6 +50,8 @@ def test_the_options_become_policy():
         wait_timeout=60,
         hijack_limit=300,
         privileged_tasks="gpu",
+        driver="580.95.05",
+        cuda="13.0",
     )
 
 
@@ -61,6 +63,7 @@ def test_other_vendors_have_no_runtime_even_where_nvidias_is(vendor):
         made = plan.make(found)
         assert made.problems == ()
         assert (made.gpu.gpus, made.gpu.nvidia_runtime) == ((card,), "")
+        assert (made.gpu.driver, made.gpu.cuda) == ("", "")
         assert made.worker.wrapped
         assert note(found) == f"1x {vendor.display}"
 

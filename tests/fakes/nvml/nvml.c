@@ -261,6 +261,11 @@ rc nvmlDeviceGetPciInfo_v3(dev d, struct pci *to)
     return OK;
 }
 
+rc nvmlDeviceGetBrand(dev d, unsigned *to)
+{
+    return small(d, "brand", "14", to); /* NVML_BRAND_NVIDIA, as an A100's */
+}
+
 rc nvmlDeviceGetCudaComputeCapability(dev d, int *major, int *minor)
 {
     char text[TEXT];
