@@ -34,6 +34,9 @@ from selftest.check import Level
 # How long the action follows a self-test, in seconds: it holds Juju's lock on the machine.
 _FOLLOWED: typing.Final = 600
 
+# From where on juju run folds a line, in characters, less the name of the result (juju 4.0.15).
+_FOLDED: typing.Final = 80 - len("next: ")
+
 Results = dict[str, str]
 
 
@@ -380,9 +383,21 @@ def run(name: str, call: Call) -> Results:
         ActionError: if it can't do what it was asked for.
     """
     try:
-        return ALL[name](call)
+        return _pasteable(ALL[name](call))
+    except ActionError as error:
+        error.results = _pasteable(error.results)
+        raise
     except (process.CommandError, OSError) as error:
         raise ActionError(f"{error}: {attempts.where(error, call.unit)}") from error
+
+
+def _pasteable(results: Results) -> Results:
+    """Results whose next command Juju shows in one line.
+
+    It folds a longer one at a space, but leaves the lines of a text as they are.
+    """
+    command = results.get("next", "")
+    return results | {"next": f"{command}\n"} if len(command) > _FOLDED else results
 
 
 CHANGING: typing.Final = frozenset({

@@ -130,6 +130,11 @@ class _AsJuju(yaml.SafeDumper):
 _AsJuju.add_representer(str, _AsJuju.represent_text)
 
 
+def as_juju(results: dict[str, object]) -> str:
+    """An action's results as juju run prints them: a long line is folded at a space."""
+    return yaml.dump(results, Dumper=_AsJuju, width=80, allow_unicode=True)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run an action and print its results; as with Juju only a crash is a failure of ours."""
     params = pairs(args.values, "parameters")
@@ -144,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     if row["status"] != "completed":
         print(f"Action id {action} failed: {row['message']}")
     if results:
-        print(yaml.dump(results, Dumper=_AsJuju, width=sys.maxsize, allow_unicode=True), end="")
+        print(as_juju(results), end="")
     if status:
         print(f'lab: task "{action}" failed with return code {status}', file=sys.stderr)
     return 1 if status else 0

@@ -144,7 +144,7 @@ def test_options_are_typed_and_only_a_change_is_told(model, deploy):
 
 
 def test_resources_are_files_and_empty_ones_not_given(model, deploy, tmp_path):
-    blob = tmp_path / "some"
+    blob = tmp_path / "some.bin"
     blob.write_text("content")
     deploy("one", resources={"blob": blob})
     deploy("two")
@@ -155,6 +155,28 @@ def test_resources_are_files_and_empty_ones_not_given(model, deploy, tmp_path):
     model.controller.settle()
     assert hooks_of(model, "two/0")[-2:] == ["upgrade-charm", "config-changed"]
     assert run_script(model, "two/0", 'cat "$(resource-get blob)"') == "content"
+
+
+def test_what_fails_to_give_a_resource_empties_it(model, deploy, tmp_path):
+    """A file of another extension, and a deployment under a name that exists."""
+    size = 'stat -c %s "$(resource-get blob)"'
+    blob = tmp_path / "some.bin"
+    blob.write_text("content")
+    deploy("one", resources={"blob": blob})
+    model.controller.settle()
+    blob.rename(tmp_path / "some.txt")
+    forget_hooks(model, "one/0")
+    with pytest.raises(WrongUse, match=r'some.txt", expected ".bin"'):
+        model.attach_resource("one", "blob", tmp_path / "some.txt")
+    assert run_script(model, "one/0", size) == "0\n"
+
+    (tmp_path / "some.txt").rename(blob)
+    model.attach_resource("one", "blob", blob)
+    model.controller.settle()
+    assert run_script(model, "one/0", size) == "7\n"
+    with pytest.raises(WrongUse, match="application 'one' is there already"):
+        deploy("one")
+    assert run_script(model, "one/0", size) == "0\n"
 
 
 # What a machine's own service does that wakes its unit.

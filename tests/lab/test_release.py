@@ -83,8 +83,8 @@ def test_a_release_that_does_not_come_leaves_the_one_that_runs(site, tarball, tm
         path = tmp_path / name / FILE
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
-    (tmp_path / "empty").touch()
-    site.lab.model.attach_resource("worker", "concourse", tmp_path / "empty")
+    (tmp_path / "empty.tgz").touch()
+    site.lab.model.attach_resource("worker", "concourse", tmp_path / "empty.tgz")
     with served(site, tmp_path) as url:
         site.configure(
             release_mirror=f"{url}/damaged", concourse_sha256=hashlib.sha256(whole).hexdigest()

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """The operator's actions at the charm's door, and what it makes of their parameters."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -15,6 +16,7 @@ from oci import leases, quarantine, wrapper
 from plan.parts import GpuPlan
 from selftest import results, service, settings
 from selftest.check import Check, Level, Outcome
+from tests.lab.commands_model import as_juju
 from tests.unit.situations import GPUS, RUNTIME, database, state, tsa
 
 # Wrong in every part of the unit but the GPUs'.
@@ -293,3 +295,22 @@ def test_a_unit_that_runs_web_alone_is_sent_no_further_than_to_the_worker(
     with pytest.raises(testing.ActionFailed, match="a unit of the worker application") as failed:
         context.run(action, state("web", [database()]))
     assert "enable-gpu" not in failed.value.message
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_next_command_can_be_pasted_out_of_what_juju_prints(
+    context, rooms, monkeypatch, fails
+):
+    path = "/var/backups/gpu-ci/web-0-20261124_104123.tar"
+    command = f"juju ssh --pty=false web/0 sudo cat {path} > web-0-20261124_104123.tar"
+
+    def backup(*_):
+        if fails:
+            raise actions.ActionError("no", {"next": command})
+        return {"next": command}
+
+    monkeypatch.setattr(actions.backups, "backup", backup)
+    with contextlib.suppress(testing.ActionFailed):
+        context.run(context.on.action("backup"), state("web", [database()]))
+    lines = as_juju(context.action_results).splitlines()
+    assert command in map(str.strip, lines)

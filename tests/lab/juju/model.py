@@ -94,6 +94,7 @@ class Model:
         Raises:
             WrongUse: a name, option, resource or machine that cannot be.
         """
+        self._empty_again(app, resources or {})
         self._check_name(app)
         if units < 1:
             raise WrongUse(f"cannot deploy {units} units: use 1 or more")
@@ -146,6 +147,16 @@ class Model:
         marks = ", ".join("?" * len(row))
         sql = f"INSERT INTO application ({columns}) VALUES ({marks})"
         self.store.do(sql, *row.values())
+
+    def _empty_again(self, app: str, given: Mapping[str, pathlib.Path]) -> None:
+        """Empty the resources of an application that exists, as Juju does before it refuses."""
+        if self.store.row("SELECT 1 FROM application WHERE name = ?", app):
+            with self.store.transaction():
+                for name, filename in charmfile.CharmMeta(
+                    **self.store.meta(app)
+                ).resources.items():
+                    if name not in given:
+                        self._attach(app, name, filename, None)
 
     def _check_name(self, app: str) -> None:
         if not APP_NAME.fullmatch(app):
@@ -335,12 +346,22 @@ class Model:
     def attach_resource(self, app: str, name: str, path: pathlib.Path) -> None:
         """Give an application another file; its units get upgrade-charm and config-changed.
 
+        A file of another extension is refused, and the resource is empty then.
+
         Raises:
-            WrongUse: no such application, resource or file.
+            WrongUse: no such application, resource or file, or its extension is another one.
         """
         self.application(app)
         meta = charmfile.CharmMeta(**self.store.meta(app))
         check_files(meta, {name: path})
+        wanted = pathlib.PurePath(meta.resources[name]).suffix
+        if path.suffix != wanted:
+            with self.store.transaction():
+                self._attach(app, name, meta.resources[name], None)
+            raise WrongUse(
+                f'failed to upload resource "{name}": incorrect extension on resource upload '
+                f'"{path}", expected "{wanted}"'
+            )
         with self.store.transaction():
             self._attach(app, name, meta.resources[name], path)
             self._tell_all(app, "upgrade-charm")
