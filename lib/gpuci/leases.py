@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         looked: dict[str, str]
         """Of which ended holders it was seen who has their devices open; see usage.Host."""
 
+        mark: tuple[Call, float] | None
+        """What these are marked with."""
+
         def me(self) -> Call:
             """The process that asks."""
             ...
@@ -96,14 +99,13 @@ def decide(store: Store, host: Facts, decision: Callable[[Table], Outcome]) -> O
     Raises:
         OSError, ValueError, Refused: as the store and the decision do.
     """
-    mark = None
     while True:
         with store as table:
-            _unmark(table, host, mark)
+            _unmark(table, host)
             try:
                 return decision(table)
             except UnseenError as unseen:
-                mark = (host.me(), host.now())
+                host.mark = (host.me(), host.now())
                 ending = {name: table.holders[name] for name in unseen.names}
                 leased = [
                     holder.cgroup
@@ -111,12 +113,13 @@ def decide(store: Store, host: Facts, decision: Callable[[Table], Outcome]) -> O
                     if holder.cgroup and name not in ending
                 ]
                 for holder in ending.values():
-                    holder.handing = mark
+                    holder.handing = host.mark
         host.look(ending, leased)
 
 
-def _unmark(table: Table, host: Facts, mark: tuple[Call, float] | None) -> None:
+def _unmark(table: Table, host: Facts) -> None:
     """Take back a mark, and what was seen of holders that do not bear it any more."""
+    mark, host.mark = host.mark, None
     kept = {name for name, holder in table.holders.items() if mark and holder.handing == mark}
     for name in kept:
         table.holders[name].handing = None

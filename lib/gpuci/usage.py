@@ -41,6 +41,7 @@ class Host:
             another's lease open.
         looked: the holders of which `look` has seen who has their devices open: why these can't
             go on to others, or empty.
+        mark: what these holders are marked with meanwhile, as Holder.handing; see leases.decide.
 
     Args:
         root: where /proc lies, and what the paths of bundles and mounts are below; for recorded
@@ -50,6 +51,7 @@ class Host:
     def __init__(self, root: str = "") -> None:
         self.intruders: list[str] = []
         self.looked: dict[str, str] = {}
+        self.mark: tuple[Call, float] | None = None
         self._root = root
         self._ticks = os.sysconf("SC_CLK_TCK")
 

@@ -37,6 +37,17 @@ class Parked(BaseException):
     """The call under way sleeps until its next look."""
 
 
+class Looks(BaseException):
+    """The call under way looks who has devices open, without the lock."""
+
+
+class Host(usage.Host):
+    """The real one, but that what its look says is told when the call goes on."""
+
+    def look(self, ending, leased):
+        raise Looks(self.mark, [*ending])
+
+
 class Environment:
     """What the modules see of a world while one call decides in it.
 
@@ -44,6 +55,7 @@ class Environment:
         die_at: the side effect, counted from 0, in front of which the call is killed.
         meanwhile: (reads, function of the world): what happens after so many reads of files.
         used: the names of the containers that used their devices when the decision began.
+        look: what the decision left that began to look: the mark, and the holders' names.
     """
 
     def __init__(self, world):
@@ -52,6 +64,7 @@ class Environment:
         self.used = []
         self.die_at, self.effects = None, 0
         self.meanwhile, self.reads = None, 0
+        self.look = None
 
     def effect(self):
         if self.effects == self.die_at:
@@ -225,7 +238,7 @@ def allowed_in(world, patience):
             "model": "A100",
             "devices": [name],
             "nodes": [],
-            "minor": None,
+            "minor": index if world.watched else None,
         }
         for index, name in enumerate(world.devices)
     ]
@@ -246,7 +259,7 @@ def allowed_in(world, patience):
     )
 
 
-def decide(environment, container, number=None, *, kind="create", patience=240):
+def decide(environment, container, number=None, *, kind="create", patience=240, look=None):
     """Have the real code decide on a call for a container; what came of it.
 
     Args:
@@ -255,8 +268,11 @@ def decide(environment, container, number=None, *, kind="create", patience=240):
         number: of the exec; None if it is none.
         kind: what that call does, if it is no exec: `create`, `reserve` or `give back`.
         patience: for how long a create may wait, in seconds.
+        look: the mark of a look that is over, and what it says of each holder.
     """
     world = environment.world
+    environment.look, host = None, Host()
+    host.mark, host.looked = (look[0], {**look[1]}) if look else (None, {})
     whose = "exec" if number is not None else "create"
     if kind in ("reserve", "give back"):
         whose = "self-test"
@@ -267,8 +283,11 @@ def decide(environment, container, number=None, *, kind="create", patience=240):
     decision = Decision(container.name)
     decision.asked = container.count
     try:
-        if not _carry_out(world, container, number, kind, decision, patience):
+        if not _carry_out(world, host, container, number, kind, decision, patience):
             return "refused", []
+    except Looks as looks:
+        environment.look = looks.args
+        return "looks", []
     except Parked:
         return "waits", []
     except Refused:
@@ -285,14 +304,14 @@ def begun(world, container, number, whose):
     if whose == "self-test":
         return 0
     caller = container if number is None else container.execs[number]
-    if caller.phase != "wait":
+    if caller.phase not in ("wait", "looks"):
         caller.begun = world.clock
     return caller.begun
 
 
-def _carry_out(world, container, number, kind, decision, patience):
+def _carry_out(world, host, container, number, kind, decision, patience):
     """Whether it was granted, if that is not told by an exception."""
-    shelf, host = store.Store("/store"), usage.Host()
+    shelf = store.Store("/store")
     allowed = allowed_in(world, patience)
     if kind == "reserve":
         return not reserve.claim(shelf, host, allowed, container.name, container.reserves)

@@ -40,6 +40,11 @@ the grant, or not at all:
     call --kill--> pending --start late--> made    init --end--> made
     init --fork--> init with a child, which outlives it unless it has a PID namespace of its own
 
+Where a device is watched, a decision that is to hand it on first looks who else has it open,
+without the lock. It goes on once that is over (`looked`), or learns that it can't (`withheld`):
+
+    create, look, exec, reserve, give back --> looks --looked, withheld--> as before
+
 Meanwhile: `kill` (SIGKILL for a call, at any of these places; within a decision in front of each
 of its side effects, which are files replaced and processes killed), `restart` (of the worker and
 of containerd: all calls are killed at once, containers go on), `minute` (61 s pass), `reuse` (a
@@ -52,7 +57,9 @@ What must be so in every state:
     table     No two holders have the same device, unless both share it.
     kill      Nothing is killed for others that is using its devices.
     session   Nobody waits for sessions for longer than those may keep devices after their step.
-    waiters   Exactly those calls are waiters that live and wait, apart from dead ones.
+    waiters   Exactly those calls are waiters that live and wait, apart from dead ones. A create
+              that looks is one, unless it had devices before.
+    unseen    No watched device goes to another holder before that one has looked.
 
 and of each decision, by the rules of leases alone, whatever the table says:
 
@@ -116,6 +123,9 @@ def expected(world, container, number, kind):
     """Whether the rules of leases grant what is asked now."""
     if container.count == 0 or kind == "give back":
         return True
+    own = world.holders.get(container.name, {})
+    if world.is_handed_over(own, caller(world, container, number, kind)):
+        return False
     if container.name in world.holders and uses(world, container.name):
         return True
     if number is not None and container.kind == "container":
@@ -136,12 +146,29 @@ def expected(world, container, number, kind):
     return not world.exclusive or has_room(world, free, container.ids, len(container.ids))
 
 
+def caller(world, container, number, kind):
+    """The process that decides."""
+    if kind in ("reserve", "give back"):
+        return world.pid(container, "self-test")
+    return world.pid(container, "create" if number is None else "exec", number or 0)
+
+
 def users(world, container):
-    """The holders but `container` that use their devices, or can't be ended."""
+    """The holders but `container` that use their devices, can't be ended, or are handed over."""
+    own = {
+        world.pid(container, what, number)
+        for what, number in (("create", 0), ("self-test", 0), *(("exec", n) for n in range(3)))
+    }
     return [
         holder
         for name, holder in world.holders.items()
-        if name != container.name and (uses(world, name) or world.named(name).is_stuck)
+        if name != container.name
+        and (
+            uses(world, name)
+            or world.named(name).is_stuck
+            or name in world.withheld
+            or (world.is_handed_over(holder) and holder["handing"][0][0] not in own)
+        )
     ]
 
 
@@ -166,7 +193,7 @@ def uses(world, name):
     return world.in_use(world.named(name))
 
 
-def settle(world, container, number, kind, outcome, ids, *, had):
+def settle(world, container, number, kind, outcome, ids, *, had, look=None):
     """What a decision means for the world: what the call is at from now on.
 
     Args:
@@ -174,7 +201,12 @@ def settle(world, container, number, kind, outcome, ids, *, had):
         outcome, ids: what came of it.
         had: the names of the containers that used their devices before: who has a lease already,
             such as one that the self-test reserved, overtakes nobody.
+        look: the mark of the look that it began, and the holders' names.
     """
+    if outcome == "looks":
+        keep_looking(world, container, number, kind, look)
+        return
+    container.asks = ""
     if kind == "reserve":
         container.held = outcome == "granted"
         container.phase = "reserved" if container.held else "over"
@@ -190,20 +222,39 @@ def settle(world, container, number, kind, outcome, ids, *, had):
             container.alone = world.table["holders"][container.name]["exclusive"]
             container.granted = int(world.table["holders"][container.name]["since"])
     if number is None:
-        if outcome == "granted" and ids and container.name not in had:
-            overtake(world, container)
-        if outcome == "waits":
-            check_sessions(world, container)
-        else:
-            container.overtaken = 0
-        ends = {"granted": "call", "waits": "wait", "refused": "over", "killed": "over"}
-        if outcome == "waits" and container.phase != "wait":
-            world.queue += (container.name,)
-        container.phase = ends[outcome]
+        settle_create(world, container, outcome, overtakes=ids and container.name not in had)
     else:
         container.come |= outcome == "granted"
         ends = {"granted": "call", "refused": "refused", "killed": "over"}
         container.execs[number].phase = ends[outcome]
+
+
+def settle_create(world, container, outcome, *, overtakes):
+    if outcome == "granted" and overtakes:
+        overtake(world, container)
+    if outcome == "waits":
+        check_sessions(world, container)
+    else:
+        container.overtaken = 0
+    ends = {"granted": "call", "waits": "wait", "refused": "over", "killed": "over"}
+    if outcome == "waits" and container.name not in world.queue:
+        world.queue += (container.name,)
+    container.phase = ends[outcome]
+
+
+def keep_looking(world, container, number, kind, look):
+    """A decision goes on when its look is over."""
+    world.looks[world.containers.index(container), number, kind] = look
+    if kind in ("reserve", "give back"):
+        container.asks = kind
+    elif number is not None:
+        container.execs[number].phase = "looks"
+    else:
+        if container.name not in world.queue:
+            calls = [waiter["call"][0] for waiter in world.table["waiters"]]
+            waits = world.pid(container, "create") in calls
+            world.queue += (container.name,) if waits else ()
+        container.phase = "looks"
 
 
 def overtake(world, container):
@@ -225,9 +276,32 @@ def check_sessions(world, waiting):
             raise Broken(f"session: {waiting.name} waits for those in {other.name}")
 
 
+def go_on(world, kind, index, number):
+    """What a decision goes on with: its kind, how that is called here, and what a look said."""
+    if kind not in ("looked", "withheld"):
+        return kind, kind, None
+    (key,) = [key for key in world.looks if key[:2] == (index, number)]
+    mark, names = world.looks.pop(key)
+    world.withheld = tuple(names) if kind == "withheld" else ()
+    return key[2], kind, (mark, dict.fromkeys(names, "" if kind == "looked" else "why"))
+
+
+def check_seen(world, container, held, look):
+    """Nobody gets a watched device of another holder without a look of his own."""
+    seen = look[1] if look else {}
+    mine = (world.table or {}).get("holders", {}).get(container.name, {}).get("gpus", [])
+    for name, holder in held.items():
+        gone = name not in world.table["holders"]
+        taken = gone and holder["nodes"] and {*holder["gpus"]} & {*mine}
+        if taken and name not in (container.name, *seen):
+            raise Broken(f"unseen: {container.name} has {mine} of {name}")
+
+
 def check_given_back(world, container):
     """What was reserved is nobody's any more, unless something runs with it still."""
     used = uses(world, container.name) or container.is_stuck
+    used |= container.name in world.withheld
+    used |= world.is_handed_over(world.table["holders"].get(container.name, {}))
     if container.name in world.table["holders"] and not used:
         raise Broken(f"give back: {container.name} holds, and nothing of it runs: {world.table}")
 
@@ -258,7 +332,17 @@ def broken(world):
     waiting = sorted(
         world.pid(each, "create") for each in world.containers if each.phase == "wait"
     )
-    if living != waiting:
+    looking = {
+        world.pid(each, "create")
+        for each in world.containers
+        if each.phase == "looks" and each.name not in world.queue
+    }
+    waiting += [
+        world.pid(each, "create")
+        for each in world.containers
+        if each.phase == "looks" and each.name in world.queue
+    ]
+    if {*living} - looking != {*waiting}:
         yield f"waiters: {living} are written down, {waiting} wait"
 
 
@@ -330,18 +414,33 @@ class Explorer:
     def decided(self, world, kind, index, number, die_at=None):
         other = world.copy()
         container = other.containers[index]
+        if kind == "withheld" and die_at is None:
+            other.budget["refusals"] -= 1
+        kind, said, look = go_on(other, kind, index, number)
         wanted = expected(other, container, number, kind)
         patience = 0 if kind == "expire" else 240
         self.environment.world, self.environment.die_at = other, die_at
-        outcome, ids = decide(self.environment, container, number, kind=kind, patience=patience)
-        if die_at is None and (outcome == "granted") != wanted:
+        held = dict(other.holders)
+        outcome, ids = decide(
+            self.environment, container, number, kind=kind, patience=patience, look=look
+        )
+        if die_at is None and outcome == "looks":
+            # What it had itself before may have to be seen first, and then it waits all the same.
+            wanted = wanted or container.name in self.environment.look[1]
+        if die_at is None and (outcome in ("granted", "looks")) != wanted:
             raise Broken(
                 f"{kind} of {container.name} is {outcome}, and should {'' if wanted else 'not '}"
                 f"be granted: {kind, index, number}, {other.table}"
             )
+        if outcome == "granted":
+            check_seen(other, container, held, look)
         if kind == "expire" and other.budget.get("expiries"):
             other.budget["expiries"] -= 1
-        settle(other, container, number, kind, outcome, ids, had=self.environment.used)
+        settle(
+            *(other, container, number, kind, outcome, ids),
+            had=self.environment.used,
+            look=self.environment.look,
+        )
         if die_at is not None and outcome not in ("killed", "refused"):
             # After the last effect what was decided stands, and nobody goes on with it.
             if kind in ("reserve", "give back"):
@@ -351,7 +450,8 @@ class Explorer:
             outcome = "killed"
         elif kind == "give back" and outcome == "granted":
             check_given_back(other, container)
-        self.kinds[f"{kind} {outcome}"] += 1
+        other.withheld = ()
+        self.kinds[f"{said} {outcome}"] += 1
         check(other, (kind, index, number, outcome, die_at))
         return other, outcome
 

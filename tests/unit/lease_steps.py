@@ -8,6 +8,8 @@ from tests.unit.lease_world import CREATE_RUNS, EXEC_RUNS, MINUTE
 def steps(world):
     """All that can happen next: (kind, container's index or None, exec's number or None)."""
     left = world.budget
+    says = ("looked", "withheld") if left.get("refusals") else ("looked",)
+    yield from ((kind, index, number) for index, number, _ in world.looks for kind in says)
     for index, container in enumerate(world.containers):
         for kind in _container_steps(container, left):
             yield kind, index, None
@@ -15,7 +17,8 @@ def steps(world):
             for kind in _exec_steps(container, number, execed, left):
                 yield kind, index, number
     if left.get("minutes") and any(
-        each.phase in ("made", "wait", "pending", *CREATE_RUNS) for each in world.containers
+        each.phase in ("made", "wait", "looks", "pending", *CREATE_RUNS)
+        for each in world.containers
     ):
         yield "minute", None, None
     if left.get("switches"):
@@ -30,7 +33,11 @@ def steps(world):
 
 def _container_steps(container, left):
     phase = container.phase
-    if phase in ("wait", *CREATE_RUNS) and left.get("kills"):
+    if container.asks:
+        if left.get("kills"):
+            yield "kill self-test"
+        return
+    if phase in ("wait", "looks", *CREATE_RUNS) and left.get("kills"):
         yield "kill"
     if container.held:
         yield "give back"
@@ -65,7 +72,7 @@ def _exec_steps(container, number, execed, left):
     own = container.kind != "container" or container.begun_own
     if execed.phase == "idle" and container.phase == "made" and own and before != "idle":
         yield "exec"
-    if execed.phase in EXEC_RUNS and left.get("kills"):
+    if execed.phase in ("looks", *EXEC_RUNS) and left.get("kills"):
         yield "kill"
     if execed.phase == "call":
         yield from ("start", "fail") if container.phase == "made" else ("fail",)
@@ -98,9 +105,9 @@ SPENDS = {
     "kill": "kills", "minute": "minutes", "switch": "switches", "restart": "restarts",
     "reuse": "reuses", "expire": "expiries", "fail": "failures", "end init": "ends",
     "child": "children", "die untold": "stales", "kill self-test": "kills",
-    "quarantine": "quarantines", "fork": "forks",
+    "quarantine": "quarantines", "fork": "forks", "withheld": "refusals",
 }  # fmt: skip
-DECISIONS = ("create", "look", "expire", "exec", "reserve", "give back")
+DECISIONS = ("create", "look", "expire", "exec", "reserve", "give back", "looked", "withheld")
 
 
 def happen(world, kind, index, number):
@@ -127,10 +134,10 @@ def happen(world, kind, index, number):
 
 def _restart(world):
     for container in world.containers:
-        if container.phase in ("wait", *CREATE_RUNS):
+        if container.phase in ("wait", "looks", *CREATE_RUNS):
             world.kill_call(container)
         for number, execed in enumerate(container.execs):
-            if execed.phase in EXEC_RUNS:
+            if execed.phase in ("looks", *EXEC_RUNS):
                 world.kill_call(container, number)
 
 

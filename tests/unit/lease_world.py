@@ -12,6 +12,7 @@ SESSION_LIMIT = 60
 SESSION = "7d3f1c5e-0000-4000-8000-00000000000{}"
 CREATE_RUNS = ("call", "init", "filed")
 EXEC_RUNS = ("call", "born", "filed")
+LONGEST_LOOK = 60  # less than a MINUTE, too
 EXECED = ("born", "filed", "runs", "lost")
 
 
@@ -54,7 +55,8 @@ class Container:
     kind: `step`; `container`, of an engine; or `job`, a unit of systemd's whose first process is
     the init here. Of a job there is more: pending (the call was killed, and systemd starts the
     unit all the same, or not). forked: whether init left a process of its own session. bare: init
-    has no PID namespace of its own, so nothing dies with it. named: the very devices that it
+    has no PID namespace of its own, so nothing dies with it. asks: what the self-test is about
+    to do while it looks who has devices open. named: the very devices that it
     asks for. begun_own: whether the program of an engine's container was started, after which
     alone its init is more than the runtime's own.
     """
@@ -82,12 +84,13 @@ class Container:
         self.begun, self.granted, self.overtaken, self.denied = 0, 0, 0, 0
         self.execs = [Exec() for _ in range(execs)]
         self.ids, self.alone, self.come = [], True, False
+        self.asks = ""
 
     @property
     def key(self):
         execs = tuple(each.key for each in self.execs)
         told = (tuple(self.ids), self.alone, self.come, self.held, self.forked)
-        told += (self.begun_own,)
+        told += (self.begun_own, self.asks)
         times = (self.born, self.begun, self.granted, self.overtaken, self.denied)
         return self.phase, self.attempt, times, self.tries, execs, told
 
@@ -177,11 +180,16 @@ class Container:
 
 
 class World:
-    """All of it. `budget` is how often what would go on for ever may still happen."""
+    """All of it. `budget` is how often what would go on for ever may still happen.
 
-    def __init__(self, containers, exclusive=True, devices=2, **budget):
+    watched: whether who has a device open is looked for before it goes on. looks: the looks that
+    are under way: (container's index, exec's number, kind of decision) -> mark, holders' names.
+    """
+
+    def __init__(self, containers, exclusive=True, devices=2, watched=False, **budget):
         self.containers, self.exclusive, self.devices = containers, exclusive, DEVICES[:devices]
-        self.budget = budget
+        self.budget, self.watched, self.looks = budget, watched, {}
+        self.withheld = ()  # the holders of which the look at hand says that they can't go on
         self.table, self.records, self.clock, self.reused = None, {}, START, {}
         self.quarantined = []
         self.deciding, self.deciding_since, self._arrived = 0, 0, ()
@@ -195,6 +203,7 @@ class World:
             self.queue,
             (self.clock, tuple(self.reused), self.exclusive, tuple(self.budget.values())),
             *self.quarantined,
+            json.dumps([[*key, *look] for key, look in self.looks.items()]),
         )
 
     def copy(self):
@@ -204,7 +213,7 @@ class World:
             each.execs = [copy.copy(execed) for execed in each.execs]
         # Files are replaced and never changed, so worlds may share them.
         other.budget, other.records = {**self.budget}, {**self.records}
-        other.reused = {**self.reused}
+        other.reused, other.looks = {**self.reused}, {**self.looks}
         return other
 
     @property
@@ -215,7 +224,7 @@ class World:
     @property
     def queue(self):
         """The names of those that wait, the oldest first."""
-        return tuple(name for name in self._arrived if self.named(name).phase == "wait")
+        return tuple(name for name in self._arrived if self.named(name).phase in ("wait", "looks"))
 
     @queue.setter
     def queue(self, names):
@@ -239,9 +248,9 @@ class World:
 
     def _processes_of(self, each):
         found = {}
-        if each.phase in ("wait", *CREATE_RUNS):
+        if each.phase in ("wait", "looks", *CREATE_RUNS):
             found[self.pid(each, "create")] = (each.begun * TICKS, "/worker")
-        if each.held:
+        if each.held or each.asks:
             found[self.pid(each, "self-test")] = (0, "/worker")
         if each.has_init:
             found[self.pid(each, "init")] = (each.born * TICKS, each.cgroup)
@@ -249,7 +258,7 @@ class World:
             found[self.pid(each, "forked")] = (4, f"{each.cgroup}/nested")
         for number, execed in enumerate(each.execs):
             nested = f"{each.cgroup}/nested" if number else each.cgroup
-            if execed.phase in EXEC_RUNS:
+            if execed.phase in ("looks", *EXEC_RUNS):
                 found[self.pid(each, "exec", number)] = (execed.begun * TICKS, "/worker")
             if execed.phase in EXECED:
                 found[self.pid(each, "process", number)] = (2, nested)
@@ -295,6 +304,12 @@ class World:
         granted = None if seen else holder.get("since")
         return container.in_use(self.clock, ended, granted)
 
+    def is_handed_over(self, holder, me=0):
+        """Whether a process but `me`, which lives, looks who has a holder's devices open."""
+        (pid, start), begun = holder.get("handing") or ((0, 0), 0)
+        lives = self.processes().get(pid, (None,))[0] == start
+        return pid != me and lives and self.clock - begun < LONGEST_LOOK
+
     def pids_in(self, container):
         """The processes in a container."""
         below = f"{container.cgroup}/"
@@ -303,7 +318,8 @@ class World:
     def kill(self, pid):
         """SIGKILL."""
         for each in self.containers:
-            if each.phase in ("wait", *CREATE_RUNS) and pid == self.pid(each, "create"):
+            runs = ("wait", "looks", *CREATE_RUNS)
+            if each.phase in runs and pid == self.pid(each, "create"):
                 self.kill_call(each)
             for number, execed in enumerate(each.execs):
                 if execed.phase in EXEC_RUNS and pid == self.pid(each, "exec", number):
@@ -324,8 +340,16 @@ class World:
 
     def kill_call(self, container, number=None):
         """SIGKILL for a call of runc, whatever it is at."""
+        index = self.containers.index(container)
+        self.looks = {key: look for key, look in self.looks.items() if key[:2] != (index, number)}
         if number is None:
-            ends = {"wait": "over", "call": "over", "init": "orphan", "filed": "made"}
+            ends = {
+                "wait": "over",
+                "looks": "over",
+                "call": "over",
+                "init": "orphan",
+                "filed": "made",
+            }
             if container.kind == "job":
                 ends["init"] = "made"
                 # What systemd was asked for it does within a minute, or not at all.
@@ -335,11 +359,19 @@ class World:
             container.phase = ends[container.phase]
         else:
             execed = container.execs[number]
-            execed.phase = {"call": "over", "born": "lost", "filed": "runs"}[execed.phase]
+            ends = {"looks": "over", "call": "over", "born": "lost", "filed": "runs"}
+            execed.phase = ends[execed.phase]
 
-    @staticmethod
-    def end_self_test(container):
+    def end_self_test(self, container):
         """It is killed, or has given back what it reserved."""
-        container.held = False
+        if container.asks == "reserve":
+            container.phase = "over"
+        container.held, container.asks = False, ""
+        index = self.containers.index(container)
+        self.looks = {
+            key: look
+            for key, look in self.looks.items()
+            if key[0] != index or key[2] not in ("reserve", "give back")
+        }
         if container.phase == "reserved":
             container.phase = "over"

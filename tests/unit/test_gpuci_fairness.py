@@ -99,6 +99,7 @@ class Machine:
 
     def __init__(self, *users):
         self.users, self.ended, self.asked, self.looked = users, [], [], {}
+        self.mark = None
 
     def now(self):
         return NOW

@@ -187,7 +187,7 @@ class Machine:
     """A machine on which these use their devices; see leases.Facts."""
 
     def __init__(self, *users):
-        self.users, self.clock, self.looked = {*users}, 1000.0, {}
+        self.users, self.clock, self.looked, self.mark = {*users}, 1000.0, {}, None
 
     def now(self):
         return self.clock

@@ -109,6 +109,30 @@ WORLDS = {
         **ONE,
         exclusive=False, switches=2, kills=1,
     ),
+    "a look at who has it open": lambda: World(
+        [Container("c1"), Container("c2"), Container("c3", execs=0)],
+        **ONE,
+        watched=True, kills=1, children=1, refusals=1,
+    ),
+    "a look that lasts": lambda: World(
+        [Container("c1", execs=0), Container("c2", execs=0), Container("c3", execs=0)],
+        **ONE,
+        watched=True, minutes=1, kills=1,
+    ),
+    "a look, and the id used again": lambda: World(
+        [Container("c1", tries=2), Container("c2", execs=0)],
+        **ONE,
+        watched=True, kills=1, ends=1,
+    ),
+    "a look at two": lambda: World(
+        [Container("c1"), Container("c2", execs=0), Container("c3", 2, execs=0)],
+        watched=True, kills=1,
+    ),
+    "a look of the self-test": lambda: World(
+        [Container("c1", reserves=DEVICES[:1]), Container("c2", execs=0)],
+        **ONE,
+        watched=True, kills=1, refusals=1, minutes=1,
+    ),
     "self-test in quarantine": lambda: World(
         [
             *(Container("c1", 3, execs=0, reserves=DEVICES[:1]), Container("c2")),
@@ -255,6 +279,26 @@ BREACHES = {
             and (host.clear(name, table.holders[name]), bool(table.holders.pop(name)))[1]
         )),
         "cannot be killed",
+        "grant",
+    ),
+    "nobody looks who has it open": (
+        put(leases, "release", lambda table, name, host: (
+            not host.in_use(name, table.holders[name])
+            and host.clear(name, table.holders[name])
+            and bool(table.holders.pop(name))
+        )),
+        "a look at who has it open",
+        "unseen:",
+    ),
+    "two look at once": (
+        put(leases, "is_handed_over", lambda *_: False), "a look of the self-test", "grant",
+    ),
+    "who looks keeps it for ever": (
+        put(leases, "LONGEST_LOOK", 10**6), "a look of the self-test", "grant",
+    ),
+    "the dead look on": (
+        put(leases, "is_handed_over", lambda holder, _: bool(holder.handing)),
+        "a look at who has it open",
         "grant",
     ),
     "calls are not noted": (forget_calls, "two for one", "grant"),

@@ -33,7 +33,7 @@ class Machine:
     """A machine of which only these containers use their devices; see leases.Facts."""
 
     def __init__(self, *users):
-        self._users, self.looked = users, {}
+        self._users, self.looked, self.mark = users, {}, None
 
     def in_use(self, container, holder):
         return container in self._users
