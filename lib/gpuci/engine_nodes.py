@@ -17,6 +17,7 @@ Numbers = tuple[int, int]
 """A character device's major and minor number."""
 
 NVIDIA = 195  # the major number of GPUs and their control node (NVIDIA's driver, nv-linux.h)
+DRM = 226  # DRM_MAJOR (Linux include/drm/drm_ioctl.h)
 _NVIDIA_FOLDERS = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
 _DRI, _KFD = "/dev/dri", "/dev/kfd"
 # Of the PCI devices behind /dev/dri, by the first letters of what a policy calls its vendors' ids.
@@ -29,9 +30,10 @@ class Nodes:
     Attributes:
         cards: numbers of the nodes of GPUs or parts of such, each with its path.
         shared: numbers of the nodes that any of them needs besides, each with its path.
+        beside: whether /dev/dri has nodes that are no GPUs', such as a display's.
     """
 
-    __slots__ = ("cards", "shared")
+    __slots__ = ("beside", "cards", "shared")
 
     def __init__(self, policy: Policy | None) -> None:
         """Look at them.
@@ -49,9 +51,12 @@ class Nodes:
             for name in proc.names(folder):
                 self._add(self.cards, f"{folder}/{name}")
         self._add(self.shared, _KFD)
+        self.beside = False
         for name in proc.names(_DRI):
             if _is_ours(f"{_DRI}/{name}", policy):
                 self._add(self.cards, f"{_DRI}/{name}")
+            elif numbers(f"{_DRI}/{name}"):
+                self.beside = True
 
     def has(self, numbers: Numbers) -> bool:
         """Whether these are the numbers of a GPU's node, there now or not yet."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os.path
 
 from gpuci import spec
+from gpuci.engine_nodes import DRM, NVIDIA
 from gpuci.engine_wish import node_numbers
 from gpuci.refuse import Refused
 from gpuci.seccomp import without_exit_stops
@@ -28,13 +29,17 @@ _HOOKS = frozenset(
         *("nvidia-ctk", "amd-ctk", "amd-cdi-hook"),
     }
 )
-_ANY = (None, -1, 0xFFFFFFFF)  # the last is how the kernel itself has it (device_cgroup.c of v1)
+_EVERY = 0xFFFFFFFF  # as the kernel itself writes every number (device_cgroup.c of v1)
 
 
 def is_privileged(config: dict[str, object]) -> bool:
-    """Whether a container may open every device, as `--privileged` has it."""
+    """Whether a container may open every device, as `--privileged` has it.
+
+    Such a rule names no type (Docker daemon/oci_linux.go, podman pkg/specgen/generate); a person's
+    own rule for all types, by --device-cgroup-rule, names the type `a`.
+    """
     rules = items(_resources(config).get("devices"))
-    return any(rule.get("allow") is True and _is_all(rule) for rule in map(table, rules))
+    return any(rule.get("allow") is True and not rule.get("type") for rule in map(table, rules))
 
 
 def without_gpus(
@@ -102,15 +107,18 @@ def granted(
     if profile := table(linux.get("seccomp")):
         linux = {**linux, "seccomp": without_exit_stops(profile)}
     if is_privileged(config):
-        # One rule of refusal beside one of leave can't be for the same node (runc
-        # libcontainer/cgroups/devices/devices_emulator.go), so what is granted has none.
+        # One rule of refusal beside one of leave can't be for the same node, nor be for all of its
+        # major number (runc libcontainer/cgroups/devices/devices_emulator.go): what is granted has
+        # none, and the other nodes that are there now have one each.
         resources = table(linux.get("resources"))
-        spared = {*own, *nodes.shared}
-        rules = [
-            rule
-            for rule in items(resources.get("devices"))
-            if table(rule).get("allow") is not False or node_numbers(table(rule)) not in spared
-        ]
+        common = (
+            [(node.major, node.minor) for node in grant.nodes]
+            if grant.nodes
+            else [one for one, path in nodes.shared.items() if path.startswith("/dev/nvidia")]
+        )
+        refused = [*map(_refusal, sorted({*nodes.cards, *nodes.shared} - {*own, *common}))]
+        ours = _refusals(nodes)
+        rules = [rule for rule in items(resources.get("devices")) if rule not in ours] + refused
         linux = {**linux, "resources": {**resources, "devices": rules}}
     if grant.nodes:
         linux = spec.with_nodes(linux, grant.nodes)
@@ -147,30 +155,44 @@ def _rules(rules: list[object], nodes: Nodes, *, privileged: bool) -> list[objec
     kept: list[object] = []
     for rule in rules:
         found = table(rule)
-        opens = found.get("allow") is True and {*text(found.get("access"))} & {"r", "w"}
-        if opens and found.get("type") in ("c", "u"):
-            major, minor = found.get("major"), found.get("minor")
-            if major in _ANY and not privileged:
+        kind, major, minor = (found.get(name) for name in ("type", "major", "minor"))
+        # One for every type is for every device, whatever numbers and kinds of access are in it:
+        # to runc (1.0 to 1.5 devices_emulator.go) as to the kernel.
+        reads = kind == "a" or {*text(found.get("access"))} & {"r", "w"}
+        if found.get("allow") is True and kind in ("a", "c", "u") and reads:
+            every = kind == "a" or _is_any(major)
+            if every and not privileged:
                 raise Refused(
                     "this container may open every character device, and so every GPU: give it "
                     "--device-cgroup-rule for those devices that it needs"
                 )
-            several = major in _ANY or (minor in _ANY and nodes.covered(major))
+            several = every or (_is_any(minor) and nodes.covered(major))
             if several or _is_gpu(node_numbers(found), nodes):
                 continue
         kept.append(rule)
     if privileged:
-        kept += [
-            {"allow": False, "type": "c", "major": major, "minor": minor, "access": "rw"}
-            for major, minor in sorted((*nodes.cards, *nodes.shared))
-        ]
+        kept += [rule for rule in _refusals(nodes) if rule not in kept]
     return kept
 
 
-def _is_all(rule: dict[str, object]) -> bool:
-    # Such a rule is for every device, whatever numbers and kinds of access are in it: to runc
-    # (1.0 to 1.5 devices_emulator.go) as to the kernel.
-    return rule.get("type") in ("a", "", None)
+def _refusals(nodes: Nodes) -> list[object]:
+    """Rules against every GPU, also those whose nodes come later."""
+    there = [*nodes.cards, *nodes.shared]
+    majors = {NVIDIA, *(major for major, _ in there)}
+    if nodes.beside:
+        majors.discard(DRM)
+    each = [one for one in there if one[0] not in majors]
+    return [*map(_refusal, sorted([*((major, -1) for major in majors), *each]))]
+
+
+def _refusal(numbers: Numbers) -> dict[str, object]:
+    major, minor = numbers
+    return {"allow": False, "type": "c", "major": major, "minor": minor, "access": "rw"}
+
+
+def _is_any(number: object) -> bool:
+    """Whether a rule's number stands for all: to runc each below zero does."""
+    return number is None or (isinstance(number, int) and (number < 0 or number == _EVERY))
 
 
 def _is_gpu(numbers: Numbers | None, nodes: Nodes) -> bool:

@@ -58,7 +58,7 @@ def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
             while content:
                 content = content[os.write(descriptor, content) :]
             if like:
-                found = os.lstat(like)
+                found = os.stat(like)  # a link's own mode is 0777
                 os.fchown(descriptor, found.st_uid, found.st_gid)
                 os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
         finally:

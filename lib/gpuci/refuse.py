@@ -32,11 +32,26 @@ _REMEDIES = {
 }
 
 
+_LONGEST = 1200  # letters of a refusal
+
+
 class Refused(Exception):
     """A task that was promised a GPU can't have it; the text says why and what to do.
 
-    So for a container of an engine's, and a job of gpu-run's: each is told in its own words.
+    So for a container of an engine's, and a job of gpu-run's: each is told in its own words. Of a
+    long text the middle is left out, since its remedy stands last.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(_shown(text))
+
+
+def _shown(text: str) -> str:
+    """A text as one printable line of bounded length: images and people choose parts of it."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
 
 
 def failed(noun: str) -> str:
@@ -89,6 +104,8 @@ def report_crashes(log: str) -> None:
             code = trace.tb_frame.f_code
             place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
             trace = trace.tb_next
-        write(log, f"internal error, please report it: {kind.__name__}: {fault} at {place}")
+        write(
+            log, _shown(f"internal error, please report it: {kind.__name__}: {fault} at {place}")
+        )
 
     sys.excepthook = report

@@ -216,7 +216,7 @@ def _other_user(volume: str, bundle: str) -> str:
         try:
             if wanted in read_bytes(f"{folder}/{name}/config.json"):
                 return name
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             continue  # it has gone, or is no bundle
     return ""
 

@@ -38,6 +38,8 @@ _HEX = frozenset("0123456789abcdef")
 # internal/config/image/cuda_image.go) and by annotations (CDI specification 0.7.0).
 _DEVICE_MOUNTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
 CDI_PREFIX = "cdi.k8s.io/"
+# How the paths of GPUs' device nodes begin.
+_GPU_NODES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
 
 
 def kind(config: dict[str, object]) -> str:
@@ -115,7 +117,9 @@ def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
         changed["annotations"] = {
             name: value for name, value in annotations.items() if not name.startswith(CDI_PREFIX)
         }
-    linux = table(config.get("linux"))
+    linux = _without_nodes(table(config.get("linux")))
+    if linux != table(config.get("linux")):
+        changed["linux"] = linux
     if grant.ids and (profile := table(linux.get("seccomp"))):
         changed["linux"] = linux = {**linux, "seccomp": without_exit_stops(profile)}
     if grant.nodes:
@@ -198,6 +202,36 @@ def with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]
         "devices": [*theirs, *ours],
         "resources": {**resources, "devices": allowed},
     }
+
+
+def _without_nodes(linux: dict[str, object]) -> dict[str, object]:
+    """`linux` without the nodes of GPUs, and leave for them, that an earlier create put in.
+
+    No other one puts a node of those in Concourse's containers.
+    """
+    devices = [*map(table, items(linux.get("devices")))]
+    of_gpus = [node for node in devices if text(node.get("path")).startswith(_GPU_NODES)]
+    if not of_gpus:
+        return linux
+    gone = [_place(node) for node in of_gpus]
+    resources = table(linux.get("resources"))
+    rules = items(resources.get("devices"))
+    return {
+        **linux,
+        "devices": [node for node in devices if node not in of_gpus],
+        "resources": {
+            **resources,
+            "devices": [
+                rule
+                for rule in rules
+                if table(rule).get("allow") is not True or _place(table(rule)) not in gone
+            ],
+        },
+    }
+
+
+def _place(node: dict[str, object]) -> tuple[object, object, object]:
+    return node.get("type"), node.get("major"), node.get("minor")
 
 
 def _destinations(config: dict[str, object]) -> list[str]:

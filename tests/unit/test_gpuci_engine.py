@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import socket
+import types
 
 import pytest
 
@@ -284,23 +285,70 @@ def test_who_may_open_everything_may_not_open_a_gpu(nodes, policy):
     everything = {"allow": True, "access": "rwm"}
     bare = engine_spec.without_gpus(spec(rules=[everything]), nodes)
     rules = bare["linux"]["resources"]["devices"]
-    # What every container may make, runc's wildcard of m, must not be in the way.
+    # What every container may make, runc's wildcard of m, must not be in the way. A GPU whose node
+    # comes later has the same major number.
     assert all(rule["access"] == "rw" for rule in rules[2:])
-    assert {(rule["major"], rule["minor"]) for rule in rules[2:]} == {*NUMBERS.values()}
+    assert {(rule["major"], rule["minor"]) for rule in rules[2:]} == {(195, -1)}
     grant = Grant(policy, [policy.devices[1]])
     variables = engine_wish.variables(bare["process"], facts())
     made = engine_spec.granted(bare, grant, variables, nodes, [(195, 1)])
     closed = made["linux"]["resources"]["devices"][2:]
+    # runc makes no hole in a rule for all of a major number.
     assert [(rule["major"], rule["minor"]) for rule in closed] == [(195, 0)]
-    # Of such a rule runc and the kernel look at nothing else.
-    for more in ({"type": "a"}, {"type": "a", "major": 1, "minor": 3, "access": "m"}):
-        bare = engine_spec.without_gpus(spec(rules=[{"allow": True, **more}]), nodes)
-        assert bare["linux"]["resources"]["devices"][2:] == rules[2:]
-    # What the kernel calls every number in v1.
-    for major in (-1, 0xFFFFFFFF):
-        rule = {"allow": True, "type": "c", "major": major, "minor": 0, "access": "rwm"}
-        with pytest.raises(Refused, match="may open every character device"):
-            engine_spec.without_gpus(spec(rules=[rule]), nodes)
+    assert engine_spec.without_gpus(bare, nodes) is bare
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        # Of such a rule runc and the kernel look at nothing else.
+        {"type": "a", "access": "rwm"},
+        {"type": "a", "major": -1, "minor": -1, "access": "rwm"},
+        {"type": "a", "major": 1, "minor": 3, "access": "m"},
+        *({"type": "c", "major": every, "minor": 0, "access": "rw"}
+          # What runc and what the kernel of v1 call every number.
+          for every in (None, -1, -2, -(2**63), 0xFFFFFFFF)),
+    ],
+)  # fmt: skip
+def test_a_rule_for_every_device_is_refused(nodes, rule):
+    rule = {"allow": True, **rule}
+    with pytest.raises(Refused, match="may open every character device"):
+        engine_spec.without_gpus(spec(rules=[rule]), nodes)
+    privileged = [{"allow": True, "access": "rwm"}]
+    bare = engine_spec.without_gpus(spec(rules=[*privileged, rule]), nodes)
+    last = bare["linux"]["resources"]["devices"][-1]
+    assert (last["allow"], last["major"], last["minor"]) == (False, 195, -1)
+
+
+@pytest.mark.parametrize("minor", [None, -1, -2, 0xFFFFFFFF])
+def test_a_rule_for_all_of_a_major_number_is_none_for_gpus(nodes, minor):
+    rule = {"allow": True, "type": "c", "major": 195, "minor": minor, "access": "rwm"}
+    bare = engine_spec.without_gpus(spec(rules=[rule]), nodes)
+    assert bare["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}]
+
+
+def test_a_privileged_container_with_another_makers_gpu_keeps_nothing_of_nvidias(nodes, policy):
+    nodes.shared[234, 0], nodes.cards[226, 128] = "/dev/kfd", "/dev/dri/renderD128"
+    bare = engine_spec.without_gpus(spec(rules=[{"allow": True, "access": "rwm"}]), nodes)
+    closed = bare["linux"]["resources"]["devices"][2:]
+    assert [(one["major"], one["minor"]) for one in closed] == [(195, -1), (226, -1), (234, -1)]
+    grant = Grant(policy, [])
+    grant.nodes = [
+        types.SimpleNamespace(path=path, major=major, minor=minor, gid=0)
+        for path, major, minor in (("/dev/kfd", 234, 0), ("/dev/dri/renderD128", 226, 128))
+    ]
+    variables = engine_wish.variables(bare["process"], facts())
+    made = engine_spec.granted(bare, grant, variables, nodes, [(226, 128)])
+    rules = made["linux"]["resources"]["devices"]
+    closed = {(one["major"], one["minor"]) for one in rules[2:] if not one["allow"]}
+    assert closed == {*NUMBERS.values()}
+
+
+def test_a_display_beside_the_gpus_stays_open_to_who_is_privileged(nodes):
+    nodes.cards[226, 128], nodes.beside = "/dev/dri/renderD128", True
+    bare = engine_spec.without_gpus(spec(rules=[{"allow": True, "access": "rwm"}]), nodes)
+    closed = bare["linux"]["resources"]["devices"][2:]
+    assert [(one["major"], one["minor"]) for one in closed] == [(195, -1), (226, 128)]
 
 
 def test_a_grant_says_so_and_leaves_a_persons_choice(nodes, policy):

@@ -167,6 +167,28 @@ def test_a_node_that_is_there_already_is_there_once():
     ]
 
 
+def test_a_create_repeated_with_another_gpu_has_nothing_of_the_first():
+    first, second = AMD.devices
+    before = spec.at_create(golden("task"), Grant(AMD, [first]))
+    anew = spec.at_create(golden("task"), Grant(AMD, [second]))
+    assert spec.at_create(before, Grant(AMD, [second]))["linux"] == anew["linux"]
+    linux = spec.at_create(before, Grant(AMD, []))["linux"]
+    assert linux["devices"] == []
+    assert linux["resources"] == {"devices": [], **golden("task")["linux"].get("resources", {})}
+
+
+def test_what_nvidias_runtime_has_put_in_before_goes_too():
+    config = golden("task")
+    node = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
+    rule = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rwm"}
+    linux = config["linux"]
+    linux["devices"] = [*linux.get("devices", []), node]
+    linux["resources"]["devices"] = [*linux["resources"].get("devices", []), rule]
+    after = spec.at_create(config, Grant(NVIDIA, NVIDIA.devices))["linux"]
+    assert node not in after["devices"]
+    assert rule not in after["resources"]["devices"]
+
+
 def test_a_spec_without_linux_gets_its_nodes():
     after = spec.at_create({"process": {"env": []}}, Grant(INTEL, INTEL.devices))
     assert [node["minor"] for node in after["linux"]["devices"]] == [1, 128]
