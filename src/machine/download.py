@@ -25,7 +25,7 @@ import urllib.request
 
 import tenacity
 
-from machine import files, process
+from machine import deadline, files, process
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two messages
@@ -33,6 +33,7 @@ _SAID: typing.Final = 30.0  # seconds between them, where it is slow
 _ATTEMPTS: typing.Final = 5
 _TIMEOUT: typing.Final = 60.0  # seconds without a byte
 _TEXT_TIMEOUT: typing.Final = 20.0  # the same, for what is short
+_TEXT_SECONDS: typing.Final = 120.0  # for all of it, with every attempt
 # In seconds. What is not the file expected is not asked for again before, at each event anew.
 _REFUSED: typing.Final = 3600.0
 _REMEDY: typing.Final = "Check concourse-version, or give the tarball with juju attach-resource"
@@ -40,6 +41,7 @@ _FAILURES: typing.Final = (
     urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException,
 )  # fmt: skip
 _Result = typing.TypeVar("_Result")
+_Open = collections.abc.Callable[[urllib.request.Request, float], http.client.HTTPResponse]
 
 
 class DownloadError(Exception):
@@ -70,7 +72,7 @@ class Bounds:
         size: how many bytes the file may have.
         room: how many bytes of the disk have to stay free beside each byte of the file, for what
             is made of it.
-        seconds: how long one run may receive; the next goes on where it ended.
+        seconds: how long one run may take, connecting included; the next goes on where it ended.
     """
 
     size: int = 4 << 30
@@ -150,19 +152,50 @@ def text(url: str, limit: int, remedy: str) -> str:
         UnreachableError: if it can't be had now.
         DownloadError: if it can't be had at all, or is longer.
     """
-    return _patiently(url, functools.partial(_read, url, limit, remedy))
+    return _patiently(
+        url,
+        _TEXT_SECONDS,
+        functools.partial(_read, url, limit, remedy),
+        lambda: "the next event tries again",
+    )
 
 
-def _patiently(url: str, work: collections.abc.Callable[[], _Result]) -> _Result:
+def _patiently(
+    url: str,
+    seconds: float,
+    work: collections.abc.Callable[[_Open], _Result],
+    slow: collections.abc.Callable[[], str],
+) -> _Result:
+    """The result of an exchange that is tried several times, and ends in time as a whole.
+
+    Args:
+        url: what it is about.
+        seconds: how long all attempts may take.
+        work: one attempt, with what opens addresses.
+        slow: what to say where the time was over.
+    """
+    end = time.monotonic() + seconds
+
+    def once() -> _Result:
+        try:
+            with deadline.sockets(end - time.monotonic()) as connect:
+                return work(_opener(url, connect))
+        except TimeoutError as error:
+            raise _PassingError(str(error)) from error
+
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_PassingError),
-        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        stop=tenacity.stop_any(
+            tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_after_delay(seconds)
+        ),
         wait=tenacity.wait_exponential(multiplier=1, max=20),
         reraise=True,
     )
     try:
-        return retrying(work)
+        return retrying(once)
     except _PassingError as error:
+        if time.monotonic() >= end:
+            raise UnreachableError(f"{url} comes slowly: {slow()}") from error
         raise UnreachableError(
             f"{url} can't be downloaded: {error}. Check the network and the model's proxies "
             "(juju model-config juju-https-proxy); the next event tries again"
@@ -175,9 +208,16 @@ def _receive_patiently(
     progress: collections.abc.Callable[[str], None],
     bounds: Bounds,
 ) -> None:
-    end = time.monotonic() + bounds.seconds
+    def slow() -> str:
+        have = part.stat().st_size if part.exists() else 0
+        return (
+            f"{have >> 20} MiB have come so far; the next event goes on. juju attach-resource, or "
+            "a mirror nearby, is faster"
+        )
+
+    wanted = _Arrival(url, part, progress, bounds)
     try:
-        _patiently(url, lambda: _receive(_Arrival(url, part, progress, bounds, end)))
+        _patiently(url, bounds.seconds, functools.partial(_receive, wanted), slow)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -198,13 +238,12 @@ def sha256_of(path: pathlib.Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Arrival:
-    """A file that is to come; `end` is by time.monotonic()."""
+    """A file that is to come."""
 
     url: str
     part: pathlib.Path
     progress: collections.abc.Callable[[str], None]
     bounds: Bounds
-    end: float
 
     def check_room(self, have: int, total: int) -> None:
         """Refuse a file that is too long, or for which the disk is too small."""
@@ -222,23 +261,13 @@ class _Arrival:
                 f"{self.part.parent}, but {free >> 20} MiB are free: make room there"
             )
 
-    def check_pace(self, have: int) -> None:
-        """Leave the rest to a later run where it takes too long: others wait for this one."""
-        if have > self.bounds.size:
-            self.check_room(have, have)
-        if time.monotonic() > self.end:
-            raise UnreachableError(
-                f"{self.url} comes slowly: {have >> 20} MiB have come so far; the next event goes "
-                "on. juju attach-resource, or a mirror nearby, is faster"
-            )
 
-
-def _receive(wanted: _Arrival) -> None:
+def _receive(wanted: _Arrival, open_: _Open) -> None:
     url, part = wanted.url, wanted.part
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
     try:
-        with _opener(url).open(request, timeout=_TIMEOUT) as response:
+        with open_(request, _TIMEOUT) as response:
             if not _goes_on(response, have):
                 have = 0
             _store(response, wanted, have)
@@ -260,9 +289,9 @@ def _goes_on(response: http.client.HTTPResponse, have: int) -> bool:
     return True
 
 
-def _read(url: str, limit: int, remedy: str) -> str:
+def _read(url: str, limit: int, remedy: str, open_: _Open) -> str:
     try:
-        with _opener(url).open(url, timeout=_TEXT_TIMEOUT) as response:
+        with open_(urllib.request.Request(url), _TEXT_TIMEOUT) as response:  # noqa: S310
             announced = int(response.headers.get("Content-Length") or 0)
             data = _next(response, limit + 1)
     except _FAILURES as error:
@@ -307,7 +336,31 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+class _Handler(urllib.request.HTTPHandler):
+    """Opens addresses of HTTP and HTTPS by connections that end in time."""
+
+    def __init__(self, connect: deadline.Connect) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """What the server answers."""
+        return self._answer(http.client.HTTPConnection, req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """What the server answers; its certificate is checked."""
+        return self._answer(http.client.HTTPSConnection, req)
+
+    def _answer(
+        self, kind: type[http.client.HTTPConnection], req: urllib.request.Request
+    ) -> http.client.HTTPResponse:
+        def connection(host: str, **more: typing.Any) -> http.client.HTTPConnection:
+            return deadline.ending(kind(host, **more), self._connect)
+
+        return self.do_open(connection, req)
+
+
+def _opener(url: str, connect: deadline.Connect) -> _Open:
     found = process.proxies()
     host = urllib.parse.urlsplit(url).hostname or ""
     direct = [name.strip().lstrip(".") for name in found.pop("no_proxy", "").split(",")]
@@ -317,13 +370,12 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     opener = urllib.request.OpenerDirector()
     # Not build_opener, by which a server could send us on to ftp.
     for handler in (
-        urllib.request.ProxyHandler(schemes), urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(), _Redirects(),
+        urllib.request.ProxyHandler(schemes), _Handler(connect), _Redirects(),
         urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
         urllib.request.UnknownHandler(),
     ):  # fmt: skip
         opener.add_handler(handler)
-    return opener
+    return lambda request, seconds: opener.open(request, timeout=seconds)
 
 
 def _next(response: http.client.HTTPResponse, most: int, *, whole: bool = True) -> bytes:
@@ -343,7 +395,8 @@ def _store(response: http.client.HTTPResponse, wanted: _Arrival, have: int) -> N
         while chunk := _next(response, _CHUNK, whole=False):
             file.write(chunk)
             have += len(chunk)
-            wanted.check_pace(have)
+            if have > wanted.bounds.size:
+                wanted.check_room(have, have)
             now, step = time.monotonic(), have * 100 // total // _STEP if total else 0
             if step > said or now - told >= _SAID:
                 said, told = step, now

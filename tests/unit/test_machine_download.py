@@ -8,8 +8,11 @@ import hashlib
 import http.client
 import http.server
 import itertools
+import socket
+import socketserver
 import ssl
 import threading
+import time
 import urllib.parse
 
 import pytest
@@ -72,7 +75,7 @@ def server(monkeypatch):
     monkeypatch.setattr(download, "_ATTEMPTS", 3)
     monkeypatch.setattr(tenacity, "wait_exponential", lambda **_: tenacity.wait_none())
     for name in ("HTTP", "HTTPS", "NO"):
-        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY", raising=False)
+        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.asked, server.answers = [], []
     server.url = f"http://127.0.0.1:{server.server_port}/v1/file.tgz"
@@ -179,16 +182,106 @@ def test_body_without_end_is_cut_off(server, tmp_path, answer):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_drip_leaves_the_rest_to_the_next_event(server, tmp_path):
-    server.answers = ["endless"]
-    bounds = download.Bounds(seconds=0.0)
-    with pytest.raises(
-        download.UnreachableError, match=r"comes slowly: .* the next event goes on"
-    ):
-        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None, bounds)
-    assert (tmp_path / "file.tgz.part").exists()
+# What a server says at once, and then a piece each twentieth of a second without end.
+BEGUN = b"HTTP/1.1 200 OK\r\n"
+SLOW = {
+    "100 Continue without end": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "status line": (b"HTTP/1.1 200 O", b"K"),
+    "header": (BEGUN + b"X: ", b"x"),
+    "headers": (BEGUN, b"X: x\r\n"),
+    "trailers": (BEGUN + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X: x\r\n"),
+    "chunk": (BEGUN + b"Transfer-Encoding: chunked\r\n\r\n1", b"0"),
+    "body": (BEGUN + b"\r\n", b"x"),
+    "announced body": (BEGUN + b"Content-Length: 100000\r\n\r\n", b"x"),
+    "nothing": (b"", b""),
+}
+
+
+class Slow(socketserver.BaseRequestHandler):
+    def handle(self):
+        begin, more = self.server.says
+        self.request.recv(1)
+        with contextlib.suppress(OSError):
+            self.request.sendall(begin)
+            while not self.server.over.wait(0.05):
+                self.request.sendall(more)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr(download, "_TEXT_SECONDS", 0.5)
+    for name in ("HTTP", "HTTPS", "NO"):
+        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow) as server:
+        server.over = threading.Event()
+        server.host = f"127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+def fetched(url, folder):
+    bounds = download.Bounds(seconds=0.5)
+    download.fetch(url, folder / "file.tgz", SHA256, lambda _: None, bounds)
+
+
+def read(url, folder):
+    download.text(url, 1 << 20, "x")
+
+
+def ends(work, url, folder):
+    began, threads = time.monotonic(), threading.active_count()
+    with pytest.raises(download.UnreachableError, match=r"comes slowly: .*the next event"):
+        work(url, folder)
+    assert time.monotonic() - began < 3
+    assert threading.active_count() <= threads + 1  # the server's
+    assert not (folder / "file.tgz.refused").exists()
+
+
+@pytest.mark.parametrize("work", [fetched, read])
+@pytest.mark.parametrize("says", SLOW.values(), ids=SLOW)
+def test_server_that_never_comes_to_an_end_is_left(slow, tmp_path, says, work):
+    slow.says = says
+    ends(work, f"http://{slow.host}/file", tmp_path)
+
+
+@pytest.mark.parametrize("work", [fetched, read])
+def test_tls_that_never_begins_is_left(slow, tmp_path, work):
+    slow.says = b"\x16\x03\x03\x40\x00", b"\x0b"
+    ends(work, f"https://{slow.host}/file", tmp_path)
+
+
+@pytest.mark.parametrize("work", [fetched, read])
+def test_proxy_that_never_says_whether_it_connects_is_left(slow, tmp_path, monkeypatch, work):
+    slow.says = b"HTTP/1.1 200 O", b"K"
+    monkeypatch.setenv("JUJU_CHARM_HTTPS_PROXY", f"http://{slow.host}")
+    ends(work, "https://releases.invalid/file", tmp_path)
+
+
+def test_hundred_addresses_where_nobody_answers_take_no_longer(slow, tmp_path, monkeypatch):
+    # Of TEST-NET-1 (RFC 5737): packets to it are lost, or refused at once.
+    where = [(2, 1, 6, "", (f"192.0.2.{number}", 9)) for number in range(1, 101)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: where)
+
+    class Lost(socket.socket):
+        def connect(self, _):
+            time.sleep(self.gettimeout())
+            raise TimeoutError
+
+    monkeypatch.setattr(socket, "socket", Lost)
+    for work in (fetched, read):
+        ends(work, "http://releases.test/file", tmp_path)
+
+
+def test_what_came_slowly_is_kept_for_the_next_event(server, slow, tmp_path):
+    slow.says = BEGUN + b"Content-Length: 4194304\r\n\r\n" + BODY[:1000], b""
+    ends(fetched, f"http://{slow.host}/file", tmp_path)
+    assert (tmp_path / "file.tgz.part").read_bytes() == BODY[:1000]
     download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
-    assert server.asked[-1][1].startswith("bytes=")
+    assert server.asked == [("/v1/file.tgz", "bytes=1000-")]
     assert (tmp_path / "file.tgz").read_bytes() == BODY
 
 
