@@ -64,6 +64,11 @@ class Call:
         return self.params.get("format") == "json"
 
     @property
+    def reason(self) -> str:
+        """Why, in the operator's words; actions.yaml has the default."""
+        return self.params.get("reason", "no reason given")
+
+    @property
     def application(self) -> str:
         """This unit's application, as the operator's next command names it."""
         return self.unit.partition("/")[0]
@@ -126,7 +131,7 @@ def gpu_release(call: Call) -> Results:
     """
     params = call.params
     try:
-        return leases.release(params["gpu"], params["reason"], force=params.get("force", False))
+        return leases.release(params["gpu"], call.reason, force=params.get("force", False))
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
@@ -150,7 +155,7 @@ def gpu_cordon(call: Call) -> Results:
         ActionError: if it is no GPU that tasks get here.
     """
     try:
-        return cordon.cordon(call.params["gpu"], call.params["reason"])
+        return cordon.cordon(call.params["gpu"], call.reason)
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
@@ -163,7 +168,7 @@ def gpu_uncordon(call: Call) -> Results:
     """
     inventory = _gpus(call)
     try:
-        return cordon.uncordon(call.params["gpu"], call.params["reason"], inventory)
+        return cordon.uncordon(call.params["gpu"], call.reason, inventory)
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
@@ -240,7 +245,7 @@ def pause(call: Call) -> Results:
         ActionError: if there is no worker, or it can't be noted.
     """
     try:
-        return drain.pause(call.unit, call.params["reason"])
+        return drain.pause(call.unit, call.reason)
     except drain.DrainError as error:
         raise ActionError(str(error)) from error
 

@@ -235,7 +235,7 @@ def _check_unit(unit: str, web_keys: peers.WebKeys) -> None:
             "add them again afterwards"
         )
     if not web_keys.is_leader():
-        raise BackupError(f"The leader alone can do that: juju run {application}/leader restore")
+        raise BackupError(f"The leader alone can do that: run the same on {application}/leader")
 
 
 def _workers(source: pathlib.Path) -> str:

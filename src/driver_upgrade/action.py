@@ -194,7 +194,7 @@ def _not_ended(wish: Wish, why: str) -> str:
     return (
         f"Jobs did not end in {wish.minutes} minutes: {why}. Nothing was changed and the GPUs are "
         f"in use again: try with wait=60, or end them (juju run {wish.unit} gpu-release gpu=... "
-        "reason=... force=true)"
+        "force=true)"
     )
 
 

@@ -31,7 +31,7 @@ _RESET: typing.Final = (
 )
 _REPLACE: typing.Final = (
     "Have GPU {index} replaced ({model}, {address}); then `juju run <unit> gpu-uncordon "
-    "gpu=gpu-{index} reason=...`"
+    "gpu=gpu-{index}`"
 )
 _COOL: typing.Final = (
     "Look at fans, air flow and power cables of GPU {index}; when its clock has been free for "
@@ -39,7 +39,7 @@ _COOL: typing.Final = (
 )
 _UNCORDON: typing.Final = (
     "Find out why GPU {index} fails again and again; then `juju run <unit> gpu-uncordon "
-    "gpu=gpu-{index} reason=...`"
+    "gpu=gpu-{index}`"
 )
 
 XID: typing.Final = Fault(

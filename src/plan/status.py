@@ -325,7 +325,7 @@ def _all_quarantined(state: UnitState, choice: gpus.Choice) -> str:
     commands = {
         f"juju run {state.unit} gpu-selftest level={entry.level}"
         if entry.level
-        else f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]} reason=..."
+        else f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]}"
         for indexes, entry in quarantined
     }
     return f"All GPUs are quarantined: {', '.join(shown)}. Then {' and '.join(sorted(commands))}"

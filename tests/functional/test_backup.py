@@ -198,7 +198,7 @@ def test_link_in_a_file_is_refused(here):
     ("change", "words"),
     [
         ({"number": 2}, "2 units of web use one database: juju remove-unit all but one"),
-        ({"leads": False}, "juju run web/leader restore"),
+        ({"leads": False}, "run the same on web/leader"),
         ({"form": 6}, "whose database 8.3.0 can't read: upgrade this application to 8.3.0"),
         ({"lost": True}, "replace-web-keys"),
         ({"secrets": None}, "runs no web"),

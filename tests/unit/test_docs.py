@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """README and docs are current: tables, links, paths, example pipelines."""
 
+import ast
 import dataclasses
 import pathlib
 import re
@@ -75,6 +76,47 @@ def test_each_promise_names_tests_that_exist():
             page = ROOT / path if path else page
             assert page.is_file(), proof
             assert not name or f"\ndef {name}(" in page.read_text(), proof
+
+
+def texts(path):
+    """What a file says to people: all of it, of a program its strings."""
+    if path.suffix != ".py":
+        return [path.read_text()]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+            found.append("".join(map(str, parts)))
+    return found
+
+
+SAYS_COMMANDS = sorted(
+    path
+    for pattern in ("src/**/*.py", "lib/**/*.py", "src/**/*.rules", "docs/**/*.md", "*.md")
+    for path in ROOT.glob(pattern)
+    if "juju run" in path.read_text()
+)
+COMMAND = re.compile(
+    r"juju run(?: --[\w=-]+)* (?:<?[\w{}.$/ -]+?>?) "
+    r"([a-z]+(?:-[a-z]+)+|pause|resume|backup|restore)\b"
+    r"((?: [a-z][a-z-]*=(?:\{\{.*?\}\}|[^\s`\"'),;]|'[^']*'|\"[^\"]*\")+)*)"
+)
+
+
+@pytest.mark.parametrize("path", SAYS_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_juju_takes_each_action_that_is_named(path):
+    """An alert or a status that names a command has all that its action needs."""
+    actions = yaml.safe_load((ROOT / "actions.yaml").read_text())
+    for text in texts(path):
+        for name, words in COMMAND.findall(re.sub(r"\s+", " ", text)):
+            assert name in actions, name
+            known = actions[name].get("params", {})
+            given = re.findall(r" ([a-z][a-z-]*)=", words)
+            assert set(given) <= set(known), (name, given)
+            needed = set(actions[name].get("required", ()))
+            assert needed <= set(given), f"{name} needs {needed}: {words}"
 
 
 def test_the_map_names_every_room():

@@ -59,7 +59,7 @@ def test_where_all_are_out_the_next_step_is_a_test_or_the_operators_word(monkeyp
     assert said(world, monkeypatch, tmp_path) == (
         "All GPUs are quarantined: GPU 0 Xid 79 (Reboot the machine), GPU 1 Xid 64 (Have GPU 1 "
         "replaced). Then juju run worker/0 gpu-selftest level=isolation and juju run worker/0 "
-        "gpu-uncordon gpu=gpu-1 reason=..."
+        "gpu-uncordon gpu=gpu-1"
     )
 
 

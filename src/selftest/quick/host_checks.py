@@ -232,7 +232,7 @@ def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
 
     Nor does one that somebody has taken out of a container: its host has it as before.
     """
-    forget = f"juju run {settings.unit} gpu-uncordon gpu={gpu.uuid} reason=removed"
+    forget = f"juju run {settings.unit} gpu-uncordon gpu={gpu.uuid}"
     if look.is_withdrawn(gpu):
         return INVENTORY.result(
             Outcome.WARNING,
