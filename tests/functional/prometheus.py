@@ -23,7 +23,7 @@ global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: {rules}
 scrape_configs:
   - job_name: gpu-ci
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    static_configs: [{{targets: {targets}}}]
 """
 
 
@@ -43,13 +43,16 @@ def free_port():
 
 
 @contextlib.contextmanager
-def running(folder, scraped, rules=()):
-    """A Prometheus that scrapes that port; its own address.
+def running(folder, *scraped, rules=()):
+    """A Prometheus that scrapes these ports; its own address.
 
     Another program may take the port that it was to have: then it has another one.
     """
     config, said = folder / "prometheus.yaml", folder / "said"
-    config.write_text(CONFIG.format(port=scraped, rules=json.dumps([str(one) for one in rules])))
+    targets = json.dumps([f"127.0.0.1:{port}" for port in scraped])
+    config.write_text(
+        CONFIG.format(targets=targets, rules=json.dumps([str(one) for one in rules]))
+    )
     for _ in range(5):
         address = f"127.0.0.1:{free_port()}"
         with said.open("wb") as output:

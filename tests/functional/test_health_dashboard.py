@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """A real Prometheus scrapes the watch's metrics, and each query of the dashboard returns data."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -72,6 +73,30 @@ class Worker:
         self._metrics.turn(moment(self._turns), [])
 
 
+# What Concourse 8.3 serves of a task that has waited for a worker, and of one that waits
+# (atc/worker/pool.go, atc/metric/emitter/prometheus.go).
+STEP = 'platform="linux",teamId="1",teamName="main",type="task",workerTags="gpu_gpu-count>=2"'
+WEB = """\
+# TYPE concourse_steps_waiting gauge
+concourse_steps_waiting{{{step}}} 1
+# TYPE concourse_steps_wait_duration histogram
+concourse_steps_wait_duration_bucket{{{step},le="10"}} 0
+concourse_steps_wait_duration_bucket{{{step},le="300"}} {turn}
+concourse_steps_wait_duration_bucket{{{step},le="+Inf"}} {turn}
+concourse_steps_wait_duration_sum{{{step}}} {turn}
+concourse_steps_wait_duration_count{{{step}}} {turn}
+"""
+
+
+@pytest.fixture
+def web():
+    """Stands for Concourse's web, of which only the metrics count here."""
+    turns = itertools.count()
+    server = serving.Server(0, lambda: WEB.format(step=STEP, turn=next(turns)))
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def worker(tmp_path):
     worker = Worker(tmp_path)
@@ -99,8 +124,8 @@ def queries():
     return found
 
 
-def test_each_query_of_the_dashboard_returns_data(worker, tmp_path):
-    with running(tmp_path, worker.server.port) as address:
+def test_each_query_of_the_dashboard_returns_data(worker, web, tmp_path):
+    with running(tmp_path, worker.server.port, web.port) as address:
         missing = queries()
         assert len(missing) > 30
         end = time.monotonic() + 60
@@ -155,4 +180,5 @@ def test_each_panel_asks_the_prometheus_that_was_chosen():
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             assert target["datasource"]["uid"] == "${prometheusds}"
-            assert "$juju_unit" in target["expr"]
+            # Web is another application than the worker's.
+            assert "$juju_unit" in target["expr"] or "concourse_steps_wait" in target["expr"]

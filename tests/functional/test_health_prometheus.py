@@ -79,7 +79,7 @@ def until(condition, what, seconds=60):
 
 def test_a_fault_is_a_metric_and_an_alert_and_a_killed_watch_leaves_nothing(machine, tmp_path):
     port = free_port()
-    with watch(machine, port) as daemon, running(tmp_path, port, [RULES]) as address:
+    with watch(machine, port) as daemon, running(tmp_path, port, rules=[RULES]) as address:
 
         def asked(query):
             return [one["metric"] for one in answer(address, query, time.time())]

@@ -17,6 +17,9 @@ UNIT = {"instance": "i", **TOPOLOGY, "juju_unit": "web/0"}
 LABELS = {
     "concourse_workers_registered": {"state"},
     "concourse_steps_waiting": {"platform", "teamId", "teamName", "type", "workerTags"},
+    "concourse_steps_wait_duration_bucket": {
+        *("platform", "teamId", "teamName", "type", "workerTags"),
+    },
 }
 STEP = {
     **UNIT, "platform": "linux", "teamId": "1", "teamName": "main", "type": "task",
@@ -30,6 +33,19 @@ def workers(state, values):
 
 def waiting(values, **labels):
     return "concourse_steps_waiting", {**STEP, **labels}, values
+
+
+def waited(more, **labels):
+    """The buckets of waits (atc/metric/emitter/prometheus.go) that took from 10 to 30 min.
+
+    A task more waits so long at each of `more` minutes out of sixty.
+    """
+    most = f"0+{more}x60"
+    buckets = {"10": "0x60", "600": "0x60", "1800": most, "3600": most, "+Inf": most}
+    return [
+        ("concourse_steps_wait_duration_bucket", {**STEP, "le": le, **labels}, values)
+        for le, values in buckets.items()
+    ]
 
 
 CASES = [
@@ -50,6 +66,24 @@ CASES = [
         # They are served before half an hour is over, again and again.
         [waiting("3x25 0x1 3x25 0x9")],
         minutes=45,
+    ),
+    Case(
+        "ConcourseGpuTasksWaitLong",
+        # Two teams are one queue.
+        [
+            *waited(1, workerTags="ours_gpu-count>=2"),
+            *waited(1, workerTags="ours_gpu-count>=2", teamName="b", teamId="2"),
+        ],
+        # Steps of others wait long, and so do gets; tasks with a GPU's tags wait for a minute.
+        [
+            *waited(3, workerTags="big-disk"),
+            *waited(3, type="get"),
+            *(
+                (name, {**labels, "workerTags": "gpu"}, "0+3x60" if labels["le"] != "10" else more)
+                for name, labels, more in waited(3)
+            ),
+        ],
+        minutes=55,
     ),
 ]
 

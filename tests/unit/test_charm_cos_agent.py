@@ -57,11 +57,13 @@ def test_a_web_says_where_its_metrics_are(context, rooms):
     assert targets(config) == ["127.0.0.1:9391"]
     (group,) = config["metrics_alert_rules"]["groups"]
     assert {rule["alert"] for rule in group["rules"]} == {
+        "ConcourseGpuTasksWaitLong",
         "ConcourseStepsWaiting",
         "ConcourseWorkersStalled",
     }
     assert all('concourse_workers_registered{juju_model="' in rule["expr"]
                or 'concourse_steps_waiting{juju_model="' in rule["expr"]
+               or 'concourse_steps_wait_duration_bucket{juju_model="' in rule["expr"]
                for rule in group["rules"])  # fmt: skip
     assert config["dashboards"] == []
     assert told(context, state("web", [database()], web_metrics_port=0), config="old") is None
