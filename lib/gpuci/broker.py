@@ -194,8 +194,7 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
         if holder is None or not host.in_use(decision.container, holder):
             holder = _acquire_again(table, host, policy(), record, decision.container)
         holder.execs = True
-        told = host.cgroup(decision.container, record.bundle, holder.pid_file)
-        holder.cgroup = told or holder.cgroup
+        host.note_groups(decision.container, holder)
         holder.calls = [*filter(host.alive, holder.calls), host.me()]
 
     leases.decide(store, host, take)

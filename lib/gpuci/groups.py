@@ -2,7 +2,10 @@
 # See LICENSE file for licensing details.
 """Control groups by their paths: a process's own, one to come, and where one lies; v1 and v2.
 
-The group that counts is the one that decides on devices: v1's of that name, or v2's only one.
+A process has one in each hierarchy, and these need not be of one container: in a user namespace
+v1 lets nobody move another user's process, so what runc starts in a container there joins the
+container's group in v2's hierarchy alone (Linux kernel/cgroup/cgroup-v1.c
+__cgroup1_procs_write; runc 1.1.5 libcontainer/process_linux.go setnsProcess.start).
 """
 
 from __future__ import annotations
@@ -10,39 +13,53 @@ from __future__ import annotations
 from gpuci import proc
 from gpuci.table import names_container
 
+DEVICES = "devices"
+"""The hierarchy that decides on devices: v1's of that name, or where there is none v2's."""
+UNIFIED = ""
+"""v2's hierarchy, beside v1's or alone."""
 
-def of(root: str, process: str) -> tuple[str, bool]:
-    """The control group of a process.
+
+def of(root: str, process: str) -> tuple[dict[str, str], bool]:
+    """The control groups of a process.
 
     Args:
         root: where /proc lies; for recorded trees.
         process: its folder there, such as `/proc/self`.
 
     Returns:
-        Its path, empty if the process is gone; and whether it is v2's.
+        Their paths by hierarchy: DEVICES, UNIFIED, others by their controllers as the kernel
+        lists them; none if the process is gone. And whether DEVICES is v2's.
 
     Raises:
         OSError: that can't be told.
     """
-    found = ""
+    found: dict[str, str] = {}
     for line in proc.read(f"{root}{process}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if "devices" in controllers.split(","):
-            return path, False
-        if not controllers:
-            found = path
+        found[DEVICES if DEVICES in controllers.split(",") else controllers] = path
+    if DEVICES in found or UNIFIED not in found:
+        return found, False
+    found[DEVICES] = found[UNIFIED]
     return found, True
 
 
 def folder(root: str, cgroup: str) -> str:
-    """Where the control group lies among the mounts (proc(5)); empty if it is gone.
+    """Where a control group of the hierarchy DEVICES lies; see folders. Empty if it is gone."""
+    return next(iter(folders(root, {DEVICES: cgroup})), "")
+
+
+def folders(root: str, cgroups: dict[str, str]) -> list[str]:
+    """Where control groups lie among the mounts (proc(5)); those that are gone are left out.
+
+    Only DEVICES and UNIFIED are looked for: who may move a process in one of v1's hierarchies may
+    do so in all.
 
     Args:
         root: where /proc and the mounts lie; for recorded trees.
-        cgroup: its path.
+        cgroups: their paths by hierarchy, as `of` has them.
 
     Raises:
-        OSError: no mount shows it.
+        OSError: no mount shows one of them.
     """
     v1: list[tuple[str, str]] = []
     v2: list[tuple[str, str]] = []
@@ -50,21 +67,39 @@ def folder(root: str, cgroup: str) -> str:
         mount, _, source = line.partition(" - ")
         kind, _, options = source.split(" ", 2)
         top, point = mount.split(" ")[3:5]
-        if kind == "cgroup" and "devices" in options.rpartition(" ")[2].split(","):
+        if kind == "cgroup" and DEVICES in options.rpartition(" ")[2].split(","):
             v1.append((top.rstrip("/"), root + point))
         elif kind == "cgroup2":
             v2.append((top.rstrip("/"), root + point))
-    for top, point in v1 or v2:
+    found: list[str] = []
+    for hierarchy, mounts in ((DEVICES, v1 or v2), (UNIFIED, v2)):
+        path = _shown(mounts, cgroups[hierarchy]) if hierarchy in cgroups else ""
+        if path and path not in found and proc.exists(path):
+            found.append(path)
+    return found
+
+
+def _shown(mounts: list[tuple[str, str]], cgroup: str) -> str:
+    for top, point in mounts:
         # Some show another part of the tree, and one can be hidden by a later mount.
         if is_below(cgroup, top) and proc.exists(f"{point}/cgroup.procs"):
-            found = point + cgroup[len(top) :]
-            return found if proc.exists(found) else ""
+            return point + cgroup[len(top) :]
     raise OSError(f"no mount shows the control group {cgroup}")
 
 
 def is_below(path: str, cgroup: str) -> bool:
     """Whether a control group is this one or below it."""
     return path == cgroup or path.startswith(f"{cgroup}/")
+
+
+def of_container(path: str, container: str) -> str:
+    """The part of a process's path that is a container's group; empty if there is none.
+
+    The process may have moved to a group below that.
+    """
+    while path and not names_container(path, container):
+        path = path.rpartition("/")[0]
+    return path
 
 
 def scope(container: str, path: str) -> str:

@@ -108,9 +108,11 @@ def decide(store: Store, host: Facts, decision: Callable[[Table], Outcome]) -> O
                 host.mark = (host.me(), host.now())
                 ending = {name: table.holders[name] for name in unseen.names}
                 leased = [
-                    holder.cgroup
+                    group
                     for name, holder in table.holders.items()
-                    if holder.cgroup and name not in ending
+                    if name not in ending
+                    for group in (holder.cgroup, holder.unified)
+                    if group
                 ]
                 for holder in ending.values():
                     holder.handing = host.mark

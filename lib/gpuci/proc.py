@@ -55,20 +55,6 @@ def names(folder: str | int) -> list[str]:
         raise
 
 
-def link(path: str) -> str:
-    """What a link says; empty if it is gone.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    try:
-        return os.readlink(path)
-    except OSError as error:
-        if is_gone(error):
-            return ""
-        raise
-
-
 def folders(folder: str) -> list[str]:
     """The paths of the folders in a folder; none if it is gone.
 
@@ -81,6 +67,20 @@ def folders(folder: str) -> list[str]:
     except OSError as error:
         if is_gone(error):
             return []
+        raise
+
+
+def link(path: str) -> str:
+    """Where a link points to; empty if it is gone.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        return os.readlink(path)
+    except OSError as error:
+        if is_gone(error):
+            return ""
         raise
 
 

@@ -44,6 +44,7 @@ class Holder:
         waited: for how long it had waited for them, in seconds; None: nobody noted that.
         cgroup: its control group as /proc/<pid>/cgroup shows it: from its spec, and from its first
             process as soon as that is there; empty where neither tells.
+        unified: the same in v2's hierarchy, as its first process told it; see gpuci.groups.
         nodes: paths of the device nodes that nobody but its holder has.
         execs: whether a process was started in it, or was seen in a job; from then on such
             processes are its use.
@@ -60,7 +61,8 @@ class Holder:
 
     __slots__ = (
         "bundle", "calls", "cgroup", "exclusive", "execs", "gpus", "handing", "keeper", "kind",
-        "nodes", "pid_file", "session_limit", "since", "step_ended", "stuck", "waited", "who",
+        "nodes", "pid_file", "session_limit", "since", "step_ended", "stuck", "unified", "waited",
+        "who",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +77,7 @@ class Holder:
         self.since = since
         self.waited: float | None = None
         self.cgroup = ""
+        self.unified = ""
         self.nodes: list[str] = []
         self.execs = False
         self.calls = calls
@@ -99,6 +102,7 @@ class Holder:
             holder = cls(found["bundle"], gpus, calls, exclusive=exclusive, since=since)
             holder.execs, holder.stuck = found["execs"], found["stuck"]
             holder.cgroup, holder.nodes = found["cgroup"], found.get("nodes", [])
+            holder.unified = found.get("unified", "")
             holder.session_limit = found.get("session_limit", 0)
             holder.step_ended = found.get("step_ended", 0.0)
             holder.waited = found.get("waited")
@@ -127,10 +131,11 @@ class Holder:
             lists
             and bool(self.gpus)
             and self.kind in KINDS
-            and _all_are(str, [self.bundle, self.cgroup, self.pid_file, *self.gpus, *self.nodes])
+            and _all_are(str, [self.bundle, self.pid_file, *self.gpus, *self.nodes])
+            and _all_are(str, [self.cgroup, self.unified])
             and _all_are(int, whole)
             and _all_are(int | float, times)
-            and (not self.cgroup or names_container(self.cgroup, container))
+            and all(names_container(one, container) for one in (self.cgroup, self.unified) if one)
         )
 
     def as_json(self) -> dict[str, object]:
@@ -144,6 +149,7 @@ class Holder:
             "exclusive": self.exclusive,
             "since": self.since,
             "cgroup": self.cgroup,
+            "unified": self.unified,
             "nodes": self.nodes,
             "execs": self.execs,
             "calls": [[*call] for call in self.calls],

@@ -4,8 +4,13 @@
 
 The files that tell are containerd's and the kernel's own: `<bundle>/init.pid` and one
 `<bundle>/<exec id>.pid` for each process that runs (containerd 2.3.1
-cmd/containerd-shim-runc-v2/process), and the control group, which a process can't leave. podman
-has the id of the first process elsewhere (runc's --pid-file), a job has its control group alone.
+cmd/containerd-shim-runc-v2/process). podman has the id of the first process elsewhere (runc's
+--pid-file), a job has its control group alone.
+
+A process is inside if its control group in any hierarchy is the container's, or below it; or if it
+is in the PID namespace that the container's first process is the first of. In a user namespace
+with cgroup v1 one of these is all there is (see groups), and a step as root of the machine may
+leave its groups. A namespace that others have too, such as the machine's, is no evidence.
 
 Only "there is no such thing" means that something is gone. Any other error is raised, and refuses:
 taken for absence, it would end a job that runs and give its devices away.
@@ -14,6 +19,7 @@ taken for absence, it would end a job that runs and give its devices away.
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import time
 
@@ -31,6 +37,25 @@ _NOT_STARTED = "runc:["
 
 # How long, in seconds, a container may take to die.
 _PATIENCE = 1.5
+
+
+class _Marks:
+    """What the processes of a container or job are known by.
+
+    Attributes:
+        paths: those of its control groups, by hierarchy; none: it is gone.
+        init: its first process; 0: that is gone, or nobody tells.
+        started: when that was started, in clock ticks since boot; 0 before anybody has asked.
+        namespace: the PID namespace that is its own; empty: it has none, or none is known yet.
+    """
+
+    __slots__ = ("init", "namespace", "paths", "started")
+
+    def __init__(self, paths: dict[str, str], init: int) -> None:
+        self.paths = paths
+        self.init = init
+        self.started = 0
+        self.namespace = ""
 
 
 class Host:
@@ -89,28 +114,28 @@ class Host:
         kept = bool(holder.keeper) and self.alive(holder.keeper)
         if kept or any(self._is_starting(call, holder) for call in holder.calls):
             return True
-        cgroup = self._cgroup(container, holder)
+        marks = self._marks(container, holder)
         if holder.kind != STEP:
-            return self._lives(holder, cgroup)
-        if not cgroup:
+            return self._lives(holder, marks)
+        if not marks.paths:
             return False
         if not holder.execs and self.now() - holder.since < STARTING:
-            return self._inside(self._pid(f"{holder.bundle}/init.pid"), cgroup)
-        names = self._processes(holder.bundle, cgroup)
+            return self._inside(self._pid(f"{holder.bundle}/init.pid"), marks)
+        names = self._processes(holder.bundle, marks)
         if not names or not all(map(_is_session, names)):
             return bool(names)
         holder.step_ended = holder.step_ended or self.now()
         over = self.now() - holder.step_ended
         return not holder.session_limit or over < holder.session_limit
 
-    def _lives(self, holder: Holder, cgroup: str) -> bool:
+    def _lives(self, holder: Holder, marks: _Marks) -> bool:
         """Whether a container of an engine, or a job, that nothing starts any more, lives."""
         init, is_new = self._init(holder), self.now() - holder.since < STARTING
         if init:
-            inside = bool(cgroup) and self._inside(init, cgroup)
-            living = {init} if inside and self._started(init) is not None else set[int]()
+            inside = self._inside(init, marks) and self._started(init) is not None
+            living = {init} if inside else set[int]()
         else:
-            living = self._living(groups.folder(self._root, cgroup)) if cgroup else set[int]()
+            living = self._in_groups(marks)
         if holder.kind == JOB:
             # A call that starts a container lives until that is there; a job's unit comes later.
             holder.execs |= bool(living)
@@ -125,8 +150,7 @@ class Host:
         """The exec ids of a step's processes that live, such as `task`; none of other kinds."""
         if holder.kind != STEP:
             return []
-        cgroup = self._cgroup(container, holder)
-        return self._processes(holder.bundle, cgroup) if cgroup else []
+        return self._processes(holder.bundle, self._marks(container, holder))
 
     def steps(self, container: str, bundle: str) -> list[int]:
         """Ids of the processes of a container's steps that live; not of people's sessions in it.
@@ -135,10 +159,10 @@ class Host:
             OSError: that can't be told.
             ValueError: the same.
         """
-        cgroup = self.cgroup(container, bundle)
-        names = self._processes(bundle, cgroup) if cgroup else []
+        marks = self._told(container, bundle)
+        names = self._processes(bundle, marks)
         pids = [self._pid(f"{bundle}/{name}.pid") for name in names if not _is_session(name)]
-        return [pid for pid in pids if self._inside(pid, cgroup)]
+        return [pid for pid in pids if self._inside(pid, marks)]
 
     def is_in(self, pid: int, container: str, bundle: str) -> bool:
         """Whether a process lives and is one of a container's.
@@ -147,8 +171,8 @@ class Host:
             OSError: that can't be told.
             ValueError: the same.
         """
-        cgroup = self.cgroup(container, bundle)
-        return bool(cgroup) and self._inside(pid, cgroup) and self._started(pid) is not None
+        marks = self._told(container, bundle)
+        return self._inside(pid, marks) and self._started(pid) is not None
 
     def end_steps(self, container: str, bundle: str) -> None:
         """Kill what runs in a container but its init and people's sessions in it.
@@ -157,28 +181,23 @@ class Host:
             OSError: what runs there can't be told.
             ValueError: the same.
         """
-        cgroup = self.cgroup(container, bundle)
-        if not cgroup:
-            return
-        spared = {self._pid(f"{bundle}/init.pid")}
-        names = self._processes(bundle, cgroup)
+        marks = self._told(container, bundle)
+        names = self._processes(bundle, marks)
         sessions = {str(self._pid(f"{bundle}/{name}.pid")) for name in names if _is_session(name)}
-        for pid in self._living(groups.folder(self._root, cgroup)) - spared:
+        for pid in self._all(marks) - {marks.init}:
             fields = self._stat(pid)
             # Each exec begins a session of its own (setsid(2)); field 6 is its number.
             if fields and fields[3] not in sessions:
-                self._kill(pid, cgroup)
+                self._kill(pid, marks)
 
-    def cgroup(self, container: str, bundle: str, pid_file: str = "") -> str:
-        """The control group of a container as /proc/<pid>/cgroup shows it; empty if it is gone.
+    def note_groups(self, container: str, holder: Holder) -> None:
+        """Note a holder's control groups in it while its first process tells them.
 
-        It bears the container's name, so the process of another one that got the number of this
-        one's init since can't be taken for it. Init may have moved to one below it.
+        Raises:
+            OSError: that can't be told.
+            ValueError: the same.
         """
-        path, _ = groups.of(self._root, f"/proc/{self._pid(pid_file or f'{bundle}/init.pid')}")
-        while path and not names_container(path, container):
-            path = path.rpartition("/")[0]
-        return path
+        self._note(holder, self._marks(container, holder))
 
     def planned_cgroup(self, container: str, cgroups_path: str) -> str:
         """The control group that runc, called by this process, makes for a container.
@@ -200,8 +219,9 @@ class Host:
         # normpath would leave two slashes at the beginning alone.
         path = os.path.normpath("/" + (cgroups_path or container).lstrip("/"))
         if not cgroups_path.startswith("/"):
-            own, unified = groups.of(self._root, "/proc/self")
-            path = (os.path.dirname(own) if unified else own).rstrip("/") + path
+            found, is_v2 = groups.of(self._root, "/proc/self")
+            own = found.get(groups.DEVICES, "")
+            path = (os.path.dirname(own) if is_v2 else own).rstrip("/") + path
         return path if names_container(path, container) else ""
 
     def clear(self, container: str, holder: Holder) -> bool:
@@ -211,16 +231,17 @@ class Host:
             OSError: what is left can't be told.
         """
         self._end_calls(holder)
-        # Kept, for it can't be told any more once init is gone.
-        holder.cgroup = self._cgroup(container, holder)
-        if not holder.cgroup:
+        # Noted, for it can't be told any more once init is gone.
+        marks = self._marks(container, holder)
+        self._note(holder, marks)
+        if not marks.paths:
             return True
         # Whoever looks next must not wait once more for what could not be killed.
         patience = 0 if holder.stuck else _PATIENCE
-        init = self._init(holder)
-        if self._inside(init, holder.cgroup):
-            self._kill(init, holder.cgroup)  # the kernel ends its PID namespace with it
-        return self._end(holder.cgroup, patience)
+        self._find_namespace(marks)
+        if marks.init:
+            self._kill(marks.init, marks)  # the kernel ends its PID namespace with it
+        return self._end(marks, patience)
 
     def look(self, ending: dict[str, Holder], leased: list[str]) -> None:
         """Look who has devices of holders open that have ended; note it in `looked`.
@@ -255,26 +276,45 @@ class Host:
         """Whether no process of the holder's container is left, and none is to come."""
         if self.in_use(container, holder):
             return False
-        cgroup = self._cgroup(container, holder)
-        return not cgroup or not self._living(groups.folder(self._root, cgroup))
+        return not self._all(self._marks(container, holder))
 
     def has_leftovers(self, container: str, holder: Holder) -> bool:
         """Whether the container has any process but its init."""
-        cgroup = self._cgroup(container, holder)
-        init = self._init(holder)
-        return bool(cgroup) and not self._living(groups.folder(self._root, cgroup)) <= {init}
+        return not self._all(self._marks(container, holder)) <= {self._init(holder)}
 
     def state(self, container: str, holder: Holder) -> str:
         """The states of the container's processes as letters of /proc/<pid>/stat, such as `DS`."""
-        cgroup = self._cgroup(container, holder)
-        living = self._living(groups.folder(self._root, cgroup)) if cgroup else set[int]()
+        living = self._all(self._marks(container, holder))
         return "".join(sorted({fields[0] for pid in living if (fields := self._stat(pid))}))
 
-    def _cgroup(self, container: str, holder: Holder) -> str:
-        """The holder's control group: what its init says, or else what is known of it."""
-        if holder.kind == JOB:
-            return holder.cgroup
-        return self.cgroup(container, holder.bundle, holder.pid_file) or holder.cgroup
+    def _told(self, container: str, bundle: str, pid_file: str = "") -> _Marks:
+        """What the first process of a container tells that its processes are known by.
+
+        Its groups bear the container's name, so the process of another one that got the number of
+        this one's init since can't be taken for it.
+        """
+        init = self._pid(pid_file or f"{bundle}/init.pid")
+        found, _ = groups.of(self._root, f"/proc/{init}")
+        paths = {
+            hierarchy: path
+            for hierarchy, its in found.items()
+            if (path := groups.of_container(its, container))
+        }
+        return _Marks(paths, init if paths else 0)
+
+    def _marks(self, container: str, holder: Holder) -> _Marks:
+        """What a holder's processes are known by: as its init tells, or else as was noted."""
+        if holder.kind != JOB:
+            marks = self._told(container, holder.bundle, holder.pid_file)
+            if marks.paths:
+                return marks
+        noted = {groups.DEVICES: holder.cgroup, groups.UNIFIED: holder.unified}
+        return _Marks({hierarchy: path for hierarchy, path in noted.items() if path}, 0)
+
+    @staticmethod
+    def _note(holder: Holder, marks: _Marks) -> None:
+        holder.cgroup = marks.paths.get(groups.DEVICES, holder.cgroup)
+        holder.unified = marks.paths.get(groups.UNIFIED, holder.unified)
 
     def _init(self, holder: Holder) -> int:
         """The id of a container's first process as its runtime noted it; 0: nobody did."""
@@ -297,26 +337,38 @@ class Host:
                 process.kill()
             process.close()
 
-    def _end(self, cgroup: str, patience: float) -> bool:
-        """Kill all processes of a control group; whether none is left within so many seconds."""
+    def _end(self, marks: _Marks, patience: float) -> bool:
+        """Kill all processes of a container; whether none is left within so many seconds."""
         deadline = self.now() + patience
-        while left := self._living(groups.folder(self._root, cgroup)):
+        folders = groups.folders(self._root, marks.paths)
+        while left := self._in(folders) or self._in_namespace(marks):
             for pid in left:
-                self._kill(pid, cgroup)
+                self._kill(pid, marks)
             if self.now() > deadline:
                 return False
             time.sleep(0.005)
         return True
 
-    def _kill(self, pid: int, cgroup: str) -> None:
+    def _kill(self, pid: int, marks: _Marks) -> None:
         try:
             process = Process(pid)
         except ProcessLookupError:
             return
         # Looked at after taking hold of it: it is this process now, or it is gone.
-        if self._inside(pid, cgroup):
+        if self._inside(pid, marks):
             process.kill()
         process.close()
+
+    def _all(self, marks: _Marks) -> set[int]:
+        """The processes of a container that live."""
+        return self._in_groups(marks) | self._in_namespace(marks)
+
+    def _in_groups(self, marks: _Marks) -> set[int]:
+        """The processes in a container's control groups, of all hierarchies."""
+        return self._in(groups.folders(self._root, marks.paths)) if marks.paths else set()
+
+    def _in(self, folders: list[str]) -> set[int]:
+        return set[int]().union(*map(self._living, folders))
 
     def _living(self, folder: str) -> set[int]:
         """The processes in a control group and below it; the kernel lists no dead ones.
@@ -325,18 +377,84 @@ class Host:
         """
         if not folder:
             return set()
-        found = {int(pid) for pid in proc.read(f"{folder}/cgroup.procs").split()}
+        try:
+            found = {int(pid) for pid in proc.read(f"{folder}/cgroup.procs").split()}
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # In a threaded group of v2 (cgroups(7)), which lists its threads alone.
+            threads = proc.read(f"{folder}/cgroup.threads").split()
+            found = {process for thread in threads if (process := self._process_of(thread))}
         for below in proc.folders(folder):
             found |= self._living(below)
         return found
 
-    def _processes(self, bundle: str, cgroup: str) -> list[str]:
+    def _process_of(self, thread: str) -> int:
+        """The process that a thread is of; 0 if it is gone."""
+        status = proc.read(f"{self._root}/proc/{thread}/status")
+        return int(status.partition("\nTgid:")[2].split()[0]) if status else 0
+
+    def _in_namespace(self, marks: _Marks) -> set[int]:
+        """The processes in a container's own PID namespace that live, but the first.
+
+        There are none when that has ended: the kernel ends it last.
+        """
+        self._find_namespace(marks)
+        if not marks.namespace or self._started(marks.init) != marks.started:
+            return set()
+        return {
+            pid
+            for name in proc.names(f"{self._root}/proc")
+            if name.isdecimal()
+            and (pid := int(name)) != marks.init
+            and self._is_in_namespace(pid, marks)
+            and self._started(pid) is not None
+        }
+
+    def _is_in_namespace(self, pid: int, marks: _Marks) -> bool:
+        """Whether a process is in a container's own PID namespace."""
+        self._find_namespace(marks)
+        if not marks.namespace:
+            return False
+        try:
+            its = self._namespace(pid)
+        except PermissionError:
+            # Seen in a system container: one of its host's root. It is in none below this one.
+            if len(self._numbers(pid)) < 2:
+                return False
+            raise
+        # The namespace's number may be another's as soon as its first process is gone.
+        return its == marks.namespace and self._started(marks.init) == marks.started
+
+    def _find_namespace(self, marks: _Marks) -> None:
+        """Find the PID namespace that a container's first process is the first of."""
+        if not marks.init or marks.started:
+            return
+        started, namespace = self._started(marks.init), self._namespace(marks.init)
+        is_first = self._numbers(marks.init)[1:2] == ["1"]
+        found, _ = groups.of(self._root, f"/proc/{marks.init}")
+        # Looked at last: it was the container's all the while.
+        if started is not None and _is_below(found, marks.paths):
+            marks.started = started
+            marks.namespace = namespace if is_first else ""
+
+    def _namespace(self, pid: int) -> str:
+        return proc.link(f"{self._root}/proc/{pid}/ns/pid")
+
+    def _numbers(self, pid: int) -> list[str]:
+        """A process's number in each PID namespace from this one on; none if it is gone."""
+        status = proc.read(f"{self._root}/proc/{pid}/status")
+        return status.partition("\nNSpid:")[2].partition("\n")[0].split()
+
+    def _processes(self, bundle: str, marks: _Marks) -> list[str]:
+        if not marks.paths:
+            return []
         return [
             name[: -len(".pid")]
             for name in sorted(proc.names(self._root + bundle))
             if name.endswith(".pid")
             and name != "init.pid"
-            and self._inside(pid := self._pid(f"{bundle}/{name}"), cgroup)
+            and self._inside(pid := self._pid(f"{bundle}/{name}"), marks)
             and self._started(pid) is not None
         ]
 
@@ -353,17 +471,18 @@ class Host:
             raise ValueError(f"{path} holds {text[:40]!r} and no process id")
         return int(text)
 
-    def _inside(self, pid: int, cgroup: str) -> bool:
-        if not pid:
+    def _inside(self, pid: int, marks: _Marks) -> bool:
+        if not (pid and marks.paths):
             return False
         process = f"/proc/{pid}"
-        if groups.is_below(groups.of(self._root, process)[0], cgroup):
+        found, _ = groups.of(self._root, process)
+        if _is_below(found, marks.paths):
             return True
         # In v1 a process whose first thread has ended is in the root group; its others tell.
         return any(
-            groups.is_below(groups.of(self._root, f"{process}/task/{thread}")[0], cgroup)
+            _is_below(groups.of(self._root, f"{process}/task/{thread}")[0], marks.paths)
             for thread in proc.names(f"{self._root}{process}/task")
-        )
+        ) or (bool(found) and self._is_in_namespace(pid, marks))
 
     def _started(self, pid: int) -> int | None:
         """Start of a living process in clock ticks since boot; None if it is gone or dead.
@@ -381,6 +500,14 @@ class Host:
         The name in field 2 ends with the last `)`.
         """
         return proc.read(f"{self._root}/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def _is_below(found: dict[str, str], cgroups: dict[str, str]) -> bool:
+    """Whether one of the groups found is, in its hierarchy, one of these or below it."""
+    return any(
+        hierarchy in found and groups.is_below(found[hierarchy], path)
+        for hierarchy, path in cgroups.items()
+    )
 
 
 def _is_session(name: str) -> bool:

@@ -15,7 +15,7 @@ from gpu_run import room
 from gpu_run.caller import Caller, GoneError
 from gpu_run.request import BadRequestError, Request
 from gpu_run.room import RoomError
-from gpuci import broker, journal, table
+from gpuci import broker, groups, journal, table
 from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.line import Place
@@ -110,9 +110,10 @@ class Run:
 
     def _check_has_none(self) -> None:
         """See that it is in no lease's control group, to leave that with what it has open."""
-        group = f"{self._caller.group()}/"
-        held = [one.cgroup for one in self._store.read().holders.values() if one.cgroup]
-        if any(group.startswith(f"{one}/") for one in held):
+        own = self._caller.groups()
+        holders = self._store.read().holders.values()
+        held = [path for one in holders for path in (one.cgroup, one.unified) if path]
+        if any(groups.is_below(path, one) for path in own for one in held):
             raise BadRequestError(
                 "this has GPUs by a lease already: ask for all that it needs at once"
             )

@@ -116,13 +116,13 @@ class Caller:
         if ready:
             raise GoneError
 
-    def group(self) -> str:
-        """The control group that decides on its devices.
+    def groups(self) -> set[str]:
+        """The paths of its control groups.
 
         Raises:
             OSError: that can't be told.
         """
-        return groups.of("", f"/proc/{self.pid}")[0]
+        return {*groups.of("", f"/proc/{self.pid}")[0].values()}
 
     def check_place(self) -> None:
         """See that it is in no container: what holds it there is not for us to take away.

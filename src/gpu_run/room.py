@@ -102,7 +102,7 @@ def _take(
     check()
     scopes.move(caller.pid, child.pid, unit)
     caller.check()
-    if caller.group() != group(unit):
+    if group(unit) not in caller.groups():
         raise RoomError(f"this process is not in {unit} after it was moved")
 
 

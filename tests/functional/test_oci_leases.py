@@ -122,7 +122,7 @@ def hold(store: Store, container: Container, *gpus: str, calls=()) -> None:
     bundle = str(container.bundle)
     holder = Holder(bundle, list(gpus), list(calls), exclusive=True, since=host.now())
     holder.execs = True
-    holder.cgroup = host.cgroup(container.id, holder.bundle)
+    host.note_groups(container.id, holder)
     assert holder.cgroup.endswith(container.id)
     with store as table:
         table.holders[container.id] = holder

@@ -99,26 +99,34 @@ def caller(rig):
     return Caller(rig)
 
 
+@pytest.fixture
+def watched(monkeypatch):
+    """Has a process that is killed be gone from a recorded tree, whose time stands still."""
+
+    def watch(tree):
+        class Killable:
+            def __init__(self, pid):
+                if pid not in tree.alive():
+                    raise ProcessLookupError
+                self.pid = pid
+
+            def kill(self):
+                tree.killed.append(self.pid)
+                tree.die(self.pid)
+
+            def close(self):
+                pass
+
+        uptime = float(tree.read("/proc/uptime").split()[0])
+        recorded_trees.UPTIME[tree.version] = uptime
+        monkeypatch.setattr(usage, "Process", Killable)
+        monkeypatch.setattr(usage.Host, "now", lambda _: uptime + tree.patience)
+        return tree
+
+    return watch
+
+
 @pytest.fixture(params=["v1", "v2"])
-def tree(tmp_path, request, monkeypatch):
+def tree(tmp_path, request, watched):
     """A recorded tree of cgroup v1 or v2, in which a process that is killed is gone."""
-    tree = recorded_trees.Tree(tmp_path, request.param)
-
-    class Killable:
-        def __init__(self, pid):
-            if pid not in tree.alive():
-                raise ProcessLookupError
-            self.pid = pid
-
-        def kill(self):
-            tree.killed.append(self.pid)
-            tree.die(self.pid)
-
-        def close(self):
-            pass
-
-    uptime = float(tree.read("/proc/uptime").split()[0])
-    recorded_trees.UPTIME[tree.version] = uptime
-    monkeypatch.setattr(usage, "Process", Killable)
-    monkeypatch.setattr(usage.Host, "now", lambda _: uptime + tree.patience)
-    return tree
+    return watched(recorded_trees.Tree(tmp_path, request.param))

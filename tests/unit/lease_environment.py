@@ -98,6 +98,8 @@ class Environment:
             if found[2] == "cgroup":
                 return f"5:devices:{process[1]}\n0::/elsewhere\n"
             return f"{found[1]} (a b) c) S {'0 ' * 16}1 0 {process[0]} 0\n"
+        if found := re.fullmatch(r"/proc/(\d+)/(status|ns/pid)", path):
+            return self._namespace(int(found[1]), found[2])
         if found := re.fullmatch(r"/b/(\w+)/([\w-]+\.pid)", path):
             pid = world.files(world.named(found[1])).get(found[2])
             return pid and f"{pid}"
@@ -106,6 +108,16 @@ class Environment:
             pids = [pid for pid, found in world.processes().items() if found[1] == group]
             return "".join(f"{pid}\n" for pid in pids)
         return None
+
+    def _namespace(self, pid, file):
+        """The PID namespace of a process, and its numbers; a bare container has none."""
+        if pid not in self.world.processes():
+            return None
+        own = [c for c in self.world.containers if not c.bare and pid in self.world.pids_in(c)]
+        if file == "ns/pid":
+            return f"pid:[{own[0].name if own else 'machine'}]"
+        number = f"\t{1 if pid == self.world.pid(own[0], 'init') else 9}" if own else ""
+        return f"Name:\tx\nTgid:\t{pid}\nNSpid:\t{pid}{number}\n"
 
     def open(self, path, mode="r", **_):
         text = self.read(path)
@@ -120,6 +132,8 @@ class Environment:
             return [f"{name}.json" for name in self.world.records]
         if re.fullmatch(r"/proc/\d+/task", path) and self._text(path[: -len("task")] + "stat"):
             return []
+        if path == "/proc":
+            return ["self", *map(str, self.world.processes())]
         if path == "/quarantine":
             return [f"{name}.json" for name in self.world.quarantined]
         if path.startswith("/b/") and self.exists(path):
@@ -198,6 +212,7 @@ def installed(environment):
     fake_os = types.SimpleNamespace(
         getpid=lambda: environment.me,
         listdir=environment.listdir,
+        readlink=environment.read,
         scandir=environment.scandir,
         stat=environment.stat,
         sysconf=lambda _: TICKS,
@@ -222,7 +237,8 @@ def installed(environment):
         patch.setattr(policy, "read_object", environment.read_object)
         patch.setattr(reserve.cordons, "reasons", dict)
         patch.setattr(store, "os", fake_os)
-        patch.setattr(store, "fcntl", types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0))
+        locks = types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
+        patch.setattr(store, "fcntl", locks)
         patch.setattr(store, "read_object", environment.read_object)
         patch.setattr(store, "replace", environment.replace)
         patch.setattr(store, "remove", environment.remove)

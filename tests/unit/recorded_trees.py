@@ -50,6 +50,12 @@ class Tree:
         holder.execs = execs
         return holder
 
+    def cgroup(self, name, bundle=""):
+        """The control group of a container, as the process noted in a bundle tells it."""
+        holder = self.holder(bundle or name)
+        self.host.note_groups(name, holder)
+        return holder.cgroup
+
     def its(self, name):
         """The processes of a container."""
         return {int(pid) for pid in self.read(procs(self, name)).split()}

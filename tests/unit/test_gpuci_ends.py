@@ -43,7 +43,7 @@ def test_a_container_whose_init_is_not_told_is_known_by_the_group_that_it_was_to
     """As where a hook hangs in its create: containerd has no init.pid for it yet."""
     its, before = tree.its("left-behind"), tree.alive()
     holder = tree.holder("left-behind")
-    holder.cgroup = tree.host.cgroup("left-behind", holder.bundle)
+    holder.cgroup = tree.cgroup("left-behind")
     tree.path(f"{holder.bundle}/init.pid").unlink()
     assert tree.host.clear("left-behind", holder)
     assert {*tree.killed} == its
@@ -57,7 +57,7 @@ def test_nothing_is_killed_where_nothing_is(tree):
 
 def test_a_container_whose_control_group_is_gone_has_nothing_left(tree):
     holder = tree.holder("left-behind")
-    holder.cgroup = tree.host.cgroup("left-behind", holder.bundle).replace("left-behind", "gone")
+    holder.cgroup = tree.cgroup("left-behind").replace("left-behind", "gone")
     assert tree.host.clear("gone", tree.holder("gone"))
     holder.bundle = tree.bundle("gone")
     assert tree.host.clear("gone", holder)
@@ -66,7 +66,7 @@ def test_a_container_whose_control_group_is_gone_has_nothing_left(tree):
 
 def test_where_the_bundle_is_deleted_the_control_group_is_known_from_the_lease(tree):
     holder = tree.holder("left-behind")
-    holder.cgroup = tree.host.cgroup("left-behind", holder.bundle)
+    holder.cgroup = tree.cgroup("left-behind")
     its = tree.its("left-behind")
     shutil.rmtree(tree.path(holder.bundle))
     assert not tree.host.in_use("left-behind", holder)
@@ -133,7 +133,7 @@ def test_an_error_is_never_taken_for_absence(tree, monkeypatch, name, number):
     calls.count()
     assert tree.in_use(name) is used
     holder = tree.holder(name)
-    holder.cgroup = tree.host.cgroup(name, holder.bundle)
+    holder.cgroup = tree.cgroup(name)
     for place in range(places):
         calls.fail(place, number)
         with pytest.raises(OSError, match=r"\[Errno"):
@@ -190,7 +190,7 @@ def test_a_container_of_containers_sees_its_part_of_the_tree(tmp_path):
         dirs_exist_ok=True,
     )
     shutil.rmtree(tree.path("/sys/fs/cgroup/system.slice"))
-    cgroup = tree.host.cgroup("running", tree.bundle("running"))
+    cgroup = tree.cgroup("running")
     folder = groups.folder(str(tree.root), cgroup)
     assert folder == str(tree.path("/sys/fs/cgroup/garden/running"))
 

@@ -122,7 +122,7 @@ def test_one_that_is_killed_while_it_kills_has_not_given_the_gpu_away(rig, calle
 
     def prepare():
         real = Host._inside
-        groups.folder = lambda *_: str(group)
+        groups.folders = lambda *_: [str(group)]
         Host._inside = lambda self, pid, cgroup: pid == left.pid or real(self, pid, cgroup)
 
     with store.Store(str(rig.store)) as table:

@@ -31,7 +31,7 @@ def of_kind(tree, name, kind):
     if name in ("nobody", "gone"):
         holder.cgroup = f"/garden/{name}"
     else:
-        holder.cgroup = tree.host.cgroup(name, holder.bundle)
+        holder.cgroup = tree.cgroup(name)
     if kind == JOB:
         holder.bundle = ""
     return holder
