@@ -13,6 +13,7 @@ import typing
 
 from gpu import detect, dirt, nvml
 from gpu.inventory import Gpu, Inventory, Vendor
+from gpuci.groups import is_below
 from gpuci.policy import SELF_TEST_CONTAINER
 from gpuci.table import names_container
 from machine import apart
@@ -42,6 +43,8 @@ _DISPLAYS: typing.Final = frozenset({
     "X", "Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell",
 })  # fmt: skip
 _SESSION: typing.Final = re.compile(r"/user\.slice/user-[0-9]+\.slice/.")
+# A person's own service manager, and what it has started.
+_PERSONS: typing.Final = re.compile(r"/user@[0-9]+\.service(/|$)")
 
 # How long the driver may take, in seconds. It has answered a moment before, within
 # detect.PATIENCE: a hook takes no longer than both.
@@ -162,8 +165,7 @@ def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
     try:
         groups = _text(process / "cgroup")
         name = _text(process / "comm").removesuffix("\n")
-        parts = re.split(r"[/\n]", groups)
-        if any(names_container(part, container) for part in parts for container in leased):
+        if any(_is_in(groups, container, lease) for container, lease in leased.items()):
             return ""
         if _is_harmless(process, groups, own):
             return ""
@@ -174,6 +176,19 @@ def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
         return f"pid {process.name} (unknown: {error.strerror})"
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     return f"pid {process.name} ({shown[:_COMM_LENGTH]})"
+
+
+def _is_in(groups: str, container: str, lease: Lease) -> bool:
+    """Whether a process with these control groups is a holder's.
+
+    A person's own service manager names control groups as that person likes, and so may root in a
+    container. The names of jobs are no secret, so a job is known by its whole path.
+    """
+    paths = [line.split(":", 2)[2] for line in groups.split("\n") if line.count(":") >= 2]
+    if lease.cgroup:
+        return any(is_below(path, lease.cgroup) for path in paths)
+    parts = [part for path in paths if not _PERSONS.search(path) for part in path.split("/")]
+    return any(names_container(part, container) for part in parts)
 
 
 def _is_harmless(process: pathlib.Path, groups: str, own: pathlib.Path) -> bool:

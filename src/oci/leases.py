@@ -11,7 +11,7 @@ from gpuci.journal import Decision
 from gpuci.policy import SELF_TEST_CONTAINER
 from gpuci.refuse import Refused
 from gpuci.store import Store
-from gpuci.table import STEP, Holder, Table
+from gpuci.table import JOB, STEP, Holder, Table
 from gpuci.usage import Host
 from oci import lease_words, wrapper
 from plan.state import Lease
@@ -29,6 +29,7 @@ def holders() -> dict[str, Lease] | None:
             name: Lease(
                 tuple(holder.gpus),
                 host.in_use(name, holder) or host.has_leftovers(name, holder),
+                holder.cgroup if holder.kind == JOB else "",
             )
             for name, holder in Store(str(wrapper.STORE)).read().holders.items()
         }

@@ -281,10 +281,12 @@ class Lease:
         devices: UUIDs of GPUs and MIG devices.
         occupied: whether the container uses them still, or has processes left that may; if not,
             the next task takes them from it.
+        cgroup: the path of a job's control group; empty for a container, which its name tells.
     """
 
     devices: tuple[str, ...]
     occupied: bool = True
+    cgroup: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

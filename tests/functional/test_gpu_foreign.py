@@ -80,6 +80,9 @@ def test_a_process_that_cannot_be_looked_at_is_a_stranger(machine):
     assert found == {Card().uuid: "in use outside CI: pid 4711 (unknown: Is a directory)"}
 
 
+JOB = "gpu-run-0123456789ab.scope"
+
+
 @pytest.mark.parametrize(
     "cgroup",
     [
@@ -99,8 +102,9 @@ def test_a_holders_processes_are_no_strangers_wherever_they_are_below_it(machine
 
 
 def test_who_has_left_his_gpu_run_is_a_stranger(machine):
-    leases = {"gpu-run-0123456789ab.scope": [[Card().uuid]]}
-    machine.process(4711, "/gpurun.slice/gpu-run-0123456789ab.scope")
+    group = "/gpurun.slice/gpu-run-0123456789ab.scope"
+    leases = {"gpu-run-0123456789ab.scope": [[Card().uuid], True, group]}
+    machine.process(4711, group)
     machine.set(0, processes="4711 900")
     assert machine.look(leases=leases) == {}
     left = "/user.slice/user-1001.slice/user@1001.service/app.slice/run-r1.scope"
@@ -108,6 +112,23 @@ def test_who_has_left_his_gpu_run_is_a_stranger(machine):
     machine.set(0, processes="4711 900\n4712 900")
     found = machine.look(leases=leases)
     assert found == {Card().uuid: "in use outside CI: pid 4712 (python)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cgroup"),
+    [
+        (JOB, f"/user.slice/user-1001.slice/user@1001.service/app.slice/{JOB}"),
+        (JOB, f"/docker/{'a' * 64}/{JOB}"),
+        (HOLDER, f"/user.slice/user-1001.slice/user@1001.service/app.slice/libpod-{HOLDER}.scope"),
+    ],
+    ids=["a person's scope", "a container's own group", "a container's name"],
+)
+def test_a_control_group_that_a_person_named_hides_nobody(machine, name, cgroup):
+    """As by `systemd-run --user --scope --unit=NAME`, with a name from `gpu-run --list`."""
+    machine.process(4711, cgroup)
+    machine.set(0, processes="4711 900")
+    group = f"/gpurun.slice/{JOB}" if name == JOB else ""
+    assert machine.look(leases={name: [[Card().uuid], True, group]}) != {}
 
 
 def test_a_stranger_beside_a_holder_is_seen(machine):
