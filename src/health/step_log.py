@@ -40,8 +40,8 @@ Say = collections.abc.Callable[[Holding, bytes], tuple[Outcome, bytes]]
 class Pen:
     """Writes beside the watch: what a job puts in a line's way must hold up nobody else.
 
-    A look at a descriptor may take for ever where it leads into a file system of the job's own
-    (FUSE). Then that container's lines wait behind it, and it ends with this program.
+    A write that hangs all the same, such as on a file system of another machine's that is gone,
+    keeps back that container's lines alone, and ends with this program.
     """
 
     def __init__(self, say: "Say | None" = None) -> None:

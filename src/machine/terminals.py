@@ -9,10 +9,12 @@ process's or waits for it.
 """
 
 import collections.abc
+import ctypes
 import os
 import pathlib
 import re
 import stat
+import struct
 import typing
 
 # Linux Documentation/admin-guide/devices.txt: UNIX98_PTY_SLAVE_MAJOR.
@@ -22,6 +24,22 @@ _STDERR: typing.Final = 2
 # proc(5): of a terminal's other end, and how a descriptor was opened.
 _INDEX: typing.Final = re.compile(r"^tty-index:\s*([0-9]+)$", re.MULTILINE)
 _FLAGS: typing.Final = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
+# statx(2): linux/fcntl.h, linux/stat.h; where mode, inode and numbers are in what it tells.
+_AT_EMPTY_PATH: typing.Final = 0x1000
+_AT_STATX_DONT_SYNC: typing.Final = 0x4000
+_STATX_TYPE_AND_INO: typing.Final = 0x101
+_STATX: typing.Final = struct.Struct("=28xHxxQ88x4I")
+
+
+class _Found(typing.NamedTuple):
+    """What a descriptor leads to."""
+
+    mode: int
+    inode: int
+    numbers: tuple[int, int]
+    """Of a device: its own."""
+    device: int
+    """The number of the file system that it is in."""
 
 
 class NotTheirsError(Exception):
@@ -54,16 +72,32 @@ def write(pid: int, reader: int, text: bytes, is_meant: collections.abc.Callable
     try:
         if not is_meant():
             raise NotTheirsError("the process has ended")
-        found = os.fstat(held)
-        if stat.S_ISFIFO(found.st_mode):
+        found = _look(held)
+        if stat.S_ISFIFO(found.mode):
             _check_pipe(found, pid, reader)
-        elif stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == _TERMINAL_MAJOR:
+        elif stat.S_ISCHR(found.mode) and found.numbers[0] == _TERMINAL_MAJOR:
             _check_terminal(found, reader)
         else:
             raise NotTheirsError("it is neither a pipe nor a terminal")
         return _write(held, text)
     finally:
         os.close(held)
+
+
+def _look(held: int) -> _Found:
+    """What a descriptor leads to, as far as the kernel knows without asking a file system.
+
+    One of the job's own (FUSE) may never answer; fstat(2) asks it.
+
+    Raises:
+        NotTheirsError: the kernel does not know.
+    """
+    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(256)
+    flags = _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC
+    if libc.statx(held, b"", flags, _STATX_TYPE_AND_INO, buffer):
+        raise NotTheirsError(f"it can't be looked at: {os.strerror(ctypes.get_errno())}")
+    mode, inode, *numbers, major, minor = _STATX.unpack_from(buffer)
+    return _Found(mode, inode, (numbers[0], numbers[1]), os.makedev(major, minor))
 
 
 def _write(held: int, text: bytes) -> int:
@@ -84,10 +118,10 @@ def _write(held: int, text: bytes) -> int:
         os.close(descriptor)
 
 
-def _check_pipe(found: os.stat_result, pid: int, reader: int) -> None:
-    name = f"pipe:[{found.st_ino}]"
+def _check_pipe(found: _Found, pid: int, reader: int) -> None:
+    name = f"pipe:[{found.inode}]"
     # Else it is a FIFO with a name, which somebody has made.
-    if found.st_dev != _pipes() or not any(
+    if found.device != _pipes() or not any(
         target == name and _is_reading(reader, number) for number, target in _open_in(reader)
     ):
         raise NotTheirsError("it is a pipe of the job's own")
@@ -96,13 +130,13 @@ def _check_pipe(found: os.stat_result, pid: int, reader: int) -> None:
         raise NotTheirsError("it goes where its stdout goes")
 
 
-def _check_terminal(found: os.stat_result, reader: int) -> None:
-    index = str(os.minor(found.st_rdev))
+def _check_terminal(found: _Found, reader: int) -> None:
+    index = str(found.numbers[1])
     for number, target in _open_in(reader):
         if not target.endswith("ptmx"):
             continue
         match = _INDEX.search(_info(reader, number))
-        if match and match[1] == index and _device(reader, number) == found.st_dev:
+        if match and match[1] == index and _device(reader, number) == found.device:
             return
     raise NotTheirsError("it is a terminal of the job's own")
 

@@ -15,6 +15,7 @@ import select
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -342,20 +343,36 @@ os.dup2(os.open(place, os.O_PATH), 2)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not pathlib.Path("/dev/fuse").exists(), reason="FUSE needs root"
 )
-def test_a_file_system_that_never_answers_holds_up_nothing_but_that_jobs_lines(step):
-    """Its process ends with the test, and with it the file system and who waits for it."""
+def test_a_file_system_that_never_answers_is_not_asked(step):
+    """Else as many jobs as there may be writers would end the lines of all."""
     try:
         mute = step(MUTE)
     except AssertionError as error:
         if "no FUSE here" in str(error):
             pytest.skip(str(error))
         raise
-    well = step()
-    pids = {"mute": mute, "well": well}
+    came: list[object] = []
+
+    def say() -> None:
+        try:
+            came.append(mute.say(LINE))
+        except terminals.NotTheirsError as error:
+            came.append(str(error))
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert came == ["it is neither a pipe nor a terminal"]
+
+
+def test_a_write_that_hangs_holds_up_nothing_but_that_jobs_lines(step):
+    well, goes_on = step(), threading.Event()
 
     def say(holding, text):
-        with contextlib.suppress(OSError):  # the file system is gone
-            pids[holding.container].say(text)
+        if holding.container == "well":
+            well.say(text)
+        else:
+            goes_on.wait(PATIENCE)
         return Outcome.SAID, b""
 
     pen = Pen(say)
@@ -371,9 +388,8 @@ def test_a_file_system_that_never_answers_holds_up_nothing_but_that_jobs_lines(s
         came |= pen.take()
     assert set(came) == {"well"}
     assert pen.is_free("well")
-    assert not pen.is_free("mute"), "it does not wait: then this attack is none"
-    mute.process.kill()
-    mute.process.wait(PATIENCE)
+    assert not pen.is_free("mute")
+    goes_on.set()
     pen.settle(PATIENCE)
     assert set(pen.take()) == {"mute"}
     assert pen.is_free("mute")
