@@ -10,7 +10,7 @@ from gpuci import spec
 from gpuci.engine_nodes import DRM, NVIDIA
 from gpuci.engine_wish import node_numbers
 from gpuci.refuse import Refused
-from gpuci.seccomp import without_exit_stops
+from gpuci.seccomp import of_a_holder
 from gpuci.shapes import items, table, text
 
 TYPE_CHECKING = False
@@ -105,7 +105,7 @@ def granted(
     """
     linux = table(config.get("linux"))
     if profile := table(linux.get("seccomp")):
-        linux = {**linux, "seccomp": without_exit_stops(profile)}
+        linux = {**linux, "seccomp": of_a_holder(profile)}
     if is_privileged(config):
         # One rule of refusal beside one of leave can't be for the same node, nor be for all of its
         # major number (runc libcontainer/cgroups/devices/devices_emulator.go): what is granted has

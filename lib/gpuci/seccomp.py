@@ -1,16 +1,21 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A seccomp profile that lets no process stop for its tracer on its way out. Pure.
+"""A seccomp profile for who has a GPU: no stop for a tracer on the way out, no io_uring. Pure.
 
 Two processes that trace each other and are to stop at their exit (PTRACE_O_TRACEEXIT) wait for
 each other for ever, whatever SIGKILLs come, so what they hold never comes free. That option alone
 is taken away, which is EPERM; to trace without it works as before (linux/ptrace.h and
 asm/ptrace-abi.h of Linux 6.18). gdb does without it; strace can't, and fails.
+
+A file that is registered with an io_uring is in no list of descriptors, and the kernel tells
+others no more of it than its path. So io_uring is refused, as Concourse's own profile has it.
 """
 
 from __future__ import annotations
 
 from gpuci.shapes import items, table
+
+_RINGS = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 
 _CALL = "ptrace"
 _TRACE_EXIT = 0x40  # a bit of the options, which are the argument `data`
@@ -30,6 +35,33 @@ _ALL = (1 << 64) - 1
 _SEEN = (1 << 32) - 1  # the bits of a request that count for every kind of program
 
 _PERMITTING = ("SCMP_ACT_ALLOW", "SCMP_ACT_LOG")
+
+
+def of_a_holder(profile: dict[str, object]) -> dict[str, object]:
+    """`profile`, a config.json's `linux.seccomp`, for a container that has a GPU."""
+    return without_rings(without_exit_stops(profile))
+
+
+def without_rings(profile: dict[str, object]) -> dict[str, object]:
+    """`profile`, a config.json's `linux.seccomp`, without leave for io_uring.
+
+    A profile that is empty stays so: who has none, such as a privileged task, is not restricted.
+    """
+    if not profile:
+        return profile
+    calls: list[object] = []
+    for call in items(profile.get("syscalls")):
+        entry = table(call)
+        names = items(entry.get("names"))
+        others = [name for name in names if name not in _RINGS]
+        if others == names or entry.get("action") not in _PERMITTING:
+            calls.append(call)
+        elif others:
+            calls.append({**entry, "names": others})
+    rule: dict[str, object] = {"names": [*_RINGS], "action": "SCMP_ACT_ERRNO"}
+    if profile.get("defaultAction") in _PERMITTING and rule not in calls:
+        calls.append(rule)
+    return {**profile, "syscalls": calls}
 
 
 def without_exit_stops(profile: dict[str, object]) -> dict[str, object]:

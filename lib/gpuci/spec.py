@@ -25,7 +25,7 @@ import os.path
 from gpuci.environment import LOADER, Variables
 from gpuci.grant import Grant, Node
 from gpuci.refuse import Refused
-from gpuci.seccomp import without_exit_stops
+from gpuci.seccomp import of_a_holder, without_rings
 from gpuci.shapes import items, table, text
 
 OTHER, TASK, PRIVILEGED_TASK = "other", "task", "privileged task"
@@ -101,7 +101,8 @@ def cgroups_path(config: dict[str, object]) -> str:
 def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
     """`config` with `grant` in it, without the mounts and annotations that ask for devices.
 
-    Whoever gets a device must not be able to live for ever (see seccomp).
+    Whoever gets a device must not be able to live for ever, and no task can hide an open one (see
+    seccomp).
 
     Raises:
         Refused: its variables can't be told apart, or name more than the grant.
@@ -120,8 +121,9 @@ def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
     linux = _without_nodes(table(config.get("linux")))
     if linux != table(config.get("linux")):
         changed["linux"] = linux
-    if grant.ids and (profile := table(linux.get("seccomp"))):
-        changed["linux"] = linux = {**linux, "seccomp": without_exit_stops(profile)}
+    if profile := table(linux.get("seccomp")):
+        restricted = of_a_holder(profile) if grant.ids else without_rings(profile)
+        changed["linux"] = linux = {**linux, "seccomp": restricted}
     if grant.nodes:
         changed["linux"] = with_nodes(linux, grant.nodes)
     return changed

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Under real runc no process of a task with a GPU can be made to stop for its tracer at its exit.
+"""Under real runc no process of a task with a GPU stops for its tracer at its exit, or has a ring.
 
 What would happen without the rule is not tried: two such processes that trace each other can't be
 killed any more, and stay on the machine until it is booted anew.
@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 
-from gpuci.seccomp import without_exit_stops
+from gpuci.seccomp import of_a_holder
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="runc needs root here"),
@@ -57,6 +57,7 @@ int main(void) {
     waitpid(pid, 0, __WALL);
     kill(pid, SIGKILL);
     waitpid(pid, 0, __WALL);
+    say("io_uring", syscall(425, 1, 0));
     pid = fork();
     if (!pid) {
         say("be traced", ptrace(PTRACE_TRACEME, 0, 0, 0));
@@ -68,6 +69,7 @@ int main(void) {
 """
 FORBIDDEN = {
     *("seize for exit stops", "seize for more", "exit stops", "exit stops by the old call"),
+    "io_uring",
 }
 OTHERS = {
     *("seize", "interrupt", "options", "options by the old call", "detach", "attach"),
@@ -88,7 +90,9 @@ PROFILES = {
     "a list of what is allowed": {
         "defaultAction": "SCMP_ACT_ERRNO",
         "architectures": ARCHITECTURES,
-        "syscalls": [{"names": [*NEEDED.split(), "ptrace"], "action": "SCMP_ACT_ALLOW"}],
+        "syscalls": [
+            {"names": [*NEEDED.split(), "ptrace", "io_uring_setup"], "action": "SCMP_ACT_ALLOW"}
+        ],
     },
     "a list of what is not": {
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -134,15 +138,16 @@ def answers(bundle: pathlib.Path, profile: dict, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_exit_stops_alone_are_refused(bundle, name):
-    profile = without_exit_stops(PROFILES[name])
+def test_exit_stops_and_io_uring_alone_are_refused(bundle, name):
+    profile = of_a_holder(PROFILES[name])
     expected = dict.fromkeys(FORBIDDEN, "Operation not permitted") | dict.fromkeys(OTHERS, "ok")
     assert answers(bundle, profile, "gpu-ci-tracer") == expected
-    assert without_exit_stops(profile) == profile
+    assert of_a_holder(profile) == profile
 
 
 def test_without_the_rule_they_are_granted(bundle):
     """Else the test above would prove nothing; one that traces alone can be killed."""
     found = answers(bundle, PROFILES["a list of what is allowed"], "gpu-ci-tracer")
     assert found["seize for exit stops"] == "ok"
+    assert found["io_uring"] == "Bad address"
     assert (found["exit stops"], found["exit stops by the old call"]) == ("ok", "ok")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from gpuci.seccomp import without_exit_stops
+from gpuci.seccomp import of_a_holder, without_exit_stops, without_rings
 
 ALLOW, ERRNO, LOG = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO", "SCMP_ACT_LOG"
 TRACE_EXIT = 0x40
@@ -86,3 +86,25 @@ def test_a_permission_with_conditions_of_its_own_is_dropped():
 
 def test_no_profile_is_none():
     assert without_exit_stops({}) == {}
+
+
+RINGS = ["io_uring_setup", "io_uring_enter", "io_uring_register"]
+
+
+@pytest.mark.parametrize("default", [ERRNO, ALLOW, LOG])
+@pytest.mark.parametrize("action", [ALLOW, LOG])
+def test_io_uring_is_permitted_by_nothing_that_is_left(default, action):
+    """As podman's own profile permits it, and a profile that permits what it does not name."""
+    listed = [{"names": [name, "read"], "action": action} for name in RINGS]
+    profile = {"defaultAction": default, "syscalls": [*listed, {"names": RINGS, "action": action}]}
+    once = of_a_holder(profile)
+    assert of_a_holder(once) == once
+    for name in RINGS:
+        actions = [call["action"] for call in once["syscalls"] if name in call["names"]]
+        assert actions == ([] if default == ERRNO else [ERRNO])
+    assert once["syscalls"][: len(listed)] == [{"names": ["read"], "action": action}] * 3
+
+
+def test_a_profile_without_io_uring_stays_and_so_does_an_empty_one():
+    assert without_rings(LISTED) == LISTED
+    assert without_rings({}) == {}

@@ -226,12 +226,18 @@ PROFILE = {
 }
 
 
-def test_who_gets_a_gpu_gets_no_exit_stops_and_others_keep_their_profile():
+def test_who_gets_a_gpu_gets_no_exit_stops_and_no_task_gets_io_uring():
+    permitted = {"names": ["read", "io_uring_setup"], "action": "SCMP_ACT_ALLOW"}
+    config = golden("task")
+    config["linux"]["seccomp"] = {**PROFILE, "syscalls": [permitted]}
+    for policy, devices in ((NVIDIA, NVIDIA.devices), (NVIDIA, [])):
+        after = spec.at_create(config, Grant(policy, devices))["linux"]["seccomp"]
+        assert after["syscalls"] == [{**permitted, "names": ["read"]}]
     config = golden("task")
     config["linux"]["seccomp"] = PROFILE
     for policy in (NVIDIA, AMD):
         after = spec.at_create(config, Grant(policy, policy.devices))["linux"]["seccomp"]
-        assert after == seccomp.without_exit_stops(PROFILE) != PROFILE
+        assert after == seccomp.of_a_holder(PROFILE) != PROFILE
         assert spec.at_create(config, Grant(policy, []))["linux"]["seccomp"] == PROFILE
     after = spec.at_create(golden("task"), Grant(NVIDIA, NVIDIA.devices))
     assert "seccomp" not in after["linux"]
