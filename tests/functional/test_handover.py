@@ -17,9 +17,16 @@ import uuid
 
 import pytest
 
-from gpuci import handover
-from gpuci.table import CONTAINER, STEP, Holder
+from gpuci import broker, handover
+from gpuci.grant import Grant
+from gpuci.journal import Decision
+from gpuci.policy import Policy
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.table import CONTAINER, JOB, STEP, Holder
 from gpuci.usage import Host
+from tests.unit.grants import content
+from tests.unit.wrapper_rig import GPUS
 
 NODE = "/dev/full"
 HEX = uuid.uuid4().hex * 2
@@ -199,3 +206,78 @@ def test_a_look_that_hangs_is_left(monkeypatch):
     began = time.monotonic()
     assert "has not ended in 0 s" in looked()[0]
     assert time.monotonic() - began < 30
+
+
+ASK = """
+import sys, time
+from gpuci import handover
+from tests.functional import test_handover
+handover.Look.run = lambda *_: time.sleep(1000)
+test_handover.ask(test_handover.Store(sys.argv[1]), "hangs")
+"""
+
+
+def ask(store, name, device=GPUS[0]["uuid"]):
+    """Ask for a GPU by its name, and wait for nobody."""
+    policy = Policy(content(wait_timeout=0, gpus=GPUS))
+    request = broker.Request(name, "", f"/{SITE}/{name}")
+    request.kind, request.named = JOB, [device]
+    decision = Decision(name)
+    decision.asked = 1
+    return broker.acquire(store, Host(), iter(lambda: policy, None), request, decision)
+
+
+def lease(store, name, device, **changes):
+    holder = Holder("", [device], [], exclusive=True, since=1)
+    holder.kind, holder.cgroup, holder.execs = JOB, f"/{SITE}/{name}", True
+    for key, value in changes.items():
+        setattr(holder, key, value)
+    policy = Policy(content(gpus=GPUS))
+    with store as table:
+        table.holders[name] = holder
+        granted = [one for one in policy.devices if one.id == device]
+        store.put(name, "", Grant(policy, granted, JOB), holder)
+
+
+def test_while_one_looks_all_others_go_on_and_its_death_leaves_nothing(tmp_path):
+    store = Store(str(tmp_path / "leases"))
+    one, other = (gpu["uuid"] for gpu in GPUS)
+    lease(store, "over", one, nodes=[NODE])
+    lease(store, "runs", other, keeper=Host().me())
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK, store.folder],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as looks:
+        deadline = time.monotonic() + 20
+        while not (handing := store.read().holders["over"].handing):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert handing[0][0] == looks.pid
+        began = time.monotonic()
+        decision = Decision("runs")
+        assert broker.resume(store, Host(), lambda: None, decision).gpus == [other]
+        with pytest.raises(Refused, match="waited 0 s for GPU 0"):
+            ask(store, "second")
+        decision = Decision("over")
+        with pytest.raises(Refused, match="goes to another now"):
+            broker.resume(store, Host(), lambda: None, decision)
+        assert time.monotonic() - began < 5, "nobody waits for the look"
+        looks.kill()
+    assert ask(store, "third").ids == [one]
+    with store as table:
+        assert {*table.holders} == {"runs", "third"}
+        assert table.waiters == [] or {one.container for one in table.waiters} == {"hangs"}
+
+
+def test_what_cannot_go_on_is_refused_in_a_sentence_and_marks_nothing(start, tmp_path):
+    colleague = start(RECEIVED, "user.slice")
+    store = Store(str(tmp_path / "leases"))
+    one = GPUS[0]["uuid"]
+    lease(store, "over", one, nodes=[NODE])
+    with pytest.raises(Refused, match=rf"{one} can't be handed on: pid {colleague.pid} "):
+        ask(store, "next")
+    assert store.read().holders["over"].handing is None
+    assert ask(store, "other", GPUS[1]["uuid"]).ids == [GPUS[1]["uuid"]]
+    colleague.kill()
+    colleague.wait(10)
+    assert ask(store, "next").ids == [one]
