@@ -28,13 +28,18 @@ _CONTENT: typing.Final = f"""\
 
 
 def ensure() -> bool:
-    """Have packets forwarded, now and after a reboot, and iptables there. Return True if changed.
+    """Have packets forwarded, now and after a reboot, and the tools for rules there.
+
+    Concourse needs iptables; nftables keeps the worker's ports shut to other users.
+
+    Returns:
+        Whether anything had to be changed.
 
     Raises:
-        machine.packages.PackageError: if iptables can't be installed.
+        machine.packages.PackageError: if they can't be installed.
         machine.process.CommandError: if the setting can't be made.
     """
-    changed = packages.ensure_installed("iptables")
+    changed = packages.ensure_installed("iptables", "nftables")
     changed |= files.ensure_file(_DROP_IN, _CONTENT)
     if (files.read_text(_LIVE) or "").strip() != "1":
         process.run(["/usr/sbin/sysctl", "-q", "-w", f"{_SETTING}=1"], timeout=10)

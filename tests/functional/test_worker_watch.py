@@ -39,6 +39,7 @@ MOST_OPEN = {
     "concourse-worker-watch.service": 1.7,
     "gpu-ci-devices.service": 5.6,
     "gpu-ci-health.service": 4.0,
+    "gpu-ci-ports.service": 2.0,
     "gpu-ci-run@.service": 3.6,
     "gpu-ci-selftest.service": 9.0,
     "gpu-ci-wake.service": 5.0,
@@ -49,6 +50,7 @@ VALUES = {
     "dispatch": "/x", "app": "/x", "variable": "X", "revision": "1", "unit": "worker/0",
     "stamp": "stamp", "python": "/usr/bin/python3", "run": "x", "state": "x", "logs": "x",
     "launcher": "/bin/true", "program": "/x", "port": 8888, "patience": 300, "limit": "900",
+    "guard": "gpu-ci-ports.service", "shut": "/bin/true", "open": "/bin/true",
 }  # fmt: skip
 
 

@@ -123,6 +123,13 @@ _VOLUMES = _seen(
 )  # fmt: skip
 
 
+_PORTS = Fault(
+    "ports-open", "systemctl kill -s STOP gpu-ci-ports; nft delete table inet gpu_ci",
+    "systemctl kill -s CONT gpu-ci-ports; sleep 3", "worker-ports", (),
+    "systemctl restart concourse-worker", "worker ports open to every user", condemns=False,
+)  # fmt: skip
+
+
 def _node(name: str, inject: str, gpus: tuple[int, ...], remedy: str, reason: str, **more):
     """A device node that is not as the driver makes it."""
     mend, reason = f"{FAKEGPU} apply", f"device node {reason}"
@@ -330,6 +337,7 @@ FAULTS = (
     _disk("disk-full", "size=64k"),
     _disk("inodes-used-up", "nr_inodes=1"),
     _VOLUMES,
+    _PORTS,
     *_SIZE,
     *_SOFTWARE,
     *_DRIVERS,

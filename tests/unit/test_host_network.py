@@ -45,7 +45,7 @@ def test_a_machine_that_forwards_already_is_only_written_down(machine):
     assert ran == []
 
 
-def test_iptables_is_installed(machine, monkeypatch):
+def test_the_tools_for_rules_are_installed(machine, monkeypatch):
     asked = []
 
     def ensure_installed(*names):
@@ -55,7 +55,7 @@ def test_iptables_is_installed(machine, monkeypatch):
     network.ensure()
     monkeypatch.setattr(network.packages, "ensure_installed", ensure_installed)
     assert network.ensure()
-    assert asked == ["iptables"]
+    assert asked == ["iptables", "nftables"]
 
 
 def test_removal_leaves_what_others_may_rest_on_until_the_next_boot(machine):

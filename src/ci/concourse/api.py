@@ -26,7 +26,7 @@ _PATIENCE: typing.Final = 5.0  # for one answer
 _LARGEST: typing.Final = 1 << 22  # of an answer, in bytes; a worker takes some 3 KiB of a list
 _MOST_REQUESTS: typing.Final = 500
 _SERVICE: typing.Final = "concourse-web.service"
-_LOOK: typing.Final = 0.01  # seconds between two looks at whether a connection was accepted
+_LOOK: typing.Final = 0.002  # seconds between two looks at whether a connection was accepted
 
 
 class WebError(Exception):

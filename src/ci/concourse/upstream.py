@@ -9,6 +9,11 @@ from plan import versions
 TSA_PORT: typing.Final = 2222
 # Of the worker's two servers, to which web's connections come through the tunnel.
 GARDEN_PORT, BAGGAGECLAIM_PORT = 7777, 7788
+# All that the worker's own process alone connects to: the two, and what debugs each (8.2.5
+# worker/workercmd/worker.go:33-36, worker/baggageclaim/baggageclaimcmd/command_linux.go:25-29).
+WORKER_PORTS: typing.Final = (7776, GARDEN_PORT, 7787, BAGGAGECLAIM_PORT)
+# Where the worker says whether it is well (worker/workercmd/worker.go:38-40).
+HEALTH_PORT: typing.Final = 8888
 
 # Seconds after which a web of this charm gives up a call to a worker; Concourse's own are 300. A
 # task that waits for its GPU is such a call.
@@ -39,12 +44,9 @@ OLDEST: typing.Final = "8.0.0"
 TAKEN_PORTS: typing.Final = (
     2221,
     TSA_PORT,
-    7776,
-    GARDEN_PORT,
-    7787,
-    BAGGAGECLAIM_PORT,
+    *WORKER_PORTS,
     8079,
-    8888,
+    HEALTH_PORT,
 )
 
 # Seconds. Concourse gives up a call to a worker after 300, by web and by the worker's own clock

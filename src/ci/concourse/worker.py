@@ -21,8 +21,10 @@ from ci.concourse import (
     service,
     volumes,
     worker_keys,
+    worker_ports,
     worker_watch,
 )
+from ci.concourse.upstream import HEALTH_PORT
 from machine import files, process, services, templates, waiting
 from plan.parts import WorkerPlan
 
@@ -35,7 +37,6 @@ VOLUMES: typing.Final = WORK_DIR / "volumes"
 _ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
 _TSA_KEYS: typing.Final = service.KEYS / "tsa_host_key.pub"
 _LAUNCHER: typing.Final = pathlib.Path("/opt/gpu-ci/bin/containerd-launcher")
-_HEALTH_PORT: typing.Final = 8888
 _START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
 # Seconds to wait for a connection to web. A worker that was turned away dials again after 5 (8.3.0
 # worker/beacon_runner.go), and has to last for 2; web may take longer to hear of a new one's key.
@@ -82,7 +83,8 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
     content = _unit(plan.tags)
     wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
-    wrote |= services.ensure_unit(SERVICE, content) | worker_watch.ensure(_HEALTH_PORT)
+    wrote |= worker_ports.ensure()
+    wrote |= services.ensure_unit(SERVICE, content) | worker_watch.ensure(HEALTH_PORT)
     revision, new = service.ensure_settings(
         _ENVIRONMENT,
         "worker.env",
@@ -91,6 +93,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
         tsa_keys,
         files.read_text(worker_keys.PRIVATE) or "",
         str(release.CURRENT.resolve()),
+        worker_ports.program(),
         files.read_text(_LAUNCHER) or "" if plan.wrapped else "",
     )
     wrote |= new
@@ -130,7 +133,7 @@ def copies_volumes() -> bool:
 
 def healthy() -> bool:
     """Whether the worker's container runtime and volumes answer, within a second."""
-    return service.answers(_HEALTH_PORT, "/")
+    return service.answers(HEALTH_PORT, "/")
 
 
 def is_connected() -> bool:
@@ -247,6 +250,7 @@ def remove() -> bool:
     """
     removed = worker_watch.remove()
     removed |= services.remove_unit(SERVICE)
+    removed |= worker_ports.remove()
     removed |= _remove_work()
     for path in (_ENVIRONMENT, _TSA_KEYS, *worker_keys.FILES):
         removed |= files.ensure_absent(path)
@@ -299,7 +303,13 @@ def _unit(tags: tuple[str, ...]) -> str:
     # As arguments, because in a variable Concourse would split a tag at its commas.
     arguments = [str(release.CURRENT / "bin/concourse"), "worker"]
     command = " ".join([*arguments, *(escaping.exec_argument(f"--tag={tag}") for tag in tags)])
-    return templates.render(SERVICE, command=command, environment=_ENVIRONMENT, volumes=VOLUMES)
+    return templates.render(
+        SERVICE,
+        command=command,
+        environment=_ENVIRONMENT,
+        volumes=VOLUMES,
+        **worker_ports.commands(SERVICE),
+    )
 
 
 def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:

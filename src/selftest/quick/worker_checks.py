@@ -5,11 +5,12 @@
 import os
 import pathlib
 import re
+import time
 import typing
 
-from ci.concourse import release, volumes, worker
+from ci.concourse import release, volumes, worker, worker_ports
 from host import facts
-from machine import leftovers
+from machine import leftovers, ports, process
 from oci import wrapper
 from selftest import results
 from selftest.check import Check, Level, Outcome, Result
@@ -42,7 +43,16 @@ DISK: typing.Final = Check(
     unit="GB",
     condemns=False,
 )
-CHECKS: typing.Final = (VOLUMES, LIMITS, DISK)
+PORTS: typing.Final = Check(
+    "worker-ports",
+    Level.QUICK,
+    "no user but root reaches the worker's ports on 127.0.0.1, by which one would be root",
+    remedy=f"systemctl restart {worker.SERVICE}; journalctl -u {worker_ports.SERVICE}; until it "
+    "passes, let no one log in to this machine whom you would not make root",
+    source="Concourse 8.3, worker/workercmd/worker.go",
+    condemns=False,
+)
+CHECKS: typing.Final = (VOLUMES, LIMITS, PORTS, DISK)
 
 _GB: typing.Final = 1e9
 _FULL: typing.Final = 1.0
@@ -64,7 +74,7 @@ def run(root: pathlib.Path) -> list[Result]:
     driver = worker.volume_driver(root) or volumes.choose("", work_dir)
     disk = _disk(root, _COPIES if driver == volumes.NAIVE else 1)
     full = f"{DISK.id} failed" if disk.outcome is Outcome.FAILED else ""
-    return [_volumes(driver, work_dir, full), _limits(root), disk]
+    return [_volumes(driver, work_dir, full), _limits(root), _ports(root), disk]
 
 
 def _volumes(driver: str, work_dir: pathlib.Path, full: str) -> Result:
@@ -102,6 +112,29 @@ def _limits(root: pathlib.Path) -> Result:
         remedy="where tasks need more (RDMA locks memory): in an LXD container, on its host "
         f"`lxc config set {facts.instance(root) or '<instance>'} <key> unlimited` for "
         f"{', '.join(keys)}, and lxc restart",
+    )
+
+
+def _ports(root: pathlib.Path) -> Result:
+    """Try each port as the user nobody."""
+    try:
+        reached = worker_ports.reached_by_others(root)
+    except process.CommandError as error:
+        return PORTS.result(Outcome.PREVENTED, str(error))
+    if reached is None:
+        return PORTS.result(Outcome.SKIPPED, "the worker is not running")
+    if reached:
+        named = ", ".join(map(str, reached))
+        return PORTS.result(Outcome.FAILED, f"worker ports open to every user: {named}")
+    lost = ports.losses()
+    return PORTS.result(Outcome.PASSED, f"shut{_flushed(lost) if lost else ''}")
+
+
+def _flushed(lost: list[float]) -> str:
+    ago = (time.clock_gettime(time.CLOCK_BOOTTIME) - lost[-1]) / 60
+    return (
+        f"; another program removed the rules {len(lost)} times since the worker started, last "
+        f"{ago:.0f} min ago, and {worker_ports.SERVICE} put them back"
     )
 
 

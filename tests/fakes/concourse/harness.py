@@ -142,7 +142,7 @@ class Concourse:
     def __init__(self, folder: Path, namespaces: int, database: int) -> None:
         self.folder, self.namespaces = folder, namespaces
         self.release = folder / "concourse"
-        self.ports = {name: free_port() for name in ("web", "tsa", "health")}
+        self.ports = {name: free_port() for name in ("web", "tsa", "health", "garden", "volumes")}
         self.seen = folder / "seen"
         self.seen.mkdir()
         self._keys()
@@ -178,6 +178,8 @@ class Concourse:
             "CONCOURSE_WORK_DIR": str(self.folder / "work"),
             "CONCOURSE_CONTAINERD_BIN": str(self.folder / "launcher"),
             "CONCOURSE_CONTAINERD_DNS_SERVER": "10.9.8.7",
+            "CONCOURSE_BIND_PORT": str(self.ports["garden"]),
+            "CONCOURSE_BAGGAGECLAIM_BIND_PORT": str(self.ports["volumes"]),
             "CONCOURSE_HEALTHCHECK_BIND_IP": "127.0.0.1",
             "CONCOURSE_HEALTHCHECK_BIND_PORT": str(self.ports["health"]),
             "CONCOURSE_BAGGAGECLAIM_DRIVER": "naive",

@@ -23,7 +23,14 @@ FLAGS = {
         *("tsa-bind-port", "tsa-host-key"),
     },
     "worker": {
-        *("baggageclaim-driver", "certs-dir", "containerd-bin", "containerd-dns-server"),
+        *(
+            "baggageclaim-bind-port",
+            "bind-port",
+            "baggageclaim-driver",
+            "certs-dir",
+            "containerd-bin",
+            "containerd-dns-server",
+        ),
         *("containerd-request-timeout", "ephemeral", "healthcheck-bind-ip"),
         *("healthcheck-bind-port", "max-active-tasks", "name", "resource-types", "tag"),
         *("tsa-host", "tsa-public-key", "tsa-worker-private-key", "work-dir"),

@@ -122,6 +122,10 @@ class Worker:
         address = self._settings.get("healthcheck-bind-ip", "0.0.0.0")
         port = int(self._settings.get("healthcheck-bind-port", "8888"))
         serve_http(address, port, lambda *_: self._health())
+        # Garden and Baggageclaim: they listen, and this stand-in's web asks them nothing.
+        for name, usual in (("bind-port", "7777"), ("baggageclaim-bind-port", "7788")):
+            port = int(self._settings.get(name, usual))
+            serve_http("127.0.0.1", port, lambda *_: (200, {}))
         background(self._watch(containerd))
         background(self._beacon())
         status = await self._exit
