@@ -36,16 +36,11 @@ class Request:
         named: the ids of the very devices that it wants; empty: any. There are as many of them as
             the decision says that are asked for, each once.
         unfit: the ids of devices that are of no use to it, each with what it `is`.
+        new: whether it has a lease now that it had not before; told by `acquire`.
     """
 
     __slots__ = (
-        "bundle",
-        "cgroups_path",
-        "container",
-        "kind",
-        "named",
-        "pid_file",
-        "unfit",
+        *("bundle", "cgroups_path", "container", "kind", "named", "new", "pid_file", "unfit"),
         "who",
     )
 
@@ -58,6 +53,7 @@ class Request:
         self.pid_file = ""
         self.named: list[str] = []
         self.unfit: dict[str, str] = {}
+        self.new = False
 
 
 def acquire(
@@ -165,6 +161,24 @@ def give_back(store: Store, host: Host, container: str) -> bool:
         return True
 
     return leases.decide(store, host, is_over)
+
+
+def undo(store: Store, host: Host, request: Request) -> None:
+    """Give back at once what was granted to a container that is not made after all.
+
+    A lease that it had before stays. Where this fails, the next one that wants the devices finds
+    out that nobody uses them.
+    """
+    if not request.new:
+        return
+    try:
+        with store as table:
+            if holder := table.holders.get(request.container):
+                # Nothing of it is to come.
+                holder.execs, holder.calls = True, []
+        give_back(store, host, request.container)
+    except (OSError, ValueError, Refused):
+        pass
 
 
 def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Decision) -> Record:
@@ -320,6 +334,7 @@ def _allot(
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
     holder.calls = [wish.call]
     table.holders[wish.container] = holder
+    request.new = True
     return grant
 
 

@@ -29,6 +29,7 @@ from gpuci import policy as policies
 from gpuci.engine_nodes import Nodes
 from gpuci.files import read_object, replace
 from gpuci.journal import Decision
+from gpuci.jsontext import SPEC
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.table import CONTAINER, NOUNS
@@ -116,7 +117,7 @@ def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
     bundle = os.path.abspath(call.options.get("bundle", "."))
     path = f"{bundle}/config.json"
     try:
-        config = read_object(path)
+        config = read_object(path, SPEC)
     except FileNotFoundError:
         return ""  # runc says it best
     facts = engine_facts.read(config, bundle, call.container)
@@ -167,13 +168,20 @@ def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decisio
     policies_now = _policies(paths, _PATIENCE.get(made.facts.engine))
     grant = broker.acquire(store, host, policies_now, request, decision, told=engine_caller.check)
     journal.intruders(paths.log, host.intruders, grant.ids)
-    policy = next(policies_now)
-    own = [
-        one for device in policy.devices if device.id in grant.ids for one in made.nodes.of(device)
-    ]
-    variables = engine_wish.variables(made.config.get("process"), made.facts)
-    changed = engine_spec.granted(made.config, grant, variables, made.nodes, own)
-    replace(made.path, changed, like=made.path)
+    try:
+        policy = next(policies_now)
+        own = [
+            one
+            for device in policy.devices
+            if device.id in grant.ids
+            for one in made.nodes.of(device)
+        ]
+        variables = engine_wish.variables(made.config.get("process"), made.facts)
+        changed = engine_spec.granted(made.config, grant, variables, made.nodes, own)
+        replace(made.path, changed, like=made.path)
+    except (OSError, ValueError, Refused):
+        broker.undo(store, host, request)
+        raise
     return policy.nvidia_runtime if policy.vendor.by_runtime else ""
 
 
@@ -186,7 +194,7 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
         decision.kind = "exec"
         record = broker.resume(store, host, lambda: _policy(paths), decision)
         if path:
-            process = read_object(path)
+            process = read_object(path, SPEC)
             facts = engine_facts.read(read_object(f"{bundle}/config.json"), bundle, call.container)
             variables = engine_wish.variables(process, facts)
             told = spec.told(process, variables, record.environment, record.gpus)

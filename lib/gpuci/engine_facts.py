@@ -22,7 +22,7 @@ import os
 
 from gpuci import proc
 from gpuci.files import read_object
-from gpuci.jsontext import loads
+from gpuci.jsontext import IMAGE, loads
 from gpuci.shapes import items, table, text
 
 DOCKER, PODMAN = "docker", "podman"
@@ -109,13 +109,13 @@ def _docker_image(home: str, found: dict[str, object]) -> dict[str, object]:
     driver, image = text(found.get("Driver")), _hex(text(found.get("Image")))
     manifest = text(table(found.get("ImageManifest")).get("digest"))
     if not manifest:
-        return read_object(f"{home}/image/{driver}/imagedb/content/sha256/{image}")
+        return read_object(f"{home}/image/{driver}/imagedb/content/sha256/{image}", IMAGE)
     content = "io.containerd.content.v1.content/blobs/sha256"
     folder = f"{home}/containerd/daemon/{content}"
     if not proc.exists(folder):
         folder = f"/var/lib/containerd/{content}"
-    told = table(read_object(f"{folder}/{_hex(manifest)}").get("config"))
-    return read_object(f"{folder}/{_hex(text(told.get('digest')))}")
+    told = table(read_object(f"{folder}/{_hex(manifest)}", IMAGE).get("config"))
+    return read_object(f"{folder}/{_hex(text(told.get('digest')))}", IMAGE)
 
 
 def _podman(facts: Facts, folder: str, container: str) -> list[str]:
@@ -127,7 +127,7 @@ def _podman(facts: Facts, folder: str, container: str) -> list[str]:
         return []  # --rootfs: all variables are a person's
     root, driver = os.path.split(home.removesuffix("-containers"))
     key = binascii.b2a_base64(f"sha256:{_hex(image)}".encode(), newline=False).decode()
-    found = read_object(f"{root}/{driver}-images/{_hex(image)}/={key}")
+    found = read_object(f"{root}/{driver}-images/{_hex(image)}/={key}", IMAGE)
     entries = _variables(found.get("config"), "Env")
     if any("=" not in entry for entry in entries):
         raise ValueError("its image takes a variable over from whoever starts it")

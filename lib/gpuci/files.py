@@ -21,14 +21,18 @@ def read_bytes(path: str) -> bytes:
         return file.readall()
 
 
-def read_object(path: str) -> dict[str, object]:
+def read_object(path: str, names: frozenset[str] | None = None) -> dict[str, object]:
     """The JSON object in the file at `path`.
+
+    Args:
+        path: the file.
+        names: what a program in Go looks for in it (jsontext.loads).
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else; the text says what.
+        ValueError: it holds something else, or can be read in two ways; the text says which.
     """
-    value = loads(read_bytes(path))
+    value = loads(read_bytes(path), names)
     found = table(value)
     if found is not value:
         raise ValueError("it is not a JSON object")

@@ -9,9 +9,12 @@ the same from 3.6 to 3.14. Where it is not, json itself takes its place.
 
 from __future__ import annotations
 
+from gpuci.shapes import table
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import ClassVar
 
 
 def _no_constant(name: str) -> object:
@@ -33,12 +36,90 @@ class _Plain:
     parse_constant = staticmethod(_no_constant)
 
 
+# What runtimes read of a config.json and a process file; and what engines read of an image's
+# manifest and configuration, as far as this package does.
+SPEC = frozenset(
+    {
+        *("access", "action", "additionalGids", "allow", "annotations", "args", "architectures"),
+        *("blockIO", "bounding", "capabilities", "cgroupsPath", "class", "containerID", "count"),
+        *("cpu", "createContainer", "createRuntime", "cwd", "defaultAction", "defaultErrnoRet"),
+        *("destination", "devices", "domainname", "effective", "env", "errnoRet", "fileMode"),
+        *("flags", "gid", "gidMappings", "hard", "hooks", "hostID", "hostname", "index"),
+        *("inheritable", "intelRdt", "limit", "linux", "major", "maskedPaths", "memory", "minor"),
+        *(
+            "mountLabel",
+            "mounts",
+            "names",
+            "namespaces",
+            "network",
+            "noNewPrivileges",
+            "ociVersion",
+        ),
+        *("oomScoreAdj", "op", "options", "path", "permitted", "personality", "pids", "poststart"),
+        *("poststop", "prestart", "process", "readonly", "readonlyPaths", "resources", "rlimits"),
+        *("root", "rootfsPropagation", "seccomp", "selinuxLabel", "shares", "size", "soft"),
+        *("source", "startContainer", "swap", "syscalls", "sysctl", "terminal", "timeout", "type"),
+        *("uid", "uidMappings", "umask", "unified", "user", "value", "valueTwo"),
+    }
+)
+IMAGE = frozenset({"config", "digest", "Env"})
+
+
+class _Reading:
+    """What is read now, by names that are not to be mistaken.
+
+    Attributes:
+        names: those names; `folded`: the same as Go compares them.
+        odd: objects, each with a name in it that Go may take for one of those.
+    """
+
+    names: frozenset[str] = frozenset()
+    folded: frozenset[str] = frozenset()
+    odd: ClassVar[list[tuple[dict[str, object], str]]] = []
+
+
+def _spelt(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it says a name twice in one object")
+    if not _Reading.names.issuperset(found):
+        for name in found:
+            if name not in _Reading.names and name.casefold() in _Reading.folded:
+                _Reading.odd.append((found, name))
+    return found
+
+
+def _check_names(value: object) -> None:
+    """See that no name is another one but for its case; names that people choose may be.
+
+    Raises:
+        ValueError: one is.
+    """
+    found = table(value)
+    linux = table(found.get("linux"))
+    resources = table(linux.get("resources"))
+    chosen = (
+        *(found.get("annotations"), linux.get("sysctl"), resources.get("unified")),
+        table(found.get("config")).get("Labels"),
+    )
+    for one, name in _Reading.odd:
+        if not any(one is other for other in chosen):
+            raise ValueError(f"it has the name {name!r}, which is another one but for its case")
+
+
+class _ForGo(_Plain):
+    """The same for what a program in Go reads too."""
+
+    object_pairs_hook = staticmethod(_spelt)
+
+
 _SORTED = _SKIPPING = _NAN = False
 try:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 
     # typeshed takes the context for a scanner.
     _scan = make_scanner(_Plain)  # pyright: ignore[reportArgumentType]
+    _scan_for_go = make_scanner(_ForGo)  # pyright: ignore[reportArgumentType]
     _in_c = make_encoder(
         None, _not_json, encode_basestring_ascii, None, ":", ",", _SORTED, _SKIPPING, _NAN
     )
@@ -52,21 +133,32 @@ except (ImportError, TypeError):
 
     _decoder = JSONDecoder(parse_constant=_no_constant)
     _scan = make_scanner(_decoder)  # pyright: ignore[reportArgumentType]
+    _decoder_for_go = JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_spelt)
+    _scan_for_go = make_scanner(_decoder_for_go)  # pyright: ignore[reportArgumentType]
     _encoder = JSONEncoder(separators=(",", ":"), allow_nan=_NAN, default=_not_json)
 
     def _encode(value: object) -> Iterable[str]:
         return _encoder.iterencode(value)
 
 
-def loads(content: bytes) -> object:
+def loads(content: bytes, names: frozenset[str] | None = None) -> object:
     """The value of the JSON text `content`.
 
+    Args:
+        content: the text.
+        names: what a program in Go looks for in it. Go takes names that differ in case for one,
+            and puts together what is said twice (encoding/json): it would read another value than
+            this package does. None: there is no such program.
+
     Raises:
-        ValueError: it is no JSON text in UTF-8.
+        ValueError: it is no JSON text in UTF-8, or can be read in two ways.
     """
     text = content.decode().strip(" \t\n\r")
+    if names is not None and names is not _Reading.names:
+        _Reading.names, _Reading.folded = names, frozenset(map(str.casefold, names))
+    _Reading.odd.clear()
     try:
-        value, end = _scan(text, 0)
+        value, end = (_scan if names is None else _scan_for_go)(text, 0)
     except (StopIteration, SystemError) as error:
         # Up to Python 3.11 the C half has no words for a syntax error unless json lends them.
         raise ValueError("it is no JSON") from error
@@ -74,6 +166,8 @@ def loads(content: bytes) -> object:
         raise ValueError("it is nested too deeply") from error
     if end != len(text):
         raise ValueError(f"something follows its JSON value at character {end}")
+    if _Reading.odd:
+        _check_names(value)
     return value
 
 

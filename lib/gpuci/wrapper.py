@@ -14,6 +14,7 @@ from gpuci import arguments, broker, folders, grant, journal, refuse, rootfs, si
 from gpuci import policy as policies
 from gpuci.files import read_object, replace
 from gpuci.journal import Decision
+from gpuci.jsontext import SPEC
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
 from gpuci.store import Store
@@ -93,18 +94,22 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
         return None
     allowed, config = task
     config = folders.bound(config, folders.read(paths.folders, call.container))
+    request = broker.Request(call.container, bundle, spec.cgroups_path(config))
     try:
         if decision.asked == 0:
             granted = grant.Grant(allowed, [])
             broker.do_without(store, host, call.container, bundle, granted)
         else:
             rootfs.check_files(config, bundle)
-            request = broker.Request(call.container, bundle, spec.cgroups_path(config))
             request.unfit = unfit(allowed, spec.variables(config.get("process")), config, bundle)
             granted = broker.acquire(store, host, _policies(paths, allowed), request, decision)
             journal.intruders(paths.log, host.intruders, granted.ids)
         replace(path, spec.at_create(config, granted), like=path)
+    except Refused:
+        broker.undo(store, host, request)
+        raise
     except (OSError, ValueError) as error:
+        broker.undo(store, host, request)
         raise Refused(f"{refuse.failed('task')}: {refuse.fault(error)}") from error
     return allowed if granted.ids and allowed.vendor.by_runtime else None
 
@@ -120,7 +125,7 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
         journal.intruders(paths.log, host.intruders, record.gpus)
         if path:  # without it runc takes the variables of config.json, where they are
             told = record.environment, record.gpus, record.groups
-            replace(path, spec.at_exec(read_object(path), *told), like=path)
+            replace(path, spec.at_exec(read_object(path, SPEC), *told), like=path)
     except FileNotFoundError:
         decision.kind = ""  # swept meanwhile, or runc says it best
     except (OSError, ValueError) as error:
@@ -153,7 +158,7 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
     fault: OSError | ValueError | None = None
     config: dict[str, object] = {}
     try:
-        config = read_object(path)
+        config = read_object(path, SPEC)
     except (FileNotFoundError, NotADirectoryError):
         return None  # runc says it best
     except (OSError, ValueError) as error:

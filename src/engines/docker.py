@@ -135,11 +135,26 @@ def _read() -> str | None:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        found = _object(json.loads(text))
+        found = _object(json.loads(text, object_pairs_hook=_once))
     except ValueError as error:
         raise EngineError(f"{CONFIG} is no JSON ({error}): repair it") from error
     if found is None:
         raise EngineError(f"{CONFIG} is no JSON object: repair it")
+    return found
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of daemon.json: Docker would put together what is said twice.
+
+    Names that differ in case Docker refuses by itself, as options that it does not know.
+
+    Raises:
+        ValueError: it says a name twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {next(one for one in names if names.count(one) > 1)!r} twice")
     return found
 
 

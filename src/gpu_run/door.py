@@ -4,8 +4,8 @@
 
 systemd hands it the listening socket and is asked for nothing more. It reads nothing of what
 callers send. Who connects is counted by the user that the kernel names, before anything is started
-for him: he has eight places at most, and beyond a first burst of that many, a start every half
-second. What waits for its start costs one descriptor, and nothing once its caller has gone.
+for him: he has eight places at most, and after the first four, one more start each second. What
+waits for its start costs one descriptor, and nothing once its caller has gone.
 """
 
 import collections
@@ -26,9 +26,11 @@ from machine import children, notify
 
 _MOST: typing.Final = 8
 _MOST_OF_ALL: typing.Final = 64
-# In seconds: between two starts for one user; for how long it stays without a connection; how
+# A start costs some tenths of a second of a processor.
+_AT_ONCE: typing.Final = 4
+# In seconds: between two further starts for one user; for how long it stays without a connection; how
 # often it tells systemd that it lives, which kills it after 60.
-_EVERY: typing.Final = 0.5
+_EVERY: typing.Final = 1.0
 _IDLE: typing.Final = 30.0
 _ALIVE: typing.Final = 15.0
 # Connections that are taken at once. Where that many came it pauses, so that a storm of them costs
@@ -66,7 +68,7 @@ class _User:
     @property
     def next_start(self) -> float:
         """From when on one more process may be started for him."""
-        return self.until - (_MOST - 1) * _EVERY
+        return self.until - (_AT_ONCE - 1) * _EVERY
 
 
 class Door:

@@ -17,7 +17,7 @@ import sys
 
 import pytest
 
-from gpuci import signals, wrapper
+from gpuci import jsontext, signals, wrapper
 from gpuci.environment import DOORS, LOADER, NARROWING
 from gpuci.policy import VERSION
 from tests.unit import grants, mutations
@@ -146,6 +146,10 @@ class Fuzzer:
         assert kept == (before.st_mode, before.st_uid, before.st_gid)
         assert stat.S_IMODE(after.st_mode) == mode
         config = parsed(content)
+        try:
+            jsontext.loads(content, jsontext.SPEC)
+        except ValueError:
+            config = None  # runc may read another one
         word = self._judge(content, config, policy, came)
         if word in ("untouched", "refused"):
             assert self.config.read_bytes() == content
@@ -314,6 +318,14 @@ def fields(value: object, place: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     return found
 
 
+def is_a_gpus(node: dict) -> bool:
+    return str(node.get("path")).startswith(("/dev/nvidia", "/dev/dri/", "/dev/kfd"))
+
+
+def place(node: dict) -> list:
+    return [node.get(name) for name in ("type", "major", "minor")]
+
+
 def check_fields(before: dict, after: dict) -> None:
     """Nothing but what a grant is about has changed."""
     assert fields(after) - fields(before) <= ADDED
@@ -328,6 +340,14 @@ def check_fields(before: dict, after: dict) -> None:
     for name in mapped(linux.get("resources")).keys() - {"devices"}:
         assert after["linux"]["resources"][name] == linux["resources"][name]
     rules = listed(mapped(linux.get("resources")).get("devices"))
+    # What an earlier create has put in goes.
+    nodes = [one for one in map(mapped, listed(linux.get("devices"))) if is_a_gpus(one)]
+    gone = [place(one) for one in nodes]
+    rules = [
+        rule
+        for rule in rules
+        if mapped(rule).get("allow") is not True or place(mapped(rule)) not in gone
+    ]
     assert listed(mapped(mapped(after.get("linux")).get("resources")).get("devices"))[
         : len(rules)
     ] == (rules)

@@ -98,6 +98,7 @@ def test_another_key_and_back(text, default):
         ("[]", False, "is no JSON object"),
         ('{"debug": true', False, "is no JSON"),
         ("{} // mine", False, "is no JSON"),
+        ('{"runtimes": {}, "runtimes": {"x": {}}}', False, "it says 'runtimes' twice"),
         ('{"runtimes": {"gpu-ci": {"path": "/other"}}}', False, "has a runtime gpu-ci of its own"),
         ('{"runtimes": []}', False, "has a runtime gpu-ci of its own"),
         ('{"default-runtime": "nvidia"}', True, "default runtime to nvidia: take that out"),

@@ -238,6 +238,11 @@ def test_docker_and_podman_are_read(tmp_path):
     (kept / key).write_text(json.dumps({"config": {"Env": ["GPU_COUNT"]}}))
     found = engine_facts.read({}, str(bundle), ID)
     assert (found.image, "takes a variable over" in found.fault) == (None, True)
+    # What an image's maker writes so is its variables to the engine, and would be a person's here.
+    for odd in ('{"config":{"Env":["A=b"],"ENV":["GPU_COUNT=all"]}}', '{"config":{},"Config":{}}'):
+        (kept / key).write_text(odd)
+        found = engine_facts.read({}, str(bundle), ID)
+        assert (found.image, "another one but for its case" in found.fault) == (None, True)
     (folder / "volatile-containers.json").unlink()
     assert engine_facts.read({}, str(bundle), ID).image is None
 

@@ -106,3 +106,13 @@ def test_what_is_not_there_can_be_removed(tmp_path):
     assert not (tmp_path / "x").exists()
     with pytest.raises(OSError, match=r"directory|permitted"):
         remove(str(tmp_path))
+
+
+def test_the_mode_of_a_link_is_that_of_its_file(tmp_path):
+    path, link = tmp_path / "x.json", tmp_path / "link.json"
+    path.write_text("{}")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    replace(str(link), {"a": 1}, like=str(link))
+    assert link.lstat().st_mode & 0o7777 == 0o640
+    assert path.read_text() == "{}"

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from gpuci import jsontext
 from tests.unit.grants import golden
+from tests.unit.wrapper_rig import GOLDEN
 
 PATIENT = settings(
     deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300
@@ -132,3 +133,35 @@ def test_without_cpythons_private_half_json_itself_takes_its_place(monkeypatch):
         fallback.dumps({1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         fallback.dumps(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"mounts":[],"mounts":[]}', "a name twice"),
+        ('{"Mounts":[]}', "'Mounts'"),
+        ('{"mount\u017f":[]}', "another one but for its case"),
+        ('{"linux":{"resources":{"devices":[{"alloW":true}]}}}', "'alloW'"),
+        ('{"annotations":{"a":{"Env":1}}}', "'Env'"),
+    ],
+)
+def test_what_go_would_read_otherwise_is_refused(text, said):
+    assert jsontext.loads(text.encode())
+    with pytest.raises(ValueError, match=said):
+        jsontext.loads(text.encode(), jsontext.SPEC)
+
+
+def test_names_that_people_choose_may_differ_in_case_from_a_specs():
+    chosen = {"Env": "1", "ENV": "2", "Mounts": "3"}
+    spec = {"annotations": chosen, "linux": {"sysctl": chosen, "resources": {"unified": chosen}}}
+    assert jsontext.loads(json.dumps(spec).encode(), jsontext.SPEC) == spec
+    image = {"config": {"Env": ["A=b"], "Labels": {"env": "x", "config": "y"}, "User": ""}}
+    assert jsontext.loads(json.dumps(image).encode(), jsontext.IMAGE) == image
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*GOLDEN.glob("*.json"), *GOLDEN.parent.glob("recorded/docker*/**/*.json")])
+)
+def test_what_runtimes_and_engines_write_is_read_as_go_reads_it(path):
+    content = path.read_bytes()
+    assert jsontext.loads(content, jsontext.SPEC) == json.loads(content)

@@ -299,3 +299,8 @@ def test_what_cannot_be_told_is_no_absence(image):
     (image.root / "etc" / "ld.so.conf").symlink_to("x" * 300)
     with pytest.raises(OSError, match="File name too long"):
         image.check()
+
+
+def test_a_bundle_whose_config_is_a_folder_is_none(site):
+    (site.bundles / "FOLDER/config.json").mkdir(parents=True)
+    site.check("ID", site.volume("image") / "rootfs")

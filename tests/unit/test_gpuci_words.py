@@ -114,3 +114,11 @@ def test_what_stands_in_a_containers_way(monkeypatch, tmp_path):
     assert "the variable GPU_COUNT" in said(
         Variables.apart(["CUDA_VISIBLE_DEVICES=1"], []).check_narrowing, 1, IDS[:1]
     )
+
+
+def test_a_refusal_is_one_printable_line_and_its_remedy_stands_last():
+    said = str(Refused(f"etc/ld.so.conf.d/\x1b[2J\n{'x' * 5000}\u202e: ask its operator"))
+    assert said.isprintable()
+    assert len(said) < 1300
+    assert said.startswith("etc/ld.so.conf.d/?[2J?xxx")
+    assert said.endswith("?: ask its operator")

@@ -364,3 +364,59 @@ def test_a_crash_of_the_back_end_is_reported_and_silent(rig):
     assert rig.create() == 1
     assert "internal error" in rig.refusal
     assert "ZeroDivisionError" in rig.refusal
+
+
+def refused_after_its_grant(rig, fault):
+    """Have a create refused when the task has its GPU by then."""
+    if fault == "variable":
+        config = json.loads(rig.config.read_text())
+        config["process"]["env"].append(f"CUDA_VISIBLE_DEVICES={IDS[1]}")
+        rig.config.write_text(json.dumps(config))
+    else:
+        rig.bundle.joinpath("config.json.gpu-ci").mkdir()
+    assert rig.create() == 1
+    return rig.refusal
+
+
+@pytest.mark.parametrize("fault", ["variable", "file"])
+def test_a_refusal_after_the_grant_leaves_no_lease(rig, fault):
+    rig.spec("task")
+    assert refused_after_its_grant(rig, fault)
+    assert rig.holders == {}
+    assert rig.records == []
+
+
+def test_a_refusal_takes_no_lease_away_that_was_there_before(rig):
+    rig.spec("task")
+    assert rig.create() == 42
+    rig.hold(ID=[IDS[0]])
+    assert refused_after_its_grant(rig, "file")
+    assert [*rig.holders] == ["ID"]
+    assert rig.records == ["ID.json"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # Go puts both lists together, or takes the last; each hides the task's folder.
+        ('"mounts":[', '"mounts":[],"mounts":['),
+        ('"mounts":[', '"Mounts":[],"mounts":['),
+        ('"linux":{', '"linuX":{},"linux":{'),
+        ('"destination":', '"Destination":"/x","destination":'),
+        ('"env":[', '"ENV":["GPU_COUNT=2"],"env":['),
+    ],
+)
+def test_a_spec_that_go_reads_otherwise_is_refused(rig, before, after):
+    rig.spec("task")
+    text = rig.config.read_text()
+    assert before in text
+    rig.config.write_text(text.replace(before, after))
+    assert rig.create() == 1
+    assert "config.json cannot be read" in rig.refusal
+
+
+@pytest.mark.parametrize("text", ['{"args":["sh"],"env":[],"Env":["A=b"]}', '{"env":[],"env":[]}'])
+def test_a_process_that_go_reads_otherwise_is_refused(lent, text):
+    lent.process.write_text(text)
+    assert lent.call("exec", "--process", lent.process, "--detach", "ID") == 1
+    assert "failed to tell this process its GPUs" in lent.refusal
