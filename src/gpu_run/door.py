@@ -28,7 +28,7 @@ _MOST: typing.Final = 8
 _MOST_OF_ALL: typing.Final = 64
 # A start costs some tenths of a second of a processor.
 _AT_ONCE: typing.Final = 4
-# In seconds: between two further starts for one user; for how long it stays without a connection; how
+# In seconds: between two further starts for one user; how long it stays without a connection; how
 # often it tells systemd that it lives, which kills it after 60.
 _EVERY: typing.Final = 1.0
 _IDLE: typing.Final = 30.0
