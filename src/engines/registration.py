@@ -16,8 +16,11 @@ _SHIMS: Final = (
     "run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby/*/options.json",
     "run/containerd/io.containerd.runtime.v2.task/moby/*/options.json",
 )
-# podman's monitor of a container, wherever its store is, has the runtime among its words.
+# podman's monitor of a container, whoever's it is and wherever its store: the package's program,
+# which is root's, with the runtime behind this word (conmon(8)).
 _MONITORS: Final = "proc/[0-9]*/cmdline"
+_MONITOR: Final = "conmon"
+_RUNTIME: Final = ("-r", "--runtime")
 
 
 def ensure(plan: EnginesPlan | Keep | None) -> bool:
@@ -70,9 +73,23 @@ def _without_docker() -> bool:
 
 def _is_in_use() -> bool:
     """Whether a container lives that our runtime started."""
-    ours = str(front.FRONT)
-    return any(
-        ours in proc.read(str(path))
-        for pattern in (*_SHIMS, _MONITORS)
-        for path in Path("/").glob(pattern)
+    ours, top = str(front.FRONT), Path("/")
+    shims = (path for pattern in _SHIMS for path in top.glob(pattern))
+    return any(ours in proc.read(str(path)) for path in shims) or any(
+        _is_monitor(path.parent, ours) for path in top.glob(_MONITORS)
     )
+
+
+def _is_monitor(process: Path, runtime: str) -> bool:
+    """Whether a process is podman's monitor of a container of a runtime's.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    words = proc.read(str(process / "cmdline")).split("\0")
+    told = [words[place - 1] for place, word in enumerate(words) if word == runtime and place]
+    if not any(word in _RUNTIME for word in told):
+        return False
+    program = proc.link(str(process / "exe")).removesuffix(" (deleted)")
+    found = proc.look(str(process / "exe"))
+    return Path(program).name == _MONITOR and found is not None and found.st_uid == 0

@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -303,15 +304,36 @@ def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
     assert not registration.remove()
 
 
+def in_use_beside(program, *words, **more):
+    """Whether the runtime counts as in use beside such a process."""
+    argv = ["sh", "-c", "echo; read line", *words]
+    with subprocess.Popen(argv, executable=program, stdin=-1, stdout=-1, **more) as process:
+        # Its words can be read a moment after its start alone.
+        assert process.stdout.readline() == b"\n"
+        return registration._is_in_use()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the package's program is root's")
 def test_a_container_of_anybodys_podman_is_known_by_its_monitor(monkeypatch, tmp_path):
     monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
+    ours = str(front.FRONT)
     assert not registration._is_in_use()
-    argv = ["/bin/sh", "-c", "echo; read line", "conmon", "-r", str(front.FRONT)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as monitor:
-        # Its words can be read a moment after its start alone.
-        assert monitor.stdout.readline() == b"\n"
-        assert registration._is_in_use()
+    conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
+    assert in_use_beside(conmon, "conmon", "-r", ours)
+    assert in_use_beside(conmon, "conmon", "--runtime", ours)
     assert not registration._is_in_use()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is another user's program")
+def test_who_only_calls_himself_a_monitor_keeps_no_runtime(monkeypatch, tmp_path):
+    monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
+    ours = str(front.FRONT)
+    assert not in_use_beside("/bin/sh", "conmon", "-r", ours)
+    conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
+    assert not in_use_beside(conmon, "conmon", f"-r{ours}")
+    assert not in_use_beside(conmon, "conmon", "-r", f"{ours}-other")
+    os.chown(conmon, 65534, 65534)
+    assert not in_use_beside(conmon, "conmon", "-r", ours)
 
 
 def test_what_is_planned():
