@@ -14,12 +14,16 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import time
 import typing
 
 from machine import scarcity
 
 _PATH: typing.Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_SAID: typing.Final = 1 << 16  # the end of what a program says beside this one, in bytes
+# In seconds. How often it is looked whether a program has ended whose pipes somebody else holds
+# open, how long those are read on then, and how long the end of one that was killed is waited for.
+_LOOK: typing.Final = 0.5
 _NOWHERE: typing.Final = pathlib.Path(os.devnull)
 _PROC_TASKS: typing.Final = pathlib.Path("/proc/self/task")
 _PR_SET_CHILD_SUBREAPER: typing.Final = 36  # Linux include/uapi/linux/prctl.h
@@ -80,13 +84,15 @@ def run(
 ) -> Completed:
     """Run a program to its end.
 
+    What it leaves behind, such as a daemon, is not waited for, and can't write to it any more.
     Nothing of the charm's own environment reaches it but the proxies: PYTHONPATH or
     LD_LIBRARY_PATH would break the machine's programs.
 
     Args:
         argv: the program's absolute path and its arguments. They are logged and seen by every
             user of the machine, so a secret goes through stdin or a file.
-        timeout: in seconds; then the program and its children are killed.
+        timeout: in seconds; then the program and its children are killed. It is over then,
+            whether or not they end.
         stdin: what it is given to read; else /dev/null.
         env: variables to add.
         check: whether an exit status other than 0 is an error.
@@ -198,10 +204,10 @@ class Child:
     def stop(self, patience: float) -> Completed:
         """Wait for its end, and after so many seconds kill it and its children."""
         try:
-            self._child.wait(patience)
+            code = self._child.wait(patience)
         except subprocess.TimeoutExpired:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        return Completed(self._child.wait(), *map(_end_of, self._said()))
+            code = _killed(self._child)
+        return Completed(code, *map(_end_of, self._said()))
 
     def _said(self) -> tuple[typing.IO[bytes], typing.IO[bytes]]:
         return self._stdout, self._stderr
@@ -229,9 +235,7 @@ def beside(
         try:
             yield Child(child, stdout, stderr)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            _killed(child)
 
 
 def adopt_orphans() -> None:
@@ -335,14 +339,60 @@ def _outcome(
     stdin: str | None,
     timeout: float,
 ) -> tuple[str, str]:
+    """What a program has written until its end; it is killed if that does not come in time."""
     try:
-        return child.communicate(stdin, timeout)
+        return _said(child, stdin, timeout)
     except BaseException as error:
-        # Its children too, which would hold the pipes open. It may have ended just now.
+        # Its children too. They may have ended just now.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        _, stderr = child.communicate()
+        try:
+            _, stderr = _said(child, None, _LOOK)
+        except subprocess.TimeoutExpired as deaf:  # in an uninterruptible call of the kernel
+            stderr = _text(deaf.stderr)
         if isinstance(error, subprocess.TimeoutExpired):
-            said = f"{stderr or ''}\nno end within {timeout:g} s"
+            said = f"{stderr}\nno end within {timeout:g} s"
             raise CommandError(argv, None, said) from error
         raise
+    finally:
+        for stream in (child.stdin, child.stdout, child.stderr):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def _said(child: subprocess.Popen[str], stdin: str | None, timeout: float) -> tuple[str, str]:
+    """What a program writes until its end, and a moment longer where others hold its pipes.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended by itself; with all that it has written.
+    """
+    end, ended = time.monotonic() + timeout, False
+    while True:
+        try:
+            stdout, stderr = child.communicate(stdin, max(0.0, min(_LOOK, end - time.monotonic())))
+        except subprocess.TimeoutExpired as error:
+            stdin = None
+            if ended:
+                return _text(error.stdout), _text(error.stderr)
+            ended = child.poll() is not None
+            if ended:
+                end = time.monotonic() + _LOOK
+            elif time.monotonic() >= end:
+                raise
+        else:
+            return stdout or "", stderr or ""
+
+
+def _text(written: bytes | str | None) -> str:
+    return written.decode(errors="replace") if isinstance(written, bytes) else written or ""
+
+
+def _killed(child: subprocess.Popen[str]) -> int:
+    """Kill a program and its children; return its exit status, or how it is to end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return child.wait(_LOOK)
+    except subprocess.TimeoutExpired:  # in an uninterruptible call of the kernel
+        return -signal.SIGKILL

@@ -2,10 +2,12 @@
 # See LICENSE file for licensing details.
 """Programs get a clean environment and a time limit, and their failures are told in one line."""
 
+import contextlib
 import json
 import logging
 import os
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -86,6 +88,70 @@ def test_what_runs_too_long_is_killed_with_its_children(tmp_path):
         time.sleep(0.02)
     with pytest.raises(FileNotFoundError):
         os.readlink(f"/proc/{child}/exe")
+
+
+@pytest.fixture
+def left_over(tmp_path):
+    """Where a program writes the number of a process that it leaves behind; that is ended."""
+    path = tmp_path / "left"
+    yield path
+    for pid in map(int, path.read_text().split()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def began(path, line):
+    """Text of a shell that has setsid run a line, in a session of its own, with its pipes."""
+    return f"setsid sh -c 'echo $$ >>{path}; {line}' & while ! test -s {path}; do :; done"
+
+
+@pytest.mark.parametrize("line", ["exec sleep 60", "trap : PIPE TERM; while :; do echo x; done"])
+def test_what_is_left_in_a_session_of_its_own_holds_no_limit_up(left_over, line):
+    start = time.monotonic()
+    script = f"echo begun >&2; {began(left_over, line)}; sleep 60"
+    with pytest.raises(process.CommandError, match=r"ran out of time: .*no end within 0\.5 s"):
+        process.run(["/bin/sh", "-c", script], timeout=0.5)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("stdin", [None, "x" * 300_000])
+def test_daemon_that_a_program_leaves_with_its_pipes_is_not_waited_for(left_over, stdin):
+    start = time.monotonic()
+    script = f"{began(left_over, 'exec sleep 60')}; echo done; echo well >&2; exit 3"
+    done = process.run(["/bin/sh", "-c", script], timeout=50, check=False, stdin=stdin)
+    assert done == process.Completed(3, "done\n", "well\n")
+    assert time.monotonic() - start < 5
+
+
+def test_what_comes_shortly_after_the_end_is_read(left_over):
+    script = began(left_over, "sleep 0.2; echo late; exec sleep 60")
+    assert process.run(["/bin/sh", "-c", script], timeout=50).stdout == "late\n"
+
+
+def test_many_lines_before_a_limit_are_told_at_its_end():
+    script = "i=0; while test $i -lt 5000; do i=$((i+1)); echo line $i >&2; done; sleep 60"
+    with pytest.raises(process.CommandError, match="line 4999 / line 5000 / no end within 2 s"):
+        process.run(["/bin/sh", "-c", script], timeout=2)
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_program_that_nothing_can_kill_holds_no_limit_up(monkeypatch):
+    """As one in an uninterruptible call of the kernel."""
+    deaf = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: deaf.append(pid))
+    start, argv = time.monotonic(), ["/bin/sh", "-c", "echo begun >&2; exec sleep 60"]
+    try:
+        for run in (process.run, process.run_detaching, process.run_on_files):
+            with pytest.raises(process.CommandError, match=r"no end within 0\.2 s"):
+                run(argv, timeout=0.2)
+        with process.beside(argv) as child:
+            assert child.stop(0.1).returncode == -signal.SIGKILL
+        assert time.monotonic() - start < 10
+        assert len(set(deaf)) == 4
+    finally:
+        for pid in set(deaf):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 # Says who it leaves behind, as a container's runtime does by a pid file.
