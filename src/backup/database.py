@@ -2,7 +2,8 @@
 # See LICENSE file for licensing details.
 """The content of web's database, to a file and back, wherever web has it.
 
-PostgreSQL's own programs do that. They get a password out of a file that only root can read.
+PostgreSQL's own programs do that, as the user that web runs as, who has the database's password
+anyway: a hostile database may know a way to have them do something else.
 """
 
 import collections.abc
@@ -11,8 +12,8 @@ import pathlib
 import re
 import typing
 
-from ci.concourse import local_postgresql, web
-from machine import files, process
+from ci.concourse import local_postgresql, service, web
+from machine import files, process, users
 
 _PG_DUMP: typing.Final = "/usr/bin/pg_dump"
 _PG_RESTORE: typing.Final = "/usr/bin/pg_restore"
@@ -31,6 +32,9 @@ _HAS_TIMEOUT: typing.Final = 17
 _HEAD: typing.Final = 4096  # bytes
 # Where PostgreSQL quotes rows: pipelines' passwords may be among them.
 _OF_ROWS: typing.Final = re.compile(r"\s*(?:CONTEXT|DETAIL|STATEMENT|QUERY|LINE [0-9]+):")
+# So pg_restore begins a script from which psql takes no command of its own, such as `\!` for a
+# program (since 13.22, 14.19, 15.14, 16.10 and 17.6: CVE-2025-8714, CVE-2025-8715).
+_RESTRICTED: typing.Final = re.compile(rb"(?:--[^\n]*\n|\n)*\\restrict [0-9A-Za-z]+\n")
 # A session that outlived the action would fill the database behind its back.
 _ENDING_WITH_US: typing.Final = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 # Its functions went aside too, and web looks for them where its tables are: what is loaded has the
@@ -92,8 +96,11 @@ def check(dump: pathlib.Path) -> None:
         DatabaseError: if it can't, or is not there.
     """
     with _told("filled; nothing was changed"):
-        listed = process.run([_PG_RESTORE, "--list", str(dump)], timeout=_LOOK).stdout
-        found, here = _SAVED_FROM.search(listed), _server()
+        listed = dump.with_name("listed")
+        argv = [*users.becoming(service.USER), _PG_RESTORE, "--list"]
+        process.run_on_files(argv, timeout=_LOOK, stdin=dump, stdout=listed)
+        found, here = _SAVED_FROM.search(files.read_text(listed) or ""), _server()
+        files.ensure_absent(listed)
     if found and int(found[1]) > here:
         raise DatabaseError(
             f"What was saved is of PostgreSQL {found[1]}, which the {here} here can't read: give "
@@ -127,21 +134,36 @@ def _load_elsewhere(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
     """All in one transaction: its role may make no other database."""
     script, before = folder / "restore.sql", f"{_ASIDE}{time}"
     files.ensure_file(script, b"", mode=0o600)
-    argv = [_PG_RESTORE, "--no-owner", "--no-privileges", "--file=-", str(dump)]
-    process.run_on_files(argv, timeout=_LONG, stdout=script)
+    argv = [
+        *users.becoming(service.USER),
+        _PG_RESTORE,
+        "--no-owner",
+        "--no-privileges",
+        "--file=-",
+    ]
+    process.run_on_files(argv, timeout=_LONG, stdin=dump, stdout=script)
+    with script.open("rb") as file:
+        head = file.read(_HEAD)
+    if not _RESTRICTED.match(head):
+        raise DatabaseError(
+            "PostgreSQL's programs here would run what a saved database says as programs "
+            "(CVE-2025-8714): bring postgresql-client to 13.22, 14.19, 15.14, 16.10, 17.6 or "
+            "newer with juju exec --unit <this unit> 'sudo apt-get update && sudo apt-get upgrade "
+            "--yes'. Nothing was changed"
+        )
     if _server() < _HAS_TIMEOUT:
         files.blank_line(script, _TIMEOUT, _HEAD)
-    with _access() as (_, environment, name):
+    with _access() as (before_it, environment, name):
         argv = [
-            *_ENDING_WITH_US,
+            *before_it, *_ENDING_WITH_US,
             _PSQL, "--no-psqlrc", "--quiet", "--no-password", "--set=ON_ERROR_STOP=1",
             "--single-transaction", f"--dbname={name}",
             f"--command=ALTER SCHEMA public RENAME TO {before}",
             "--command=CREATE SCHEMA public",
             f"--command={_DROP_EXTENSION}",
-            f"--file={script}",
+            "--file=-",
         ]  # fmt: skip
-        process.run_on_files(argv, timeout=_LONG, env=environment)
+        process.run_on_files(argv, timeout=_LONG, env=environment, stdin=script)
     files.ensure_absent(script)
     return before
 
@@ -161,18 +183,25 @@ def _server() -> int:
 def _access() -> collections.abc.Generator[tuple[list[str], dict[str, str], str]]:
     """How PostgreSQL's programs get at the database: what is before them, variables, its name."""
     if web.uses_local_database():
-        yield ["/usr/sbin/runuser", "--user", "postgres", "--"], {}, local_postgresql.DATABASE
+        yield [*local_postgresql.AS_OWNER], {}, local_postgresql.DATABASE
         return
     found = web.database_settings()
     lines = [f"{word}={found[name]}" for name, word in _WORDS.items() if name in found]
     password = found.get("CONCOURSE_POSTGRES_PASSWORD", "")
     escaped = password.replace("\\", "\\\\").replace(":", "\\:")
-    service, passwords = _ACCESS / "service", _ACCESS / "passwords"
-    files.ensure_directory(_ACCESS, mode=0o700)
+    about, passwords = _ACCESS / "service", _ACCESS / "passwords"
+    files.ensure_directory(_ACCESS, mode=0o700, owner=service.USER)
     try:
-        files.ensure_file(service, "\n".join(["[web]", *lines, ""]), mode=0o600)
-        files.ensure_file(passwords, f"*:*:*:*:{escaped}\n", mode=0o600)
-        yield [], {"PGSERVICEFILE": str(service), "PGPASSFILE": str(passwords)}, "service=web"
+        for path, text in (
+            (about, "\n".join(["[web]", *lines, ""])),
+            (passwords, f"*:*:*:*:{escaped}\n"),
+        ):
+            files.ensure_file(path, text, mode=0o600, owner=service.USER)
+        # libpq looks at home for a certificate, and that of root is closed to web's user.
+        environment = {
+            "HOME": str(_ACCESS), "PGSERVICEFILE": str(about), "PGPASSFILE": str(passwords)
+        }  # fmt: skip
+        yield users.becoming(service.USER), environment, "service=web"
     finally:
         files.ensure_absent(_ACCESS)
 

@@ -40,6 +40,21 @@ def ensure_no_user(name: str) -> bool:
     return True
 
 
+def becoming(name: str) -> list[str]:
+    """What is before a program's arguments to run it as a user, who can become no other by it.
+
+    It stays the child of who starts it, which can end with that.
+
+    Raises:
+        LookupError: there is no such user.
+    """
+    user = pwd.getpwnam(name)
+    return [
+        "/usr/bin/setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
+        "--inh-caps=-all", "--no-new-privs", "--",
+    ]  # fmt: skip
+
+
 def _find(name: str) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwnam(name)

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from backup import action, database
-from ci.concourse import release, schema, web, web_files
+from ci.concourse import release, schema, service, web, web_files
 from machine import files, services
 from plan.state import WebSecrets
 from tests import once
@@ -65,7 +65,9 @@ def unit_on(server, tmp_path, monkeypatch):
     here.folder = tmp_path / "backups"
     monkeypatch.setattr(action, "FOLDER", here.folder)
     monkeypatch.setattr(action, "_WORK", here.folder / ".work")
-    monkeypatch.setattr(database, "_ACCESS", tmp_path / "access")
+    # There may be no user concourse on this machine, who could not get into that folder either.
+    monkeypatch.setattr(service, "USER", "nobody")
+    monkeypatch.setattr(database, "_ACCESS", server.folder / "access")
     monkeypatch.setattr(web, "is_set_up", lambda: True)
     monkeypatch.setattr(web, "uses_local_database", lambda: False)
     monkeypatch.setattr(web, "database_settings", lambda: server.settings() | here.encryption)
@@ -97,6 +99,11 @@ def restore(here, path, name="web"):
     done = action.restore("web/3", path, name, here, lambda _: None)
     here.server.changed = True
     return done
+
+
+def writes_script(argv):
+    """Whether a command is the one that makes SQL of what was saved."""
+    return "/usr/bin/pg_restore" in argv and "--file=-" in argv
 
 
 def pipelines(server, where="public"):

@@ -57,7 +57,7 @@ class Server:
     """A cluster with the role web and its database concourse."""
 
     def __init__(self, folder, port):
-        self.folder, self.port, self.ca = folder, port, folder / "data/server.crt"
+        self.folder, self.port, self.ca = folder, port, folder / "ca.crt"
 
     def settings(self, database="concourse"):
         """As web's settings say it."""
@@ -99,6 +99,7 @@ def running():
         _certificate(data)
         for path in data.glob("server.*"):
             shutil.chown(path, "postgres", "postgres")
+        shutil.copy(data / "server.crt", folder / "ca.crt")
         data.parent.chmod(0o755)
         (data / "pg_hba.conf").write_text(
             "local all all trust\nhostssl all all all scram-sha-256\n"

@@ -3,8 +3,8 @@
 """Web's database and keys go into a file and come back, by a real PostgreSQL over TLS."""
 
 import json
-import os
 import pathlib
+import re
 import stat
 import tarfile
 
@@ -25,6 +25,7 @@ from tests.functional.backup_site import (
     save,
     unchanged,
     unit_on,
+    writes_script,
 )  # fmt: skip
 
 pytestmark = postgresql.NEEDS
@@ -79,9 +80,10 @@ def test_only_root_reads_it_and_nothing_else_is_left(here, tmp_path, monkeypatch
 
     def watched(argv, **more):
         seen.extend(argv)
-        folder = more["env"]["PGPASSFILE"]
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o600
-        assert stat.S_IMODE(os.stat(folder).st_uid) == 0
+        passwords = pathlib.Path(more["env"]["PGPASSFILE"])
+        assert (stat.S_IMODE(passwords.stat().st_mode), passwords.owner()) == (0o600, "nobody")
+        folder = passwords.parent
+        assert (stat.S_IMODE(folder.stat().st_mode), folder.owner()) == (0o700, "nobody")
         return run(argv, **more)
 
     monkeypatch.setattr(process, "run_on_files", watched)
@@ -89,7 +91,7 @@ def test_only_root_reads_it_and_nothing_else_is_left(here, tmp_path, monkeypatch
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(here.folder.stat().st_mode) == 0o700
     assert [entry.name for entry in here.folder.iterdir()] == [path.name]
-    assert not (tmp_path / "access").exists()
+    assert not (here.server.folder / "access").exists()
     assert seen
     assert not any(postgresql.PASSWORD in argument for argument in seen)
     with tarfile.open(path) as members:
@@ -236,7 +238,7 @@ def end_load_with(monkeypatch, statement):
 
     def torn(argv, **more):
         write(argv, **more)
-        if argv[0].endswith("pg_restore"):
+        if writes_script(argv):
             with open(more["stdout"], "a") as script:
                 script.write(statement)
 
@@ -295,3 +297,49 @@ def test_full_disk_leaves_no_file(here, monkeypatch):
     with pytest.raises(action.BackupError, match="is full: make room there"):
         save(here)
     assert list(here.folder.iterdir()) == []
+
+
+def hostile(here, said):
+    """A backup of a database that has its owner's own text between two statements."""
+    room = "r" * len(said)
+    here.server.changed = True
+    here.server.sql(f"CREATE VIEW odd AS SELECT '{room}' AS text", user="web")
+    dump = process.run_on_files
+
+    def writes(argv, **more):
+        dump(argv, **more)
+        if "/usr/bin/pg_dump" in argv:
+            path, whole = more["stdout"], more["stdout"].read_bytes()
+            found = re.search(rb"SELECT '(" + room.encode() + rb")", whole)
+            path.write_bytes(whole[: found.start(1)] + said.encode() + whole[found.end(1) :])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "run_on_files", writes)
+        return save(here)["path"]
+
+
+def test_command_of_psqls_in_a_dump_is_not_run(here, monkeypatch, tmp_path):
+    """CVE-2025-8714: who has the database writes a line of what psql is to read."""
+    trace = here.server.folder / "trace"
+    path = hostile(here, f"';\n\\! id >{trace}\nSELECT '")
+    # By this machine's own programs, and by older ones, which don't shut such commands out.
+    with pytest.raises(action.BackupError, match=r"can't be filled; nothing was changed: .*restr"):
+        restore(here, path)
+    write = process.run_on_files
+
+    def older(argv, **more):
+        write(argv, **more)
+        if writes_script(argv):
+            text = more["stdout"].read_text()
+            more["stdout"].write_text(re.sub(r"(?m)^\\(un)?restrict .*\n", "", text))
+
+    monkeypatch.setattr(process, "run_on_files", older)
+    with pytest.raises(action.BackupError, match=r"CVE-2025-8714.*bring postgresql-client to"):
+        restore(here, path)
+    assert not trace.exists()
+    # Were one run all the same, it would be as web's user, who can become no other.
+    here.server.folder.chmod(0o777)
+    monkeypatch.setattr(database, "_RESTRICTED", re.compile(b""))
+    restore(here, path)
+    assert trace.read_text().startswith("uid=65534(nobody) gid=65534(nogroup)")
+    assert "groups=65534" in trace.read_text()

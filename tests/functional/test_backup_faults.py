@@ -23,6 +23,7 @@ from tests.functional.backup_site import (
     save,
     unchanged,
     unit_on,
+    writes_script,
 )  # fmt: skip
 
 pytestmark = postgresql.NEEDS
@@ -45,7 +46,7 @@ def altered(here, monkeypatch, change):
 
     def writes(argv, **more):
         write(argv, **more)
-        if argv[0].endswith("pg_dump"):
+        if "/usr/bin/pg_dump" in argv:
             path = more["stdout"]
             path.write_bytes(change(path.read_bytes()))
 
@@ -76,9 +77,9 @@ def test_programs_that_are_newer_than_the_server_fill_it(here, monkeypatch):
 
     def newer(argv, **more):
         write(argv, **more)
-        if argv[0].endswith("pg_restore"):
+        if writes_script(argv):
             script = more["stdout"]
-            script.write_bytes(script.read_bytes().replace(b"\n", setting, 1))
+            script.write_bytes(script.read_bytes().replace(b"\nSET ", setting + b"SET ", 1))
 
     monkeypatch.setattr(process, "run_on_files", newer)
     times = iter(["20261123_190501", "20261123_190502"])
@@ -107,18 +108,20 @@ def sessions(server):
     )
 
 
-def test_killed_half_way_it_has_changed_nothing_and_runs_again(here, monkeypatch, tmp_path):
+def test_killed_half_way_it_has_changed_nothing_and_runs_again(here, monkeypatch):
     path, write = kept(here), process.run_on_files
     here.server.changed = True
     here.server.sql("DELETE FROM pipelines WHERE id > 3")
     before = everything(here.server)
-    os.mkfifo(tmp_path / "more")
+    more_of_it = here.server.folder / "more"
+    os.mkfifo(more_of_it)
+    more_of_it.chmod(0o666)
 
     def waiting(argv, **more):
-        if argv[0].endswith("pg_restore"):
+        if writes_script(argv):
             write(argv, **more)
             with open(more["stdout"], "a") as script:
-                script.write(f"\n\\i {tmp_path}/more\n")
+                script.write(f"\n\\i {more_of_it}\n")
         else:
             write(argv, **more)
 

@@ -42,6 +42,9 @@ _FOUND: typing.Final = (
 _START: typing.Final = 60.0  # seconds
 _LOAD: typing.Final = 6 * 3600.0
 _AS_ADMINISTRATOR: typing.Final = ("/usr/sbin/runuser", "--user", "postgres", "--")
+AS_OWNER: typing.Final = ("/usr/sbin/runuser", "--user", DATABASE, "--")
+"""What is before a program that meets the database's content. Functions of a database run as who
+looks at its tables, or fills them, and those of an administrator may start programs."""
 
 
 class DatabaseError(Exception):
@@ -126,8 +129,8 @@ def load(dump: pathlib.Path, time: str) -> str:
     _psql(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
     _psql(f"CREATE DATABASE {_COMING} OWNER {DATABASE}")
     argv = [
-        *_AS_ADMINISTRATOR, _PG_RESTORE, "--exit-on-error", "--no-owner", "--no-privileges",
-        f"--role={DATABASE}", f"--dbname={_COMING}",
+        *AS_OWNER, _PG_RESTORE, "--exit-on-error", "--no-owner", "--no-privileges",
+        f"--dbname={_COMING}",
     ]  # fmt: skip
     process.run_on_files(argv, timeout=_LOAD, stdin=dump)
     _psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'concourse'")
