@@ -75,7 +75,7 @@ def ready(purpose: Purpose, then: str, rules: Rules, progress: Progress) -> bool
     Raises:
         OSError: it can't be noted.
     """
-    found, now = drain_record.drain(), time.time()
+    found, now = drain_record.drain(), drain_record.now()
     if found is None:
         if rules.timeout == 0 or is_free():
             return True
@@ -224,7 +224,7 @@ def keeps_down() -> bool:
     long after its time, is given up: its purpose is gone.
     """
     found = drain_record.drain()
-    if found and found.since and time.time() > found.since + found.timeout + draining.WORK:
+    if found and found.since and drain_record.now() > found.since + found.timeout + draining.WORK:
         cancel(found.purpose)
     if held := rests():
         worker.land()
@@ -328,7 +328,7 @@ def _rest(paused: Pause | None, found: Drain | None) -> Rest:
     whose = _names(left)
     builds = dict.fromkeys(whose.values())
     unknown = tuple(one for one in left if one not in whose)
-    return Rest(paused, found, time.time(), bool(worker.main_pid()), (*builds,), unknown)
+    return Rest(paused, found, drain_record.now(), bool(worker.main_pid()), (*builds,), unknown)
 
 
 def _steps() -> tuple[str, ...]:

@@ -23,11 +23,16 @@ def boot() -> str:
     return kernel_modules.boot(kernel_modules.ROOT)
 
 
+def now() -> float:
+    """Seconds since boot, time asleep included: no change of the clock makes a drain longer."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def drain() -> Drain | None:
     """The drain that has begun; None if none has. A damaged file is no drain, and goes.
 
-    A worker that was drained for nothing else than a reboot is to run again after it. Where the
-    clock was set back meanwhile, it begins anew by that: none takes as long as such a step.
+    A worker that was drained for nothing else than a reboot is to run again after it. Any other
+    drain begins anew at a boot.
 
     Raises:
         OSError: that can't be told, or kept.
@@ -46,14 +51,16 @@ def drain() -> Drain | None:
     if found.purpose is Purpose.REBOOT and found.boot != boot():
         remove()
         return None
-    now = time.time()
-    if max(found.asked, found.since, found.turn_since) > now:
-        asked, since, turn = (
-            min(found.asked, now),
-            min(found.since, now),
-            min(found.turn_since, now),
+    here, latest = boot(), now()
+    if found.boot != here or max(found.asked, found.since, found.turn_since) > latest:
+        # 0 says that it has not begun. A charm before this one wrote seconds since the epoch.
+        found = dataclasses.replace(
+            found,
+            boot=here,
+            asked=latest,
+            since=latest if found.since else 0.0,
+            turn_since=latest if found.turn_since else 0.0,
         )
-        found = dataclasses.replace(found, asked=asked, since=since, turn_since=turn)
         write(found)
     return found
 

@@ -48,13 +48,13 @@ class Rules:
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """A drain that was begun; times are seconds since the epoch.
+    """A drain that was begun; times are seconds since boot.
 
     Attributes:
         purpose: what for.
         then: that in words, such as `Concourse 8.3.0`.
         unit: Juju's name of this unit.
-        boot: the id of the boot in which it was asked for.
+        boot: the id of the boot whose times these are.
         timeout: how long builds are waited for, in seconds.
         asked: when it was asked for.
         since: when the worker was told to land; 0: another unit has its turn before.
@@ -94,7 +94,7 @@ class Rest:
     Attributes:
         pause: the operator's; None: none.
         drain: the one that was begun; None: none.
-        now: seconds since the epoch.
+        now: seconds since boot.
         runs: the worker's process has not ended yet.
         builds: the names of the builds that have a step here, as far as they are known.
         steps: the containers of steps of which nobody knows whose they are.

@@ -25,7 +25,7 @@ def replace(rooms, monkeypatch):
         (charm.worker, "halt", halt),
         (charm.worker, "take_up", rooms.note("worker.take_up")),
         (drain.steps, "running", lambda: rooms.steps),
-        (drain.time, "time", lambda: rooms.now),
+        (drain.drain_record, "now", lambda: rooms.now),
         (drain, "_wake", lambda _, pid, seconds: rooms.woken.append((pid, seconds))),
         (drain, "_let_sleep", lambda: None),
     ):
