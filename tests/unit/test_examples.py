@@ -2,6 +2,10 @@
 # See LICENSE file for licensing details.
 """The example pipelines ask for tags that this charm's workers have, and for GPUs they can get."""
 
+import os
+import subprocess
+import tarfile
+
 import pytest
 import yaml
 
@@ -10,8 +14,13 @@ from plan.gpus import choose
 from plan.tags import of_gpus
 from tests.unit.situations import ROOT, gpu, situation, sliced
 
+TARBALL = os.environ.get("GPUCI_CONCOURSE_TARBALL", "")
 EXAMPLES = sorted((ROOT / "examples").glob("*.yml"))
 T4 = {"model": "Tesla T4", "memory_mib": 15360}
+# The smallest that they are to run on: a laptop's GPU of 4 GiB behind LXD, with Ubuntu's driver.
+LAPTOP = situation(
+    gpu(0, model="NVIDIA RTX A500 Laptop GPU", memory_mib=4096), driver="580.95.05", cuda="13.0"
+)
 MI300X = {"vendor": Vendor.AMD, "model": "AMD Instinct MI300X", "memory_mib": 196592, "minor": -1}
 # Machines as there are many; `cuda` is the driver's.
 WORKERS = [
@@ -48,6 +57,29 @@ def faults(example):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_step_finds_a_worker(path):
     assert faults(yaml.safe_load(path.read_text())) == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_all_but_the_one_for_several_gpus_run_on_one_of_4_gib(path):
+    for step in steps(yaml.safe_load(path.read_text())):
+        fits = set(step.get("tags", ())) <= tags(LAPTOP)
+        count = int(step.get("params", {}).get("GPU_COUNT", "1"))
+        assert (fits and count <= 1) or path.name == "multi-gpu.yml"
+
+
+@pytest.mark.skipif(not TARBALL, reason="GPUCI_CONCOURSE_TARBALL is not set")
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_concourses_own_fly_takes_it(path, tmp_path):
+    with tarfile.open(TARBALL) as release:
+        inner = release.extractfile("concourse/fly-assets/fly-linux-amd64.tgz")
+        with tarfile.open(fileobj=inner) as archive:
+            (tmp_path / "fly").write_bytes(archive.extractfile("fly").read())
+    (tmp_path / "fly").chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "fly", "validate-pipeline", "--strict", "-c", path],
+        env={"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "looks good\n"), done.stderr
 
 
 @pytest.mark.parametrize(
