@@ -32,6 +32,7 @@ GOOD = {
     "memory": {"bytes": 70 << 30, "total": 80 << 30, "wrong": 0, "first": None},
     "onnx": {
         "onnxruntime": "1.31.1",
+        "available": [CUDA, "CPUExecutionProvider"],
         "wanted": CUDA,
         "providers": [CUDA, "CPUExecutionProvider"],
         "ran_on": {"MatMul": CUDA, "Relu": CUDA},
@@ -254,6 +255,13 @@ def test_a_session_must_run_every_node_on_the_gpu_and_rightly(worker, changes, w
     found = worker.test(gpu(0))
     assert outcomes(found, "peer") == {("onnxruntime", "GPU-0"): FAILED}
     assert words in found["onnxruntime", "GPU-0"].text
+    assert found["onnxruntime", "GPU-0"].value == f"1.31.1: {CUDA}, CPUExecutionProvider"
+
+
+def test_onnx_runtime_and_its_providers_are_in_the_report(worker):
+    result = worker.test(gpu(0))["onnxruntime", "GPU-0"]
+    assert result.outcome is PASSED
+    assert result.value == f"1.31.1: {CUDA}, CPUExecutionProvider"
 
 
 @pytest.mark.parametrize(

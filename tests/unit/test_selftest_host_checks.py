@@ -33,6 +33,19 @@ READ = known.read
 FILES = ["wrapper", "launcher", "runtime-config"]
 
 
+# The beginning of NVIDIA's file, which has the version of each part.
+VERSION_JSON = """{
+   "cuda" : {
+      "name" : "CUDA SDK",
+      "version" : "12.4.1"
+   },
+   "cuda_cudart" : {
+      "name" : "CUDA Runtime (cudart)",
+      "version" : "12.4.127"
+   }
+}"""
+
+
 @pytest.fixture
 def room(monkeypatch):
     room = {"now": Room(200)}
@@ -49,7 +62,7 @@ def test_a_healthy_worker_passes_every_check(site):
     results = site.run()
     assert {one.outcome for one in results} == {Outcome.PASSED, Outcome.SKIPPED}
     assert [one.check for one in results if one.outcome is Outcome.SKIPPED] == [
-        *("driver-version", "host-cpus", "host-memory", "worker-ports"),
+        *("driver-version", "cuda-toolkit", "host-cpus", "host-memory", "worker-ports"),
     ]
     ids = list(dict.fromkeys(one.check for one in results))
     assert ids == [check.id for check in host_checks.CHECKS if IS_ROOT or check.id in ids]
@@ -265,6 +278,25 @@ def test_other_vendors_need_no_toolkit(site, vendor):
     skipped = {one.check: one.text for one in results if one.outcome is Outcome.SKIPPED}
     assert skipped["toolkit"] == skipped["runtime-config"] == "only NVIDIA's GPUs need it"
     assert named(results, Outcome.FAILED) == []
+
+
+def test_a_machine_without_a_cuda_toolkit_is_well(site):
+    (found,) = (one for one in site.run() if one.check == "cuda-toolkit")
+    assert found.outcome is Outcome.SKIPPED
+    assert found.text == "no CUDA toolkit on the machine; images bring their own"
+
+
+def test_the_cuda_toolkits_of_the_machine_each_once(site):
+    """As the runfile of 12.4.1 leaves it, an old one, Debian's package, and a damaged one."""
+    site.put("usr/local/cuda-12.4/version.json", VERSION_JSON)
+    (site.root / "usr/local/cuda").symlink_to("cuda-12.4")
+    site.put("usr/local/cuda-10.2/version.txt", "CUDA Version 10.2.89\n")
+    site.put("usr/lib/cuda/version.txt", "CUDA Version 12.0.140\n")
+    site.put("opt/cuda/version.json", "{")
+    (found,) = (one for one in site.run() if one.check == "cuda-toolkit")
+    assert found.outcome is Outcome.PASSED
+    assert found.value == "12.0.140, 10.2.89, 12.4.1"
+    assert found.text.endswith("CUDA 12.4.1 in /usr/local/cuda-12.4")
 
 
 def test_a_vulnerable_toolkit_that_is_allowed_warns_and_names_its_cves(site):

@@ -167,6 +167,7 @@ def onnx(answer: _Answer) -> Said:
     ran_on: dict[str, str] = answer["ran_on"]
     elsewhere = {node: where for node, where in ran_on.items() if where != wanted}
     version = answer["onnxruntime"]
+    providers = f"{version}: {', '.join(answer['available'])}"
     threshold = f"every node on {wanted}"
     remedy = (
         "Have onnxruntime-gpu alone where the job runs (`pip list | grep onnxruntime`; with both "
@@ -181,12 +182,12 @@ def onnx(answer: _Answer) -> Said:
             f"ONNX Runtime fell back to the CPU: the session of version {version} has "
             f"{', '.join(answer['providers'])}, and ran {where or 'nothing that it tells of'}"
         )
-        return Said(Outcome.FAILED, text, threshold=threshold, remedy=remedy)
+        return Said(Outcome.FAILED, text, providers, threshold=threshold, remedy=remedy)
     if answer["wrong"]:
         text = f"ONNX Runtime gives wrong results: {answer['wrong']} values on {wanted} are wrong"
-        return Said(Outcome.FAILED, text, threshold=_EXACTLY, remedy=_REPLACE)
+        return Said(Outcome.FAILED, text, providers, threshold=_EXACTLY, remedy=_REPLACE)
     text = f"ONNX Runtime {version} ran {', '.join(ran_on)} on {wanted}, with the right result"
-    return Said(Outcome.PASSED, text, threshold=threshold)
+    return Said(Outcome.PASSED, text, providers, threshold=threshold)
 
 
 def blamed(pairs: collections.abc.Sequence[_Answer], count: int) -> set[int]:

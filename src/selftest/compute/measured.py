@@ -103,7 +103,7 @@ class Findings:
             said.outcome,
             f"{text} ({ON_CPU})" if self._on_cpu else text,
             gpu=target.uuid,
-            value=None if said.value is None else float(f"{said.value:.4g}"),
+            value=said.value if isinstance(said.value, str | None) else float(f"{said.value:.4g}"),
             threshold=said.threshold,
             remedy=remedy + self._again if remedy else "",
         )

@@ -4,9 +4,10 @@
 
 import dataclasses
 import pathlib
+import re
 import typing
 
-from gpu import detect
+from gpu import detect, kernel
 from gpu.inventory import Gpu, Inventory, State, Vendor
 from host import driver, facts
 from machine import packages
@@ -42,17 +43,32 @@ TOOLKIT: typing.Final = Check(
     "NVIDIA's container toolkit has no known vulnerability",
     source="NVIDIA's product-security bulletins up to 5850",
 )
+CUDA_TOOLKIT: typing.Final = Check(
+    "cuda-toolkit",
+    Level.QUICK,
+    "the report names the CUDA toolkits of the machine itself, which no task needs",
+    condemns=False,
+)
 CHECKS: typing.Final = (
     INVENTORY,
     DRIVER,
     DRIVER_VERSION,
     TOOLKIT,
+    CUDA_TOOLKIT,
     wrapper_checks.WRAPPER,
     wrapper_checks.LAUNCHER,
     wrapper_checks.CONFIGURATION,
     device_nodes.CHECK,
     *host_size.CHECKS,
     *worker_checks.CHECKS,
+)
+
+# Where NVIDIA's installer and packages put it, and Debian's and Ubuntu's own package.
+_CUDA_HOMES: typing.Final = ("usr/local/cuda", "usr/local/cuda-*", "opt/cuda", "usr/lib/cuda")
+# What tells its version there: from CUDA 11.1 on, and before that.
+_CUDA_VERSIONS: typing.Final = (
+    ("version.json", r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([0-9.]{1,20})"'),
+    ("version.txt", r"^CUDA Version ([0-9.]{1,20})"),
 )
 
 
@@ -137,6 +153,7 @@ def run(settings: Settings, look: Look) -> list[Result]:
     prevented = f"{culprit} failed"
     found.append(_driver_version(settings, look, "" if usable else prevented))
     found.append(_toolkit(settings, look))
+    found.append(_cuda_toolkit(look.root))
     blocked = [result.check for result in found if result.outcome is Outcome.FAILED]
     found += _files(settings, look, f"{blocked[0]} failed" if blocked else "")
     if gpus := _allowed(settings, look):
@@ -307,6 +324,23 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
         remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
         f"juju config {settings.application} min-driver-version=",
     )
+
+
+def _cuda_toolkit(root: pathlib.Path) -> Result:
+    """Which CUDA toolkits the machine has; a missing one is no fault."""
+    homes = {path.resolve() for pattern in _CUDA_HOMES for path in sorted(root.glob(pattern))}
+    found = {
+        match.group(1): f"/{home.relative_to(root.resolve())}"
+        for home in sorted(homes)
+        for name, pattern in _CUDA_VERSIONS
+        if (match := re.search(pattern, kernel.text(home / name), re.MULTILINE))
+    }
+    if not found:
+        return CUDA_TOOLKIT.result(
+            Outcome.SKIPPED, "no CUDA toolkit on the machine; images bring their own"
+        )
+    text = ", ".join(f"CUDA {version} in {home}" for version, home in found.items())
+    return CUDA_TOOLKIT.result(Outcome.PASSED, text, value=", ".join(found))
 
 
 def _toolkit(settings: Settings, look: Look) -> Result:
