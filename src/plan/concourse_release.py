@@ -4,7 +4,7 @@
 
 import re
 
-from ci.concourse.upstream import OLDEST, PINNED_SHA256, works_with
+from ci.concourse.upstream import OLDEST, PINNED_SHA256, RELEASES, tarball, works_with
 from plan import versions
 from plan.options import Part
 from plan.parts import ReleasePlan
@@ -27,8 +27,9 @@ def make(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
     if not state.tarball and (theirs := _followed(state, problems)):
         version, sha256 = theirs, _pinned(theirs, architecture) or options.release.sha256
     if not sha256 and not state.tarball:
-        missing = problem(Reason.NO_CHECKSUM, version=version, architecture=architecture)
-        problems.append(missing)
+        url = f"{options.release.mirror or RELEASES}/{tarball(version, architecture)}"
+        about = {"version": version, "architecture": architecture, "url": url}
+        problems.append(problem(Reason.NO_CHECKSUM, **about))
         return None
     webs = () if options.has_web else state.tsa.versions
     mirror = options.release.mirror

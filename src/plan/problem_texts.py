@@ -17,8 +17,8 @@ BLOCKED: typing.Final = {
     Reason.BAD_OPTION: "{text}",
     Reason.NO_CHECKSUM: (
         "No checksum is known for Concourse {version} on {architecture}: juju config "
-        "{application} concourse-sha256=..., or juju attach-resource {application} "
-        "concourse=<release tarball>"
+        "{application} concourse-sha256=$(curl -fL {url} | sha256sum | cut -c-64) takes the file "
+        "that is there now, or juju attach-resource {application} concourse=<release tarball>"
     ),
     Reason.GPU_OBSTACLE: "{what}: {remedy}",
     Reason.UNKNOWN_GPU_IDS: (

@@ -3,6 +3,8 @@
 """What a unit should be, in every situation that its parts can be in."""
 
 import dataclasses
+import hashlib
+import subprocess
 
 import pytest
 
@@ -61,7 +63,7 @@ def test_a_worker_without_gpus():
 def test_a_worker_with_gpus():
     made = plan.make(gpu_unit({"tag": "rack-7"}))
     assert made.problems == ()
-    assert made.gpu == GpuPlan(GPUS, RUNTIME)
+    assert made.gpu == GpuPlan(GPUS, RUNTIME, driver="580.95.05", cuda="13.0")
     assert made.worker.wrapped
     assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=2")
     assert made.worker.tags[-1] == "rack-7"
@@ -149,7 +151,9 @@ ASKS = {
         unit(options={"concourse-version": "9.0.0"}, tsa=dataclasses.replace(TSA, versions=())),
         blocked(
             "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
-            "concourse-sha256=..., or juju attach-resource ci-gpu concourse=<release tarball>"
+            "concourse-sha256=$(curl -fL https://github.com/concourse/concourse/releases/download/"
+            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that is "
+            "there now, or juju attach-resource ci-gpu concourse=<release tarball>"
         ),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
@@ -157,7 +161,9 @@ ASKS = {
         unit("web", options={"concourse-version": "9.0.0"}),
         blocked(
             "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
-            "concourse-sha256=..., or juju attach-resource ci-gpu concourse=<release tarball>"
+            "concourse-sha256=$(curl -fL https://github.com/concourse/concourse/releases/download/"
+            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that is "
+            "there now, or juju attach-resource ci-gpu concourse=<release tarball>"
         ),
         (None, None, Keep.AS_IS),
     ),
@@ -342,7 +348,30 @@ def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, 
 def test_no_checksum_of_amd64_is_taken_for_arm64():
     made = plan.make(unit(machine={"architecture": "arm64"}))
     assert made.release is None
-    assert "8.3.0 on arm64" in said(unit(machine={"architecture": "arm64"}))[0][1]
+    text = said(unit(machine={"architecture": "arm64"}))[0][1]
+    assert "8.3.0 on arm64" in text
+    assert "/releases/download/v8.3.0/concourse-8.3.0-linux-arm64.tgz " in text
+
+
+def test_the_command_of_a_release_without_a_checksum_sets_the_right_one(tmp_path):
+    """An operator pastes it into a shell; `juju` stands in for the client."""
+    folder = tmp_path / "mirror/v8.3.0"
+    folder.mkdir(parents=True)
+    (folder / "concourse-8.3.0-linux-arm64.tgz").write_bytes(b"a release")
+    juju = tmp_path / "juju"
+    juju.write_text('#!/bin/sh\necho "$@"\n')
+    juju.chmod(0o755)
+    mirror = "https://mirror.example.com"
+    found = unit(options={"release-mirror": mirror}, machine={"architecture": "arm64"})
+    command = said(found)[0][1].partition(": ")[2].partition(" takes ")[0]
+    done = subprocess.run(
+        ["bash", "-c", command.replace(mirror, f"file://{tmp_path}/mirror")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    digest = hashlib.sha256(b"a release").hexdigest()
+    assert done.stdout == f"config ci-gpu concourse-sha256={digest}\n"
+    made = plan.make(unit(options={"concourse-sha256": digest}, machine={"architecture": "arm64"}))
+    assert made.release.sha256 == digest
 
 
 @pytest.mark.parametrize(("installed", "works"), [("", True), ("8.3.0", True), ("8.2.5", False)])

@@ -16,7 +16,7 @@ import re
 import shutil
 import typing
 
-from ci.concourse.upstream import works_with
+from ci.concourse.upstream import RELEASES, tarball, works_with
 from machine import download, files, process
 from plan import versions
 from plan.parts import ReleasePlan
@@ -31,7 +31,6 @@ _NOTE: typing.Final = ".release.json"
 _PROVEN: typing.Final = ".proven"
 _FAILED: typing.Final = ".failed.json"
 _SYNC: typing.Final = "/usr/bin/sync"
-_URL: typing.Final = "https://github.com/concourse/concourse/releases/download"
 _NEEDED: typing.Final = ("bin/concourse", "bin/containerd", "bin/runc")
 
 # An unpacked release takes about 1.5 times its tarball; binaries shrink to less than half in it,
@@ -104,7 +103,7 @@ def ensure(
     progress: collections.abc.Callable[[str], None],
     is_time: collections.abc.Callable[[str], bool] = lambda _: True,
     *,
-    base_url: str = _URL,
+    base_url: str = RELEASES,
 ) -> Release:
     """Have the release of the plan as `current`, and return which is. The one before is kept.
 
@@ -299,13 +298,14 @@ def _digests(path: pathlib.Path) -> dict[str, str]:
 def _download(
     plan: ReleasePlan, progress: collections.abc.Callable[[str], None], base_url: str
 ) -> pathlib.Path:
-    name = f"concourse-{plan.version}-linux-{plan.architecture}.tgz"
+    path = tarball(plan.version, plan.architecture)
+    name = path.rpartition("/")[2]
     folder = _DOWNLOADS / plan.sha256[:8].lower()
     files.ensure_directory(folder)
     for other in set(_DOWNLOADS.iterdir()) - {folder}:
         files.ensure_absent(other)
     progress(f"Downloading {name}")
-    url = f"{base_url}/v{plan.version}/{name}"
+    url = f"{base_url}/{path}"
     bounds = download.Bounds(room=_UNPACKED)
     try:
         download.fetch(url, folder / name, plan.sha256, progress, bounds)

@@ -19,6 +19,9 @@ HEALTH_PORT: typing.Final = 8888
 # task that waits for its GPU is such a call.
 WEB_REQUEST_TIMEOUT: typing.Final = 2100
 
+# Where releases are, each in a folder `v<version>`.
+RELEASES: typing.Final = "https://github.com/concourse/concourse/releases/download"
+
 # sha256 of concourse-<version>-linux-amd64.tgz, from config/blobs.yml of concourse-bosh-release at
 # the tag of each version. Upstream publishes SHA-1 files only, and nothing for arm64.
 PINNED_SHA256: typing.Final = {
@@ -56,6 +59,11 @@ REQUEST_TIMEOUT: typing.Final = 300
 LONGEST_WAIT: typing.Final = 280
 # What is left for the rest of the call where its end is known.
 REST_OF_CALL: typing.Final = 60
+
+
+def tarball(version: str, architecture: str) -> str:
+    """Path of a release below RELEASES, or below a mirror."""
+    return f"v{version}/concourse-{version}-linux-{architecture}.tgz"
 
 
 def works_with(worker: str, web: str) -> bool:
