@@ -6,10 +6,11 @@ import pathlib
 
 import pytest
 
-from health import faults, job_words
+from health import conditions, faults, job_words
 from health.decided import Tell
 from health.job_words import Used
 from health.seen import Card
+from tests.fakes import fakecards
 
 
 def card(index, model="A100-SXM4-80GB", devices=None):
@@ -119,13 +120,14 @@ def test_no_word_of_a_driver_steers_a_terminal_or_begins_another_line():
 
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/reference/job-log.md"
-LOST = Tell("GPU-3", "xid", "Xid 79, the GPU has fallen off the bus", hardware=True, xid=79)
+# As the judge has it of NVML's event, which comes without words.
+LOST = Tell("GPU-3", "xid", conditions.of_xid(79, "").words, hardware=True, xid=79)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        job_words.start([B], ["GPU-3"], 12, "580.95", "13.0"),
+        job_words.start([B], ["GPU-3"], 12, fakecards.DRIVER_VERSION, fakecards.CUDA_VERSION),
         job_words.fault(B, LOST, out=True),
         *(
             job_words.fault(B, Tell("GPU-3", "job", "", hardware=False, xid=xid), out=False)

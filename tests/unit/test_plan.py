@@ -152,8 +152,8 @@ ASKS = {
         blocked(
             "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
             "concourse-sha256=$(curl -fL https://github.com/concourse/concourse/releases/download/"
-            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that is "
-            "there now, or juju attach-resource ci-gpu concourse=<release tarball>"
+            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that "
+            "is there now, or juju attach-resource ci-gpu concourse=<release tarball>"
         ),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
@@ -162,8 +162,8 @@ ASKS = {
         blocked(
             "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
             "concourse-sha256=$(curl -fL https://github.com/concourse/concourse/releases/download/"
-            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that is "
-            "there now, or juju attach-resource ci-gpu concourse=<release tarball>"
+            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that "
+            "is there now, or juju attach-resource ci-gpu concourse=<release tarball>"
         ),
         (None, None, Keep.AS_IS),
     ),
