@@ -3,13 +3,19 @@
 """Whoever gets GPUs here is ready to: tasks by the wrapper, engines' containers by our runtime."""
 
 import dataclasses
+import logging
 
 import attempts
 from engines import registration
+from gpu.inventory import Gpu
+from host import memory
 from oci import cordons, folders, wrapper
+from plan import gpus, host_states
 from plan.options import Part
 from plan.parts import GpuPlan, Keep, Plan
 from plan.state import UnitState
+
+_log = logging.getLogger(__name__)
 
 
 def ensure(state: UnitState, wanted: Plan) -> UnitState:
@@ -21,6 +27,7 @@ def ensure(state: UnitState, wanted: Plan) -> UnitState:
     Raises:
         machine.process.CommandError: the back end could not be compiled, or systemd refuses.
     """
+    _log_found(state, wanted)
     repaired = None
     if isinstance(wanted.gpu, GpuPlan):
         repaired, state = attempts.make(state, Part.GPU, wrapper.apply, wanted.gpu)
@@ -32,3 +39,25 @@ def ensure(state: UnitState, wanted: Plan) -> UnitState:
         changed, state = attempts.make(state, Part.ENGINES, registration.ensure, wanted.engines)
         repaired = repaired or changed
     return dataclasses.replace(state, repaired=bool(repaired))
+
+
+def _log_found(state: UnitState, wanted: Plan) -> None:
+    """Have the unit's log say which GPUs were found, at first and whenever that changes."""
+    facts = host_states.facts(state)
+    if facts is None:
+        return
+    if wrong := host_states.blocking(facts):
+        text = f"GPUs: {wrong}"
+    else:
+        found, given = facts.inventory, {gpu.uuid for gpu in wanted.choice.gpus}
+        shown = [_words(gpu, for_tasks=gpu.uuid in given) for gpu in found.gpus]
+        text = f"GPUs found: {'; '.join(shown)}; driver {found.driver}"
+        text += f", CUDA {found.cuda}" if found.cuda else ""
+    if memory.note_gpus(text):
+        _log.info("%s", text)
+
+
+def _words(gpu: Gpu, *, for_tasks: bool) -> str:
+    size = f" {gpus.memory_gib(gpu)} GiB" if gpus.memory_gib(gpu) else ""
+    out = "" if for_tasks else ", not for tasks (gpu-device-ids)"
+    return f"GPU {gpu.index} {gpu.model}{size} at {gpu.pci_address}, {gpu.uuid}{out}"

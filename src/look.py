@@ -56,6 +56,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     asked = options.enable_gpu and options.has_worker
     try:
         seen, inventory, verdict, quarantined = at_gpus(options) if asked else _NO_GPUS
+        idle = at_idle_gpus() if options.has_worker and not asked else 0
         drives, packaged, upgrade, rebooted_for = at_software(inventory)
     except (OSError, packages.PackageError) as error:
         raise facts.unknown(error) from error
@@ -66,6 +67,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         machine=facts.machine() if options.has_worker else Machine(facts.architecture()),
         network=at_network(model) if options.has_web else Network(),
         inventory=inventory,
+        idle_gpus=idle,
         nodes=seen,
         driver=drives,
         packaged=packaged,
@@ -84,6 +86,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         planned_units=peers.units(model),
         elsewhere=offers.read(model),
         local_database=local_postgresql.kept(),
+        idle_relations=juju.idle_relations(model, options),
         leaving=memory.is_leaving(),
     )
 
@@ -96,6 +99,18 @@ def at_gpus(options: Options) -> Gpus:
     """
     seen, inventory = nodes.present(), detect.in_time(options.gpu_vendor)
     return seen, inventory, automatic.verdict(), quarantine.read()
+
+
+def at_idle_gpus() -> int:
+    """How many GPUs are here though enable-gpu is false.
+
+    In a container /sys shows all of its host's GPUs: without a device node none is its own.
+
+    Raises:
+        OSError: /sys or /dev can't be looked at now.
+    """
+    contained = kernel.in_container(pathlib.Path("/"))
+    return len(detect.cards()) if not contained or nodes.present() else 0
 
 
 def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged, str, str]:

@@ -53,7 +53,7 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
     """
     # The driver radeon has cards that ROCm never ran on, among them servers' display chips.
     found = [gpu for gpu in pci.gpus(root, Vendor.AMD) if gpu.driver != "radeon"]
-    counted = [gpu for gpu in found if integrated or not _is_integrated(root, gpu)]
+    counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
     if found and not counted:
         return pci.integrated_only(found, Vendor.AMD)
     here = driven = [gpu for gpu in counted if gpu.driver == "amdgpu"]
@@ -77,7 +77,7 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
     )
 
 
-def _is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
+def is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
     """Whether a GPU is part of a processor that is no accelerator of its own, as the MI300A is.
 
     The third byte of its metrics is the format: 1 is that of cards and of the MI300 family, 2 and

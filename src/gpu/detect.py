@@ -42,6 +42,24 @@ def detect(vendor: str = "auto", root: pathlib.Path = _ROOT) -> Inventory:
     return unusable[0]
 
 
+def cards(root: pathlib.Path = _ROOT) -> tuple[str, ...]:
+    """PCI addresses of the GPUs that could be given to tasks here, by what /sys shows of them.
+
+    Those of the first maker that has any, as in detect. No driver is asked.
+
+    Raises:
+        OSError: /sys can't be looked at.
+    """
+    for maker in Vendor:
+        found = [gpu for gpu in pci.gpus(root, maker) if not gpu.is_for_guests]
+        if maker is not Vendor.NVIDIA:
+            room = amd if maker is Vendor.AMD else intel
+            found = [gpu for gpu in found if not room.is_integrated(root, gpu)]
+        if found:
+            return tuple(gpu.address for gpu in found)
+    return ()
+
+
 def in_time(vendor: str = "auto") -> Inventory:
     """The same of this machine, given up where the driver does not answer.
 

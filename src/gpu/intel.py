@@ -22,7 +22,7 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
         integrated: whether those count that are part of a processor.
     """
     found = pci.gpus(root, Vendor.INTEL)
-    counted = [gpu for gpu in found if integrated or not _is_integrated(root, gpu)]
+    counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
     if found and not counted:
         return pci.integrated_only(found, Vendor.INTEL)
     driven = [gpu for gpu in counted if gpu.driver in _DRIVERS]
@@ -44,7 +44,8 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
     )
 
 
-def _is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
+def is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
+    """Whether a GPU is part of a processor, which has no memory of its own."""
     # A virtual machine may have been given a card at that address.
     return gpu.address.startswith(_INTEGRATED) and not _memory_mib(root, gpu)
 

@@ -14,6 +14,7 @@ from plan.state import RememberedIds
 STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci")
 
 _IDS = STATE / "gpu-ids.json"
+_GPUS = STATE / "gpus"
 _LEAVING = STATE / "leaving"
 _REBOOTED = STATE / "rebooted-for"
 
@@ -57,6 +58,12 @@ def set_rebooted_for(version: str) -> None:
     files.ensure_file(_REBOOTED, f"{version} {kernel_modules.boot(kernel_modules.ROOT)}")
 
 
+def note_gpus(text: str) -> bool:
+    """Keep the line of the log that names the GPUs. Return True if it is another one."""
+    files.ensure_directory(STATE)
+    return files.ensure_file(_GPUS, text)
+
+
 def is_leaving() -> bool:
     """Whether this unit's removal has begun, after which nothing is started any more."""
     return _LEAVING.exists()
@@ -64,7 +71,7 @@ def is_leaving() -> bool:
 
 def forget() -> None:
     """Forget what a unit before this one remembered; it may have had the same name."""
-    for path in (_IDS, _LEAVING, _REBOOTED):
+    for path in (_IDS, _GPUS, _LEAVING, _REBOOTED):
         files.ensure_absent(path)
 
 

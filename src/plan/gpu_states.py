@@ -69,7 +69,7 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "Each GPU is set aside for virtual machines: vfio-pci and its kin.",
         lambda facts: facts.is_in(State.VFIO),
-        "GPU {gpus} is bound to vfio-pci for a virtual machine",
+        "{gpus_are} bound to vfio-pci for a virtual machine",
         "give it back to the {kernel_driver} driver, or juju config {application} "
         "enable-gpu=false",
     ),
@@ -78,15 +78,16 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "The host's driver has the GPU, this container has no device node of it.",
         lambda facts: facts.is_in(State.NOT_PASSED),
-        "GPU {gpus} is on the host but not in this container",
-        "{pass_in} on that host, or juju config {application} enable-gpu=false",
+        "{gpus_are} on the host but not in this container",
+        "scripts/lxd-gpu {application} on that host, which divides the cards of all units, or "
+        "juju config {application} enable-gpu=false",
     ),
     HostState(
         "no driver on the host",
         Kind.BLOCKS,
         "In a container: its host has no driver for the GPU, or nouveau.",
         lambda facts: facts.driver.container and facts.is_in(State.NO_DRIVER, State.NOUVEAU),
-        "GPU {gpus} has no driver that computes on the host of this container",
+        "{gpus_have} no driver that computes on the host of this container",
         "install it on the host ({driver_source}) and reboot that, or juju config {application} "
         "enable-gpu=false",
         charm="nothing: a container has its host's kernel",
@@ -106,7 +107,7 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "The kernel's own driver has the GPU, and NVIDIA's is not there.",
         lambda facts: facts.is_in(State.NOUVEAU),
-        "GPU {gpus} is driven by nouveau, which runs no CUDA",
+        "{gpus_are} driven by nouveau, which runs no CUDA",
         "install NVIDIA's driver (sudo ubuntu-drivers install --gpgpu) and reboot",
         f"{_INSTALLS}; unloads nouveau where nothing uses it",
         needs_driver_option=True,
@@ -116,7 +117,7 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "No driver has the GPU: amdgpu, i915 and xe come with the kernel.",
         lambda facts: facts.is_in(State.NO_DRIVER) and not facts.is_nvidias,
-        "GPU {gpus} has no driver",
+        "{gpus_have} no driver",
         "install linux-modules-extra for this kernel, or a newer kernel, and reboot",
     ),
     HostState(
@@ -157,7 +158,7 @@ TABLE: typing.Final = (
             and facts.driver.secure_boot
             and facts.driver.is_anothers
         ),
-        "GPU {gpus} has no driver: NVIDIA's {installed} is installed but not loaded, under Secure "
+        "{gpus_have} no driver: NVIDIA's {installed} is installed but not loaded, under Secure "
         "Boot",
         f"sudo modprobe nvidia; if its key is rejected, {_SIGNED}",
     ),
@@ -166,7 +167,7 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "The running kernel has the module on the disk.",
         lambda facts: facts.is_in(State.NO_DRIVER) and facts.is_built_for_this_kernel,
-        "GPU {gpus} has no driver: NVIDIA's {installed} is installed but not loaded",
+        "{gpus_have} no driver: NVIDIA's {installed} is installed but not loaded",
         "sudo modprobe nvidia; if it is refused, see sudo dmesg",
         "loads that of a driver of its own",
         needs_driver_option=True,
@@ -196,7 +197,7 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "Nothing of NVIDIA's driver is there.",
         lambda facts: facts.is_in(State.NO_DRIVER),
-        "GPU {gpus} has no driver",
+        "{gpus_have} no driver",
         "install it with sudo ubuntu-drivers install --gpgpu and reboot",
         _INSTALLS,
         needs_driver_option=True,
@@ -305,7 +306,7 @@ TABLE: typing.Final = (
         Kind.BLOCKS,
         "amdgpu has the GPU, its compute interface KFD does not, or /dev/kfd is not here.",
         lambda facts: facts.is_in(State.NO_KFD),
-        "GPU {gpus} is not in KFD, through which ROCm programs compute",
+        "{gpus_are} not in KFD, through which ROCm programs compute",
         "pass /dev/kfd in (lxc config device add {instance} kfd unix-char source=/dev/kfd), or "
         "look for kfd in dmesg",
     ),

@@ -63,6 +63,7 @@ def choose(state: UnitState) -> Choice:
         if unknown:
             about = {"chosen": ",".join(chosen), "unknown": ", ".join(unknown)}
             about["have"] = ", ".join(str(gpu.index) for gpu in inventory.gpus)
+            about["as_before"] = as_before(state)
             wrong = problem(Reason.UNKNOWN_GPU_IDS, **about)
             return Choice(remember=state.remembered, problem=wrong)
     present = {gpu.uuid: gpu for gpu in inventory.gpus}
@@ -80,6 +81,13 @@ def choose(state: UnitState) -> Choice:
         missing=tuple(index for index, uuid in meant if uuid not in present),
         remember=known,
     )
+
+
+def as_before(state: UnitState) -> str:
+    """Which GPUs tasks go on getting while a choice of them can't be used; empty: none."""
+    there = state.inventory.gpus if state.inventory else ()
+    kept = [str(gpu.index) for gpu in there if gpu.uuid in state.handed_out]
+    return f"; tasks go on getting GPU {', '.join(kept)}, as before" if kept else ""
 
 
 def _meanings(
@@ -109,10 +117,14 @@ def pool(state: UnitState, choice: Choice) -> Choice:
 def change(state: UnitState, choice: Choice) -> str:
     """Which GPUs came and went since tasks were last told, for an operator; empty: none did.
 
-    It is for while the rest is tested: where none is left, status has the reason at once.
+    Or that another choice of them is the reason. It is for while the rest is tested: where none is
+    left, status has the reason at once.
     """
     here = {gpu.uuid for gpu in choice.gpus}
     given = {*state.handed_out}
+    chosen = state.options.gpu_device_ids
+    if here and given and here != given and chosen != state.remembered.chosen:
+        return f"gpu-device-ids={','.join(chosen) or 'all'}"
     said = [(len(here - given), "new"), (len(given - here), "gone")]
     words = [f"{count} GPU{'s' * (count > 1)} {what}" for count, what in said if count]
     return ", ".join(words) if here and given else ""
@@ -181,7 +193,9 @@ def _obstacle(found: host_states.Obstacle | None) -> Problem | None:
 
 def _unsliced(gpus: tuple[Gpu, ...]) -> Problem | None:
     empty = [str(gpu.index) for gpu in gpus if not gpu.devices]
-    return problem(Reason.MIG_WITHOUT_DEVICES, gpus=", ".join(empty)) if empty else None
+    have = "has" if len(empty) == 1 else "have"
+    about = {"gpus": ", ".join(empty), "have": have}
+    return problem(Reason.MIG_WITHOUT_DEVICES, **about) if empty else None
 
 
 def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Problem | None:

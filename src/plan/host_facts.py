@@ -139,13 +139,11 @@ class Facts:
             "application": self.application,
             "unit": self.unit,
             "instance": self.instance or "<instance>",
-            "pass_in": " && ".join(
-                pass_in(self.instance or "<instance>", address)
-                for address in found.detail.split(", ")
-            ),
             "find_one": _FIND_ONE[driver.container],
             "libraries": f"libnvidia-compute-{self.loaded.partition('.')[0] or '<branch>'}",
             "gpus": found.detail,
+            "gpus_are": f"GPU {found.detail} {'are' if ', ' in found.detail else 'is'}",
+            "gpus_have": f"GPU {found.detail} {'have' if ', ' in found.detail else 'has'}",
             "versions": found.detail,
             "nvml": found.detail,
             "integrated": f" ({found.detail})" if found.detail else "",

@@ -17,7 +17,9 @@ def make(state: UnitState) -> Plan:
         # Juju tells peers late that a unit goes: it takes back by itself what it said.
         return Plan((), None, None, None, None, offer=GpuOffer(state.unit, ()))
     options, frozen = state.options, state.frozen
-    problems = [problem(Reason.BAD_OPTION, text=one.text) for one in options.wrong]
+    problems = [
+        problem(Reason.BAD_OPTION, text=one.text, option=one.option) for one in options.wrong
+    ]
     if Part.UNIT in frozen:
         as_is = Keep.AS_IS
         return Plan(tuple(problems), None, as_is, as_is, as_is, folders=as_is, engines=as_is)

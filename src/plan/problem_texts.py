@@ -22,14 +22,15 @@ BLOCKED: typing.Final = {
     ),
     Reason.GPU_OBSTACLE: "{what}: {remedy}",
     Reason.UNKNOWN_GPU_IDS: (
-        "gpu-device-ids '{chosen}': no GPU has the id {unknown}. This machine has {have}"
+        "gpu-device-ids '{chosen}': no GPU has the id {unknown}. This machine has "
+        "{have}{as_before}"
     ),
     Reason.CHOSEN_GPUS_GONE: (
         "All GPUs of gpu-device-ids '{chosen}' are gone: bring them back (dmesg, lspci) or "
         "choose others; if cards were swapped, set it to all and then back"
     ),
     Reason.MIG_WITHOUT_DEVICES: (
-        "GPU {gpus} has MIG mode on but no MIG device: make some with nvidia-smi mig -cgi, or"
+        "GPU {gpus} {have} MIG mode on but no MIG device: make some with nvidia-smi mig -cgi, or"
         " switch MIG mode off"
     ),
     Reason.TOO_FEW_GPUS: (

@@ -321,6 +321,22 @@ class Failure:
 
 
 @dataclasses.dataclass(frozen=True)
+class IdleRelation:
+    """A relation that does nothing.
+
+    Attributes:
+        endpoint: this unit's.
+        application: on its other side.
+        beside: the endpoint whose relation to the same application does it all; empty: a unit of
+            this deployment-mode has no use for it.
+    """
+
+    endpoint: str
+    application: str
+    beside: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class UnitState:
     """Everything that a decision about this unit rests on.
 
@@ -331,6 +347,7 @@ class UnitState:
         planned_units: how many units the application has.
         network: where others reach this unit; empty where it serves no web.
         inventory: None where no GPU was asked for.
+        idle_gpus: how many GPUs are here though none was asked for.
         nodes: names of the GPUs' device nodes as the look at the machine began; the same.
         driver: what there is of NVIDIA's driver; nothing where no GPU of NVIDIA's was asked for.
         packaged: the same of its container toolkit.
@@ -353,6 +370,7 @@ class UnitState:
             web/0 of model ci`; empty if there is none.
         rotation: keys that wait for their turn.
         seen: how web sees this unit's worker.
+        idle_relations: those that do nothing here.
         leaving: this unit is being removed: nothing is started any more.
         repaired: whether something of the wrapper was not as it should be, and now is.
         failures: what could not be done so far.
@@ -364,6 +382,7 @@ class UnitState:
     machine: Machine
     network: Network = Network()
     inventory: Inventory | None = None
+    idle_gpus: int = 0
     nodes: tuple[str, ...] = ()
     driver: Driver = Driver()
     packaged: Packaged = Packaged()
@@ -386,6 +405,7 @@ class UnitState:
     local_database: str = ""
     rotation: Rotation = Rotation()
     seen: Seen = Seen()
+    idle_relations: tuple[IdleRelation, ...] = ()
     leaving: bool = False
     repaired: bool = False
     failures: tuple[Failure, ...] = ()

@@ -102,6 +102,9 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if not said and not plan.web and not plan.worker:
         said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
     said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
+    if said and said[0].kind is Kind.WAITING and (idle := _idle_relations(state)):
+        # It may be waited for what one of these was meant to be.
+        said[0] = Line(Kind.WAITING, f"{said[0].text}; {idle[0]}")
     rest = running.rest if plan.worker else None
     if rest and not draining.waits(rest) and said[0].kind is Kind.BLOCKED:
         # Juju shows the worst alone, and who reads that must not take the worker for one at work.
@@ -159,6 +162,8 @@ def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
         return Line(Kind.BLOCKED, _all_quarantined(state, choice))
     kind = Kind.BLOCKED if problem.reason in BLOCKED else Kind.WAITING
     text = {**BLOCKED, **WAITING}[problem.reason]
+    if dict(problem.about).get("option") == "gpu-device-ids":
+        text += gpus.as_before(state)
     return Line(kind, text.format(application=state.application, **dict(problem.about)))
 
 
@@ -173,6 +178,7 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         facts = host_states.facts(state)
         notes += host_states.notes(facts) if facts else ()
         notes += _shared(state, plan)
+    notes += _idle_gpus(state, plan)
     if state.inventory and (watch := _watch(state, running)):
         notes.append(watch)
     if state.upgrade:
@@ -188,11 +194,31 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
         notes.append(f"kept database {state.local_database}")
     notes += map("kept database {}".format, running.aside)
     notes += registration.rotation_notes(state)
+    notes += _idle_relations(state)
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
     notes += [f"refused {text}" for text in refused[:_REFUSED]]
     if more := len(refused[_REFUSED:]):
         notes.append(f"refused {more} more")
     return f"{role} ({'; '.join(notes)})" if notes else role
+
+
+def _idle_gpus(state: UnitState, plan: Plan) -> list[str]:
+    """How many GPUs are here that no task gets, since none were asked for."""
+    if not state.idle_gpus or not plan.worker:
+        return []
+    found = f"{state.idle_gpus} GPU{'s' * (state.idle_gpus > 1)}"
+    return [f"{found} here, none for tasks: enable-gpu=false"]
+
+
+def _idle_relations(state: UnitState) -> list[str]:
+    """Which relations do nothing, and how each is removed."""
+    mode = state.options.deployment_mode
+    return [
+        f"relation {one.endpoint} to {one.application} does nothing "
+        + (f"beside {one.beside}" if one.beside else f"in deployment-mode {mode}")
+        + f": juju remove-relation {state.application}:{one.endpoint} {one.application}"
+        for one in state.idle_relations
+    ]
 
 
 def _of_signer(state: UnitState, plan: Plan) -> list[str]:
@@ -271,7 +297,11 @@ def gpu_note(state: UnitState, choice: gpus.Choice) -> str:
     count = len(gpus.pool(state, choice).gpus) - len(out)
     note = f"{count}x {choice.gpus[0].vendor.display}"
     if quarantined:
-        shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
+        shown = [
+            _quarantine_words(indexes, entry)
+            + ("" if entry.level or entry.remedy else f" ({_uncordon(state, indexes)})")
+            for indexes, entry in quarantined
+        ]
         note += f", {len(choice.gpus) - count - len(out)} quarantined: {', '.join(shown)}"
     if out:
         note += f", {len(out)} cordoned: {', '.join(out)}"
@@ -292,6 +322,10 @@ def _quarantined(state: UnitState, choice: gpus.Choice) -> list[tuple[list[int],
             key = entry.reason.partition(":")[0], _in_brackets(entry.remedy), entry.by
             alike.setdefault(key, ([], entry))[0].append(index)
     return list(alike.values())
+
+
+def _uncordon(state: UnitState, indexes: list[int]) -> str:
+    return f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]}"
 
 
 def _quarantine_words(indexes: list[int], entry: Quarantine) -> str:
@@ -325,7 +359,7 @@ def _all_quarantined(state: UnitState, choice: gpus.Choice) -> str:
     commands = {
         f"juju run {state.unit} gpu-selftest level={entry.level}"
         if entry.level
-        else f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]}"
+        else _uncordon(state, indexes)
         for indexes, entry in quarantined
     }
     return f"All GPUs are quarantined: {', '.join(shown)}. Then {' and '.join(sorted(commands))}"

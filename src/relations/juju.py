@@ -13,7 +13,7 @@ import ops
 from plan import web_options
 from plan.option_values import OptionError
 from plan.options import Options, parse
-from plan.state import Offer
+from plan.state import IdleRelation, Offer
 from plan.unit_id import UnitId
 from relations import secrets
 
@@ -106,6 +106,32 @@ def resource(
     except ops.ModelError as error:
         return "" if _NOT_ATTACHED.search(str(error)) else None
     return str(path) if path.stat().st_size else ""
+
+
+def idle_relations(model: ops.Model, options: Options) -> tuple[IdleRelation, ...]:
+    """The relations that do nothing for a unit of these options, which Juju makes without a word.
+
+    A second one to the same application says what the first does; a unit without a web, or a
+    worker, has no use for those of one.
+    """
+    useless: list[str] = []
+    if not options.deployment_mode:  # it can't be used, and says so
+        return ()
+    if not options.has_web:
+        useless += ["web-tsa", "tsa", "postgresql", "certificates"]
+    if not options.has_worker:
+        useless += ["worker-tsa", "flight"]
+    found = [IdleRelation(name, app) for name in useless for app in _related(model, name)]
+    for first, second in (("web-tsa", "tsa"), ("worker-tsa", "flight")):
+        if first not in useless:
+            both = sorted({*_related(model, first)} & {*_related(model, second)})
+            found += [IdleRelation(second, app, first) for app in both]
+    return tuple(found)
+
+
+def _related(model: ops.Model, endpoint: str) -> list[str]:
+    """The applications on the other side of an endpoint's relations."""
+    return sorted({one.app.name for one in model.relations[endpoint] if one.app})
 
 
 def offer(model: ops.Model, binding: str | ops.Relation, published: str) -> Offer:

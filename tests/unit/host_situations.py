@@ -78,10 +78,9 @@ GPU_ROWS = {
     "container without devices": (
         facts(State.NOT_PASSED, CONTAINER, instance="juju-a1b2-0", detail=f"{CARD}, {SECOND}"),
         (
-            f"GPU {CARD}, {SECOND} is on the host but not in this container: lxc config device "
-            "add juju-a1b2-0 gpuci-0000-01-00.0 gpu gputype=physical pci=0000:01:00.0 mode=0666 "
-            "&& lxc config device add juju-a1b2-0 gpuci-0000-02-00.0 gpu gputype=physical "
-            "pci=0000:02:00.0 mode=0666 on that host, or juju config worker enable-gpu=false"
+            f"GPU {CARD}, {SECOND} are on the host but not in this container: scripts/lxd-gpu "
+            "worker on that host, which divides the cards of all units, or juju config worker "
+            "enable-gpu=false"
         ),
     ),
     "no driver on the host": (

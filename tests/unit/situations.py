@@ -185,6 +185,7 @@ class Rooms:
     suspect: str = ""
     folders: tuple[Folder, ...] | Keep | None = None
     refused_folder: str = ""
+    idle_gpus: int = 0
     failing: tuple[tuple[str, int], ...] = ()
     authorized: tuple[str, ...] | None = None
     key: str = ""
@@ -240,6 +241,8 @@ class Rooms:
             (charm.handout.folders, "refused", lambda: self.refused_folder),
             (look.service, "failing", lambda: self.failing),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
+            (memory, "_GPUS", self.machine_folder / "gpus"),
+            (look, "at_idle_gpus", lambda: self.idle_gpus),
             (memory.kernel_modules, "boot", lambda _: self.boot),
         ):
             monkeypatch.setattr(room, name, answer)

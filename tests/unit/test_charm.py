@@ -272,3 +272,38 @@ def test_a_self_test_without_a_verdict_blocks_in_words(context, rooms, monkeypat
     assert after.unit_status == testing.BlockedStatus(
         "The self-test ended without a verdict: it was killed"
     )
+
+
+def test_gpus_that_no_task_gets_are_named(context, rooms):
+    rooms.idle_gpus = 2
+    after = context.run(context.on.update_status(), state("worker", [tsa()]))
+    assert after.unit_status.message == (
+        "Worker ready (2 GPUs here, none for tasks: enable-gpu=false)"
+    )
+    after = context.run(context.on.update_status(), state("worker", [tsa()], enable_gpu=True))
+    assert "none for tasks" not in after.unit_status.message
+
+
+def test_the_log_has_the_gpus_at_install_and_on_each_change(context, rooms):
+    """juju debug-log | grep -i gpu."""
+
+    def told(event):
+        context.juju_log.clear()
+        context.run(event, state("worker", [tsa()], enable_gpu=True))
+        return [
+            one.message for one in context.juju_log if one.level == "INFO" and "GPU" in one.message
+        ]
+
+    first, second = (
+        f"GPU {n} NVIDIA A100-SXM4-80GB 80 GiB at 0000:0{n + 1}:00.0, {GPUS[n].uuid}"
+        for n in range(2)
+    )
+    (line,) = told(context.on.install())
+    assert line.endswith(f"GPUs found: {first}; {second}; driver 580.95.05, CUDA 13.0")
+    assert told(context.on.update_status()) == []
+    rooms.inventory = dataclasses.replace(rooms.inventory, gpus=GPUS[:1])
+    (line,) = told(context.on.update_status())
+    assert line.endswith(f"GPUs found: {first}; driver 580.95.05, CUDA 13.0")
+    rooms.inventory = dataclasses.replace(rooms.inventory, state=State.NVML_ERROR, detail="no")
+    (line,) = told(context.on.update_status())
+    assert "NVML failed: no" in line

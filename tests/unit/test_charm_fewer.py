@@ -48,6 +48,15 @@ def test_status_says_at_once_which_went_and_which_are_new(hook, context):
         assert not any("gone" in text or "new" in text for text in said), said
 
 
+def test_a_choice_of_the_operators_is_no_gpu_that_is_gone(context, rooms, monkeypatch):
+    monkeypatch.setattr(look.wrapper, "handed_out", lambda: BOTH)
+    before = dataclasses.replace(state(enable_gpu=True, gpu_device_ids="1"), relations=[tsa()])
+    context.run(context.on.config_changed(), before)
+    said = [status.message for status in context.unit_status_history]
+    assert "gpu-device-ids=1" in said
+    assert not any("gone" in text or "new" in text for text in said), said
+
+
 def test_one_that_came_is_tested_before_it_is_offered(hook):
     for handed_out in ((), BOTH[:1], BOTH, ("GPU-another", BOTH[0])):
         assert hook(handed_out, *GPUS) == ["automatic.ensure", "worker.apply"]

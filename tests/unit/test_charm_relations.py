@@ -235,3 +235,50 @@ def test_a_secret_without_a_grant_blocks_with_the_command(context, rooms):
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status.name == "blocked"
     assert "juju grant-secret" in after.unit_status.message
+
+
+IDLE = {
+    "worker:flight beside worker-tsa": (
+        "worker",
+        (tsa(), tsa("flight", "concourse-ci_tsa")),
+        (
+            "relation flight to web does nothing beside worker-tsa: juju remove-relation "
+            "unit:flight web"
+        ),
+    ),
+    "worker:postgresql": (
+        "worker",
+        (tsa(), database()),
+        (
+            "relation postgresql to postgresql does nothing in deployment-mode worker: juju "
+            "remove-relation unit:postgresql postgresql"
+        ),
+    ),
+    "the wrong way round": (
+        "worker",
+        (tsa("tsa", "concourse-ci_tsa"),),
+        (
+            "relation tsa to web does nothing in deployment-mode worker: juju remove-relation "
+            "unit:tsa web"
+        ),
+    ),
+    "web:tsa beside web-tsa": (
+        "web",
+        (
+            database(),
+            tsa("web-tsa", tsa_host="", tsa_public_key=""),
+            tsa("tsa", "concourse-ci_tsa", tsa_host="", tsa_public_key=""),
+        ),
+        "relation tsa to web does nothing beside web-tsa: juju remove-relation unit:tsa web",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_a_relation_that_does_nothing_is_named(context, rooms, case):
+    mode, relations, said = IDLE[case]
+    after = context.run(context.on.update_status(), state(mode, list(relations)))
+    assert said in after.unit_status.message
+    left = [one for one in relations if f"relation {one.endpoint} " not in said]
+    after = context.run(context.on.update_status(), state(mode, left))
+    assert "does nothing" not in after.unit_status.message

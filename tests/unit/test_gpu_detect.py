@@ -123,6 +123,20 @@ def test_the_bus_says_why_there_is_no_gpu(tmp_path, unasked, cards, driver, stat
     assert detect.detect(root=tmp_path) == Inventory(state, detail=detail)
 
 
+@pytest.mark.parametrize(
+    ("cards", "idle"),
+    [
+        ([], 0),
+        ([Card(driver="vfio-pci")], 0),
+        ([Card(), Card(number=1)], 2),
+        ([Card(driver="none")], 1),
+    ],
+)
+def test_cards_are_counted_though_no_driver_is_asked(tmp_path, unasked, cards, idle):
+    make_tree(tmp_path, cards)
+    assert len(detect.cards(tmp_path)) == idle
+
+
 def test_an_empty_machine_has_no_gpu(tmp_path, unasked):
     assert detect.detect(root=tmp_path) == Inventory(State.NO_GPU)
 

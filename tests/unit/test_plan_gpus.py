@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from gpu.inventory import State, Vendor
-from plan import status
+from plan import plan, status
 from plan.gpus import Choice, choose, devices, problem_with
 from plan.state import RememberedIds
 from plan.tags import of_gpus
-from tests.unit.situations import TOOLKIT, gpu, situation, sliced
+from tests.unit.situations import TOOLKIT, TSA, gpu, situation, sliced
 
 
 def uuids(choice):
@@ -67,6 +67,18 @@ def test_unknown_ids_say_which_exist():
         "gpu-device-ids '7,1,9': no GPU has the id 7, 9. This machine has 0, 1"
     )
     assert choose(found).gpus == ()
+
+
+@pytest.mark.parametrize("wrong", ["7", "0;1"])
+def test_a_wrong_choice_says_that_tasks_go_on_getting_what_they_got(wrong):
+    found = situation(gpu(0), gpu(1), options={"gpu-device-ids": wrong})
+    assert "tasks go on getting" not in said(found)
+    found = dataclasses.replace(found, handed_out=("GPU-0",), tsa=TSA)
+    assert said(found).endswith("; tasks go on getting GPU 0, as before")
+
+
+def said(found):
+    return status.lines(found, plan.make(found), status.Running())[0].text
 
 
 REMEMBERED = RememberedIds(("1",), (("1", "GPU-1"),), (1,))
@@ -167,7 +179,7 @@ STATES = {
     State.VFIO: "GPU 0000:01:00.0 is bound to vfio-pci for a virtual machine: give it back to",
     State.NOUVEAU: "GPU 0000:01:00.0 is driven by nouveau, which runs no CUDA: install NVIDIA's",
     State.NO_DRIVER: "GPU 0000:01:00.0 has no driver: install it with sudo ubuntu-drivers install",
-    State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: lxc config",
+    State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: scripts/lxd-gpu",
     State.NO_LIBRARY: "NVIDIA driver 580.95.05 is loaded but libnvidia-ml.so.1 is missing",
     State.MISMATCH: "NVIDIA driver and libnvidia-ml.so.1 differ in version (0000:01:00.0): ",
     State.NVML_ERROR: "NVML failed: 0000:01:00.0: see dmesg for NVRM and Xid lines, then reboot",

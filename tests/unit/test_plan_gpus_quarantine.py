@@ -46,9 +46,6 @@ def test_status_names_it_with_reason_and_remedy():
     assert said(found(XID)) == (
         "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
     )
-    assert said(found(BY_HAND)) == (
-        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 fan replaced tomorrow)"
-    )
 
 
 def test_one_that_is_not_here_or_not_allowed_concerns_nobody():
@@ -82,6 +79,13 @@ def test_without_any_left_the_operator_reads_what_to_run_and_nobody_is_sent_here
     assert made.worker.tags == (NO_GPU_LEFT, "rack-7")
     assert made.worker.wrapped
     assert len(made.gpu.gpus) == 2
+
+
+def test_the_operators_own_is_given_back_by_his_word():
+    assert said(found(BY_HAND)) == (
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 fan replaced tomorrow (juju run "
+        "worker/0 gpu-uncordon gpu=gpu-0))"
+    )
 
 
 def test_each_way_back_is_named():
