@@ -94,6 +94,11 @@ class Host:
         """Seconds since boot; no change of the clock touches them."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    def age(self, pid: int) -> float:
+        """Seconds since a process was started; infinite if it is gone or dead."""
+        started = self._started(pid)
+        return float("inf") if started is None else self.now() - started / self._ticks
+
     def in_use(self, container: str, holder: Holder) -> bool:
         """Whether the holder still uses its devices.
 

@@ -14,6 +14,7 @@ import pathlib
 import time
 import typing
 
+from gpuci import groups
 from machine import files, services, transient
 
 GUARD: typing.Final = "gpu-ci-thaw.service"
@@ -38,34 +39,34 @@ _log = logging.getLogger(__name__)
 
 
 def switch(
-    pid: int, container: str, root: pathlib.Path = pathlib.Path("/")
+    pid: int, other: int, container: str, root: pathlib.Path = pathlib.Path("/")
 ) -> pathlib.Path | None:
-    """The file by which a container's control group is frozen, told by one of its processes.
+    """The file by which a container's control group is frozen with two of its processes.
+
+    They need not be in the same groups (gpuci.groups), and v2's are frozen beside v1 too.
 
     Args:
-        pid: the process, whose number may be another's by now.
+        pid: the first one, which is in the container's own groups; its number may be another's.
+        other: a step's, which is in these or below them.
         container: its name, with which the name of its control group ends.
         root: of the file system.
 
     Returns:
-        None where the process is gone, or not the container's.
+        None where one of them is gone, or not the container's, or no such group has both.
     """
-    try:
-        told = (root / f"proc/{pid}/cgroup").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    cgroups = root / str(_CGROUPS).lstrip("/")
-    # As in cgroups(7): a hierarchy's number, its controllers, the path; the one of v2 is last, and
-    # has no controllers, of which v1's may still have the freezer.
-    for line in told.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if path.rpartition("/")[2] != container:
-            continue
-        if "freezer" in controllers.split(","):
-            return cgroups / "freezer" / path.lstrip("/") / "freezer.state"
-        own = cgroups / path.lstrip("/") / "cgroup.freeze"
-        if not controllers and own.exists():
-            return own
+    top = str(root).rstrip("/")
+    own, its = (groups.of(top, f"/proc/{process}")[0] for process in (pid, other))
+    for hierarchy, path in own.items():
+        is_theirs = path.rpartition("/")[2] == container and groups.is_below(
+            its.get(hierarchy, ""), path
+        )
+        if is_theirs and "freezer" in hierarchy.split(","):
+            return root / f"{_CGROUPS}/freezer{path}/freezer.state".lstrip("/")
+        if is_theirs and hierarchy == groups.UNIFIED:
+            for folder in groups.folders(top, {hierarchy: path}):
+                own_switch = pathlib.Path(folder, "cgroup.freeze")
+                if own_switch.exists():
+                    return own_switch
     return None
 
 

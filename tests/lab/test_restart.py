@@ -17,7 +17,7 @@ frozen = freezer.Freezer(SECONDS)
 frozen.begin()
 for one in steps.containers():
     if one.step:
-        frozen.freeze(freezer.switch(one.init, one.name))
+        frozen.freeze(freezer.switch(one.init, one.step, one.name))
         print(one.name, flush=True)
 # AND
 os.kill(os.getpid(), signal.SIGKILL)

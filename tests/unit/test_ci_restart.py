@@ -48,7 +48,7 @@ class World:
             (restart.sockets, "expecting"): self.expecting,
             (restart.outside, "open_files"): self.open,
             (restart.outside, "parent"): lambda pid: pid + 1,
-            (restart.freezer, "switch"): lambda _, name: pathlib.Path(name),
+            (restart.freezer, "switch"): lambda _init, _step, name: pathlib.Path(name),
             (restart.freezer, "Freezer"): lambda held: Freezer(self, held),
         }
         for (module, name), fake in fakes.items():
@@ -66,7 +66,8 @@ class World:
             init = 0 if begins is None else 1000 + 10 * number
             step = init + 5 if runs else 0
             new = not runs and begins != ENDED
-            found.append(steps.Container(name, init, step, self.now - 998 + 8 * (not init), new))
+            age = self.now - 998 + 8 * (not init)
+            found.append(steps.Container(name, init, step, age, new, runs))
         return found
 
     def silence(self, _):

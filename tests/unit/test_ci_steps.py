@@ -26,11 +26,19 @@ def container(tmp_path):
 def age(container, seconds):
     then = time.time() - seconds
     os.utime(container / "init.pid", (then, then))
+    started(container.parents[4], 100, seconds)
 
 
 def process(root, pid, cgroup):
-    (root / f"proc/{pid}").mkdir(parents=True)
+    (root / f"proc/{pid}").mkdir(parents=True, exist_ok=True)
     (root / f"proc/{pid}/cgroup").write_text(f"5:devices:{cgroup}\n0::/x\n")
+    started(root, pid, 1)
+
+
+def started(root, pid, seconds):
+    """Have a process be started so many seconds ago."""
+    ticks = (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds) * os.sysconf("SC_CLK_TCK")
+    (root / f"proc/{pid}/stat").write_text(f"{pid} (sh) S {'1 ' * 18}{ticks:.0f} 0")
 
 
 def test_a_machine_without_containers_runs_none(tmp_path):
@@ -118,7 +126,7 @@ def test_what_is_gone_meanwhile_runs_none(container, tmp_path, monkeypatch, what
         old = time.time() - 3600
         os.utime(container, (old, old))
     else:
-        monkeypatch.setattr(steps, "_begins", shutil.rmtree)
+        monkeypatch.setattr(steps, "_container", lambda folder, *_: folder.with_name("no").stat())
     assert steps.running(tmp_path) == ()
 
 
@@ -129,8 +137,8 @@ def test_a_container_that_is_made_has_no_process_yet(container, tmp_path):
 
 
 def test_a_container_is_new_until_a_process_begins_in_it(container, tmp_path):
-    made = time.time() - 5
-    os.utime(container / "init.pid", (made, made))
+    age(container, 5)
+    made = (container / "init.pid").stat().st_mtime
     os.utime(container, (made, made))
     (one,) = steps.containers(tmp_path)
     assert one.is_new
@@ -158,6 +166,56 @@ def test_a_container_that_containerd_removes_is_none_that_is_made(container, tmp
     (removed / "init.pid").unlink(missing_ok=True)
     assert steps.containers(tmp_path) == []
     assert steps.running(tmp_path) == ()
+
+
+@pytest.mark.parametrize("change", [86400, -86400])
+@pytest.mark.parametrize("has_process", [True, False])
+def test_no_change_of_the_clock_has_an_old_container_begin(
+    container, tmp_path, monkeypatch, change, has_process
+):
+    """Set back by a day it counted as one that begins for that long, and a drain waited for it."""
+    age(container, 3600)
+    made = (container / "init.pid").stat().st_mtime
+    os.utime(container, (made, made))
+    if not has_process:
+        (container / "init.pid").unlink()
+        os.utime(container, (made, made))
+    now = time.time() + change
+    monkeypatch.setattr(steps.time, "time", lambda: now)
+    assert steps.running(tmp_path) == ()
+
+
+@pytest.mark.parametrize("change", [86400, 0, -86400])
+@pytest.mark.parametrize("has_process", [True, False])
+def test_a_container_that_begins_does_so_whatever_the_clock_says(
+    container, tmp_path, monkeypatch, change, has_process
+):
+    age(container, 5)
+    made = (container / "init.pid").stat().st_mtime
+    if not has_process:
+        (container / "init.pid").unlink()
+        process(tmp_path, 90, "/x")
+        started(tmp_path, 90, 5)
+        argv = ("/opt/concourse/bin/containerd-shim-runc-v2", "-namespace", "c", "-id", "4f0c", "")
+        (tmp_path / "proc/90/cmdline").write_text("\0".join(argv))
+    os.utime(container, (made, made))
+    now = time.time() + change
+    monkeypatch.setattr(steps.time, "time", lambda: now)
+    assert steps.running(tmp_path) == ("4f0c",)
+    (one,) = steps.containers(tmp_path)
+    assert 4 < one.age < 60
+
+
+def test_a_step_that_is_in_v2s_group_alone_counts(container, tmp_path):
+    """As in a user namespace with cgroup v1: the others of its groups are the worker's."""
+    (container / "task.pid").write_text("200")
+    age(container, 3600)
+    for pid, devices in ((100, "/garden/4f0c"), (200, "/system.slice/concourse-worker.service")):
+        process(tmp_path, pid, "/x")
+        (tmp_path / f"proc/{pid}/cgroup").write_text(f"5:devices:{devices}\n0::/garden/4f0c\n")
+    assert steps.running(tmp_path) == ("4f0c",)
+    (one,) = steps.containers(tmp_path)
+    assert one.step == 200
 
 
 def test_a_container_that_goes_meanwhile_is_none(container, tmp_path, monkeypatch):

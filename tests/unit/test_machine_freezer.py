@@ -17,6 +17,16 @@ V1 = """\
 """
 V2 = "0::/system.slice/garden/4f0c\n"
 PRIVILEGED = "6:cpu,freezer:/4f0c\n"
+# In a user namespace with cgroup v1: a step's other groups are the worker's there.
+NESTED = """\
+9:name=systemd:/system.slice/concourse-worker.service
+6:freezer:/
+0::/garden/4f0c
+"""
+MOUNTS = {
+    "v1": "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+    "v2": "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+}
 
 
 class Guard:
@@ -41,9 +51,16 @@ def guard(monkeypatch, tmp_path):
     return Guard(monkeypatch)
 
 
-def make(root, cgroup, *switches):
-    (root / "proc/100").mkdir(parents=True)
-    (root / "proc/100/cgroup").write_text(cgroup)
+def make(root, cgroup, *switches, step=""):
+    for pid, told in ((100, cgroup), (200, step or cgroup)):
+        (root / f"proc/{pid}").mkdir(parents=True)
+        (root / f"proc/{pid}/cgroup").write_text(told)
+    is_v1 = any("/unified/" in path or "/freezer/" in path for path in switches)
+    (root / "proc/self").mkdir()
+    (root / "proc/self/mountinfo").write_text(MOUNTS["v1" if is_v1 else "v2"])
+    for point in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
+        (root / point).mkdir(parents=True, exist_ok=True)
+        (root / point / "cgroup.procs").write_text("")
     for path in switches:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("")
@@ -59,7 +76,19 @@ def make(root, cgroup, *switches):
 )
 def test_the_switch_of_a_container_is_told_by_its_process(tmp_path, cgroup, switch):
     make(tmp_path, cgroup, switch)
-    assert freezer.switch(100, "4f0c", tmp_path) == tmp_path / switch
+    assert freezer.switch(100, 200, "4f0c", tmp_path) == tmp_path / switch
+
+
+def test_a_step_that_is_in_v2s_group_alone_is_frozen_by_that(tmp_path):
+    path = "sys/fs/cgroup/unified/garden/4f0c/cgroup.freeze"
+    make(tmp_path, V1, "sys/fs/cgroup/freezer/garden/4f0c/freezer.state", path, step=NESTED)
+    assert freezer.switch(100, 200, "4f0c", tmp_path) == tmp_path / path
+
+
+def test_a_step_that_is_in_no_group_of_its_containers_can_not_be_frozen(tmp_path):
+    outside = NESTED.replace("0::/garden/4f0c", "0::/")
+    make(tmp_path, V1, "sys/fs/cgroup/freezer/garden/4f0c/freezer.state", step=outside)
+    assert freezer.switch(100, 200, "4f0c", tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -73,8 +102,9 @@ def test_the_switch_of_a_container_is_told_by_its_process(tmp_path, cgroup, swit
 )
 def test_what_is_not_the_containers_is_never_frozen(tmp_path, cgroup):
     make(tmp_path, cgroup, "sys/fs/cgroup/cgroup.freeze")
-    assert freezer.switch(100, "4f0c", tmp_path) is None
-    assert freezer.switch(101, "4f0c", tmp_path) is None
+    assert freezer.switch(100, 200, "4f0c", tmp_path) is None
+    assert freezer.switch(101, 200, "4f0c", tmp_path) is None
+    assert freezer.switch(100, 201, "4f0c", tmp_path) is None
 
 
 def test_it_is_written_down_before_it_stands_still(guard, tmp_path, monkeypatch):

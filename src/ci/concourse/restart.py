@@ -208,7 +208,7 @@ class _Worker:
         for name in sorted(self._held.keys() - running.keys()):
             frozen.thaw(self._held.pop(name))
         for name in sorted(running.keys() - self._held.keys()):
-            path = freezer.switch(running[name].init, name)
+            path = freezer.switch(running[name].init, running[name].step, name)
             if path and frozen.freeze(path):
                 self._held[name] = path
         volumes = files.entries(self._volumes / "init")

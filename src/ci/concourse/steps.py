@@ -5,10 +5,12 @@
 import collections.abc
 import contextlib
 import dataclasses
+import math
 import pathlib
 import time
 import typing
 
+from gpuci.usage import Host
 from machine import files
 
 # Where containerd's shims have a folder for each container of Concourse's namespace.
@@ -30,8 +32,10 @@ class Container:
     Attributes:
         init: the number of its first process; 0 while it is made.
         step: the number of its step's process, which sessions have beside it; 0 without one.
-        age: seconds since its folder or its first process was made.
+        age: seconds since its making began, or its first process; infinite where nothing makes it,
+            or that has ended. By boot time, so that no change of the clock touches it.
         is_new: no process but the first has begun in it.
+        in_use: whether a step or a session runs in it.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Container:
     step: int
     age: float
     is_new: bool
+    in_use: bool
 
 
 def containers(root: pathlib.Path = pathlib.Path("/")) -> list[Container]:
@@ -47,31 +52,54 @@ def containers(root: pathlib.Path = pathlib.Path("/")) -> list[Container]:
     Raises:
         OSError: that can't be told.
     """
-    found: list[Container] = []
-    for folder in _folders(root):
+    return [*_containers(str(root).rstrip("/"))]
+
+
+def _containers(root: str) -> collections.abc.Iterator[Container]:
+    host, makers = Host(root), dict[str, int]()
+    # containerd renames those that it removes just now (2.3.1 core/runtime/v2/bundle.go,
+    # atomicDelete).
+    found = files.entries(pathlib.Path(f"{root}{TASKS}"))
+    folders = [folder for folder in found if not folder.name.startswith(".")]
+    if not all((folder / "init.pid").exists() for folder in folders):
+        makers = _makers(pathlib.Path(f"{root}/proc"))
+    for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found.append(_container(folder, root / "proc"))
-    return found
+            yield _container(folder, host, makers.get(folder.name, 0))
 
 
-def _folders(root: pathlib.Path) -> list[pathlib.Path]:
-    """The folder of each container, but of those that containerd removes just now.
-
-    It renames these before (2.3.1 core/runtime/v2/bundle.go, atomicDelete).
-    """
-    found = files.entries(root / str(TASKS).lstrip("/"))
-    return [folder for folder in found if not folder.name.startswith(".")]
-
-
-def _container(folder: pathlib.Path, proc: pathlib.Path) -> Container:
+def _container(folder: pathlib.Path, host: Host, maker: int) -> Container:
     changed = folder.stat().st_mtime
     init = int(files.read_text(folder / "init.pid") or 0)
     made = (folder / "init.pid").stat().st_mtime if init else changed
+    if init or maker:
+        age = host.age(init or maker)
+    else:
+        # Its maker is to come. One from the future is older than the last change of the clock.
+        age = time.time() - changed
+        age = age if age > 0 else math.inf
     # Each process that begins or ends has a file written, or removed, in its folder.
-    is_new = changed - made < _AT_ONCE
-    names = {f"{name}.pid" for name in PROCESSES}
-    step = next(iter(_processes(folder, proc, names.__contains__)), 0)
-    return Container(folder.name, init, step, time.time() - made, is_new)
+    is_new = abs(changed - made) < _AT_ONCE
+    bundle = str(TASKS / folder.name)
+    pids = {
+        path.stem: int(files.read_text(path) or 0)
+        for path in files.entries(folder)
+        if path.suffix == ".pid" and path.name != "init.pid"
+    }
+    living = [name for name, pid in pids.items() if host.is_in(pid, folder.name, bundle)]
+    step = next((pids[name] for name in living if name in PROCESSES), 0)
+    return Container(folder.name, init, step, age, is_new, bool(living))
+
+
+def _makers(proc: pathlib.Path) -> dict[str, int]:
+    """The shims by the containers that they make and keep (containerd 2.3.1 pkg/shim/shim.go)."""
+    found: dict[str, int] = {}
+    for process in files.entries(proc):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"/containerd-shim" in words[0] and b"-id" in words and process.name.isdecimal():
+                found[words[words.index(b"-id") + 1].decode(errors="replace")] = int(process.name)
+    return found
 
 
 def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
@@ -83,38 +111,7 @@ def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     Raises:
         OSError: that can't be told.
     """
-    found = _folders(root)
-    return tuple(one.name for one in found if _begins(one) or _has_step(one, root / "proc"))
-
-
-def _begins(container: pathlib.Path) -> bool:
-    """Whether it was just made, and no step has begun in it that may have ended by now."""
-    for path in (container / "init.pid", container):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            made = path.stat().st_mtime
-            is_new = container.stat().st_mtime - made < _AT_ONCE
-            return is_new and time.time() - made < _BEGINNING
-    return False
-
-
-def _has_step(container: pathlib.Path, proc: pathlib.Path) -> bool:
-    return any(_processes(container, proc, lambda name: name != "init.pid"))
-
-
-def _processes(
-    container: pathlib.Path, proc: pathlib.Path, wanted: collections.abc.Callable[[str], bool]
-) -> collections.abc.Iterator[int]:
-    """The numbers of processes that live, by the names of their files."""
-    for path in files.entries(container):
-        if path.suffix == ".pid" and wanted(path.name):
-            pid = files.read_text(path) or "-"
-            if _is_inside(proc / pid, container):
-                yield int(pid)
-
-
-def _is_inside(process: pathlib.Path, container: pathlib.Path) -> bool:
-    """Whether a process lives and is the container's: its number may be another's by now."""
-    try:
-        return f"/{container.name}" in (process / "cgroup").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    begins = _BEGINNING
+    return tuple(
+        one.name for one in containers(root) if one.in_use or (one.is_new and one.age < begins)
+    )

@@ -37,7 +37,7 @@ def a_step_that_stands_still_keeps_its_gpu_and_goes_on_by_the_guard(worker):
     worker.create("a")
     step, count = worker.launch("a", "sh", "-c", COUNTING), worker.rootfs / "tmp/count"
     until(30, "it counts", count.exists)
-    path = freezer.switch(worker.init("a"), "a")
+    path = freezer.switch(worker.init("a"), worker.init("a"), "a")
     assert path, "its control group has no switch"
     assert path.name == ("freezer.state" if V1 else "cgroup.freeze"), path
     frozen = freezer.Freezer(1.0)
