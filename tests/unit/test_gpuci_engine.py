@@ -326,8 +326,10 @@ def test_a_rule_for_every_device_is_refused(nodes, rule):
 
 
 @pytest.mark.parametrize("minor", [None, -1, -2, 0xFFFFFFFF])
-def test_a_rule_for_all_of_a_major_number_is_none_for_gpus(nodes, minor):
-    rule = {"allow": True, "type": "c", "major": 195, "minor": minor, "access": "rwm"}
+@pytest.mark.parametrize("major", [195, 226])
+def test_a_rule_for_all_of_a_major_number_is_none_for_gpus(nodes, major, minor):
+    nodes.cards[226, 128] = "/dev/dri/renderD128"
+    rule = {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
     bare = engine_spec.without_gpus(spec(rules=[rule]), nodes)
     assert bare["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}]
 
