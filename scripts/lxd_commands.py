@@ -53,12 +53,20 @@ def confirm(*, yes: bool) -> None:
     raise Refused("nothing was changed")
 
 
+def printable(text: str) -> str:
+    """A text of somebody else's without what would change the operator's terminal."""
+    lines = (
+        "".join(one if one.isprintable() else "?" for one in line) for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
 def ended(program: str, work: collections.abc.Callable[[], None]) -> int:
     """Do the work; answers the exit status, after the reason where it is not 0."""
     try:
         work()
     except Refused as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {printable(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted: run this again to go on", file=sys.stderr)
     else:

@@ -75,7 +75,8 @@ class LxdHost:
     def deploy(self, units, project="default", launch=True):
         names = [f"juju-0a1b2c-{number}" for number in range(units)]
         for name in names if launch else ():
-            self.sh(f"lxc launch busybox {name} -p default -p juju-ci --project {project}")
+            made = f"-p default -p juju-ci --project {project} -c user.juju-model-uuid=c0ffee"
+            self.sh(f"lxc launch busybox {name} {made}")
         status = {
             "model": {"name": "ci"},
             "machines": {str(n): {"instance-id": name} for n, name in enumerate(names)},
@@ -86,6 +87,8 @@ class LxdHost:
         options = {"deployment-mode": "worker", "enable-gpu": True, "gpu-vendor": "auto"}
         settings = {"settings": {key: {"value": value} for key, value in options.items()}}
         self.machine.write("/srv/juju/status", json.dumps(status))
+        about = {"ci": {"name": "admin/ci", "model-uuid": "c0ffee"}}
+        self.machine.write("/srv/juju/show-model", json.dumps(about))
         self.machine.write("/srv/juju/config", json.dumps(settings))
         return names
 

@@ -14,6 +14,7 @@ import pytest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 ONE, TWO, THREE = (f"0000:0{number}:00.0" for number in (1, 2, 3))
+UUID = "7c2a6b1e-0000-4000-8000-0123456789ab"
 VGA = {"pci_address": "0000:05:00.0", "vendor_id": "1a03", "product_id": "2000", "driver": "ast"}
 
 
@@ -71,6 +72,7 @@ class Host:
             "project": "default",
             "type": "container",
             "location": "none",
+            "config": {"user.juju-model-uuid": UUID},
             "devices": {},
             "profiles": list(self.profiles),
             **more,
@@ -102,6 +104,8 @@ class Host:
                 apps = {"worker": {"units": self.units}, "web": {}}
                 model = {"name": "ci"}
                 answer = {"model": model, "machines": self.machines, "applications": apps}
+            case ("juju", "show-model", *_):
+                answer = {"ci": {"name": "admin/ci", "model-uuid": UUID}}
             case ("juju", "config", *_):
                 answer = {"settings": {key: {"value": is_} for key, is_ in self.settings.items()}}
             case ("lxc", "query", path):

@@ -281,6 +281,40 @@ def test_a_password_that_is_not_told_is_no_success(script, monkeypatch):
         script.tell_access(script.Model("", script.APART))
 
 
+def test_what_a_unit_says_changes_no_terminal(call):
+    cloud = Cloud()
+    said = "waiting \x1b]0;owned\x07\x1b[2J\u202egpj.exe\nactive: all is up"
+    cloud.script = [said] * 6 + ["active"]
+    _, said = call(cloud)
+    assert "waiting: ?]0;owned??[2J?gpj.exe?active: all is up" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
+    cloud = Cloud()
+    cloud.script = ["blocked \x1b[2Jno"]
+    status, said = call(cloud)
+    assert status == 1
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
+
+
+@pytest.mark.parametrize("name", ["url", "username", "password"])
+def test_commands_to_copy_run_nothing_that_a_unit_says(call, monkeypatch, tmp_path, name):
+    trace = tmp_path / "owned"
+    value = f"http://x'; touch {trace}; '$(touch {trace})`touch {trace}`"
+    monkeypatch.setitem(ACCESS, name, value)
+    status, said = call(Cloud())
+    assert status == 0
+    lines = [line for line in said.splitlines() if line.startswith(("  curl ", "  ./fly"))]
+    env = {"PATH": "/usr/bin:/bin"}
+    for line in lines:
+        argv = line.replace("curl -fLo fly", "echo").replace("./fly", "echo").partition("&&")[0]
+        subprocess.run(["/bin/sh", "-c", argv], env=env, check=True, timeout=60)
+    assert lines
+    assert not trace.exists()
+    monkeypatch.setitem(ACCESS, name, "http://x\x1b[2J")
+    status, said = call(Cloud())
+    assert status == 1
+    assert "can't be shown" in said
+
+
 def test_it_starts_from_anywhere(tmp_path):
     command = [lxd_host.SCRIPTS / "deploy-lxd", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -197,9 +197,23 @@ def in_container(host):
     host.machines["0"] = {"instance-id": "node7", "containers": inner}
 
 
+def with_twin(host):
+    """Somebody who has a project of this LXD names an instance as Juju's; LXD lists it first."""
+    mine = host.instances["juju-abcdef-0"]
+    twin = {**mine, "project": "a-user-1001", "devices": {}}
+    host.instances = {"twin": twin, **host.instances}
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "expected"),
     [
+        (with_twin, ["--yes"], "the projects a-user-1001, default have an instance of that name"),
+        (with_instance(config={}), [], "project default was not made by Juju for this model"),
+        (
+            with_instance(config={"user.juju-model-uuid": "another"}, project="a-user-1001"),
+            ["--yes"],
+            "project a-user-1001 was not made by Juju for this model",
+        ),
         (without(lambda host: host.units), [], "worker has no units: juju add-unit worker"),
         (without(lambda host: host.instances), [], "juju-abcdef-0, which this LXD does not have"),
         (without(lambda host: host.machines), [], "worker/0 has no machine yet"),
@@ -252,6 +266,13 @@ def test_wrong_use_is_refused_in_words(call, change, arguments, expected):
     status, said = call(host, *arguments)
     assert expected in said
     assert (status, host.asked) == (1, [])
+
+
+def test_container_in_a_machine_of_this_host_is_the_models_too(call):
+    host = Host()
+    host.instances["juju-abcdef-0"]["config"] = {"user.juju-model": lxd_host.UUID}
+    assert call(host)[0] == 0
+    assert host.has()
 
 
 def test_another_application_and_two_units_on_one_profile_are_refused(call, script, capsys):
