@@ -65,6 +65,11 @@ REASONS: typing.Final = (
         "what the step brings could not be made safe",
     ),
     Reason(
+        "requirement",
+        r"this [^,]* requires |.* has '.*', which is no condition on cuda",
+        "the image needs a newer driver or CUDA, or another GPU, than the worker has",
+    ),
+    Reason(
         "folder", r"this task has files at ", "its files are where `task-mounts` puts a folder"
     ),
     Reason(

@@ -58,7 +58,8 @@ def test_a_number_that_is_none(value, privileged):
     with pytest.raises(Refused) as caught:
         asked(NVIDIA, BORDER, f"GPU_COUNT={value}", privileged=privileged)
     said = str(caught.value)
-    assert f"GPU_COUNT '{value[:64]}' is no number of GPUs" in said
+    shown = "".join(letter if letter.isprintable() else "?" for letter in value[:64])
+    assert f"GPU_COUNT '{shown}' is no number of GPUs" in said
     assert "set this param to 0 for none, to how many the task needs, or to all" in said
     assert len(said) < 250
 

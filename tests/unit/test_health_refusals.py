@@ -140,6 +140,7 @@ def test_each_refusal_of_the_wrapper_has_a_name():
         ("CUDA_VISIBLE_DEVICES '7' names '7', which this task does not have: it", "wrong-choice"),
         ("this worker can't tell who has which GPU: /run/x is damaged", "worker"),
         ("this container had GPU GPU-a, which is dirty: run", "gone"),
+        ("this task's image requires cuda>=13.5 (NVIDIA_REQUIRE_CUDA), and this", "requirement"),
         ("this task needs 4 GPUs, and this worker has 2: set", "too-many"),
         ("something new", "other"),
     ],
