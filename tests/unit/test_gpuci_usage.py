@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from gpuci import broker, leases, store, usage
+from gpuci import broker, descriptors, handover, leases, store, usage
 from tests.unit.recorded_trees import SHELL, UPTIME, Tree, procs
 
 
@@ -207,7 +207,7 @@ def test_this_process_is_found_by_its_start():
 def test_no_decision_heeds_a_clock_that_can_be_set():
     """No clock that can be set is read there."""
     asked = set()
-    for module in (broker, leases, store, usage):
+    for module in (broker, descriptors, handover, leases, store, usage):
         for node in ast.walk(ast.parse(pathlib.Path(module.__file__).read_text())):
             if isinstance(node, ast.ImportFrom):
                 assert node.module not in ("time", "datetime")
