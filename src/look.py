@@ -157,6 +157,8 @@ def at_services() -> status.Running:
         folder=folders.refused(),
         rest=drain.look(),
         failing=service.failing(),
+        taken=service.taken(),
+        metrics_taken=watch.taken_port(),
     )
 
 

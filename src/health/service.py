@@ -13,7 +13,7 @@ from gpu import detect
 from gpu.inventory import State
 from health import clerk, settings
 from health.settings import Settings
-from machine import app, files, process, services, templates
+from machine import app, files, process, services, sockets, templates
 from oci import quarantine, retests, wrapper
 from plan import watched
 from plan.options import Part
@@ -109,6 +109,17 @@ def port(state: UnitState) -> int | None:
     options = state.options
     asked = state.inventory is not None and not state.leaving and options.gpu_health != "off"
     return options.gpu_metrics_port or None if asked else None
+
+
+def taken_port() -> int:
+    """Return the port of the metrics if another program has it; else 0.
+
+    Raises:
+        OSError: that can't be looked at.
+    """
+    found = _earlier()
+    asked = found.metrics_port if found else 0
+    return asked if asked and sockets.is_taken(asked, SERVICE) else 0
 
 
 def is_running() -> bool:

@@ -2,11 +2,14 @@
 # See LICENSE file for licensing details.
 """The metrics over HTTP, on this machine alone: a collector beside the charm comes for them.
 
-A thread of its own, which reads what the watch has left for it and waits for nobody else: with 32
-connections of 5 s each at most, a new one in place of the oldest, and 200 a second. Nothing but
-`GET /metrics` is answered. http.server would take 4 MiB, and a thread for each who is slow.
+A thread of its own, which reads what the watch has left for it and waits for nothing else. Every
+user of the machine may ask. System accounts, as which collectors run, have 32 connections of 5 s
+each at most, and all other users together have 32. Once such places are taken, a new connection
+takes that of the user who has the most: no one keeps another user out. Nothing but `GET /metrics`
+is answered. http.server would take 4 MiB, and a thread for each who is slow.
 """
 
+import collections
 import collections.abc
 import contextlib
 import dataclasses
@@ -20,12 +23,16 @@ import typing
 import weakref
 
 from health import exporter
+from machine import sockets
 
 HOST: typing.Final = "127.0.0.1"
 PATH: typing.Final = "/metrics"
 
-_MOST: typing.Final = 32  # connections
-_QUEUE: typing.Final = 128  # of those that the kernel lets wait to be accepted
+_MOST: typing.Final = 32  # connections of system accounts, and as many of people
+# Users from here on are people (SYS_UID_MAX of login.defs(5) is 999).
+_PEOPLE: typing.Final = 1000
+_QUEUE: typing.Final = 4096  # of those that the kernel lets wait to be accepted
+_AT_ONCE: typing.Final = 512  # accepted at each look
 _PATIENCE: typing.Final = 5.0  # for one connection, in seconds
 _LONGEST: typing.Final = 8192  # of a request, in bytes
 _REST: typing.Final = 0.005  # after each look at the connections, in seconds
@@ -49,12 +56,14 @@ class _Connection:
     Attributes:
         socket: to them.
         until: when our patience ends, on the monotonic clock.
+        user: who asks.
         request: what came of it.
         answer: what is left to send; None: nothing was asked yet.
     """
 
     socket: socket.socket
     until: float
+    user: int
     request: bytes = b""
     answer: bytes | None = None
 
@@ -153,23 +162,42 @@ class Server:
         wait = max(0.0, min(ends) - now) if ends else None
         for key, _ in self._selector.select(wait):
             if self._listener and key.fileobj is self._listener:
-                self._accept(self._listener)
+                for _ in range(_AT_ONCE):
+                    if not self._accept(self._listener):
+                        break
             elif isinstance(key.data, _Connection) and key.data in self._connections:
                 self._serve(key.data)
         for late in [one for one in self._connections if one.until <= time.monotonic()]:
             self._drop(late)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Take one connection. Return False if none waits."""
         try:
             other, _ = listener.accept()
         except OSError:  # gone meanwhile, or no descriptor is left: _REST keeps this from spinning
-            return
+            return False
         other.settimeout(0)
-        if len(self._connections) >= _MOST:
-            self._drop(next(iter(self._connections)))
-        connection = _Connection(other, time.monotonic() + _PATIENCE)
+        try:
+            user = sockets.user_of(other)
+        except OSError:  # the kernel does not tell: all are one user
+            user = _PEOPLE
+        if user is None:
+            other.close()
+            return True
+        self._make_room(user)
+        connection = _Connection(other, time.monotonic() + _PATIENCE, user)
         self._connections[connection] = None
         self._selector.register(other, selectors.EVENT_READ, connection)
+        return True
+
+    def _make_room(self, user: int) -> None:
+        """End the oldest connection of who has the most, if a new one of this user needs room."""
+        crowd = [one for one in self._connections if (one.user < _PEOPLE) is (user < _PEOPLE)]
+        if len(crowd) < _MOST:
+            return
+        counts = collections.Counter([user, *(one.user for one in crowd)])
+        most = max(count for one, count in counts.items() if one != user or count > 1)
+        self._drop(next(one for one in crowd if counts[one.user] == most))
 
     def _drop(self, connection: _Connection) -> None:
         del self._connections[connection]

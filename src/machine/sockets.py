@@ -20,13 +20,17 @@ import typing
 
 _PROC: typing.Final = pathlib.Path("/proc")
 _ESTABLISHED: typing.Final = "01"  # TCP_ESTABLISHED (Linux include/net/tcp_states.h)
+_LISTEN: typing.Final = "0A"  # TCP_LISTEN
+_LOCAL: typing.Final = ("127.0.0.1", "0.0.0.0", "::")  # noqa: S104 nothing is bound to it
 # Linux include/uapi/linux: netlink.h, sock_diag.h, inet_diag.h. What is asked for: the established
 # connections of a family, each with its tcp_info.
-_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301
+_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP, _REQUEST = 4, 20, 0x301, 0x1
+_ANY_STATE, _NO_COOKIE = 0xFFF, 0xFFFFFFFF
 _DONE: typing.Final = (2, 3)  # NLMSG_ERROR, NLMSG_DONE
 _INFO: typing.Final = 2  # INET_DIAG_INFO
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
-_MESSAGE, _INODE = 72, 68  # struct inet_diag_msg, and where in it the inode is
+# struct inet_diag_msg, and where in it the user and the inode are.
+_MESSAGE, _USER, _INODE = 72, 64, 68
 # In struct tcp_info (tcp.h): milliseconds since then, and how many bytes in all.
 _LAST_SENT, _LAST_RECEIVED, _RECEIVED = 44, 52, 128
 _ANSWER: typing.Final = 1 << 16
@@ -145,6 +149,58 @@ def _tables(folder: pathlib.Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         tables.append((folder / "net/tcp6").read_text())
     return tables
+
+
+def listener(port: int) -> int:
+    """Return the inode of the socket that listens on a port of 127.0.0.1; 0 if none does.
+
+    Raises:
+        OSError: the sockets can't be looked at.
+    """
+    for table in _tables(_PROC / "self"):
+        for fields in (line.split() for line in table.splitlines()[1:]):
+            if len(fields) > 9 and fields[3] == _LISTEN:
+                host, own = fields[1].split(":")
+                if int(own, 16) == port and _address(host) in _LOCAL:
+                    return int(fields[9])
+    return 0
+
+
+def is_taken(port: int, service: str) -> bool:
+    """Return whether another program than this service listens on a port of 127.0.0.1.
+
+    Raises:
+        OSError: that can't be looked at.
+    """
+    inode = listener(port)
+    # The service may have ended between the two looks, and its socket with it.
+    return bool(inode) and not is_open_in(service, inode) and listener(port) == inode
+
+
+def user_of(connection: socket.socket) -> int | None:
+    """Return the user at the other end of a connection to 127.0.0.1; None if that has closed it.
+
+    It takes the same time however many connections there are.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    (own, own_port), (address, port) = connection.getsockname(), connection.getpeername()
+    ends = socket.inet_aton(address).ljust(16, b"\0") + socket.inet_aton(own).ljust(16, b"\0")
+    body = (
+        struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, _ANY_STATE)
+        + struct.pack(">HH", port, own_port)
+        + ends
+        + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
+    )
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asked:
+        header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST, 1, 0)
+        asked.send(header + body)
+        for kind, message in _messages(asked.recv(_ANSWER), _HEADER.size):
+            # A socket without a file has no inode, and its user says nothing.
+            if kind not in _DONE and _number(message, _INODE, 4):
+                return _number(message, _USER, 4)
+    return None
 
 
 def silence(inodes: collections.abc.Collection[int]) -> float:

@@ -146,7 +146,7 @@ class Options:
     max_quarantined: int = 50
     job_log: str = "on"
     gpu_unused: str = "warn"
-    gpu_metrics_port: int = 19835
+    gpu_metrics_port: int = 335
     gpu_recovery: str = "none"
     gpu_run_group: str = ""
     host_packages: tuple[str, ...] = ()

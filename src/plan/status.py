@@ -54,6 +54,8 @@ class Running:
         rest: the worker is drained or paused; None: neither.
         failing: `web` or `worker` where its process keeps ending, and how often it was started
             in the last ten minutes.
+        taken: `web` or `worker` where another program has a port of it, and the port.
+        metrics_taken: the port of the GPUs' metrics where another program has it; else 0.
     """
 
     web: bool = False
@@ -68,6 +70,8 @@ class Running:
     folder: str = ""
     rest: draining.Rest | None = None
     failing: tuple[tuple[str, int], ...] = ()
+    taken: tuple[tuple[str, int], ...] = ()
+    metrics_taken: int = 0
 
 
 _SUSPECT: typing.Final = (
@@ -115,6 +119,8 @@ def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
 def _of_web(plan: Plan, running: Running) -> list[Line]:
     if plan.web and running.lost_database:
         return [Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}")]
+    if plan.web and (port := dict(running.taken).get("web")):
+        return [Line(Kind.BLOCKED, f"Web's {_taken(port)}, or set another port")]
     if plan.web and (starts := dict(running.failing).get("web")):
         return [Line(Kind.BLOCKED, _keeps_failing("Web", "web", starts))]
     if plan.web and not isinstance(plan.web, Keep) and not running.web:
@@ -129,6 +135,8 @@ def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
         # One that waits for its turn works as before.
         kind = Kind.WAITING if draining.waits(rest) else Kind.MAINTENANCE
         said.append(Line(kind, draining.words(rest)))
+    elif port := dict(running.taken).get("worker"):
+        said.append(Line(Kind.BLOCKED, f"The worker's {_taken(port)}"))
     elif starts := dict(running.failing).get("worker"):
         said.append(Line(Kind.BLOCKED, _keeps_failing("The worker", "worker", starts)))
     elif isinstance(plan.worker, WorkerPlan) and not running.worker:
@@ -145,6 +153,13 @@ def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
     if running.folder:
         said.append(Line(Kind.BLOCKED, f"Tasks are refused for task-mounts {running.folder}"))
     return said
+
+
+def _taken(port: int) -> str:
+    return (
+        f"port {port} of 127.0.0.1 is taken by another program: end it "
+        f"(sudo ss -ltnp 'sport = :{port}' names it)"
+    )
 
 
 def _keeps_failing(who: str, name: str, starts: int) -> str:
@@ -245,6 +260,11 @@ def _watch(state: UnitState, running: Running) -> str:
         return "GPUs are not watched: gpu-health=off"
     if not running.watch:
         return "GPUs are not watched: journalctl -u gpu-ci-health"
+    if running.metrics_taken:
+        return (
+            f"no GPU metrics: another program has port {running.metrics_taken}, end it or set "
+            "another gpu-metrics-port below 1024"
+        )
     return "GPUs are watched, and none is taken out: gpu-health=observe" if mode != "on" else ""
 
 

@@ -33,7 +33,7 @@ def card(one):
     return Card(one.uuid, one.index, one.pci_address, one.model, one.devices)
 def install(**values):
     cards = tuple(map(card, detect.detect().gpus))
-    given = dict(cards=cards, cordons=folders, poll_seconds=2.0, metrics_port=19835) | values
+    given = dict(cards=cards, cordons=folders, poll_seconds=2.0, metrics_port=335) | values
     return service.install(settings.Settings('gpu-box/0', '/srv/dispatch', **given))
 print({code})
 """
@@ -41,7 +41,7 @@ print({code})
 OUT = "{name: why for folder in folders for name, why in policy.cordons(folder).items()}"
 METRICS = """
 import urllib.request
-print(urllib.request.urlopen('http://127.0.0.1:19835/metrics').read().decode())
+print(urllib.request.urlopen('http://127.0.0.1:335/metrics').read().decode())
 """
 PID = f"$(systemctl show -P MainPID {UNIT})"
 

@@ -171,6 +171,8 @@ def test_metrics_are_served_on_the_machine_alone(web):
     web.apply()
     assert "concourse_" in web.get("http://127.0.0.1:9391/metrics")
     assert web.script("ss -Hltn 'sport = :9391'").split()[3] == "127.0.0.1:9391"
+    web.apply(metrics_port=391)  # which no other user can take
+    assert "concourse_" in web.get("http://127.0.0.1:391/metrics")
     web.apply(metrics_port=0)
     assert web.script("ss -Hltn 'sport = :9391'") == ""
 
@@ -217,6 +219,7 @@ def test_another_user_on_webs_port_is_sent_nothing(web, tls):
     web.script("systemd-run --quiet --unit=thief -p StandardOutput=file:/srv/stolen "
                "/usr/bin/python3 /srv/thief.py")  # fmt: skip
     until(lambda: web.script("cat /srv/stolen"))
+    assert web.call("ci.concourse.service.taken", say=False)["result"] == [["web", 8080]]
     said = web.script(f"{NAMES} || true")
     until(lambda: web.script("cat /srv/stolen").count("\n") == 2)
     assert web.script("cat /srv/stolen") == "listens\nb''\n"

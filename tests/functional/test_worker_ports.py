@@ -83,6 +83,7 @@ def worker(machine):
 def test_another_user_reaches_none_of_the_workers_ports(worker):
     assert worker.reached() == []
     assert worker.reached(1000) == []
+    assert worker.call("ci.concourse.service.taken", say=False)["result"] == []
     assert "8888 HTTP/1." in worker.sh("/usr/bin/python3 /srv/ask.py 0")
 
 
@@ -131,6 +132,7 @@ def test_a_colleagues_service_is_not_touched_while_no_worker_runs(worker):
     said = worker.journal("concourse-worker")
     assert "port 7777 of 127.0.0.1 is taken by another program (Address already in use)" in said
     assert worker.reached() == ["7777 HTTP/1.0 200"]
+    assert ["worker", 7777] in worker.call("ci.concourse.service.taken", say=False)["result"]
     worker.sh("systemctl stop colleague")
     until(lambda: 7777 in worker.listening())
     assert worker.reached() == []

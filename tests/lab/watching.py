@@ -26,7 +26,7 @@ until [ -e {record} ] || [ $n -ge {tries} ]; do sleep 0.05; n=$((n + 1)); done
 """
 _METRICS = """
 import urllib.request
-with urllib.request.urlopen("http://127.0.0.1:19835/metrics", timeout=10) as answer:
+with urllib.request.urlopen("http://127.0.0.1:335/metrics", timeout=10) as answer:
     print(answer.read().decode())
 """
 

@@ -28,7 +28,7 @@ def targets(config):
 @pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
 def test_a_worker_with_gpus_says_where_its_metrics_are(context, rooms, event):
     config = told(context, state(enable_gpu=True), event)
-    assert targets(config) == ["127.0.0.1:19835"]
+    assert targets(config) == ["127.0.0.1:335"]
     assert config["metrics_alert_rules"]["groups"]
     assert config["dashboards"]
 
@@ -75,7 +75,7 @@ def test_one_machine_with_both_tells_of_both(context, rooms):
         job["job_name"]: job["static_configs"][0]["targets"]
         for job in config["metrics_scrape_jobs"]
     }
-    assert found == {"gpu-ci": ["127.0.0.1:19835"], "concourse-web": ["127.0.0.1:9391"]}
+    assert found == {"gpu-ci": ["127.0.0.1:335"], "concourse-web": ["127.0.0.1:9391"]}
     assert len(config["metrics_alert_rules"]["groups"]) == 2
 
 

@@ -164,6 +164,12 @@ def lines(found, **running):
         ({}, {}, "(GPU: 2x NVIDIA)"),
         ({"gpu-health": "off"}, {"watch": False}, "; GPUs are not watched: gpu-health=off)"),
         ({"gpu-health": "observe"}, {}, "; GPUs are watched, and none is taken out: gpu-health="),
+        (
+            {},
+            {"metrics_taken": 335},
+            "; no GPU metrics: another program has port 335, end it or set another "  # noqa: ISC004
+            "gpu-metrics-port below 1024)",
+        ),
         ({}, {"watch": False}, "; GPUs are not watched: journalctl -u gpu-ci-health)"),
     ],
 )

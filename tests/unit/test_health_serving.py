@@ -2,16 +2,22 @@
 # See LICENSE file for licensing details.
 """The metrics over HTTP: those who ask slowly, wrongly or without end hinder nobody."""
 
+import collections
 import contextlib
 import http.client
 import os
+import pathlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from health import serving
+from machine import sockets
+from plan.options import Options
 
 
 @pytest.fixture
@@ -94,9 +100,79 @@ def test_those_who_say_nothing_are_left_and_hinder_nobody(server, monkeypatch):
         assert get(server)[0] == 200
         monkeypatch.setattr(serving, "_PATIENCE", 0.05)
         assert get(server)[0] == 200
-        until(lambda: len(server._connections) <= 32)
+        until(lambda: len(server._connections) <= serving._MOST)
         # The oldest had to go.
         assert silent[0].recv(1) == b""
+
+
+def test_no_user_can_take_the_usual_port_before_the_watch():
+    usual = Options.__dataclass_fields__["gpu_metrics_port"].default
+    assert 0 < usual < 1024
+    first = int(pathlib.Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if os.geteuid() or first <= usual:
+        pytest.skip("needs root, and ports that are root's")
+    squat = f"import os, socket; os.setuid(65534); socket.create_server(('127.0.0.1', {usual}))"
+    argv = [sys.executable, "-I", "-S", "-c", squat]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert "PermissionError" in done.stderr
+
+
+def test_a_port_that_another_program_has_is_seen():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert sockets.is_taken(port, "gpu-ci-health.service")
+    assert not sockets.is_taken(port, "gpu-ci-health.service")
+
+
+# What a user does who wants no one else to be served, and says so when it has begun.
+FLOOD = """
+import os, socket, sys, time
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+kept, begun = [], False
+while True:
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex(("127.0.0.1", int(sys.argv[1])))
+    kept.append(one)
+    if len(kept) > 900:
+        for one in kept[:300]:
+            one.close()
+        del kept[:300]
+        if not begun:
+            print("begun", flush=True)
+        begun = True
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
+@pytest.mark.parametrize("users", [(65534, 65534), (1000, 70000)])
+def test_users_who_connect_without_end_keep_a_collector_from_nothing(server, users):
+    with contextlib.ExitStack() as stack:
+        for user in users:
+            argv = [sys.executable, "-I", "-S", "-c", FLOOD, str(server.port), str(user)]
+            child = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE))
+            stack.callback(child.kill)
+            assert child.stdout.readline() == b"begun\n"
+        for _ in range(4):
+            assert get(server)[0] == 200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
+def test_a_user_who_takes_all_places_leaves_those_of_other_users():
+    server = serving.Server(0, lambda: "x")
+    with contextlib.closing(server), contextlib.ExitStack() as stack:
+        for user, count in ((1001, 3), (1000, 100), (0, 3), (999, 100)):
+            before = os.geteuid()
+            os.seteuid(user)
+            try:
+                for _ in range(count):
+                    stack.enter_context(connected(server))
+            finally:
+                os.seteuid(before)
+            until(lambda: server._connections)
+        until(lambda: sum(one.user == 999 for one in server._connections) == 29)
+        users = collections.Counter(one.user for one in server._connections)
+        assert users == {1001: 3, 1000: 29, 0: 3, 999: 29}
 
 
 def test_patience_ends(server, monkeypatch):

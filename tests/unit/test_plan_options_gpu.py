@@ -146,8 +146,8 @@ def test_gpu_metrics_port():
 def test_the_metrics_have_no_port_of_the_units_own_web():
     assert parse(gpu_metrics_port=8080).gpu_metrics_port == 8080
     assert refused(gpu_metrics_port=8080, deployment_mode="all").endswith("8888, 8080")
-    ports = {"gpu_metrics_port": 19835, "web_port": 19835}
-    assert refused(**ports, deployment_mode="all").startswith("gpu-metrics-port '19835' can't")
+    ports = {"gpu_metrics_port": 335, "web_port": 335}
+    assert refused(**ports, deployment_mode="all").startswith("gpu-metrics-port '335' can't")
 
 
 NUMBERS = {"gpus-per-task": 128, "gpu-wait-timeout": 1800, "hijack-gpu-limit": 1440}

@@ -159,6 +159,16 @@ def test_a_database_on_the_machine_that_no_web_uses_is_said(mode, web, kept):
     assert ("(kept database concourse of web/0 of model ci)" in line.text) == kept
 
 
+def test_a_port_that_another_program_has_is_named_before_what_comes_of_it():
+    taken = (("web", 9391), ("worker", 7777))
+    running = Running(failing=(("worker", 7), ("web", 3)), taken=taken)
+    said = status.lines(UNIT, Plan((), None, None, WORKER, WEB), running)
+    assert [line.kind for line in said] == [Kind.BLOCKED] * 2
+    for line, who, (_, port) in zip(said, ("Web's", "The worker's"), taken, strict=True):
+        assert line.text.startswith(f"{who} port {port} of 127.0.0.1 is taken by another program")
+        assert f"sudo ss -ltnp 'sport = :{port}' names it" in line.text
+
+
 def test_what_keeps_failing_is_no_longer_waited_for():
     failing = (("worker", 7), ("web", 3))
     web = Plan((), None, None, None, WEB)

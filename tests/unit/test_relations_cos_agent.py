@@ -32,7 +32,7 @@ class Config(pydantic.BaseModel):
 class Charm(ops.CharmBase):
     """Tells of the port that its test says."""
 
-    port: int | None = 19835
+    port: int | None = 335
 
     def __init__(self, framework):
         super().__init__(framework)
@@ -42,7 +42,7 @@ class Charm(ops.CharmBase):
         cos_agent.publish(self.model, self.port, None)
 
 
-def run(port=19835, **data):
+def run(port=335, **data):
     """What the unit's databag has after a hook."""
     context = testing.Context(
         type("Charm", (Charm,), {"port": port}), meta=META, app_name="worker"
@@ -78,7 +78,7 @@ def test_the_job_asks_on_this_machine(config):
         {
             "job_name": "gpu-ci",
             "metrics_path": "/metrics",
-            "static_configs": [{"targets": ["127.0.0.1:19835"]}],
+            "static_configs": [{"targets": ["127.0.0.1:335"]}],
         }
     ]
 

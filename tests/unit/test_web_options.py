@@ -222,7 +222,7 @@ def test_each_name_is_one_that_a_juju_secret_takes():
     assert variables.environment("oidc-ca-cert") == "CONCOURSE_OIDC_CA_CERT"
 
 
-@pytest.mark.parametrize("port", ["8080", "19835", "2222", "65536", "-1", "x"])
+@pytest.mark.parametrize("port", ["8080", "335", "2222", "65536", "-1", "x"])
 def test_a_port_of_metrics_that_can_not_be_used(port):
     assert refused(web_metrics_port=port).startswith("web-metrics-port")
 

@@ -10,7 +10,8 @@ import re
 import typing
 
 from ci.concourse import escaping
-from machine import deadline, files, scarcity, services, templates, users
+from ci.concourse.upstream import HEALTH_PORT, WORKER_PORTS
+from machine import deadline, files, scarcity, services, sockets, templates, users
 
 CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
@@ -142,6 +143,24 @@ def failing() -> tuple[tuple[str, int], ...]:
         if starts >= _MANY:
             found.append((name, starts))
     return tuple(found)
+
+
+def taken() -> tuple[tuple[str, int], ...]:
+    """Return which of `web` and `worker` lacks a port since another program has it, and the port.
+
+    Raises:
+        OSError: that can't be looked at.
+    """
+    names = ("CONCOURSE_BIND_PORT", "CONCOURSE_PROMETHEUS_BIND_PORT")
+    ports = (setting(CONFIG / "web.env", name) or "" for name in names)
+    wanted = [("web", int(port)) for port in ports if port.isdecimal()]
+    if (CONFIG / "worker.env").exists():
+        wanted += [("worker", port) for port in (*WORKER_PORTS, HEALTH_PORT)]
+    return tuple(
+        (name, port)
+        for name, port in wanted
+        if sockets.is_taken(port, f"concourse-{name}.service")
+    )
 
 
 def runs_with(service: str, wanted: str) -> bool:

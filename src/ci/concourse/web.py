@@ -60,7 +60,9 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
         SERVICE,
         command=f"{release.CURRENT}/bin/concourse web",
         environment=ENVIRONMENT,
-        low_port=min(plan.port, plan.open_port) < 1024,
+        low_port=any(
+            0 < port < 1024 for port in (plan.port, plan.open_port, plan.wanted.metrics_port)
+        ),
     )
     changed |= services.ensure_unit(SERVICE, content)
     current = str(release.CURRENT.resolve())
