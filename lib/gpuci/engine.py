@@ -177,7 +177,9 @@ def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decisio
             for one in made.nodes.of(device)
         ]
         variables = engine_wish.variables(made.config.get("process"), made.facts)
-        changed = engine_spec.granted(made.config, grant, variables, made.nodes, own)
+        changed = engine_spec.granted(
+            made.config, grant, variables, made.nodes, own, os.uname().machine
+        )
         replace(made.path, changed, like=made.path)
     except (OSError, ValueError, Refused):
         broker.undo(store, host, request)

@@ -10,7 +10,7 @@ from gpuci import spec
 from gpuci.engine_nodes import DRM, NVIDIA
 from gpuci.engine_wish import node_numbers
 from gpuci.refuse import Refused
-from gpuci.seccomp import of_a_holder
+from gpuci.seccomp import of_a_holder, unconfined
 from gpuci.shapes import items, table, text
 
 TYPE_CHECKING = False
@@ -90,6 +90,7 @@ def granted(
     variables: Variables,
     nodes: Nodes,
     own: Collection[Numbers],
+    machine: str = "",
 ) -> dict[str, object]:
     """`config`, which has no GPU, with `grant` in it.
 
@@ -99,12 +100,16 @@ def granted(
         variables: those of its process, each with its writer.
         nodes: the machine's.
         own: numbers of the granted devices' own nodes.
+        machine: what uname(2) calls this machine.
 
     Raises:
         Refused: a variable names more than the grant.
     """
     linux = table(config.get("linux"))
-    if profile := table(linux.get("seccomp")):
+    profile = table(linux.get("seccomp"))
+    if not profile and not is_privileged(config):  # --security-opt seccomp=unconfined
+        profile = unconfined(machine)
+    if profile:
         linux = {**linux, "seccomp": of_a_holder(profile)}
     if is_privileged(config):
         # One rule of refusal beside one of leave can't be for the same node, nor be for all of its

@@ -34,12 +34,28 @@ _OTHERS = (
 _ALL = (1 << 64) - 1
 _SEEN = (1 << 32) - 1  # the bits of a request that count for every kind of program
 
+# The kinds of programs that Linux runs on a machine (libseccomp include/seccomp.h.in).
+_KINDS = {"x86_64": ("X86_64", "X86", "X32"), "aarch64": ("AARCH64", "ARM")}
+
 _PERMITTING = ("SCMP_ACT_ALLOW", "SCMP_ACT_LOG")
 
 
 def of_a_holder(profile: dict[str, object]) -> dict[str, object]:
     """`profile`, a config.json's `linux.seccomp`, for a container that has a GPU."""
     return without_rings(without_exit_stops(profile))
+
+
+def unconfined(machine: str) -> dict[str, object]:
+    """A profile that forbids nothing, for a container that has none; empty if none can be made.
+
+    Args:
+        machine: what uname(2) calls the machine. Programs of a kind that a profile does not name
+            are killed at their first call.
+    """
+    kinds = _KINDS.get(machine)
+    if kinds is None:
+        return {}
+    return {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [f"SCMP_ARCH_{k}" for k in kinds]}
 
 
 def without_rings(profile: dict[str, object]) -> dict[str, object]:

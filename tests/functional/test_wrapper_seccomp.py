@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 
-from gpuci.seccomp import of_a_holder
+from gpuci.seccomp import of_a_holder, unconfined
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="runc needs root here"),
@@ -98,6 +98,7 @@ PROFILES = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["mount"], "action": "SCMP_ACT_ERRNO"}],
     },
+    "none, as seccomp=unconfined has it": unconfined(os.uname().machine),
 }
 
 

@@ -351,6 +351,27 @@ def test_a_privileged_container_with_another_makers_gpu_keeps_nothing_of_nvidias
     assert closed == {*NUMBERS.values()}
 
 
+@pytest.mark.parametrize("profile", [None, {}])
+def test_who_has_a_gpu_and_no_profile_gets_one_that_shuts_exit_stops(nodes, policy, profile):
+    grant, ours = Grant(policy, [policy.devices[1]]), [(195, 1)]
+    for rules, machine, made_one in (
+        ([], "x86_64", True),
+        ([], "aarch64", True),
+        ([], "riscv64", False),
+        ([{"allow": True, "access": "rwm"}], "x86_64", False),
+    ):
+        config = engine_spec.without_gpus(spec(rules=rules), nodes)
+        config["linux"]["seccomp"] = profile
+        variables = engine_wish.variables(config["process"], facts())
+        made = engine_spec.granted(config, grant, variables, nodes, ours, machine)
+        found = made["linux"]["seccomp"] or {}
+        assert bool(found) == made_one
+        if found:
+            assert found["defaultAction"] == "SCMP_ACT_ALLOW"
+            assert any("ptrace" in call["names"] for call in found["syscalls"])
+            assert "SCMP_ARCH_X86" in found["architectures"] or machine != "x86_64"
+
+
 def test_a_display_beside_the_gpus_stays_open_to_who_is_privileged(nodes):
     nodes.cards[226, 128], nodes.beside = "/dev/dri/renderD128", True
     bare = engine_spec.without_gpus(spec(rules=[{"allow": True, "access": "rwm"}]), nodes)
