@@ -18,8 +18,9 @@ RARE = (
         for name in ("a_charm_lives", "every_command", "wrong_use_of_a_lab")
     ),
     "tests/lab/test_vendors.py",
-    # functional/test_gpu_run.py, unit/test_gpu_run.py.
+    # functional/test_gpu_run.py, unit/test_gpu_run.py, unit/test_gpu_run_door.py.
     "tests/functional/test_gpu_run_doors.py",
+    "tests/functional/test_gpu_run_storm.py",
     "tests/lab/test_gpu_run.py",
     *(
         f"tests/functional/test_gpu_run.py::test_{name}"

@@ -111,3 +111,85 @@ def test_a_storm_of_one_user_is_nothing_to_another_nor_to_systemd(box, storm):
         assert max(took) < 3 * max(usual) + 5, name
     assert box.sh("systemctl show -P Result gpu-ci-run.socket").stdout == "success\n"
     assert box.run("true").returncode == 0
+
+
+def test_whoever_kills_the_door_ends_the_waits_and_the_next_caller_is_served(box):
+    runs = box.wait_runs(box.begin("all", "--gpus", "all", "sleep", "1000"), "alice: sleep")
+    for number in range(3):
+        box.begin(f"waits{number}", "true", user="bob")
+        box.wait_said(f"waits{number}", "in line")
+        box.sh("kill -KILL $(systemctl show -P MainPID 'gpu-ci-run@*.service')")
+        box.wait_said(f"waits{number}", "the service has ended the connection")
+        assert box.run("--timeout", "0", "true", user="bob").returncode == 124
+    assert box.sh(f"systemctl is-active {runs}").stdout == "active\n"
+    box.sh(f"systemctl stop {runs}")
+    assert box.run("--gpus", "2", "true", user="bob").returncode == 0
+    assert not box.leases()["waiters"]
+
+
+def test_nothing_runs_once_there_is_nobody_to_serve(box):
+    assert box.run("true").returncode == 0
+    box.wait("[ -z \"$(systemctl list-units --plain --no-legend 'gpu-ci-run@*.service')\" ]", 90)
+    assert box.sh("pgrep -f gpu_run", check=False).stdout == ""
+    assert box.run("true").returncode == 0
+
+
+OLD = {
+    "gpu-ci-run.socket": """
+[Socket]
+ListenSequentialPacket=/run/gpu-run.sock
+SocketMode=0660
+SocketGroup=gpu-users
+RemoveOnStop=yes
+Accept=yes
+MaxConnections=64
+TriggerLimitIntervalSec=0
+[Install]
+WantedBy=sockets.target
+""",
+    "gpu-ci-run@.service": """
+[Unit]
+CollectMode=inactive-or-failed
+[Service]
+Type=exec
+Slice=system.slice
+ExecStart=/usr/bin/sleep 1000
+StandardInput=socket
+""",
+}
+
+
+def test_an_upgrade_from_a_unit_for_each_connection_ends_none_and_removal_leaves_none(box):
+    box.do("service.remove()")
+    for name, text in OLD.items():
+        box.machine.write(f"/etc/systemd/system/{name}", text)
+    begin = "systemctl daemon-reload; systemctl enable --now gpu-ci-run.socket"
+    box.sh(f"touch /usr/local/bin/gpu-run; {begin}")
+    holds = SOCKET + "one = connect(); time.sleep(1000)"
+    box.machine.write("/srv/holds.py", holds)
+    box.sh("systemd-run -q --collect --unit=test-holds --uid=alice python3 /srv/holds.py")
+    old = "systemctl list-units --plain --no-legend 'gpu-ci-run@[0-9]*-[0-9]*-[0-9]*.service'"
+    try:
+        box.wait(f'[ -n "$({old})" ]')
+        assert box.do("service.install('gpu-users')") == "True"
+        assert box.do("service.install('gpu-users')") == "False"
+        assert box.run("true", user="bob").returncode == 0
+        assert box.sh(old).stdout.split()
+        assert box.do("service.remove()") == "True"
+        left = "systemctl list-units --all --plain --no-legend 'gpu-ci-run*'; ls /run/gpu-run.sock"
+        assert box.sh(left, check=False).stdout == ""
+    finally:
+        box.do("service.install('gpu-users')")
+    assert box.run("true", user="bob").returncode == 0
+
+
+def test_another_group_and_back_leaves_the_way_open(box):
+    box.sh("groupadd -f --system others; usermod -aG others bob")
+    try:
+        for group, status in (("others", 0), ("gpu-users", 0), ("others", 0)):
+            assert box.do(f"service.install({group!r})") == "True"
+            assert box.run("true", user="bob").returncode == status
+        assert box.run("true").returncode == 125
+    finally:
+        box.do("service.install('gpu-users')")
+    assert box.run("true").returncode == 0
