@@ -10,6 +10,7 @@ import time
 
 from gpuci.jsontext import dumps
 
+_BOOT = "/proc/sys/kernel/random/boot_id"
 _FULL = 4 << 20  # bytes; then the file becomes <name>.1, in place of the one before
 
 
@@ -49,6 +50,9 @@ class Decision:
         line = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(moment))}"
             f".{int(moment % 1 * 1000):03}Z",
+            # A clock may be set: which of two things came first is told by these.
+            "boot": _boot(),
+            "since_boot": time.clock_gettime(time.CLOCK_BOOTTIME),
             "container": self.container,
             "kind": self.kind,
             "asked": "all" if self.asked is None else self.asked,
@@ -70,6 +74,15 @@ def intruders(path: str, containers: list[str], devices: list[str]) -> None:
         decision.kind = "intruder ended"
         decision.reason = f"it had a device of {', '.join(devices)} open without a lease"
         decision.write(path)
+
+
+def _boot() -> str:
+    """The kernel's name for this boot; empty if it tells none."""
+    try:
+        with open(_BOOT, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _append(path: str, line: bytes) -> None:

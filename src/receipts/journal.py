@@ -27,7 +27,7 @@ class Journal:
     def __init__(self, path: pathlib.Path = PATH) -> None:
         self._log = followed.Followed(path, before=_BEFORE)
         self._waited: dict[str, float] = {}
-        self._killed: dict[str, tuple[str, str]] = {}
+        self._killed: dict[str, tuple[str, float, str]] = {}
 
     def follow(self) -> None:
         """Read what is new.
@@ -42,15 +42,16 @@ class Journal:
         """Seconds that a container waited for the GPUs that it got; None if that is not told."""
         return self._waited.get(container)
 
-    def killed(self, container: str, since: str) -> str:
+    def killed(self, container: str, boot: str, since: float) -> str:
         """Why a container was ended by this worker or its operator; empty: it was not.
 
         Args:
             container: its id.
-            since: the time from which on that counts, as a receipt has it.
+            boot: the kernel's name for the boot in which that counts.
+            since: the time from which on it counts, in seconds since that boot.
         """
-        when, why = self._killed.get(container, ("", ""))
-        return why if when >= since else ""
+        where, when, why = self._killed.get(container, ("", 0.0, ""))
+        return why if where == boot and when >= since else ""
 
     def _take(self, line: bytes) -> None:
         try:
@@ -62,12 +63,14 @@ class Journal:
             return
         if kind in KILLS:
             why = f"{kind}: {cut(str(entry.get('reason', '')))}"
-            _remember(self._killed, str(container), (str(entry.get("time", "")), why))
+            at = entry.get("since_boot")
+            when = float(str(at)) if is_number(at) else 0.0  # 0: by an older charm
+            _remember(self._killed, str(container), (str(entry.get("boot", "")), when, why))
         elif kind in ("task", "privileged task") and entry.get("granted") and is_number(waited):
             _remember(self._waited, str(container), float(str(waited)) / 1000)
 
 
-_Value = typing.TypeVar("_Value", tuple[str, str], float)
+_Value = typing.TypeVar("_Value", tuple[str, float, str], float)
 
 
 def _remember(found: dict[str, _Value], container: str, value: _Value) -> None:

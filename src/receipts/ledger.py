@@ -165,7 +165,7 @@ class Ledger:
                 account.unused = moment.now
             if holding is not None and moment.now - account.unused < _BLINK:
                 continue
-            why = self._journal.killed(account.container, account.began_text)
+            why = self._journal.killed(account.container, self._boot, account.began)
             if why:
                 account.kill(why)
             account.close(account.unused, self._last)
@@ -189,7 +189,8 @@ class Ledger:
     def _resume(self, moment: Moment, earlier: collections.abc.Mapping[str, object]) -> None:
         """Go on with the accounts that an earlier process had; those that are over are lost."""
         holdings = {(each.container, each.since): each for each in moment.holdings or ()}
-        same_boot = earlier.get("boot") == self._boot
+        boot = str(earlier.get("boot"))
+        same_boot = boot == self._boot
         pending = self._sound(earlier, "pending", lambda line: form.parse(str(line)))
         opened = self._sound(earlier, "open", _opened)
         over = set(self._sound(earlier, "over", _lease))
@@ -209,7 +210,7 @@ class Ledger:
                 account = Account.resumed(since, began, moment.now, receipt)
                 self._accounts[receipt.container, since] = account
             else:
-                self._receipt(self._lost(receipt))
+                self._receipt(self._lost(receipt, boot, began))
                 self._over |= {(receipt.container, since)}
         self._over = self._over if same_boot else set()
 
@@ -231,9 +232,9 @@ class Ledger:
             _log.warning("%s is damaged: %s: %s", self._state, name, error)
         return found
 
-    def _lost(self, receipt: Receipt) -> Receipt:
-        """What can be told of a lease whose end nobody saw."""
-        why = self._journal.killed(receipt.container, receipt.began)
+    def _lost(self, receipt: Receipt, boot: str, began: float) -> Receipt:
+        """What can be told of a lease whose end nobody saw, and that began at that time."""
+        why = self._journal.killed(receipt.container, boot, began)
         if not why or receipt.outcome != "lost":
             return receipt
         return dataclasses.replace(receipt, outcome="killed", reason=why)

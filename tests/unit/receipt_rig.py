@@ -33,6 +33,7 @@ class Rig:
         self.oci = tmp_path / "oci.log"
         self.cards = (card(A, 0), card(B, 1))
         self.now, self.boot, self.names = 100.0, boot, names
+        self.clock = 0.0  # how far the machine's clock was set forth since
         self.held = ()
         self.last_look = None
         self.start()
@@ -56,7 +57,14 @@ class Rig:
         looks = [one for one in seen if isinstance(one, Look)]
         self.last_look = looks[-1] if looks else self.last_look
         self.ledger.turn(
-            Moment(self.now, BOOTED + self.now, self.cards, seen, self.last_look, self.held),
+            Moment(
+                self.now,
+                BOOTED + self.now + self.clock,
+                self.cards,
+                seen,
+                self.last_look,
+                self.held,
+            ),
             decisions,
         )
 
@@ -70,10 +78,14 @@ class Rig:
 
     def decided(self, container, kind="task", **fields):
         """The wrapper, or an action, writes to its log."""
-        moment = datetime.datetime.fromtimestamp(BOOTED + self.now, datetime.timezone.utc)
+        moment = datetime.datetime.fromtimestamp(
+            BOOTED + self.now + self.clock, datetime.timezone.utc
+        )
         time = f"{moment:%Y-%m-%dT%H:%M:%S}.000Z"
         line = {
             "time": time,
+            "boot": self.boot,
+            "since_boot": self.now,
             "container": container,
             "kind": kind,
             "granted": [A],

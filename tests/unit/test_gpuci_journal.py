@@ -6,7 +6,9 @@ import datetime
 import fcntl
 import json
 import os
+import pathlib
 import subprocess
+import time
 
 import pytest
 
@@ -49,6 +51,8 @@ def test_a_line(tmp_path, decision):
     (line,) = lines(tmp_path / "oci.log")
     written = datetime.datetime.fromisoformat(line.pop("time").replace("Z", "+00:00"))
     assert abs((written - before).total_seconds()) < 10
+    assert line.pop("boot") == pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert 0 <= time.clock_gettime(time.CLOCK_BOOTTIME) - line.pop("since_boot") < 10
     assert line == {
         "container": "ID",
         "kind": "task",

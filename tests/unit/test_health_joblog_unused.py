@@ -3,6 +3,7 @@
 """A job that does not use its GPU is told so, and ended where that is wanted and surely so."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -75,7 +76,8 @@ def test_a_step_that_is_ended_is_told_to_operators_and_to_its_receipt(watch):
     assert watch.processes.ended == ["t1"]
     log = Journal(watch.folder / "oci.log")
     log.follow()
-    assert log.killed("t1", "") == "gpu-unused: GPU-0: not used for 10 min"
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert log.killed("t1", boot, 0.0) == "gpu-unused: GPU-0: not used for 10 min"
 
 
 def test_in_a_system_container_processes_may_be_hidden(watch):

@@ -270,6 +270,18 @@ def test_a_container_that_this_worker_ended_says_so(rig, kind):
     assert found["c2"].outcome == "ended"
 
 
+@pytest.mark.parametrize("step", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_meanwhile_hides_no_kill_and_makes_none(rig, step):
+    rig.turn(held=[holding()], at=100)
+    rig.clock += step
+    rig.decided("c1", "gpu-release", reason="stuck", granted=[])
+    rig.turn(held=[], at=130)
+    rig.clock -= step
+    rig.turn(held=[holding(since=140.0)], at=140)
+    rig.turn(held=[], at=160)
+    assert [receipt.outcome for receipt in rig.receipts()] == ["killed", "ended"]
+
+
 def test_the_wait_is_found_whenever_the_wrapper_writes_it_and_over_a_rotation(rig):
     rig.turn(held=[holding(), holding("c2", (B,))], at=100)
     rig.decided("c1", waited_ms=1000)
