@@ -175,7 +175,12 @@ def _server() -> int:
             *before, _PSQL, "--no-psqlrc", "--quiet", "--no-password", "--tuples-only",
             "--no-align", f"--dbname={name}", "--command=SHOW server_version_num",
         ]  # fmt: skip
-        said = process.run(argv, timeout=_LOOK, env=environment).stdout
+        said = process.run(argv, timeout=_LOOK, env=environment).stdout.strip()
+    if not re.fullmatch(r"[1-9][0-9]{4,6}", said):
+        raise DatabaseError(
+            f"The database says that its version is {said[:40]!r}, which is not PostgreSQL's: see "
+            "whose server it is. Nothing was changed"
+        )
     return int(said) // 10000
 
 

@@ -24,6 +24,7 @@ _MOST_SAID: typing.Final = 1 << 16  # the end of what a program says beside this
 # In seconds. How often it is looked whether a program has ended whose pipes somebody else holds
 # open, how long those are read on then, and how long the end of one that was killed is waited for.
 _LOOK: typing.Final = 0.5
+_TOO_MUCH: typing.Final = 64 << 20  # bytes that a program may say
 _NOWHERE: typing.Final = pathlib.Path(os.devnull)
 _PROC_TASKS: typing.Final = pathlib.Path("/proc/self/task")
 _PR_SET_CHILD_SUBREAPER: typing.Final = 36  # Linux include/uapi/linux/prctl.h
@@ -174,7 +175,7 @@ def run_on_files(
         said = stack.enter_context(tempfile.TemporaryFile())
         _log.debug("run %s", shlex.join(argv))
         child = _start(argv, (source, target, said.fileno()), env or {})
-        _outcome(argv, child, None, timeout)
+        _outcome(argv, child, None, timeout, said)
         if child.returncode:
             raise CommandError(argv, child.returncode, _end_of(said))
 
@@ -338,21 +339,38 @@ def _outcome(
     child: subprocess.Popen[str],
     stdin: str | None,
     timeout: float,
+    complaints: typing.IO[bytes] | None = None,
 ) -> tuple[str, str]:
-    """What a program has written until its end; it is killed if that does not come in time."""
+    """What a program has written until its end; it is killed if that does not come in time.
+
+    Args:
+        argv: the program's arguments, to be told.
+        child: the program.
+        stdin: what it is given to read.
+        timeout: in seconds.
+        complaints: the file that takes its stderr, if no pipe does.
+
+    Raises:
+        CommandError: it ran out of time, or says far too much.
+    """
     try:
-        return _said(child, stdin, timeout)
+        return _said(child, stdin, timeout, complaints)
     except BaseException as error:
         # Its children too. They may have ended just now.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
+        stderr = ""
         try:
             _, stderr = _said(child, None, _LOOK)
         except subprocess.TimeoutExpired as deaf:  # in an uninterruptible call of the kernel
             stderr = _text(deaf.stderr)
+        except _TooMuchError:
+            pass
         if isinstance(error, subprocess.TimeoutExpired):
-            said = f"{stderr}\nno end within {timeout:g} s"
+            said = f"{stderr[-_MOST_SAID:]}\nno end within {timeout:g} s"
             raise CommandError(argv, None, said) from error
+        if isinstance(error, _TooMuchError):
+            raise CommandError(argv, -signal.SIGTERM, str(error)) from error
         raise
     finally:
         for stream in (child.stdin, child.stdout, child.stderr):
@@ -361,11 +379,21 @@ def _outcome(
                     stream.close()
 
 
-def _said(child: subprocess.Popen[str], stdin: str | None, timeout: float) -> tuple[str, str]:
+class _TooMuchError(Exception):
+    """A program says more than anybody reads."""
+
+
+def _said(
+    child: subprocess.Popen[str],
+    stdin: str | None,
+    timeout: float,
+    complaints: typing.IO[bytes] | None = None,
+) -> tuple[str, str]:
     """What a program writes until its end, and a moment longer where others hold its pipes.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended by itself; with all that it has written.
+        _TooMuchError: it has written more than _TOO_MUCH, where that is kept.
     """
     end, ended = time.monotonic() + timeout, False
     while True:
@@ -373,6 +401,10 @@ def _said(child: subprocess.Popen[str], stdin: str | None, timeout: float) -> tu
             stdout, stderr = child.communicate(stdin, max(0.0, min(_LOOK, end - time.monotonic())))
         except subprocess.TimeoutExpired as error:
             stdin = None
+            size = len(error.stdout or b"") + len(error.stderr or b"")
+            size += os.fstat(complaints.fileno()).st_size if complaints else 0
+            if size > _TOO_MUCH:
+                raise _TooMuchError(f"it says more than {_TOO_MUCH >> 20} MiB") from error
             if ended:
                 return _text(error.stdout), _text(error.stderr)
             ended = child.poll() is not None

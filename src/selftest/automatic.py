@@ -203,7 +203,7 @@ def _due(subject: str, *, repaired: bool) -> Level | None:
     if anew:
         return Level.ISOLATION
     started = datetime.datetime.fromisoformat(last.started).timestamp()
-    if time.time() - started <= _TRY_AGAIN:
+    if 0 <= time.time() - started <= _TRY_AGAIN:  # the clock may have been set back
         return None
     if whole and _left_out(last):
         return Level.ISOLATION

@@ -232,3 +232,13 @@ def test_a_program_that_begins_while_this_one_is_interrupted_is_ended(monkeypatc
     monkeypatch.undo()
     time.sleep(0.5)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("run", [process.run, process.run_on_files])
+def test_program_that_complains_without_end_is_killed(run, monkeypatch):
+    """It would fill the memory, or the disk, until its limit."""
+    monkeypatch.setattr(process, "_TOO_MUCH", 1 << 20)
+    start = time.monotonic()
+    with pytest.raises(process.CommandError, match="it says more than 1 MiB"):
+        run(["/bin/sh", "-c", "yes line >&2"], timeout=60)
+    assert time.monotonic() - start < 30
