@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from tests.fakes import DRIVER_VERSION
 from tests.functional.containerd_worker import (
     GIVEN_RUNTIME,
     NEEDS,
@@ -138,6 +139,19 @@ def test_a_refusal_reaches_the_caller_in_words(worker):
         in done.stderr
     )
     assert worker.create(worker.spec("get", "g1")).returncode == 0
+
+
+def test_an_image_that_needs_a_newer_cuda_is_refused_unless_that_is_switched_off(worker):
+    """NVIDIA's runtime itself would start it: in the mode jit-cdi it looks at none of that."""
+    worker.charm(1, driver=DRIVER_VERSION, cuda="13.0")
+    image = ["NVIDIA_REQUIRE_CUDA=cuda>=13.1", "CUDA_VERSION=13.1.0"]
+    done = worker.create(worker.spec("task", "t1", *image))
+    assert done.returncode != 0
+    assert "this task's image requires cuda>=13.1 (NVIDIA_REQUIRE_CUDA)" in done.stderr
+    assert f"this worker has CUDA 13.0, NVIDIA's driver {DRIVER_VERSION}: " in done.stderr
+    done = worker.create(worker.spec("task", "t2", *image, "NVIDIA_DISABLE_REQUIRE=1"))
+    assert done.returncode == 0, done.stderr
+    assert worker.sees("t2") == ONLY_1
 
 
 def test_other_gpus_are_for_the_next_container(worker):
