@@ -66,7 +66,7 @@ REASONS: typing.Final = (
     ),
     Reason(
         "requirement",
-        r"this [^,]* requires |.* has '.*', which is no condition on cuda",
+        r"this task(?:'s image)? requires |.* of this task(?:'s image)? has '.*', which is no ",
         "the image needs a newer driver or CUDA, or another GPU, than the worker has",
     ),
     Reason(

@@ -118,6 +118,8 @@ def text_of(node, constants):
         name = ast.unparse(node.value)
         if name in ("noun", "self.noun", "NOUNS[kind]"):
             return "task"
+        if name.startswith("_owner("):
+            return "task's image"
         if "failed(" in name:
             return "this worker failed"
         known = {"COUNT": "GPU_COUNT", "how": "param", "name": "NAME"}
@@ -136,6 +138,8 @@ def test_each_refusal_of_the_wrapper_has_a_name():
     ("text", "name"),
     [
         ("GPU_COUNT 'two' is no number of GPUs: set", "wrong-count"),
+        ("this task requires driver>=999 (NVIDIA_REQUIRE_OURS), and this worker", "requirement"),
+        ("NVIDIA_REQUIRE_X of this task has 'foo=1', which is no condition on", "requirement"),
         ("GPU_COUNT '2' asks for a GPU, and this task is privileged: such", "privileged"),
         ("CUDA_VISIBLE_DEVICES '7' names '7', which this task does not have: it", "wrong-choice"),
         ("this worker can't tell who has which GPU: /run/x is damaged", "worker"),
