@@ -26,6 +26,7 @@ _LOCAL: typing.Final = ("127.0.0.1", "0.0.0.0", "::")  # noqa: S104 nothing is b
 # connections of a family, each with its tcp_info.
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP, _REQUEST = 4, 20, 0x301, 0x1
 _ANY_STATE, _NO_COOKIE = 0xFFF, 0xFFFFFFFF
+_PATIENCE: typing.Final = 2.0  # seconds; the kernel answers at once
 _DONE: typing.Final = (2, 3)  # NLMSG_ERROR, NLMSG_DONE
 _INFO: typing.Final = 2  # INET_DIAG_INFO
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
@@ -45,14 +46,12 @@ class Connection:
         address: of the other end, IPv4 or IPv6.
         port: of the other end.
         unanswered: how often what was sent last had to be sent again without an answer.
-        local_port: of this end.
     """
 
     inode: int
     address: str
     port: int
     unanswered: int
-    local_port: int
 
 
 def connections(pid: int) -> tuple[Connection, ...]:
@@ -79,15 +78,7 @@ def other_end(connection: socket.socket) -> int:
     Raises:
         OSError: the connections can't be looked at.
     """
-    ours, theirs = connection.getsockname(), connection.getpeername()
-    ends = f":{theirs[1]:04X} ", f":{ours[1]:04X} {_ESTABLISHED} "
-    for table in _tables(_PROC / "self"):
-        # Only these are taken apart: a busy machine has many thousands.
-        lines = [line for line in table.splitlines() if all(end in line for end in ends)]
-        for one in established("\n".join(["", *lines])):
-            if (one.address, one.port) == ours and one.local_port == theirs[1]:
-                return one.inode
-    return 0
+    return _at_other_end(connection)[1]
 
 
 def is_open_in(service: str, inode: int) -> bool:
@@ -180,10 +171,18 @@ def is_taken(port: int, service: str) -> bool:
 def user_of(connection: socket.socket) -> int | None:
     """Return the user at the other end of a connection to 127.0.0.1; None if that has closed it.
 
-    It takes the same time however many connections there are.
-
     Raises:
         OSError: the kernel does not tell.
+    """
+    user, inode = _at_other_end(connection)
+    # A socket without a file has no inode, and its user says nothing.
+    return user if inode else None
+
+
+def _at_other_end(connection: socket.socket) -> tuple[int, int]:
+    """Return the user and the inode of the other end; the inode is 0 if no process has it.
+
+    The kernel looks one connection up, however many there are.
     """
     (own, own_port), (address, port) = connection.getsockname(), connection.getpeername()
     ends = socket.inet_aton(address).ljust(16, b"\0") + socket.inet_aton(own).ljust(16, b"\0")
@@ -194,13 +193,13 @@ def user_of(connection: socket.socket) -> int | None:
         + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
     )
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asked:
+        asked.settimeout(_PATIENCE)
         header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST, 1, 0)
         asked.send(header + body)
         for kind, message in _messages(asked.recv(_ANSWER), _HEADER.size):
-            # A socket without a file has no inode, and its user says nothing.
-            if kind not in _DONE and _number(message, _INODE, 4):
-                return _number(message, _USER, 4)
-    return None
+            if kind not in _DONE:
+                return _number(message, _USER, 4), _number(message, _INODE, 4)
+    return 0, 0
 
 
 def silence(inodes: collections.abc.Collection[int]) -> float:
@@ -277,8 +276,7 @@ def established(table: str) -> list[Connection]:
         if len(fields) > 9 and fields[3] == _ESTABLISHED:
             host, port = fields[2].split(":")
             again, inode = int(fields[6], 16), int(fields[9])
-            local = int(fields[1].partition(":")[2], 16)
-            found.append(Connection(inode, _address(host), int(port, 16), again, local))
+            found.append(Connection(inode, _address(host), int(port, 16), again))
     return found
 
 

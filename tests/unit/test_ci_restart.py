@@ -96,7 +96,7 @@ class World:
             for number, (port, end, begin) in enumerate(self.requests)
             if begin <= self.now < end
         ]
-        return [sockets.Connection(inode, "127.0.0.1", port, 0, 40000) for port, inode in asked]
+        return [sockets.Connection(inode, "127.0.0.1", port, 0) for port, inode in asked]
 
     def expecting(self, inodes):
         """Those to whom the worker has said nothing yet."""
