@@ -50,7 +50,7 @@ VALUES = {
     "dispatch": "/x", "app": "/x", "variable": "X", "revision": "1", "unit": "worker/0",
     "stamp": "stamp", "python": "/usr/bin/python3", "run": "x", "state": "x", "logs": "x",
     "launcher": "/bin/true", "program": "/x", "port": 8888, "patience": 300, "limit": "900",
-    "guard": "basic.target", "shut": "/bin/true", "open": "/bin/true",
+    "guard": "basic.target", "shut": "/bin/true", "open": "/bin/true", "release": "/x",
 }  # fmt: skip
 
 
