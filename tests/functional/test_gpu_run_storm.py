@@ -130,7 +130,7 @@ def test_whoever_kills_the_door_ends_the_waits_and_the_next_caller_is_served(box
 def test_nothing_runs_once_there_is_nobody_to_serve(box):
     assert box.run("true").returncode == 0
     box.wait("[ -z \"$(systemctl list-units --plain --no-legend 'gpu-ci-run@*.service')\" ]", 90)
-    assert box.sh("pgrep -f gpu_run", check=False).stdout == ""
+    assert box.sh("pgrep -f -- '[-]m gpu_run'", check=False).stdout == ""
     assert box.run("true").returncode == 0
 
 
