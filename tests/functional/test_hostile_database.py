@@ -31,14 +31,15 @@ def row(text):
     return message(b"D", struct.pack("!hi", 1, len(text)) + text)
 
 
-ODD = READY + COLUMN + row(b"15.2; \x1b[2J") + message(b"C", b"SHOW\0") + message(b"Z", b"I")
-# What it says at once, then again and again, and how long it waits in between.
+ODD = COLUMN + row(b"15.2; \x1b[2J") + message(b"C", b"SHOW\0") + message(b"Z", b"I")
+# What it says at once, then again and again, and how long it waits before that; None: for a
+# question.
 SERVERS = {
     "never answers": (b"", b"", 0.1),
     "byte by byte": (READY[:1], b"\0", 0.1),
     "notices without end": (READY, NOTICE * 100, 0.0),
     "rows without end": (READY + COLUMN, row(b"x" * 8000) * 100, 0.0),
-    "odd version": (ODD, b"", 0.1),
+    "odd version": (READY, ODD, None),
     "no protocol": (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", 0.1),
     "hangs up": (None, b"", 0.0),
 }
@@ -52,7 +53,9 @@ class Hostile(socketserver.BaseRequestHandler):
             if begin is None:
                 return
             self.request.sendall(begin)
-            while not self.server.over.wait(pause):
+            while not self.server.over.wait(pause or 0.0):
+                if pause is None and not self.request.recv(65536):
+                    return
                 self.request.sendall(more)
 
 
