@@ -22,16 +22,16 @@ def asked(monkeypatch, tmp_path):
     """What ssh was called with, and what it knew; `refusing` has hosts that don't answer."""
 
     class Calls(list):
-        refusing = ()
+        refusing, refusal = (), "Connection refused"
 
     calls = Calls()
 
     def run(argv, *, timeout, stdin):
         host = argv[-2].partition("@")[2]
         known = (tmp_path / "known_hosts").read_text()
-        calls.append((argv, known, json.loads(stdin)))
+        calls.append((argv, known, json.loads(stdin or "null")))
         if host in calls.refusing:
-            raise process.CommandError(argv, 255, "Connection refused")
+            raise process.CommandError(argv, 255, calls.refusal)
 
     monkeypatch.setattr(farewell, "_KNOWN", tmp_path / "known_hosts")
     monkeypatch.setattr(farewell.process, "run", run)
@@ -80,3 +80,22 @@ def test_no_web_is_no_reason_to_stay(asked, caplog):
     asked.refusing = ("10.0.0.5",)
     assert not delete("10.0.0.5:2222")
     assert "10.0.0.5:2222 keeps the worker in its list" in caplog.text
+
+
+DENIED = "beacon@10.0.0.5: Permission denied (publickey)."
+
+
+@pytest.mark.parametrize(
+    ("refusing", "refusal", "refused"),
+    [
+        (("10.0.0.5", "10.0.0.7"), DENIED, True),
+        (("10.0.0.5",), DENIED, False),
+        (("10.0.0.5", "10.0.0.7"), "Connection refused", False),
+        (("10.0.0.5", "10.0.0.7"), "exec request failed on channel 0", False),
+    ],
+)
+def test_a_key_is_refused_where_every_tsa_says_so(asked, refusing, refusal, refused):
+    asked.refusing, asked.refusal = refusing, refusal
+    assert farewell.is_refused(("10.0.0.5:2222", "10.0.0.7:2222"), KEYS, "/k") is refused
+    assert {argv[-1] for argv, *_ in asked} == {"gpu-ci-hello"}
+    assert not farewell.is_refused((), KEYS, "/k")

@@ -42,6 +42,7 @@ def files(monkeypatch):
     ):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: 0)
+    monkeypatch.setattr(service.services, "show", lambda *_: {})
     return written
 
 
@@ -232,3 +233,54 @@ def test_what_another_unit_has_left_in_a_storage_goes(
     worker(files, plan.make(unit()))
     work = [*ended, tmp_path / "work"]
     assert [one for one in gone if one in work] == ([] if stays else work)
+
+
+def test_the_log_says_why_the_worker_starts_anew(files, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    made = plan.make(unit(options={"tag": "rack-8"}))
+    assert made.worker.tags == ("rack-8",)
+    for started, said in (
+        ("", "other tags: rack-8; before: none"),
+        ("concourse worker --tag=rack-7", "other tags: rack-8; before: rack-7"),
+        ("concourse worker --tag=rack-8", "other settings, another release"),
+    ):
+        shown = {"ExecStart": started}
+        monkeypatch.setattr(service.services, "show", lambda *_, shown=shown: shown)
+        caplog.clear()
+        worker(files, made)
+        assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("running", "refused", "waited", "last"),
+    [
+        ((), False, 300, "no step runs, web has to take it off its list, which has 300 s left"),
+        (("a",), False, 300, "its builds have 300 s left"),
+        (("a",), True, 45, "web takes nothing of it any more, its builds have 30 s left"),
+    ],
+)
+def test_a_worker_that_web_refuses_is_not_waited_for_in_vain(
+    monkeypatch, running, refused, waited, last
+):
+    """Its application was removed: web takes its key no more, and hears of no build's end."""
+    now, said = [0.0], []
+
+    def wait(_, seconds):
+        now[0] += seconds
+        return False
+
+    for name, answer in (
+        ("_runs", lambda _: now[0] < waited),
+        ("_wait_until_gone", wait),
+        ("_is_refused", lambda: refused),
+        ("_may_have_web", lambda: True),
+    ):
+        monkeypatch.setattr(concourse_worker, name, answer)
+    for name in ("ensure_not_enabled", "ensure_disabled", "signal"):
+        monkeypatch.setattr(concourse_worker.services, name, lambda *_: True)
+    monkeypatch.setattr(concourse_worker.services, "main_pid", lambda _: 7)
+    monkeypatch.setattr(concourse_worker.steps, "running", lambda: running)
+    monkeypatch.setattr(concourse_worker.time, "monotonic", lambda: now[0])
+    concourse_worker.retire(300, said.append)
+    assert now[0] == pytest.approx(waited, abs=0.1)
+    assert f"Retiring the worker: {last}" in said

@@ -42,28 +42,66 @@ def delete(
     """
     asked = json.dumps({name: value for name, value in worker.items() if value}) + "\n"
     for tsa in tsa_hosts:
-        host, _, port = tsa.rpartition(":")
-        host = host.strip("[]")
-        # As ssh looks it up (openssh-9.2p1 misc.c, put_host_port).
-        shown = host if port == "22" else f"[{host}]:{port}"
-        lines = "".join(f"{shown} {line}\n" for line in host_keys)
         try:
-            files.ensure_file(_KNOWN, lines, mode=0o600)
-            process.run(_command(host, port, key), timeout=_PATIENCE, stdin=asked)
+            _ask(tsa, host_keys, key, "delete-worker", asked)
             return True
         except (process.CommandError, OSError) as error:
             _log.warning("%s keeps the worker in its list: %s", tsa, error)
-        finally:
-            files.ensure_absent(_KNOWN)
     return False
 
 
-def _command(host: str, port: str, key: str) -> list[str]:
+def is_refused(
+    tsa_hosts: collections.abc.Iterable[str],
+    host_keys: collections.abc.Collection[str],
+    key: str,
+) -> bool:
+    """Return whether a TSA refuses the worker's key and none takes it; see delete.
+
+    Web takes the key of a worker that left its relation no more: then it learns of no end of a
+    build there.
+    """
+    refused = False
+    for tsa in tsa_hosts:
+        try:
+            # No command of the TSA's, which says so to whom it lets in.
+            _ask(tsa, host_keys, key, "gpu-ci-hello", "")
+        except process.CommandError as error:
+            if "Permission denied" not in error.stderr:
+                return False
+            refused = True
+        except OSError:
+            return False
+        else:
+            return False
+    return refused
+
+
+def _ask(
+    tsa: str, host_keys: collections.abc.Collection[str], key: str, command: str, stdin: str
+) -> None:
+    """Give a TSA a command.
+
+    Raises:
+        machine.process.CommandError: it refuses, or gives no answer.
+        OSError: ssh can't be started.
+    """
+    host, _, port = tsa.rpartition(":")
+    host = host.strip("[]")
+    # As ssh looks it up (openssh-9.2p1 misc.c, put_host_port).
+    shown = host if port == "22" else f"[{host}]:{port}"
+    lines = "".join(f"{shown} {line}\n" for line in host_keys)
+    try:
+        files.ensure_file(_KNOWN, lines, mode=0o600)
+        process.run(_command(host, port, key, command), timeout=_PATIENCE, stdin=stdin)
+    finally:
+        files.ensure_absent(_KNOWN)
+
+
+def _command(host: str, port: str, key: str, command: str) -> list[str]:
     settings = (
         "BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes",
         f"UserKnownHostsFile={_KNOWN}", "GlobalKnownHostsFile=/dev/null",
         f"ConnectTimeout={_PATIENCE / 2:.0f}",
     )  # fmt: skip
     options = [word for setting in settings for word in ("-o", setting)]
-    return [_SSH, "-F", "/dev/null", "-p", port, "-i", key, *options, f"beacon@{host}",
-            "delete-worker"]  # fmt: skip
+    return [_SSH, "-F", "/dev/null", "-p", port, "-i", key, *options, f"beacon@{host}", command]

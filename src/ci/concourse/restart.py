@@ -158,7 +158,9 @@ class _Worker:
             if at_rest or anyway:
                 restart(self._pid)
             # Not before that: to log takes a call to Juju.
-            _log.info("%s after %.1f s: %d steps stand still", _REST[at_rest], took, len(held))
+            level = logging.INFO if held else logging.DEBUG
+            rest = _REST[at_rest]
+            _log.log(level, "%s after %.1f s: %d steps stand still", rest, took, len(held))
             if not at_rest and not anyway:
                 return False
             self._thaw_attached(frozen, begun + left)
@@ -289,8 +291,9 @@ class _Worker:
                     frozen.thaw(path)
                     del self._held[name]
             time.sleep(0.05)
-        took = time.monotonic() - begun
-        _log.info("%d of %d steps attached after %.1f s", number - len(self._held), number, took)
+        if number:
+            took, left = time.monotonic() - begun, len(self._held)
+            _log.info("%d of %d steps attached after %.1f s", number - left, number, took)
 
     def _opened_anew(self) -> set[str]:
         """The output that another process has open, or the same by other descriptors."""

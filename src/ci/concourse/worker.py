@@ -4,6 +4,7 @@
 
 import collections.abc
 import contextlib
+import logging
 import math
 import pathlib
 import re
@@ -19,6 +20,7 @@ from ci.concourse import (
     release,
     restart,
     service,
+    steps,
     volumes,
     worker_keys,
     worker_ports,
@@ -52,6 +54,8 @@ _STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or i
 # worker/workercmd/containerd.go:314-324); this is Ethernet's.
 _MTU: typing.Final = 1500
 
+_log = logging.getLogger(__name__)
+
 
 def trusted() -> tuple[str, ...] | None:
     """The host keys of webs that the worker trusts; None while it runs with older settings."""
@@ -81,7 +85,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     for folder in (HOME, WORK_DIR, VOLUMES):
         files.ensure_directory(folder)
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
-    content = _unit(plan.tags)
+    content, before = _unit(plan.tags), _tags()
     wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
     wrote |= worker_ports.ensure()
     wrote |= services.ensure_unit(SERVICE, content) | worker_watch.ensure(HEALTH_PORT)
@@ -100,6 +104,13 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     if service.runs_with(SERVICE, revision):
         return wrote
     progress("Starting the Concourse worker")
+    if before == plan.tags:
+        _log.info(
+            "the worker starts with other settings, another release or containerd's launcher"
+        )
+    else:
+        had = ", ".join(before) or "none"
+        _log.info("the worker starts with other tags: %s; before: %s", ", ".join(plan.tags), had)
     restart.worker(SERVICE, VOLUMES, progress)
     waiting.until(healthy, _START)
     return True
@@ -112,8 +123,13 @@ def name() -> str:
 
 def has_tag(tag: str) -> bool:
     """Whether the worker that was set up here tells web this tag, which systemd takes as it is."""
-    started = services.show(SERVICE, "ExecStart").get("ExecStart", "")
-    return f"--tag={tag}" in started.split()
+    return tag in _tags()
+
+
+def _tags() -> tuple[str, ...]:
+    """The tags of the worker that was set up here, as systemd shows them."""
+    started = services.show(SERVICE, "ExecStart").get("ExecStart", "").split()
+    return tuple(word[len("--tag=") :] for word in started if word.startswith("--tag="))
 
 
 def volume_driver(root: pathlib.Path = pathlib.Path("/")) -> str:
@@ -160,7 +176,8 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
 
     Args:
         timeout: how long the builds may take, in seconds; then it leaves without them, and at
-            the latest FAREWELL_SECONDS after web was seen to have no connection to it any more.
+            the latest FAREWELL_SECONDS after web was seen to refuse its key, or to have no
+            connection to it any more.
         progress: told what is waited for.
 
     Returns:
@@ -175,11 +192,12 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     end = time.monotonic() + timeout
     alone = math.inf
     while (left := min(end, alone + FAREWELL_SECONDS) - time.monotonic()) > 0:
-        progress(f"Retiring the worker: its builds have {left:.0f} s left")
+        progress(f"Retiring the worker: {_waited_for(alone)} {left:.0f} s left")
         if _wait_until_gone(pid, min(left, 15)):
             break
         if end - time.monotonic() > FAREWELL_SECONDS:
-            alone = math.inf if _may_have_web() else min(alone, time.monotonic())
+            heard = not _is_refused() and _may_have_web()
+            alone = math.inf if heard else min(alone, time.monotonic())
     for _ in range(2):
         # The first deletes it from the cluster at once, the second ends what still drains.
         if _runs(pid):
@@ -188,14 +206,33 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     return services.ensure_disabled(SERVICE)
 
 
+def _waited_for(alone: float) -> str:
+    """What a worker that retires is waited for, which has so many seconds left."""
+    if alone < math.inf:
+        return "web takes nothing of it any more, its builds have"
+    with contextlib.suppress(OSError):
+        if not steps.running():
+            return "no step runs, web has to take it off its list, which has"
+    return "its builds have"
+
+
+def _is_refused() -> bool:
+    key = str(worker_keys.PRIVATE)
+    return farewell.is_refused(_tsa_hosts(), trusted() or (), key)
+
+
+def _tsa_hosts() -> list[str]:
+    hosts = service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST")
+    return hosts.split(",") if hosts else []
+
+
 def _delete_row() -> None:
     """Have web forget a worker that has landed or does not run; else it stays in its list."""
-    hosts = service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST")
-    if name() and hosts:
+    if name() and (hosts := _tsa_hosts()):
         team = service.setting(_ENVIRONMENT, "CONCOURSE_TEAM") or ""
         key = str(worker_keys.PRIVATE)
         # No web is no reason to stay.
-        farewell.delete({"name": name(), "team": team}, hosts.split(","), trusted() or (), key)
+        farewell.delete({"name": name(), "team": team}, hosts, trusted() or (), key)
 
 
 def main_pid() -> int:

@@ -15,6 +15,7 @@ from .store import Store
 
 STALL_SECONDS = 2  # Concourse needs a minute (two heartbeats); a lab should not wait for that.
 POLL_SECONDS = 0.2
+COMMANDS = ("forward-worker", "delete-worker", "retire-worker", "land-worker")
 
 
 class Session:
@@ -134,6 +135,9 @@ class Tsa:
 
     async def _serve(self, process: asyncssh.SSHServerProcess[str]) -> None:
         command = process.command
+        if command not in COMMANDS:
+            process.exit(255)
+            return
         worker = json.loads(await process.stdin.readline())
         name = worker["name"]
         state = self._store.worker_state(name)
@@ -146,13 +150,9 @@ class Tsa:
             # 8.3.0 atc/db/migration, addr_when_running: one without an address can't retire.
             process.exit(1)
             return
-        elif command in ("retire-worker", "land-worker"):
-            if state is not None:
-                self._set_state(name, "retiring" if command == "retire-worker" else "landing")
-                self.settle(name)
-        else:
-            process.exit(255)
-            return
+        elif command in ("retire-worker", "land-worker") and state is not None:
+            self._set_state(name, "retiring" if command == "retire-worker" else "landing")
+            self.settle(name)
         process.exit(0)
 
     async def _forward(
