@@ -324,11 +324,14 @@ def _because_of(
                 continue
             if failure:
                 raise failure from error
-            have = f"have {', '.join(there[name])}" if there[name] else "have none"
+            wanted, choose = name, ""
+            if version:
+                have = f"have {', '.join(there[name])}" if there[name] else "have none"
+                wanted = f"{name} {version} ({have})"
+                choose = "ask for one that they have, or "
             raise PackageError(
-                f"the archives of this machine have no package {name} {version}".rstrip()
-                + f" ({have}): ask for one that they have, or run 'sudo apt-get update' and see "
-                f"'apt-cache policy {name}'"
+                f"the archives of this machine have no package {wanted}: {choose}run 'sudo "
+                f"apt-get update' and see 'apt-cache policy {name}'"
             ) from error
         raise
 

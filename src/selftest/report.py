@@ -120,7 +120,9 @@ def _of_one(report: Report, uuid: str) -> str:
     for outcome, more in ((Outcome.FAILED, kept), (Outcome.PREVENTED, "")):
         if by_outcome[outcome]:
             return f"{said}: {', '.join(by_outcome[outcome])}{more}"
-    warned = by_outcome[Outcome.WARNING]
+    # Of the machine's own, such as its disk, the table tells once.
+    own = {one.check for one in found if one.gpu}
+    warned = [check for check in by_outcome[Outcome.WARNING] if check in own]
     return said + (f", warned: {', '.join(warned)}" if warned else "")
 
 

@@ -151,6 +151,6 @@ def test_lists_that_are_not_there_yet_are_fetched(host):
 
 def test_one_that_can_not_be_installed_is_told(host):
     assert host.ensure("hwloc-nox").startswith("can't install hwloc-nox: apt said 'hwloc-nox : ")
-    said = "the archives of this machine have no package numactl (have none): "
+    said = "the archives of this machine have no package numactl: run "
     assert host.ensure("numactl").startswith(said)
     assert host.have() == {"htop"}

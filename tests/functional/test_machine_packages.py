@@ -222,10 +222,7 @@ def test_versions_that_there_are_and_what_cannot_be_had(host):
     wrong = host.error(ensure(all_at("9")))
     assert "no package gpuci-kit 9 (have 3, 2, 1)" in wrong["error"]
     assert wrong["passes"] is False
-    assert (
-        "no package gpuci-nowhere (have none)"
-        in host.error(ensure({"gpuci-nowhere": ""}))["error"]
-    )
+    assert "no package gpuci-nowhere: run " in host.error(ensure({"gpuci-nowhere": ""}))["error"]
     wrong = host.error("packages.ensure_installed('gpuci-broken')")
     assert "Depends: gpuci-nowhere (>= 2)" in wrong["error"]
     assert names(host) == {"gpuci-before"}

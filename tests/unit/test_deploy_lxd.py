@@ -201,7 +201,9 @@ def test_progress_is_shown_once_and_a_machine_is_waited_for(call):
     cloud.script = [*begin, *begin[2:], "active in a hook", "active"]
     status, said = call(cloud)
     assert (status, cloud.looks) == (0, len(cloud.script))
-    assert said.count("worker/0  maintenance: Installing") == 1
+    # It comes twice, and each time for longer.
+    assert said.count("worker/0  maintenance: Installing") == 2
+    assert said.rindex("worker/0  blocked: No GPU found") < said.index("worker/0  active")
     assert said.index("maintenance: Installing") < said.index("worker/0  blocked: No GPU found")
 
 

@@ -175,6 +175,19 @@ def test_action_results_are_flat_and_tell_each_gpu():
     }
 
 
+def test_what_is_the_machines_is_no_warning_of_each_gpu():
+    disk = Check("disk", Level.QUICK, "there is room")
+    shown = report.as_results(
+        report_of(
+            disk.result(Outcome.WARNING, "30 GB free", remedy="make room"),
+            XID.result(Outcome.PASSED, "none", gpu=GPUS[0].uuid),
+        ),
+        GPUS[:1],
+    )
+    assert shown["gpu-0"] == "passed"
+    assert "30 GB free" in shown["report"]
+
+
 def test_a_program_gets_the_report_alone():
     shown = report.as_json(SICK)
     assert shown.keys() == {"json"}
