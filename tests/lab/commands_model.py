@@ -23,6 +23,12 @@ _WITHOUT_A_HOOK = frozenset(
 )
 
 
+# Those after which the watch may wake the unit, and for how long that is waited for, in seconds: a
+# unit of Juju's has an agent that always answers.
+_WAKES = frozenset({"xid", "event", "hang", "unhang"})
+_ANSWERED = 10.0
+
+
 def pairs(items: list[str], what: str) -> dict[str, str]:
     """`key=value` arguments.
 
@@ -265,12 +271,36 @@ def secret_content(values: list[str]) -> dict[str, str]:
 
 def gpu(args: argparse.Namespace) -> int:
     """Change a unit's simulated GPUs, then let the charm look, but where the watch has to."""
+    command = [args.verb, *args.arguments]
     with session.changing(session.Progress()) as lab:
-        code = _fakegpu(lab, args.unit, [args.verb, *args.arguments])
+        if args.verb in _WAKES and "clear" not in args.arguments:
+            return _woken(lab, args.unit, command)
+        code = _fakegpu(lab, args.unit, command)
         if code == 0 and args.verb not in _WITHOUT_A_HOOK:
             lab.model.update_status(args.unit)
             lab.settle()
     return code
+
+
+def _woken(lab: Lab, unit: str, command: list[str]) -> int:
+    """Change its GPUs while its agent answers, until its status is another one or for a while."""
+    codes: list[int] = []
+
+    def message() -> str:
+        return str(lab.store.value("SELECT message FROM unit WHERE name = ?", unit))
+
+    def is_told() -> bool:
+        if not codes:
+            codes.append(_fakegpu(lab, unit, command))
+        return bool(codes[0]) or message() != before
+
+    before = message()
+    lab.controller.settle(is_told, _ANSWERED)
+    if codes == [0] and message() == before:
+        # The watch got no answer between the lab's commands, and asks again ever more seldom.
+        lab.model.update_status(unit)
+        lab.settle()
+    return codes[0]
 
 
 def _fakegpu(lab: Lab, unit: str, arguments: list[str]) -> int:
