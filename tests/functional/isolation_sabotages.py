@@ -70,8 +70,8 @@ def never_reclaims(machine):
 
 
 def leaves_children(machine):
-    call = "self._end_calls(holder)\n        # Kept"
-    machine.edit(f"{LIB}/usage.py", call, "return True\n        # Kept")
+    call = "self._end_calls(holder)\n        # Noted"
+    machine.edit(f"{LIB}/usage.py", call, "return True\n        # Noted")
 
 
 def forgets_holders(machine):

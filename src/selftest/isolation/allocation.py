@@ -86,7 +86,11 @@ class Allocation:
         return check.result(Outcome.PASSED, f"they were given {names}")
 
     def reclaim(self) -> Result:
-        """Kill a task's step, and have the next task get its GPU.
+        """See that a task's step is use while it sleeps; kill it; have the next task get its GPU.
+
+        Beside the step a start is use too, for gpuci.usage.STARTING seconds. That is over as soon
+        as a process was started in the container and the call that did so has ended: from then on
+        nothing but the step itself keeps the GPU, and nobody has to wait for a minute.
 
         Raises:
             StarvedError: the machine has no time or room for them.
@@ -104,7 +108,12 @@ class Allocation:
             # So that there is but one way to a GPU: the killed task's.
             (wanted,) = self._only(stack, check, 1)
             first, usual = self._timed(stack, "reclaim-0")
-            holder = _kill_step(first)
+            pid, holder = _begin_step(first)
+            holder.calls = []
+            if not Host().in_use(first.id, holder):
+                text = "a task that runs counts as over, and ends when another one wants its GPU"
+                return self._inspector.failed(check, text)
+            _kill_step(first, pid)
             second, took = self._timed(stack, "reclaim-1")
             given = self._given(check, second)
             left = not Host().is_gone(first.id, holder)
@@ -230,15 +239,18 @@ class Allocation:
         return f"GPU {gpu.index}" + ("" if gpu.uuid == device else f" ({device})")
 
 
-def _kill_step(container: Container) -> Holder:
-    """Start a step that leaves a child, and kill it; return the lease as it was before that."""
+def _begin_step(container: Container) -> tuple[int, Holder]:
+    """Start a step that leaves a child; return its process and the lease as it is then."""
     pid = container.begin([wrapper.PYTHON, "-I", "-S", "-c", _LEAVING])
     if not waiting.until(container.output("task").read_text, _PATIENCE, every=0.01):
         raise StarvedError(f"the step of {container.id} does not start")
     holder = Store(str(wrapper.STORE)).read().holders.get(container.id)
     if holder is None:
         raise ContainerError(f"container {container.id} runs without a lease")
+    return pid, holder
+
+
+def _kill_step(container: Container, pid: int) -> None:
     leftovers.end_processes([pid], grace=0)
     if process.wait(pid, _PATIENCE) is None:
         raise StarvedError(f"the killed step of {container.id} does not end")
-    return holder
