@@ -21,12 +21,13 @@ import sys
 import time
 import typing
 
+from gpu_run import __main__ as root
 from gpu_run import request
 from machine import children, notify
 
 _MOST: typing.Final = 8
 _MOST_OF_ALL: typing.Final = 64
-# A start costs some tenths of a second of a processor.
+# Who is served may have a scope made by systemd.
 _AT_ONCE: typing.Final = 4
 # In seconds: between two further starts for one user; how long it stays without a connection; how
 # often it tells systemd that it lives, which kills it after 60.
@@ -43,6 +44,7 @@ _FIRST: typing.Final = 3  # SD_LISTEN_FDS_START (sd_listen_fds(3))
 _CREDENTIALS: typing.Final = struct.Struct("3i")  # struct ucred (unix(7)): pid, uid, gid
 # What systemd tells this process alone.
 _OURS: typing.Final = ("LISTEN_", "NOTIFY_SOCKET", "WATCHDOG_")
+_NAME: typing.Final = "gpu-run-serves"
 _PROC: typing.Final = pathlib.Path("/proc")
 
 
@@ -76,12 +78,11 @@ class Door:
 
     Args:
         listener: where they come.
-        argv: the program that serves one, which is its stdin.
+        serve: what serves one, in a process of its own, which has it as stdin.
     """
 
-    def __init__(self, listener: socket.socket, argv: list[str]) -> None:
-        self._listener, self._argv = listener, argv
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
+    def __init__(self, listener: socket.socket, serve: collections.abc.Callable[[], None]) -> None:
+        self._listener, self._serve = listener, serve
         self._own = (_PROC / "self/ns/user").stat()
         self._users = collections.defaultdict[int, _User](_User)
         self._selector = selectors.DefaultSelector()
@@ -167,7 +168,7 @@ class Door:
                     continue
                 user.until = max(user.until, now) + _EVERY
                 try:
-                    server = children.Server(self._argv, connection.fileno(), self._env)
+                    server = children.Server(_NAME, self._serve, connection.fileno(), _OURS)
                 except OSError as error:
                     text = f"this worker gives no GPU now: {error.strerror}; run it again"
                     self._selector.unregister(user.waiting.popleft())
@@ -221,7 +222,7 @@ def main() -> None:
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise ValueError("systemd hands over a connection: its socket is of another version")
     notify.ready()
-    Door(listener, [sys.executable, "-B", "-m", "gpu_run"]).serve()
+    Door(listener, root.main).serve()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import traceback
 import typing
 
 # A line is a few hundred bytes; more than this without an end is none.
@@ -117,12 +118,16 @@ class Child:
 
 
 class Server:
-    """A program beside this one whose stdin is somebody's connection. The rest it has of this one.
+    """A process of this program's own beside it, whose stdin is somebody's connection.
+
+    Of what this one has open it has stdout and stderr alone. It begins within milliseconds, and
+    ends with this one at the latest.
 
     Args:
-        argv: the program's absolute path and its arguments.
-        connection: the descriptor; the program has one of its own.
-        env: its variables.
+        name: what it is called, of 15 characters at most.
+        serve: is called there; an error that it raises ends the process with status 1.
+        connection: the descriptor; the process has one of its own.
+        without: how the names of variables begin that the process is not to have.
 
     Raises:
         OSError: it can't be started.
@@ -130,18 +135,25 @@ class Server:
 
     def __init__(
         self,
-        argv: collections.abc.Sequence[str],
+        name: str,
+        serve: collections.abc.Callable[[], None],
         connection: int,
-        env: collections.abc.Mapping[str, str],
+        without: tuple[str, ...],
     ) -> None:
-        self._process = subprocess.Popen(
-            list(argv), stdin=connection, env=dict(env), cwd="/", start_new_session=True
-        )
+        parent = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+
+            def begin() -> None:
+                end_with(parent, name)
+                serve()
+
+            _serve(begin, connection, without)
         try:
-            self._held = os.pidfd_open(self._process.pid)
+            self._held = os.pidfd_open(self._pid)
         except OSError:
-            self._process.kill()
-            self._process.wait()
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
             raise
 
     def fileno(self) -> int:
@@ -151,7 +163,27 @@ class Server:
     def reap(self) -> int:
         """Its exit status once it has ended; of a signal the number below zero."""
         os.close(self._held)
-        return self._process.wait()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def _serve(
+    serve: collections.abc.Callable[[], None], connection: int, without: tuple[str, ...]
+) -> typing.NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        os.dup2(connection, 0)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        for name in [name for name in os.environ if name.startswith(without)]:
+            del os.environ[name]
+        serve()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        # What the parent has begun is not for this process to end.
+        os._exit(status)
 
 
 _killed: typing.Final[list[Child]] = []

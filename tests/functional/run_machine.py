@@ -12,7 +12,7 @@ GROUP = "gpu-users"
 STORE = "/run/gpu-ci/leases/leases.json"
 UNITS = "gpu-ci-run@*.service"
 # Whether root's part of gpu-run serves anybody.
-SERVES = "pgrep -f -- '-m gpu_run$'"
+SERVES = "pgrep -x gpu-run-serves"
 SLICE = "/gpurun.slice/gpu-run-"
 # As a hook does it, from a charm that lies in /srv/charm.
 DO = """

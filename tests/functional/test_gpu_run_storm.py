@@ -130,7 +130,7 @@ def test_whoever_kills_the_door_ends_the_waits_and_the_next_caller_is_served(box
 def test_nothing_runs_once_there_is_nobody_to_serve(box):
     assert box.run("true").returncode == 0
     box.wait("[ -z \"$(systemctl list-units --plain --no-legend 'gpu-ci-run@*.service')\" ]", 90)
-    assert box.sh("pgrep -f -- '[-]m gpu_run'", check=False).stdout == ""
+    assert box.sh("pgrep -f '[-]m gpu_run'", check=False).stdout == ""
     assert box.run("true").returncode == 0
 
 
@@ -193,3 +193,16 @@ def test_another_group_and_back_leaves_the_way_open(box):
     finally:
         box.do("service.install('gpu-users')")
     assert box.run("true").returncode == 0
+
+
+def test_a_kill_at_any_step_leaves_no_lease_and_no_place(box):
+    kills = "kill -KILL $(systemctl show -P MainPID 'gpu-ci-run@*.service' | grep -vx 0)"
+    for step in range(12):
+        box.begin(f"step{step}", "--gpus", "2", "true")
+        box.sh(f"sleep {step / 8}; {kills}; true", check=False)
+        # Whether it had its GPUs by then or not, they are free once it has ended.
+        done = box.run("--gpus", "2", "--timeout", "30", "true", user="bob")
+        assert done.returncode == 0, (step, done.stderr)
+        box.wait(f"! systemctl -q is-active test-step{step}")
+    assert not box.leases()["waiters"]
+    box.wait("[ -z \"$(systemctl list-units --plain --no-legend 'gpu-run-*.scope')\" ]")

@@ -25,14 +25,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 NOBODY = 65534
 SERVES = "echo $$ >>{}; printf served >&0; exec cat >/dev/null"
 DOOR = """
-import json, resource, socket, sys
+import json, os, resource, socket, sys
 from gpu_run import door
-number, argv, values, files = json.loads(sys.argv[1])
+number, line, values, files = json.loads(sys.argv[1])
+if not line:
+    def fork():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    os.fork = fork
 for name, value in values.items():
     setattr(door, name, value)
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-door.Door(socket.socket(fileno=number), argv).serve()
+serve = lambda: os.execv('/bin/sh', ['sh', '-c', line])
+door.Door(socket.socket(fileno=number), serve).serve()
 """
 # Of another user: connects so many times, and prints what each hears.
 ANOTHER = """
@@ -56,9 +61,9 @@ class Door:
         self.listener.listen(4096)
         self.noted.touch()
 
-    def begin(self, *, files=0, argv=None, **values):
+    def begin(self, *, files=0, starts=True, **values):
         number = self.listener.fileno()
-        told = [number, argv or ["/bin/sh", "-c", SERVES.format(self.noted)], values, files]
+        told = [number, starts and SERVES.format(self.noted), values, files]
         env = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"}
         words = [sys.executable, "-c", DOOR, json.dumps(told)]
         self.process = subprocess.Popen(words, env=env, pass_fds=[number], start_new_session=True)
@@ -214,10 +219,10 @@ def test_without_descriptors_it_goes_on_and_serves_after(door):
 
 
 def test_what_can_not_be_started_is_said(door):
-    door.begin(argv=["/nowhere/at-all"])
+    door.begin(starts=False)
     with door.connect() as one:
         assert heard(one) == (
-            "this worker gives no GPU now: No such file or directory; run it again"
+            "this worker gives no GPU now: Resource temporarily unavailable; run it again"
         )
 
 
