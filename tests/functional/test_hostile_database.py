@@ -113,3 +113,13 @@ def test_it_holds_nobody_up_and_is_told(server, tmp_path, says):
     for mode in ("require", "verify-full"):
         database_tls.refusal("127.0.0.1", server.server_address[1], mode, "", 1.0)
     assert time.monotonic() - start < 20
+
+
+def test_many_hosts_that_never_answer_hold_no_hook_up(server, monkeypatch):
+    server.says = SERVERS["hangs up"]
+    settings = web.database_settings()
+    monkeypatch.setitem(settings, "CONCOURSE_POSTGRES_HOST", ",".join(["127.0.0.1"] * 100))
+    monkeypatch.setattr(web_health, "_distrust", lambda *_: time.sleep(2) or "no answer")
+    start = time.monotonic()
+    assert "others, which were not asked" in web_health.unreachable_database()
+    assert time.monotonic() - start < 30

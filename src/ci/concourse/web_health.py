@@ -9,7 +9,7 @@ import time
 import typing
 
 from ci.concourse import database_tls, service
-from machine import files, scarcity, services
+from machine import deadline, files, scarcity, services
 from plan import certificates
 
 ENVIRONMENT: typing.Final = service.CONFIG / "web.env"
@@ -19,6 +19,7 @@ LOST: typing.Final = pathlib.Path("/run/gpu-ci/web-lost-database")
 
 _SILENT: typing.Final = "no answer"
 _PATIENCE: typing.Final = 2.0  # seconds; a database that a CI can work with answers in 0.1
+_FOR_ALL: typing.Final = 10.0  # seconds; a relation may name any number of hosts
 
 
 def healthy() -> bool:
@@ -80,8 +81,11 @@ def unreachable_database() -> str:
         return f"at {folder} ({why})" if why else ""
     hosts = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_HOST")
     port = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_PORT") or ""
-    told: list[str] = []
+    told, end = list[str](), time.monotonic() + _FOR_ALL
     for host in (hosts or "").split(",") if port.isdigit() else ():
+        if time.monotonic() > end:
+            told.append("others, which were not asked")
+            break
         why = _refusal(None, (host, int(port))) or _distrust(host, int(port))
         if not why:
             return ""
@@ -124,7 +128,8 @@ def _refusal(family: int | None, address: typing.Any) -> str:
     """Why nobody at an address takes a connection; empty where somebody does."""
     try:
         if family is None:
-            socket.create_connection(address, timeout=_PATIENCE).close()
+            with deadline.sockets(_PATIENCE) as connect:
+                connect(address, _PATIENCE, None).close()
         else:
             with socket.socket(family) as one:
                 one.settimeout(_PATIENCE)
