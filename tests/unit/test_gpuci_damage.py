@@ -74,10 +74,10 @@ def test_a_spec_that_cannot_be_opened_is_no_silent_cpu_run(rig, caller, number):
     """It is there: only the runtime could say so, once it was open again."""
     mine = Bundle(rig, "ID")
 
-    def fail(path):
+    def fail(path, *names):
         if path == str(mine.config):
             raise OSError(number, os.strerror(number), path)
-        return files.read_object(path)
+        return files.read_object(path, *names)
 
     assert caller.call(mine.create, 0, lambda: setattr(wrapper, "read_object", fail)) == 1
     assert f"{mine.config} cannot be read: " in rig.refusal

@@ -24,7 +24,7 @@ IDS = [device.id for device in NVIDIA.devices]
 HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], exclusive=True, since=1).as_json()
 # What a release before this one did not write.
 SINCE_LATER = {"nodes", "keeper", "session_limit", "step_ended", "waited"} | {
-    *("kind", "who", "pid_file", "handing")
+    *("kind", "who", "pid_file", "handing", "unified")
 }
 WAITER = Waiter("ID", (1, 2), 1, 1).as_json()
 

@@ -78,7 +78,7 @@ def test_who_has_what_it_waited_for():
 @ASKERS
 def test_what_it_has_already_and_may_have_no_more(kind):
     host = types.SimpleNamespace(
-        alive=lambda _: True, in_use=lambda *_: True, is_gone=lambda *_: False
+        alive=lambda _: True, in_use=lambda *_: True, is_gone=lambda *_: False, looked={}
     )
     request = broker.Request("me", "/", "")
     request.kind = kind

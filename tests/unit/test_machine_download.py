@@ -75,7 +75,7 @@ def server(monkeypatch):
     monkeypatch.setattr(download, "_ATTEMPTS", 3)
     monkeypatch.setattr(tenacity, "wait_exponential", lambda **_: tenacity.wait_none())
     for name in ("HTTP", "HTTPS", "NO"):
-        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY")
+        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY", raising=False)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.asked, server.answers = [], []
     server.url = f"http://127.0.0.1:{server.server_port}/v1/file.tgz"
@@ -211,7 +211,7 @@ class Slow(socketserver.BaseRequestHandler):
 def slow(monkeypatch):
     monkeypatch.setattr(download, "_TEXT_SECONDS", 0.5)
     for name in ("HTTP", "HTTPS", "NO"):
-        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY")
+        monkeypatch.delenv(f"JUJU_CHARM_{name}_PROXY", raising=False)
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow) as server:
         server.over = threading.Event()
         server.host = f"127.0.0.1:{server.server_address[1]}"
