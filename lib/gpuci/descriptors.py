@@ -38,6 +38,10 @@ _KCMP_FILES = 2
 # How many descriptors are looked at between two looks at the clock.
 _BETWEEN = 1000
 
+# Of a thread that ends (linux/sched.h), and how long one may take to close its files, in seconds.
+_PF_EXITING = 4
+_CLOSING = 10
+
 
 class TooLongError(Exception):
     """The search was not over in its time."""
@@ -105,12 +109,9 @@ class Search:
             yield from self._found_in(f"{self._proc}/{pid}/task/{thread}/fd")
 
     def _found_in(self, folder: str) -> Iterator[str]:
-        try:
-            table = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            if proc.is_gone(error):
-                return
-            raise
+        table = self._open(folder)
+        if table < 0:
+            return
         try:
             for place, number in enumerate(proc.names(table), 1):
                 if place % _BETWEEN == 0:
@@ -125,6 +126,32 @@ class Search:
                     yield f"{folder}info/{number}"
         finally:
             os.close(table)
+
+    def _open(self, folder: str) -> int:
+        """Open the folder of a thread's descriptors; -1 if the thread has none any more.
+
+        The folder of a thread that has given up its memory belongs to root of the whole machine
+        (Linux fs/proc/base.c, task_dump_owner), so root of a system container can't open it. Such
+        a thread closes its files before it becomes a zombie.
+        """
+        until = time.clock_gettime(time.CLOCK_BOOTTIME) + _CLOSING
+        while True:
+            try:
+                return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                if proc.is_gone(error):
+                    return -1
+                if error.errno != errno.EACCES:
+                    raise
+                thread = folder.removesuffix("/fd")
+                words = proc.read(f"{thread}/stat").rpartition(")")[2].split()
+                if not words or words[0] in "XZ":
+                    return -1
+                is_closing = int(words[6]) & _PF_EXITING
+                if not is_closing or time.clock_gettime(time.CLOCK_BOOTTIME) > until:
+                    raise
+            self._check_time()
+            time.sleep(0.005)
 
     def _has_registered(self, path: str) -> bool:
         """Whether it is an io_uring with one of the nodes among its files.

@@ -151,6 +151,41 @@ def test_a_process_that_is_gone_has_none():
     assert not Search("", [NODE]).has_one_open(done.pid)
 
 
+# Root of a system container, whose numbers of users are not the machine's: the folder of a
+# zombie's descriptors is not for him to open.
+CONTAINED = """
+import ctypes, os
+from gpuci.descriptors import Search
+own, (hear, speak), (listen, answer) = os.getpid(), os.pipe(), os.pipe()
+if not os.fork():
+    os.read(hear, 1)
+    for name in ("uid", "gid"):
+        with open(f"/proc/{own}/{name}_map", "w") as file:
+            file.write("0 100000 65536")
+    os.write(answer, b"x")
+    os._exit(0)
+assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
+os.write(speak, b"x")
+os.read(listen, 1)
+os.wait()
+os.setgid(0)
+os.setuid(0)
+ended = os.fork() or os._exit(0)
+os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+try:
+    os.listdir(f"/proc/{ended}/task/{ended}/fd")
+except PermissionError:
+    print("shut", Search("", ["/dev/zero"]).has_one_open(ended))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root maps users")
+def test_a_zombie_has_none_in_a_system_container_either():
+    argv, env = [sys.executable, "-c", CONTAINED], {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("shut False\n", "")
+
+
 # A file system of a process's own, in which it has something open. A server that never reads its
 # requests answers none; without the server, every request fails.
 FUSE = """
