@@ -132,6 +132,17 @@ def test_in_a_container_the_user_namespace_keeps_tasks_from_other_gpus(machine):
     assert "security.syscalls.intercept.mknod" in results["device-cgroup"]["remedy"]
 
 
+def test_a_step_that_counts_as_over_while_it_sleeps_is_a_failure(machine):
+    """As where it is not seen to be in its container: its GPU would go to the next task."""
+    began = time.monotonic()
+    results = machine.test("unseen")
+    assert checks(results, "failed") == {"reclaim"}, results
+    assert results["reclaim"]["text"].startswith("a task that runs counts as over")
+    assert results["reclaim"]["remedy"]
+    assert time.monotonic() - began < 60
+    assert machine.leftovers() == []
+
+
 def slow(machine, which, seconds):
     """Have one container's making last so much longer."""
     machine.put(
