@@ -119,11 +119,14 @@ class Api:
         """Wait until web has accepted a connection; raise if another program has.
 
         Raises:
-            WebError: the connection is another program's, or no process takes it in time.
+            WebError: the connection is another program's, no process takes it for as long as an
+                answer may take, or the time of all questions is over.
             OSError: that can't be looked at.
         """
-        end = time.monotonic() + self._patience()
+        end = time.monotonic() + _PATIENCE
         while not (inode := sockets.other_end(connection)):
+            # After many questions their time is over within this one, which is not to blame.
+            self._patience()
             if time.monotonic() >= end:
                 raise WebError("no process takes a connection to web's port")
             time.sleep(_LOOK)
