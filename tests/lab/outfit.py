@@ -19,6 +19,8 @@ from tests.lab.machines import Machine
 ROOTFS = "/srv/lab/rootfs"
 # Concourse's worker maps root of a container to this user (max uint32 - 1).
 CONTAINER_ROOT = 4294967294
+# What a worker says while its two GPUs are switched off.
+IDLE = "Worker ready (2 GPUs here, none for tasks: enable-gpu=false)"
 # A folder of the host bears this, a file of root's, where tasks may have it as their root.
 MARKER = ".gpu-ci-task-root"
 # What the runtime's hooks are calls of.

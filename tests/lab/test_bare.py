@@ -247,7 +247,7 @@ def test_giving_up_the_gpus_gives_back_sources_pins_and_holds_until_they_are_wan
     running = bare.start_task(f"sleep 8; {PROBE}")
     bare.configure(enable_gpu="false")
     try:
-        assert bare.status() == ("active", "Worker ready")
+        assert bare.status() == ("active", outfit.IDLE)
         assert bare.changed(APT) == {name: [] for name in APT}
         output, _ = running.communicate(timeout=60)
         assert running.returncode == 0, output

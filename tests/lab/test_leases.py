@@ -166,7 +166,7 @@ def test_switching_gpus_off_and_on_again_leaves_a_running_job_its_gpu(as_deploye
     had = first.gpus()
     held = {name: held for name, held in holders(site).items() if held["gpus"] == had}
     site.configure(enable_gpu="false")
-    assert site.status() == ("active", "Worker ready")
+    assert site.status() == ("active", outfit.IDLE)
     first.answer()
     site.configure(enable_gpu="true")
     site.wait_for_tag("gpu-count=2")

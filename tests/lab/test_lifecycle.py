@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from tests.lab import outfit
 from tests.lab.juju.agent import Agent, Interruption
 from tests.lab.site import ALL, OPENS, PROBE, READY
 
@@ -132,7 +133,7 @@ def test_a_hook_killed_at_any_time_ends_in_the_same_state(site, seconds):
         site.lab.model.set_config("worker", values)
         site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
         site.lab.settle()
-        assert site.status() == ("active", "Worker ready")
+        assert site.status() == ("active", outfit.IDLE)
     site.lab.model.set_config("worker", {"enable-gpu": "true"})
     site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
     site.lab.settle()

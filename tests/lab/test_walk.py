@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.lab import walk
+from tests.lab import outfit, walk
 from tests.lab.site import ALL, OPENS, PROBE, READY
 
 pytestmark = pytest.mark.usefixtures("untested")
@@ -115,7 +115,7 @@ def test_an_image_that_asks_for_all_gets_what_is_allowed(as_deployed):
 def test_disabling_takes_wrapper_and_tags_away(as_deployed):
     site = as_deployed
     site.configure(enable_gpu="false", tag="gpu-less")
-    assert site.status() == ("active", "Worker ready")
+    assert site.status() == ("active", outfit.IDLE)
     assert site.sh("ls /opt/gpu-ci /etc/gpu-ci /usr/local/bin/runc-gpu-wrapper 2>&-; true") == ""
     logs = site.sh("ls /var/log/gpu-ci 2>&-; true").split()
     assert {*logs} <= {"receipts.log"}, "what was used is told as long as the unit is here"
