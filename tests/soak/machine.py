@@ -149,7 +149,8 @@ def unsealed_disk(folder: pathlib.Path) -> Disk:
     golden = ROOT / "tests" / "unit" / "golden"
     for source in (*golden.glob("*.json"), *guest.glob("*.py"), guest / "boot"):
         shutil.copy(source, disk.root / "soak")
-    for package in (ROOT / "src/machine", pathlib.Path(tenacity.__file__).parent):
+    packages = ROOT / "lib/gpuci", ROOT / "src/machine", pathlib.Path(tenacity.__file__).parent
+    for package in packages:
         shutil.copytree(package, disk.root / "soak" / package.name)
     return disk
 

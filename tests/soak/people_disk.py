@@ -112,7 +112,8 @@ def _add_libraries(disk: Disk, program: pathlib.Path, beside: pathlib.Path | str
 
 def _add_charm(disk: Disk, folder: pathlib.Path) -> None:
     charm = disk.root / "srv/charm"
-    shutil.rmtree(disk.root / "soak/machine")  # the charm's own is meant
+    for package in ("gpuci", "machine"):
+        shutil.rmtree(disk.root / "soak" / package)  # the charm's own is meant
     for part in ("src", "lib", "templates"):
         shutil.copytree(ROOT / part, charm / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(selftest_machine.carried(folder / "venv"), charm / "venv")
