@@ -142,17 +142,23 @@ def unsealed_disk(folder: pathlib.Path) -> Disk:
     write_state(disk.root / "var/lib/fake-gpu", [Card(0), Card(1)])
     shutil.copy(STANDIN_RUNTIME, disk.root / NVIDIA_RUNTIME[1:])
     init, guest = ROOT / "tests/fakes/concourse/init.c", ROOT / "tests" / "soak" / "guest"
-    for source, name in ((init, "gdn-init"), *((path, path.stem) for path in guest.glob("*.c"))):
+    programs = (*guest.glob("*.c"), ROOT / "tests/attacks/mischief.c")
+    for source, name in ((init, "gdn-init"), *((path, path.stem) for path in programs)):
         command = ["gcc", "-static", "-pthread", "-Os", "-s", "-o", disk.root / "soak" / name]
         subprocess.run([*command, source], check=True, timeout=60)
     install_wrapper(disk)
-    golden = ROOT / "tests" / "unit" / "golden"
+    add_cases(disk.root / "soak")
+    return disk
+
+
+def add_cases(folder: pathlib.Path) -> None:
+    """Copy the cases, and what they read and import."""
+    golden, guest = ROOT / "tests/unit/golden", ROOT / "tests/soak/guest"
     for source in (*golden.glob("*.json"), *guest.glob("*.py"), guest / "boot"):
-        shutil.copy(source, disk.root / "soak")
+        shutil.copy(source, folder)
     packages = ROOT / "lib/gpuci", ROOT / "src/machine", pathlib.Path(tenacity.__file__).parent
     for package in packages:
-        shutil.copytree(package, disk.root / "soak" / package.name)
-    return disk
+        shutil.copytree(package, folder / package.name)
 
 
 def install_wrapper(disk: Disk) -> None:
