@@ -16,8 +16,8 @@ from tests.soak import machine
 
 CASES = pathlib.Path(__file__).parent / "guest" / "cases.py"
 RECORDED = machine.ROOT / "tests" / "unit" / "recorded"
-# It takes four minutes where nothing else runs.
-SECONDS = 900
+# It takes six minutes where nothing else runs, and five times as long on a crowded machine.
+SECONDS = 1800
 
 if "GPUCI_SOAK" not in os.environ:
     pytest.skip("`make soak` runs it", allow_module_level=True)

@@ -14,6 +14,12 @@ import looks
 import record
 import worker as workers
 from frozen import a_step_that_stands_still_keeps_its_gpu_and_goes_on_by_the_guard
+from hiding import (
+    a_descriptor_sent_to_a_pod_of_another_parent_ends_with_the_lease,
+    a_step_in_a_threaded_group_keeps_its_gpu_and_stands_still,
+    what_hides_in_a_threaded_group_dies_too,
+    what_left_its_control_group_is_known_by_its_pid_namespace,
+)
 from looks import ABSENT, DENIED, GIVEN, opened
 from worker import BUNDLES, V1, finish, state_of, until
 
@@ -348,6 +354,10 @@ def a_recording_of_containers_in_every_state(worker):
 
 CASES = [
     the_machine_has_the_control_groups_that_were_asked_for,
+    what_hides_in_a_threaded_group_dies_too,
+    a_step_in_a_threaded_group_keeps_its_gpu_and_stands_still,
+    what_left_its_control_group_is_known_by_its_pid_namespace,
+    a_descriptor_sent_to_a_pod_of_another_parent_ends_with_the_lease,
     a_task_sees_its_gpu_and_no_other,
     a_privileged_task_cannot_make_itself_a_gpu,
     an_amd_gpu_is_two_nodes_and_their_group,

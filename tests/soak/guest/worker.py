@@ -87,8 +87,9 @@ class Worker:
         self.rootfs = HOME / "rootfs"
         for name in ("bin", "dev", "proc", "sys", "tmp", "etc", "scratch", "usr/lib"):
             (self.rootfs / name).mkdir(parents=True)
-        for path in ("/bin/busybox", "/soak/chain", "/soak/headless", "/soak/mapper"):
-            shutil.copy(path, self.rootfs / "bin")
+        shutil.copy("/bin/busybox", self.rootfs / "bin")
+        for name in ("chain", "headless", "mapper", "mischief"):
+            shutil.copy(f"/soak/{name}", self.rootfs / "bin")
         for name in ("sh", "cat", "sleep", "env", "id", "setsid", "mknod"):
             (self.rootfs / "bin" / name).symlink_to("busybox")
         for name in ("hosts", "hostname", "resolv.conf"):
