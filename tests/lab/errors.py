@@ -11,6 +11,10 @@ class MachineError(LabError):
     """A machine did not come up, did not go down, or is not there."""
 
 
+class NoMachinesError(MachineError):
+    """No machine can start here, however often it is tried."""
+
+
 class CommandError(MachineError):
     """A command in a machine failed or ran out of time.
 

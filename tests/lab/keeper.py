@@ -17,14 +17,10 @@ import sys
 REBOOTED = 133
 
 
-def mount_root(directory: pathlib.Path) -> None:
-    """Mount the host's root with the machine's own layer over it."""
+def mount_command(directory: pathlib.Path) -> list[str]:
+    """mount's argv for the host's root with the machine's own layer over it."""
     layers = f"lowerdir=/,upperdir={directory}/upper,workdir={directory}/work,volatile"
-    subprocess.run(
-        ["/bin/mount", "-t", "overlay", "overlay", "-o", layers, str(directory / "root")],
-        check=True,
-        timeout=30,
-    )
+    return ["/bin/mount", "-t", "overlay", "overlay", "-o", layers, str(directory / "root")]
 
 
 def nspawn_command(directory: pathlib.Path, settings: dict[str, dict[str, str]]) -> list[str]:
@@ -56,7 +52,7 @@ def main() -> int:
     settings = json.loads((directory / "settings.json").read_text())
     for cgroup in settings["cgroups"]:
         pathlib.Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
-    mount_root(directory)
+    subprocess.run(mount_command(directory), check=True, timeout=30)
     command = nspawn_command(directory, settings)
     status = REBOOTED
     while status == REBOOTED:

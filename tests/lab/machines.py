@@ -117,14 +117,12 @@ class Machine:
         """
         deadline = time.monotonic() + timeout
         state, pause = "starting", 0.05
-        started = False
         while state not in ("running", "degraded"):
             time.sleep(pause)
             # To look costs as much as to boot where it takes long.
             pause = min(1.1 * pause, 0.5)
-            started = started or self.is_up()
-            dead = (started and not self.is_up()) or time.monotonic() > deadline
-            if dead:
+            # A machine that starts has a keeper from the first moment on.
+            if not self.is_up() or time.monotonic() > deadline:
                 log = (self.directory / "log").read_text(errors="replace")[-2000:]
                 raise MachineError(f"machine {self.name} did not come up ({state}):\n{log}")
             state = self._boot_state(not_leader)

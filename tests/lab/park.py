@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from tests import runs
-from tests.lab import cgroups, network, seed
-from tests.lab.errors import MachineError
+from tests.lab import cgroups, network, obstacles, seed
+from tests.lab.errors import MachineError, NoMachinesError
 from tests.lab.machines import Machine, end_cgroups
 
 
@@ -66,25 +66,42 @@ class Park:
             binds_ro: paths in the machine and what of the host they show, read-only.
 
         Raises:
+            NoMachinesError: none can come up here.
             MachineError: it does not come up.
         """
         directory = self._machines / name
         if not (directory / "settings.json").exists():
             self._check_file_system()
             self._make(directory, binds, binds_ro or {})
-        with self._lock:
-            runs.note("network", self.network.name)
-            self.network.up()
         machine = self.get(name)
-        machine.up()
+        try:
+            with self._lock:
+                runs.note("network", self.network.name)
+                self.network.up()
+            machine.up()
+        except (MachineError, OSError):
+            self.check()
+            raise
         return machine
+
+    def check(self) -> None:
+        """Try what a machine needs.
+
+        Raises:
+            NoMachinesError: no machine can start here; with the reason and the remedy.
+        """
+        self._check_file_system()
+        if why := obstacles.find(self.network, self.state_dir / "trial"):
+            if not any(self.get(name).is_up() for name in self.names()):
+                self.network.down()
+            raise NoMachinesError(why)
 
     def _check_file_system(self) -> None:
         self._machines.mkdir(parents=True, exist_ok=True)
         show = ["/usr/bin/stat", "--file-system", "--format=%T", str(self._machines)]
         kind = subprocess.run(show, capture_output=True, text=True, check=True, timeout=30).stdout
         if kind.strip() in ("overlayfs", "nfs"):
-            raise MachineError(
+            raise NoMachinesError(
                 f"{self.state_dir} is on {kind.strip()}, which cannot hold a machine's layer: "
                 "set GPUCI_LAB_DIR to a directory on ext4, xfs, btrfs or tmpfs"
             )

@@ -13,6 +13,7 @@ from tests.lab import outfit
 from tests.lab.errors import WrongUse
 from tests.lab.juju.controller import Controller
 from tests.lab.juju.model import Model
+from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEFAULT_DIR = "/var/lib/gpu-ci-lab"
@@ -96,12 +97,16 @@ def changing(say: Callable[[str], None], make: bool = False) -> Iterator[Lab]:
 
     Raises:
         WrongUse: there is none, and none is to be made.
+        tests.lab.errors.NoMachinesError: one is to be made, and no machine can start here.
     """
     if not make:
         look().controller.close()
     directory = state_dir()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(directory, say):
+        park = Park(directory)
+        if make and not any(park.get(name).is_up() for name in park.names()):
+            park.check()
         lab = Lab(directory, say)
         try:
             yield lab

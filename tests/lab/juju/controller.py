@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from tests.lab.errors import LabError, MachineError
+from tests.lab.errors import LabError, MachineError, NoMachinesError
 from tests.lab.juju import events
 from tests.lab.juju.agent import Agent, Interruption, Outfitter, hook_name, unit_tag
 from tests.lab.juju.commands import RUN_COMMANDS, Commands
@@ -259,6 +259,11 @@ class Controller:
                 agent.teardown()
             else:
                 agent.provision()
+        except NoMachinesError as error:
+            self.say(f"{unit}: {error}")
+            agent.log("ERROR", str(error))
+            self._fail(event, event["kind"], attempts=RETRIES)
+            return
         except (LabError, OSError) as error:
             agent.log("ERROR", str(error))
             self._fail(event, event["kind"])
@@ -325,11 +330,17 @@ class Controller:
             for unit in self.store.column("SELECT name FROM unit WHERE machine = ?", machine):
                 events.notify(self.store, unit, "start")
 
-    def _fail(self, event: Row, name: str) -> None:
-        """The hook has failed: its writes are dropped, it will be run again."""
+    def _fail(self, event: Row, name: str, attempts: int = 0) -> None:
+        """The hook has failed: its writes are dropped, it will be run again.
+
+        Args:
+            event: the hook's.
+            name: the hook's, as Juju has it.
+            attempts: how many tries that counts for in all; 0: one more than before.
+        """
         unit = event["unit"]
         # Whoever pressed Ctrl-C has not used up a try.
-        attempts = event["attempts"] + (0 if self._stopping else 1)
+        attempts = attempts or event["attempts"] + (0 if self._stopping else 1)
         self._retry_at[event["id"]] = time.monotonic() + self._retry_seconds * 2 ** (attempts - 1)
         with self.store.transaction():
             sql = "UPDATE event SET state = 'failed', attempts = ? WHERE id = ?"
