@@ -27,6 +27,8 @@ _WITHOUT_A_HOOK = frozenset(
 # unit of Juju's has an agent that always answers.
 _WAKES = frozenset({"xid", "event", "hang", "unhang"})
 _ANSWERED = 10.0
+# For how long a command lets those speak that have waited for an agent, in seconds.
+_WAITING = 1.0
 
 
 def pairs(items: list[str], what: str) -> dict[str, str]:
@@ -294,10 +296,12 @@ def _woken(lab: Lab, unit: str, command: list[str]) -> int:
             codes.append(_fakegpu(lab, unit, command))
         return bool(codes[0]) or message() != before
 
+    # What the watch has waited to tell since the lab's last command is no answer to this one.
+    lab.controller.settle(lambda: False, _WAITING)
     before = message()
     lab.controller.settle(is_told, _ANSWERED)
     if codes == [0] and message() == before:
-        # The watch got no answer between the lab's commands, and asks again ever more seldom.
+        # The watch wakes the unit once in 30 s, and may have just done so.
         lab.model.update_status(unit)
         lab.settle()
     return codes[0]

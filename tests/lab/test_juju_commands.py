@@ -2,9 +2,14 @@
 # See LICENSE file for licensing details.
 """The emulated hook commands, options, secrets, resources and actions, as Juju 4.0.15 has them."""
 
+import concurrent.futures
+import time
+
 import pytest
 
 from tests.lab.errors import WrongUse
+from tests.lab.juju.commands import Commands
+from tests.lab.juju.store import Store
 from tests.lab.shellcharm import behave, forget_hooks, hooks_of, machine, run_script
 
 
@@ -216,8 +221,30 @@ def test_a_machine_runs_commands_as_its_unit_in_turn_with_hooks(model, deploy):
     assert model.unit("one/0")["agent"] == "idle"
 
 
-def test_commands_of_a_machine_are_refused_when_no_agent_runs(model, deploy):
+def test_commands_of_a_machine_wait_for_the_agents_of_the_next_command(model, deploy):
     deploy("one")
     model.controller.settle()
-    done = machine(model, "one/0").enter("juju-exec", "-u", "one/0", "true", check=False)
-    assert (done.returncode, "no agent of the lab answers" in done.stderr) == (1, True)
+    on = machine(model, "one/0")
+    script = "juju-exec -u one/0 'echo ran' >/srv/said 2>&1; echo $? >>/srv/said"
+    on.enter("/usr/bin/systemd-run", "--quiet", "--collect", "/bin/sh", "-c", script)
+    time.sleep(1)
+    assert on.read("/srv/said") == ""
+    answered = "[ $(wc -l </srv/said) = 2 ]"
+    model.controller.settle(
+        lambda: not on.enter("/bin/sh", "-c", answered, check=False).returncode
+    )
+    assert on.read("/srv/said") == "ran\n0\n"
+
+
+def test_commands_that_come_as_the_agents_end_ask_the_next_ones(tmp_path):
+    store = Store(tmp_path / "model.sqlite")
+    commands = Commands(store)
+    store.do("INSERT INTO unit (name, app, machine) VALUES ('one/0', 'one', 'm')")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(commands.execute, ["-u", "one/0", "true"])
+        while not store.column("SELECT id FROM event"):
+            time.sleep(0.01)
+        commands.end()
+        with pytest.raises(concurrent.futures.CancelledError):
+            asked.result(10)
+    assert store.column("SELECT id FROM event") == []

@@ -117,7 +117,7 @@ class Watch:
 
     def status_says(self, text: str) -> bool:
         """Whether worker/0's status has this, or comes to have it without an event of Juju's."""
-        # While no agent runs, juju-exec fails; the watch tries again 30, 60 and 120 s later.
+        # While no agent runs, juju-exec waits; the watch wakes the unit once in 30 s.
         self.site.lab.controller.settle(lambda: text in self.site.status()[1], 2 * PATIENCE)
         return text in self.site.status()[1]
 

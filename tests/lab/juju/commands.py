@@ -31,6 +31,7 @@ class Commands:
 
         Raises:
             ToolError: they can't be run.
+            concurrent.futures.CancelledError: the agents have ended.
         """
         if len(arguments) != 3 or arguments[0] != "-u":
             raise ArgumentError("the lab's juju-exec knows -u UNIT COMMANDS only")
@@ -53,8 +54,8 @@ class Commands:
         future.set_result((context.exit_status or int(not succeeded), *context.said))
 
     def end(self) -> None:
-        """Refuse all that still wait: nobody runs them any more."""
+        """Leave all that still wait without an answer: they ask the agents of the next command."""
         self._store.do("DELETE FROM event WHERE kind = ?", RUN_COMMANDS)
         while self._waiting:
             _, (_, future) = self._waiting.popitem()
-            future.set_exception(ToolError("command execution aborted"))
+            future.cancel()

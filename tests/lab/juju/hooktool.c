@@ -3,6 +3,7 @@
  *
  * One client for all hook commands, each a symlink to this program. It sends its name and its
  * arguments to the lab and prints the answer. A hook runs dozens of these: no interpreter. */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,12 @@
 #include <unistd.h>
 
 #define SOCKET "/var/lib/juju/lab/hooks.sock"
+
+/* An agent of Juju's always runs. Between two commands of the lab no agent does: juju-exec asks again
+ * until the next one, in tries of TRY microseconds, for as long as the charm's watches wait for a hook
+ * (src/wake/watch.py: HOOKS). */
+#define TRY 100000
+#define TRIES (900 * (1000000 / TRY))
 
 struct text {
     char *bytes;
@@ -70,13 +77,23 @@ static void add_argument(struct text *request, const char *argument, int of_secr
     add(request, "", 1);
 }
 
-static int connected(void)
+/* Send the request and read the answer, which is empty if the agent ends before it has one. */
+static int is_answered(const struct text *request, struct text *answer)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET};
     int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connection < 0 || connect(connection, (struct sockaddr *)&address, sizeof address))
-        fail("ERROR no agent of the lab answers: %m\n");
-    return connection;
+    int connected = !connect(connection, (struct sockaddr *)&address, sizeof address);
+    ssize_t length = 0;
+    for (size_t sent = 0; connected && sent < request->length && length >= 0; sent += length)
+        length = send(connection, request->bytes + sent, request->length - sent, MSG_NOSIGNAL);
+    if (connected && length >= 0) {
+        shutdown(connection, SHUT_WR);
+        read_all(answer, connection);
+    }
+    int error = errno;
+    close(connection);
+    errno = error;
+    return answer->length > 0;
 }
 
 int main(int count, char **arguments)
@@ -101,15 +118,12 @@ int main(int count, char **arguments)
     if (reads_input || (names_file && is_dash))
         read_all(&request, STDIN_FILENO);
 
-    int connection = connected();
-    for (size_t sent = 0; sent < request.length;) {
-        ssize_t length = send(connection, request.bytes + sent, request.length - sent, MSG_NOSIGNAL);
-        if (length < 0)
-            fail("ERROR the agent of the lab went away: %m\n");
-        sent += length;
+    int tries = strcmp(tool, "juju-exec") ? 1 : TRIES;
+    while (!is_answered(&request, &answer)) {
+        if (--tries <= 0)
+            fail("ERROR no agent of the lab answers: %m\n");
+        usleep(TRY);
     }
-    shutdown(connection, SHUT_WR);
-    read_all(&answer, connection);
 
     /* The status, what goes to stdout, what goes to stderr. */
     char *end = answer.bytes + answer.length;

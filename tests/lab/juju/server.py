@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """The Unix socket behind the hook commands, answered by the lab command that runs the hooks."""
 
+import concurrent.futures
 import contextlib
 import pathlib
 import socket
@@ -124,6 +125,8 @@ class HookServer:
             return _refusal(within, 2)
         try:
             status, *said = self._execute(arguments)
+        except concurrent.futures.CancelledError:
+            return b""
         except ToolError as error:
             return _refusal(str(error), error.status)
         return b"\0".join(part.encode() for part in (str(status), *said))
