@@ -3,9 +3,9 @@
 """The door of gpu-run: one process that takes all connections, and has few of them served.
 
 systemd hands it the listening socket and is asked for nothing more. It reads nothing of what
-callers send. Who connects is counted by the user that the kernel names, before anything is started
-for him: he has eight places at most, and after the first four, one more start each second. What
-waits for its start costs one descriptor, and nothing once its caller has gone.
+callers send. It counts connections by the user that the kernel names, before it starts anything: a
+user has eight places at most, and after the first four, one more start each second. A connection
+that waits for its start costs one descriptor, and nothing once its caller has gone.
 """
 
 import collections
@@ -52,9 +52,9 @@ class _User:
     """What one user has of the door.
 
     Attributes:
-        served: how many processes serve him.
-        waiting: his connections that are to be served.
-        until: when his starts so far have been paid off, at one every _EVERY seconds.
+        served: how many processes serve this user.
+        waiting: this user's connections that are to be served.
+        until: when the starts so far have been paid off, at one every _EVERY seconds.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class _User:
 
     @property
     def places(self) -> int:
-        """How many he takes."""
+        """How many this user takes."""
         return self.served + len(self.waiting)
 
     @property
     def next_start(self) -> float:
-        """From when on one more process may be started for him."""
+        """From when on one more process may be started for this user."""
         return self.until - (_AT_ONCE - 1) * _EVERY
 
 
