@@ -16,7 +16,7 @@ from tests.soak import machine
 
 CASES = pathlib.Path(__file__).parent / "guest" / "cases.py"
 RECORDED = machine.ROOT / "tests" / "unit" / "recorded"
-# It takes six minutes where nothing else runs, and five times as long on a crowded machine.
+# It takes six minutes where nothing else runs, and more than twenty on a crowded machine.
 SECONDS = 1800
 
 if "GPUCI_SOAK" not in os.environ:

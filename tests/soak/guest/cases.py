@@ -354,10 +354,6 @@ def a_recording_of_containers_in_every_state(worker):
 
 CASES = [
     the_machine_has_the_control_groups_that_were_asked_for,
-    what_hides_in_a_threaded_group_dies_too,
-    a_step_in_a_threaded_group_keeps_its_gpu_and_stands_still,
-    what_left_its_control_group_is_known_by_its_pid_namespace,
-    a_descriptor_sent_to_a_pod_of_another_parent_ends_with_the_lease,
     a_task_sees_its_gpu_and_no_other,
     a_privileged_task_cannot_make_itself_a_gpu,
     an_amd_gpu_is_two_nodes_and_their_group,
@@ -376,6 +372,10 @@ CASES = [
     an_orphaned_start_ends_for_who_comes_next,
     a_descriptor_in_another_container_ends_with_the_lease,
     a_step_that_stands_still_keeps_its_gpu_and_goes_on_by_the_guard,
+    what_hides_in_a_threaded_group_dies_too,
+    a_step_in_a_threaded_group_keeps_its_gpu_and_stands_still,
+    what_left_its_control_group_is_known_by_its_pid_namespace,
+    a_descriptor_sent_to_a_pod_of_another_parent_ends_with_the_lease,
     a_hijack_gets_the_gpu_if_it_is_free,
     a_hijack_of_a_container_that_ended_fails_in_the_words_of_containerd,
     a_hijack_is_refused_in_words_while_another_uses_the_gpu,
