@@ -15,8 +15,8 @@ from tests.functional import engine_machine
 from tests.soak import machine, people_disk
 
 CASES = pathlib.Path(__file__).parent / "guest" / "people.py"
-# It takes five minutes where nothing else runs.
-SECONDS = 1200
+# It takes seven minutes where nothing else runs, and more than twenty on a crowded machine.
+SECONDS = 2400
 
 if "GPUCI_SOAK" not in os.environ:
     pytest.skip("`make soak` runs it", allow_module_level=True)

@@ -15,6 +15,10 @@ import signal
 import subprocess
 
 import looks
+from doors import (
+    a_descriptor_sent_to_the_other_engines_container_ends_that,
+    a_storm_at_the_door_and_its_death_leave_gpus_to_who_has_them,
+)
 from looks import ABSENT, DENIED, GIVEN, opened
 from worker import CGROUPS, until
 
@@ -256,6 +260,8 @@ CASES = [
     dockers_container_in_a_slice_is_known,
     all_nodes_of_the_machine_open_none_but_the_leases,
     a_privileged_container_opens_none_but_its_leases,
+    a_descriptor_sent_to_the_other_engines_container_ends_that,
+    a_storm_at_the_door_and_its_death_leave_gpus_to_who_has_them,
 ]
 
 looks.run(CASES, Machine())
