@@ -3,10 +3,13 @@
 """A GPU dies under a job: what its author, the next job and the operator see, and the way back."""
 
 import os
+import subprocess
+import time
 
 import pytest
 
 from tests.lab.leases import Tasks
+from tests.lab.session import ROOT
 from tests.lab.site import READY
 from tests.lab.watching import SERVICE, Watch
 
@@ -69,6 +72,30 @@ def test_a_gpu_dies_under_a_job(site, watch, tasks):
     after = tasks.start("after", GPU_COUNT="2")
     assert after.cards() == [0, 1]
     assert after.end() == 0
+
+
+def test_the_labs_status_shows_a_sick_gpu_without_another_command(site, watch):
+    env = {**os.environ, "GPUCI_LAB_DIR": str(site.lab.state_dir)}
+
+    def lab(*arguments):
+        command = [str(ROOT / "lab"), *arguments]
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    since = site.sh("date +%s").strip()
+    begun = time.monotonic()
+    lab("gpu", "xid", "worker/0", "0", "79")
+    ended = time.monotonic()
+    while "1 quarantined: GPU 0 " not in (table := lab("status")):
+        assert time.monotonic() - ended < 20, table
+        time.sleep(0.5)
+    print(f"the command took {ended - begun:.1f} s, status {time.monotonic() - ended:.1f} s more")
+    said = site.sh(f"journalctl --since=@{since} -u {SERVICE} --no-pager; true")
+    # Each wake that failed would have the watch ask more seldom: after 30, 60, 120 s.
+    assert "was not woken" not in said
 
 
 def test_a_jobs_own_fault_takes_nothing_from_anybody(site, watch, tasks):
