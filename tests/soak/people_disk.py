@@ -21,14 +21,14 @@ from tests.soak.machine import (
 )
 
 FIRST = "/lib/systemd/systemd"
-WITH = (*MODULES, "overlay")
+WITH = (*MODULES, "overlay", "nft_socket", "nft_reject_inet")
 # Of the kernel: a machine without AppArmor's tools has no use for it.
 WORDS = "apparmor=0 systemd.unit=soak.target systemd.show_status=0"
 # Images, containers, and what Docker keeps.
 FREE_MIB = 512
 PROGRAMS = (
     *("systemctl", "systemd-run", "journalctl", "systemd-tmpfiles", "mount", "umount"),
-    *("setpriv", "flock", "setsid", "modprobe"),
+    *("setpriv", "flock", "setsid", "modprobe", "nft"),
 )
 LIBRARIES = ("/usr/lib/systemd/systemd", "/usr/lib/systemd/systemd-journald")
 UNITS = ("*.target", "*.slice", "systemd-journald*", "-.slice")
@@ -67,7 +67,7 @@ def build(folder: pathlib.Path) -> Disk:
     engine_machine.write_image(disk.root / "soak/plain.tar", "lab.test/plain:latest", ())
     for name, text in FILES.items():
         disk.write(name, text, 0o644)
-    for name in ("root", "var/tmp", "var/log"):
+    for name in ("root", "usr/local/lib", "var/tmp", "var/log"):
         (disk.root / name).mkdir(exist_ok=True)
     (disk.root / "var/run").symlink_to("/run")
     (disk.root / "tmp").chmod(0o1777)

@@ -1,19 +1,47 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The ways in, with cgroup v2: gpu-run's socket, and a descriptor that is sent."""
+"""The ways in, with cgroup v2: the worker's ports, gpu-run's socket, a descriptor that is sent."""
 
 import json
 import os
 import pathlib
 import signal
 import subprocess
+import threading
 import time
 
 import looks
-from worker import until
+from worker import CGROUPS, until
+
+from ci.concourse import worker_ports
+from machine import ports
 
 LOG = pathlib.Path("/var/log/gpu-ci/oci.log")
+UNITS = pathlib.Path("/etc/systemd/system")
 IMAGE = "lab.test/plain"
+WORKER = "concourse-worker.service"
+SERVE = """
+import socket, threading
+def serve(port):
+    with socket.create_server(("127.0.0.1", port)) as one:
+        while True:
+            one.accept()[0].close()
+threading.Thread(target=serve, args=(7777,)).start()
+serve(8888)
+"""
+UNIT = """[Unit]
+After={guard}
+Requires={guard}
+[Service]
+ExecStartPre={shut}
+ExecStopPost=-{open}
+ExecStart=/usr/bin/python3 /srv/serve.py
+KillMode=process
+Delegate=yes
+"""
+REACH = ("python3", "-I", "-S", "/usr/local/lib/gpu-ci-ports", "reach", "7777,8888")
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+HOST = ("docker", "run", "--rm", "--network=host", IMAGE, "sh", "-c")
 STORM = """
 import os, socket, time
 for _ in range(2):
@@ -27,6 +55,63 @@ while True:
     held.append(one)
     del held[:-200]
 """
+
+
+def reached(machine):
+    """What the worker's own process reaches, root elsewhere, nobody, and a container of root's."""
+    enter = CGROUPS / "system.slice" / WORKER / "cgroup.procs"
+    own = ("sh", "-c", f"echo $$ >{enter}; exec {' '.join(REACH)}")
+    said = [machine.ok(*words).split() for words in (own, REACH, (*NOBODY, *REACH))]
+    ask = "for p in 7777 8888; do busybox nc -w 5 127.0.0.1 $p </dev/null 2>&1 && echo $p; done"
+    inside = machine.ok(*HOST, f"{ask}; true").split()
+    return [*said, [word for word in inside if word in ("7777", "8888")]]
+
+
+def only_the_workers_own_group_reaches_garden(machine):
+    """Root in a container with the machine's network is not in it."""
+    pathlib.Path("/srv/serve.py").write_text(SERVE)
+    (UNITS / WORKER).write_text(UNIT.format(**worker_ports.commands(WORKER)))
+    worker_ports.ensure()
+    machine.ok("systemctl", "daemon-reload")
+    wanted = [["7777", "8888"], ["8888"], [], ["8888"]]
+    try:
+        for verb in ("start", "restart"):
+            machine.ok("systemctl", verb, WORKER)
+            until(30, "it listens", lambda: machine.ok(*REACH).split() == ["8888"])
+            assert (found := reached(machine)) == wanted, found
+        machine.ok("nft", "flush", "ruleset")
+        until(10, "the rules are back", ports.losses)
+        assert (found := reached(machine)) == wanted, found
+        _containers_that_come_and_go(machine)
+    finally:
+        machine.ok("systemctl", "stop", WORKER)
+    assert "gpu_ci" not in machine.ok("nft", "list", "tables")
+
+
+def _containers_that_come_and_go(machine):
+    """They are no loss of the rules; nft looks through all groups for the name of one."""
+    had, over = len(ports.losses()), threading.Event()
+
+    def churn(name):
+        while not over.is_set():
+            folder = CGROUPS / "system.slice" / f"docker-{name}.scope"
+            folder.mkdir()
+            folder.rmdir()
+
+    threads = [threading.Thread(target=churn, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    try:
+        # Each change of another table is a look more.
+        for _ in range(8):
+            machine.ok("nft", "add", "table", "inet", "other")
+            machine.ok("nft", "delete", "table", "inet", "other")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    time.sleep(3)
+    assert len(ports.losses()) == had, machine.do("journalctl", "-u", worker_ports.SERVICE).stdout
 
 
 def as_alice(*words):

@@ -18,6 +18,7 @@ import looks
 from doors import (
     a_descriptor_sent_to_the_other_engines_container_ends_that,
     a_storm_at_the_door_and_its_death_leave_gpus_to_who_has_them,
+    only_the_workers_own_group_reaches_garden,
 )
 from looks import ABSENT, DENIED, GIVEN, opened
 from worker import CGROUPS, until
@@ -262,6 +263,7 @@ CASES = [
     a_privileged_container_opens_none_but_its_leases,
     a_descriptor_sent_to_the_other_engines_container_ends_that,
     a_storm_at_the_door_and_its_death_leave_gpus_to_who_has_them,
+    only_the_workers_own_group_reaches_garden,
 ]
 
 looks.run(CASES, Machine())
