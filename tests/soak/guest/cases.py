@@ -20,6 +20,7 @@ from hiding import (
     what_hides_in_a_threaded_group_dies_too,
     what_left_its_control_group_is_known_by_its_pid_namespace,
 )
+from killed_looks import no_gpu_is_held_twice_while_who_looks_is_killed
 from looks import ABSENT, DENIED, GIVEN, opened
 from worker import BUNDLES, V1, finish, state_of, until
 
@@ -376,6 +377,7 @@ CASES = [
     a_step_in_a_threaded_group_keeps_its_gpu_and_stands_still,
     what_left_its_control_group_is_known_by_its_pid_namespace,
     a_descriptor_sent_to_a_pod_of_another_parent_ends_with_the_lease,
+    no_gpu_is_held_twice_while_who_looks_is_killed,
     a_hijack_gets_the_gpu_if_it_is_free,
     a_hijack_of_a_container_that_ended_fails_in_the_words_of_containerd,
     a_hijack_is_refused_in_words_while_another_uses_the_gpu,
