@@ -118,7 +118,7 @@ class Search:
                     self._check_time()
                 kind, device = self._kernel.look(table, number)
                 if kind == stat.S_IFCHR:
-                    is_one = device in self._numbers
+                    is_one = device in self._numbers and _is_open(f"{folder}info/{number}")
                 else:
                     # What is no file at all has no type.
                     is_one = not kind and self._has_registered(f"{folder}/{number}")
@@ -201,6 +201,17 @@ class Search:
     def _check_time(self) -> None:
         if self._until and time.clock_gettime(time.CLOCK_BOOTTIME) > self._until:
             raise TooLongError
+
+
+def _is_open(path: str) -> bool:
+    """Whether a descriptor's entry in fdinfo is of a file that is open (proc(5)).
+
+    With O_PATH it is a place alone (open(2)): to open the device by it asks the rules on devices
+    anew. In a user namespace runc has one of each bind mount's source while it makes a container
+    (runc 1.1.5 libcontainer/nsenter/nsexec.c).
+    """
+    _, _, flags = proc.read(path).partition("flags:")
+    return bool(flags) and not int(flags.split()[0], 8) & os.O_PATH
 
 
 class _Kernel:

@@ -145,6 +145,11 @@ def test_another_device_is_not(process, nodes):
     assert not Search("", nodes).has_one_open(pid)
 
 
+def test_a_place_is_not_open(process):
+    pid = process("import os\nos.open('/dev/zero', os.O_PATH)\n")
+    assert not Search("", [NODE]).has_one_open(pid)
+
+
 def test_a_process_that_is_gone_has_none():
     done = subprocess.Popen(["true"])
     done.wait(10)
