@@ -97,6 +97,16 @@ class Search:
         found = {self._mount(path) for path in self._found(pid)}
         return found | ({0} if self._maps_one(pid) else set[int]())
 
+    def has_places_alone(self, pid: int) -> bool:
+        """Whether all that a process has of the nodes are places, by which it could open them.
+
+        Raises:
+            OSError: that can't be told.
+            TooLongError: the time is up.
+        """
+        found = [*self._found(pid)]
+        return bool(found) and all(map(_is_place, found)) and not self._maps_one(pid)
+
     def _found(self, pid: int) -> Iterator[str]:
         """The descriptors of a node, and the rings with one, as paths below /proc."""
         looked_at = 0
@@ -118,7 +128,7 @@ class Search:
                     self._check_time()
                 kind, device = self._kernel.look(table, number)
                 if kind == stat.S_IFCHR:
-                    is_one = device in self._numbers and _is_open(f"{folder}info/{number}")
+                    is_one = device in self._numbers
                 else:
                     # What is no file at all has no type.
                     is_one = not kind and self._has_registered(f"{folder}/{number}")
@@ -203,15 +213,10 @@ class Search:
             raise TooLongError
 
 
-def _is_open(path: str) -> bool:
-    """Whether a descriptor's entry in fdinfo is of a file that is open (proc(5)).
-
-    With O_PATH it is a place alone (open(2)): to open the device by it asks the rules on devices
-    anew. In a user namespace runc has one of each bind mount's source while it makes a container
-    (runc 1.1.5 libcontainer/nsenter/nsexec.c).
-    """
-    _, _, flags = proc.read(path).partition("flags:")
-    return bool(flags) and not int(flags.split()[0], 8) & os.O_PATH
+def _is_place(path: str) -> bool:
+    """Whether an entry in fdinfo is of no open file, but of a place (O_PATH, proc(5))."""
+    flags = proc.read(path).partition("flags:")[2].split()
+    return bool(flags) and bool(int(flags[0], 8) & os.O_PATH)
 
 
 class _Kernel:

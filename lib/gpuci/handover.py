@@ -30,6 +30,11 @@ PATIENCE = 30
 # How long an intruder may take to die, in seconds.
 _DYING = 1.5
 
+# How long one that is no intruder may know a device's place (open(2), O_PATH), in seconds: in a
+# user namespace runc knows that of each bind mount's source while it makes a container (runc 1.1.5
+# libcontainer/nsenter/nsexec.c). Who keeps it could open the device where no rules on devices are.
+_MAKING = 5
+
 # What the last part of a control group is called: containers of Concourse's and jobs of gpu-run,
 # which get their devices by a lease alone; and containers of engines (podman, Docker, CRI-O,
 # containerd's CRI), which may have been given devices in another way.
@@ -104,6 +109,9 @@ class Look:
     def _judge(self, search: Search, pid: int) -> None:
         """End the container or job of a process that has a device open, if it has no right to."""
         group, is_ours = self._container(pid)
+        until = time.clock_gettime(time.CLOCK_BOOTTIME) + _MAKING
+        while search.has_places_alone(pid) and time.clock_gettime(time.CLOCK_BOOTTIME) < until:
+            time.sleep(0.02)
         mounts = search.mounts(pid)
         if not mounts:
             return  # it has closed it, or is gone

@@ -145,9 +145,12 @@ def test_another_device_is_not(process, nodes):
     assert not Search("", nodes).has_one_open(pid)
 
 
-def test_a_place_is_not_open(process):
-    pid = process("import os\nos.open('/dev/zero', os.O_PATH)\n")
-    assert not Search("", [NODE]).has_one_open(pid)
+@pytest.mark.parametrize(
+    ("script", "places"),
+    [("import os\nos.open('/dev/zero', os.O_PATH)\n", True), (OPEN, False), ("", False)],
+)
+def test_a_place_is_told_from_an_open_file(process, script, places):
+    assert Search("", [NODE]).has_places_alone(process(script)) == places
 
 
 def test_a_process_that_is_gone_has_none():

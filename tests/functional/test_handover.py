@@ -152,6 +152,26 @@ def test_a_container_that_was_given_it_by_its_engine_goes_on(start):
     assert monitor.poll() is None
 
 
+PLACE = 'place = os.open("/dev/full", os.O_PATH)\n'
+FORGET = """
+import threading
+threading.Timer(1, os.close, [place]).start()
+"""
+
+
+def test_a_container_that_is_being_made_goes_on(start):
+    """In a user namespace runc knows for a moment where the sources of bind mounts are."""
+    task = start(CONTAINED + PLACE + FORGET, f"garden/{uuid.uuid4()}")
+    assert looked(STEP) == ("", [])
+    assert task.poll() is None
+
+
+def test_who_keeps_a_place_by_which_to_open_it_does_not(start):
+    task = start(CONTAINED + PLACE, f"garden/{uuid.uuid4()}")
+    assert looked(STEP)[0] == ""
+    assert ended(task)
+
+
 def test_who_gets_devices_by_leases_alone_does_not(start):
     task = start(CONTAINED + OPENED, f"garden/{uuid.uuid4()}")
     leased = start(CONTAINED + OPENED, f"docker/{HEX}")
