@@ -175,6 +175,8 @@ RARE = (
             "ten_thousand",
         )
     ),
+    # functional/test_nested_leases.py, unit/test_gpuci_nested.py; a task of more than a minute.
+    "tests/lab/test_nested.py::test_a_long_task",
     # The watch on a whole worker, for as long as its polls take: functional/test_health_*.py and
     # unit/test_health_*.py.
     "tests/lab/test_watch.py",

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from tests.lab import commands_look as look
 from tests.lab import commands_model as model
+from tests.lab import nested
 from tests.lab.errors import LabError
 
 WRONG_USE = 2
@@ -64,6 +65,7 @@ def add_model_commands(add: Adder) -> None:
     """The commands for applications and what connects them."""
     it = add("up", model.up, "Bring the whole lab up and run a task with its GPUs", "up")
     it.add_argument("--bare", action="store_true", help=BARE)
+    it.add_argument("--nested", action="store_true", help=nested.HELP)
     it = add(
         "deploy", model.deploy, "Deploy a packed charm",
         "deploy . worker --config deployment-mode=worker --config enable-gpu=true",

@@ -50,7 +50,7 @@ def up(args: argparse.Namespace) -> int:
     """Walk from nothing to a task with its GPUs."""
     say = session.Progress()
     with session.changing(say, make=True) as lab:
-        walk.up(lab, say, args.bare)
+        walk.up(lab, say, args.bare, args.nested)
     return 0
 
 

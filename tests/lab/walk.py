@@ -10,9 +10,9 @@ import subprocess
 import time
 
 from tests.fly import SHOW_GPUS
-from tests.lab import archive, cgroups, concourse, outfit, table
+from tests.lab import archive, cgroups, concourse, nested, outfit, table
 from tests.lab.builds import Build
-from tests.lab.errors import LabError
+from tests.lab.errors import LabError, WrongUse
 from tests.lab.juju import charmfile
 from tests.lab.machines import Machine
 from tests.lab.session import ROOT, Lab, Progress
@@ -101,27 +101,44 @@ def can_be_bare(lab: Lab) -> bool:
     return True
 
 
-def choose(lab: Lab) -> None:
-    """Decide which Concourse and which NVIDIA runtime, and say so; a lab keeps its choice."""
+def choose(lab: Lab, is_nested: bool = False) -> None:
+    """Decide which Concourse and which NVIDIA runtime, and say so; a lab keeps its choice.
+
+    With `is_nested` it is one with nested.release's runc.
+
+    Raises:
+        WrongUse: see `concourse.choose`, `outfit.prepare` and `nested.release`; or the lab has
+            one without that.
+    """
     if not lab.setting("concourse"):
         tarball, name = concourse.choose(lab)
+        if is_nested:
+            tarball = nested.release(tarball, lab.state_dir / "concourse-nested.tgz")
+            lab.setting("nested", nested.HELP)
         lab.setting("concourse-name", name)
         lab.setting("nvidia-name", outfit.prepare(lab.state_dir / "shared"))
         lab.setting("concourse", str(tarball))
+    if is_nested and not lab.setting("nested"):
+        raise WrongUse("this lab was begun without --nested: take it down first: lab destroy")
     lab.say(f"Concourse: {lab.setting('concourse-name')}")
+    if lab.setting("nested"):
+        lab.say(f"nested: {lab.setting('nested')}")
     lab.say(f"nvidia-container-runtime: {lab.setting('nvidia-name')}")
     lab.say("cgroups: v2" if cgroups.is_unified() else "cgroups: v1 (or hybrid)")
 
 
-def up(lab: Lab, say: Progress, bare: bool = False) -> None:
+def up(lab: Lab, say: Progress, bare: bool = False, is_nested: bool = False) -> None:
     """The whole walk; with `bare` from a worker machine without driver and toolkit.
 
+    With `is_nested` its tasks lie in control groups as nested.HELP says.
+
     Raises:
+        WrongUse: see `choose`.
         LabError: a unit does not become ready, or Concourse does not do what it should.
     """
     charm = pack()
     say(f"charm: {charm.name}")
-    choose(lab)
+    choose(lab, is_nested)
     lab.controller.wake()
     deploy(lab, charm, bare and can_be_bare(lab))
     lab.settle()
