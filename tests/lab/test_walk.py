@@ -175,7 +175,7 @@ def test_an_index_keeps_its_card_when_another_is_lost(as_deployed):
 @pytest.mark.parametrize(
     ("fault", "repair", "said"),
     [
-        (("driver", "gone"), ("driver", "loaded"), "has no driver"),
+        (("driver", "gone"), ("driver", "loaded"), "no driver"),
         (("nvml-fault", "18"), ("nvml-fault", "none"), "differ in version"),
         (("nvml-fault", "999"), ("nvml-fault", "none"), "NVML failed"),
     ],
