@@ -209,7 +209,8 @@ class Worker:
         spec["root"]["path"] = str(self.rootfs)
         spec["process"]["env"] = [*env, *spec["process"]["env"]]
         if spec["linux"]["cgroupsPath"]:
-            spec["linux"]["cgroupsPath"] = spec["linux"]["cgroupsPath"].replace(old, handle)
+            place = spec["linux"]["cgroupsPath"].replace(old, handle)
+            spec["linux"]["cgroupsPath"] = place.replace("garden/", f"{garden()}/")
         for mount in spec["mounts"]:
             source = mount["source"]
             if source == "/usr/local/concourse/bin/init":
@@ -293,9 +294,18 @@ def own_cgroups() -> set[pathlib.Path]:
     return {place for place in found if cgroups.ROOT in place.parents or place == cgroups.ROOT}
 
 
+def garden() -> str:
+    """The group of this process's containers.
+
+    Of v2 beside v1, runc 1.1.5 makes it below the root whatever group its caller is in, and tests
+    that run side by side call their containers alike.
+    """
+    return f"garden-{os.getpid()}"
+
+
 def parents_of_containers() -> set[pathlib.Path]:
-    """Where runc has made `garden/<handle>` for a process in this one's cgroups."""
-    return {place / "garden" for place in own_cgroups() if (place / "garden").is_dir()}
+    """Where runc has made a group for containers of a process in this one's cgroups."""
+    return {place / garden() for place in own_cgroups() if (place / garden()).is_dir()}
 
 
 @contextlib.contextmanager
