@@ -5,11 +5,12 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from gpuci.store import Store
-from gpuci.table import Waiter
+from gpuci.table import Holder, Waiter
 from gpuci.usage import Host
 from oci import cordons, quarantine, wrapper
 from selftest import reserve
@@ -137,6 +138,24 @@ def test_two_leases_at_once_are_disjoint(rig):
             assert third.startswith("GPU 0 is in use by container gpu-selftest-1 (self-test, ")
         assert list(rig.holders) == ["gpu-selftest-1"]
     assert rig.holders == {}
+
+
+def test_the_end_of_a_look_at_who_has_it_open_is_waited_for(rig):
+    """Else a self-test would be incomplete for its own last container, which is looked at."""
+    with Store(str(rig.store)) as table:
+        holder = Holder("/gone", IDS[:1], [], exclusive=True, since=0)
+        holder.handing = (Host().me(), Host.now())
+        table.holders["OVER"] = holder
+
+    def end():
+        with Store(str(rig.store)) as table:
+            del table.holders["OVER"]
+
+    looks = threading.Timer(0.3, end)
+    looks.start()
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why == ""
+    looks.join()
 
 
 def test_an_id_is_used_once_at_a_time(rig):
