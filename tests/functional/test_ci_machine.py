@@ -249,7 +249,8 @@ def test_a_worker_that_web_takes_no_more_waits_for_no_builds(running):
     done = running.call("ci.concourse.worker.retire", 240, constants={"FAREWELL_SECONDS": 2})
     assert done["seconds"] < 120
     assert done["said"][0] == "Retiring the worker: its builds have 240 s left"
-    assert re.fullmatch(r"Retiring the worker: its builds have [12] s left", done["said"][-1])
+    last = r"Retiring the worker: web takes nothing of it any more, its builds have [12] s left"
+    assert re.fullmatch(last, done["said"][-1])
     assert running.main_pid("concourse-worker") == 0
 
 
