@@ -69,11 +69,11 @@ def own_cgroups(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def broken_pipes_kill_nobody():
-    """A test that has them kill would have a later one end all tests of its process."""
+def no_signal_ends_the_tests_to_come():
+    """A test that leaves broken pipes deadly, or an alarm to come, would end all its process."""
     yield
-    left = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    assert left == signal.SIG_IGN
+    pipes, seconds = signal.signal(signal.SIGPIPE, signal.SIG_IGN), signal.alarm(0)
+    assert (pipes, seconds) == (signal.SIG_IGN, 0)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 """Each refusal is in the words of whoever asks: no container and no job is told of a task."""
 
 import os
+import signal
 import types
 
 import pytest
@@ -95,6 +96,7 @@ def test_a_policy_that_can_not_be_read(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(installed, "POLICY", path)
     asker = service.Run(types.SimpleNamespace(user="alice"), Request())
     assert is_for(JOB, said(lambda: next(asker._policies())))
+    signal.alarm(0)  # What ends a process of gpu-run that hangs.
 
 
 def test_what_stands_in_a_containers_way(monkeypatch, tmp_path):
