@@ -4,6 +4,7 @@
 
 import os
 import signal
+import traceback
 
 from machine import process
 
@@ -34,8 +35,17 @@ def die_before(left, calls):
 def killed_at(step, work):
     """Does `work` in a child that dies in front of so many changes; whether it came so far."""
     child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    die_before(step, CHANGES)
-    work()
-    os._exit(0)
+    if not child:
+        status = 1
+        try:
+            die_before(step, CHANGES)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(status)  # The tests to come are the parent's.
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (0, -signal.SIGKILL)
+    return ended != 0
