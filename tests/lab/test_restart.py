@@ -39,13 +39,20 @@ systemctl stop gpu-ci-thaw.service
 """
 
 
+def ended_well(site, running):
+    """What a task has said; where it did not succeed, what its machine tells of that."""
+    output, _ = running.communicate(timeout=90)
+    told = "journalctl --no-pager --since -2min; tail -n 20 /var/log/gpu-ci/oci.log; dmesg | tail"
+    assert running.returncode == 0, output + site.sh(f"{told}; true")
+    return output
+
+
 def test_a_step_stands_still_while_the_worker_restarts_for_new_tags(site):
     running = site.start_task(TASK, params={"GPU_COUNT": "1"})
     before = site.sh("systemctl show -P MainPID concourse-worker")
     site.configure(tag="rack-8")
     try:
-        output, _ = running.communicate(timeout=90)
-        assert running.returncode == 0, output
+        output = ended_well(site, running)
         assert 1.5 < longest_pause(output) < 20
         assert site.sh("systemctl show -P MainPID concourse-worker") != before
         assert site.sh("systemctl is-active gpu-ci-thaw.service; true") == "inactive\n"
@@ -59,8 +66,7 @@ def test_steps_go_on_though_who_froze_them_was_killed(site):
     said = site.sh(KILLED.replace("SECONDS", "2")).split()
     assert len(said) >= 2, said
     assert said[-1] == "active", said
-    output, _ = running.communicate(timeout=90)
-    assert running.returncode == 0, output
+    output = ended_well(site, running)
     assert 1.5 < longest_pause(output) < 20
 
 
@@ -96,8 +102,7 @@ def test_a_build_lives_though_the_hook_was_killed_between_the_workers_end_and_it
     before = site.sh("systemctl show -P MainPID concourse-worker")
     said = site.sh(ENDED.replace("SECONDS", "19")).split()
     assert said[-1] == "active", said
-    output, _ = running.communicate(timeout=90)
-    assert running.returncode == 0, output
+    output = ended_well(site, running)
     assert 1.5 < longest_pause(output) < 25
     assert site.sh("systemctl show -P MainPID concourse-worker") not in (before, "0\n")
     site.tags()
