@@ -117,8 +117,14 @@ class Container:
         fault: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        """Remove it."""
-        self.remove()
+        """Remove it.
+
+        Raises:
+            StarvedError: its end was not seen, and nothing else ends this context.
+        """
+        left = self.remove()
+        if left and fault is None:
+            raise StarvedError(left)
 
     def create(self, config: dict[str, typing.Any], timeout: float) -> None:
         """Make and start it; what fails half-way is for `remove`.
@@ -192,29 +198,43 @@ class Container:
         """The file that takes what a process writes to its stdout or stderr."""
         return self._bundle / f"{exec_id}.{stream}"
 
-    def remove(self) -> None:
-        """Kill it, and take away all there is of it: also what a failed `create` left."""
+    def remove(self) -> str:
+        """Kill it, and take away all there is of it: also what a failed `create` left.
+
+        Returns:
+            Why its end was not seen; empty if it was.
+        """
         with contextlib.suppress(*_UNFINISHED):
             self._call("kill", self.id, "9")
-        self._reap()
+        left = self._reap()
         for flags in ((), ("--force",)):
             with contextlib.suppress(*_UNFINISHED):
                 self._call("delete", *flags, self.id)
                 break
         _forget(self.id)
+        return left
 
-    def _reap(self) -> None:
-        """Wait for the end of its first process, which comes when all others are reaped."""
+    def _reap(self) -> str:
+        """Wait for the end of its first process, which comes when all others are reaped.
+
+        Returns:
+            Why that was not seen; empty if it was.
+        """
         pid_file = files.read_text(self._bundle / "init.pid")
         init = int(pid_file) if pid_file else 0
+        untold = None
 
         def is_reaped() -> bool:
-            process.reap_orphans(init)
+            nonlocal untold
+            untold = process.reap_orphans(init)
             return process.wait(init, 0.02) is not None
 
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            if init:
-                waiting.until(is_reaped, _CALL, every=0)
+            if init and not waiting.until(is_reaped, _CALL, every=0):
+                why = f": {untold.filename}: {untold.strerror}" if untold else ""
+                left = f"container {self.id} (pid {init}) has not ended"
+                return f"{left} {_CALL:g} s after it was killed{why}"
+        return ""
 
     def _call(
         self,

@@ -8,6 +8,7 @@ import errno
 import functools
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,3 +204,70 @@ def test_who_takes_one_container_away_reaps_nothing_of_another():
     env = {"PYTHONPATH": ":".join(sys.path)}
     done = process.run([sys.executable, "-c", REAP], timeout=100, env=env)
     assert done.stdout.split() == ["False", "7", "-9", "-9"]
+
+
+# Runs as a system container's root, beside a program that lies outside that and can be run alone.
+# Prints what is told while that lives, what the self-test tells of a container of which it is the
+# first process and no runtime can end it, and what is told of it when it has ended.
+UNTOLD = """
+import ctypes, os, pathlib, signal, sys
+from machine import process, waiting
+from selftest import containers
+program, bundles = sys.argv[1], pathlib.Path(sys.argv[2])
+process.adopt_orphans()
+
+def begun(what):
+    if not (pid := os.fork()):
+        what()
+        os._exit(7)
+    return pid
+
+def has_ended(pid):
+    return "\\nState:\\tZ" in pathlib.Path(f"/proc/{pid}/status").read_text()
+
+def told(pid):
+    untold = process.reap_orphans(pid)
+    return untold and str(untold.filename) == f"/proc/{hidden}/ns/pid"
+
+first = begun(signal.pause)
+hidden = begun(lambda: os.execv(program, [program, "60"]))
+assert waiting.until(lambda: told(first), 30)
+ended = begun(lambda: None)
+print(waiting.until(lambda: told(first) and not os.path.exists(f"/proc/{ended}"), 30), told(hidden))
+
+containers._CALL = 0.5
+containers._forget = lambda name: None
+containers._BUNDLES = bundles
+(bundles / "x").mkdir()
+(bundles / "x/init.pid").write_text(str(hidden))
+for error in (None, RuntimeError("the check's own")):
+    try:
+        with containers.Container("x", containers.Kind.TASK, []):
+            if error:
+                raise error
+    except (containers.StarvedError, RuntimeError) as error:
+        print(str(error).replace(str(hidden), "PID"))
+
+os.kill(hidden, signal.SIGKILL)
+os.kill(first, signal.SIGKILL)
+assert waiting.until(lambda: has_ended(hidden) and has_ended(first), 30)
+process.reap_orphans(hidden)
+print(process.wait(hidden, 30), process.wait(first, 30))
+"""
+
+
+def test_a_namespace_that_is_not_told_is_neither_none_nor_the_end_of_a_self_test(tmp_path):
+    program = tmp_path / "sleep"
+    shutil.copy("/bin/sleep", program)
+    os.chown(program, 12345, 12345)
+    program.chmod(0o711)
+    argv = ["/usr/bin/unshare", "--user", "--map-root-user", sys.executable, "-c", UNTOLD]
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    done = process.run([*argv, str(program), str(tmp_path)], timeout=100, env=env)
+    assert done.stdout.splitlines() == [
+        "True True",
+        "container x (pid PID) has not ended 0.5 s after it was killed: /proc/PID/ns/pid: "
+        "Permission denied",
+        "the check's own",
+        "-9 -9",
+    ]
