@@ -424,8 +424,10 @@ class Host:
         try:
             its = self._namespace(pid)
         except PermissionError:
-            # Seen in a system container: one of its host's root. It is in none below this one.
-            if len(self._numbers(pid)) < 2:
+            # In a system container: of one of its host's root, and of one that has ended and could
+            # not be dumped. Who is at another depth of namespaces is not in this one.
+            depths = {len(self._numbers(one)) for one in (pid, marks.init)}
+            if len(depths) > 1 or self._started(pid) is None:
                 return False
             raise
         # The namespace's number may be another's as soon as its first process is gone.
@@ -444,7 +446,19 @@ class Host:
             marks.namespace = namespace if is_first else ""
 
     def _namespace(self, pid: int) -> str:
-        return proc.link(f"{self._root}/proc/{pid}/ns/pid")
+        """The PID namespace of a process; empty if it is gone."""
+        folder, untold = f"{self._root}/proc/{pid}", None
+        for process in (folder, *(f"{folder}/task/{one}" for one in proc.names(f"{folder}/task"))):
+            try:
+                if namespace := proc.link(f"{process}/ns/pid"):
+                    return namespace
+            except PermissionError as error:
+                # Seen in a system container, Linux 6.18.44: of a thread that has ended it is not
+                # told, and the first may end alone (kernel/ptrace.c __ptrace_may_access).
+                untold = error
+        if untold:
+            raise untold
+        return ""
 
     def _numbers(self, pid: int) -> list[str]:
         """A process's number in each PID namespace from this one on; none if it is gone."""

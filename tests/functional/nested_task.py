@@ -21,6 +21,20 @@ from machine import freezer
 NAME = "0d9b1f3c-0000-4000-8000-000000000001"
 BUNDLE = steps.TASKS / NAME
 
+# The first process of another container, which can't be dumped, and so are its children: one that
+# has ended and is not waited for, and one whose first thread has.
+NEIGHBOUR = """
+import ctypes, os, signal, threading
+libc = ctypes.CDLL(None)
+libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+os.fork() or os._exit(0)
+if not os.fork():
+    threading.Thread(target=signal.pause).start()
+    libc.pthread_exit(None)
+print("there", flush=True)
+signal.pause()
+"""
+
 
 def runc(*words, **options):
     return subprocess.run(
@@ -91,6 +105,9 @@ def until(answer):
 
 def main():
     os.makedirs(steps.TASKS)
+    argv = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", NEIGHBOUR]
+    neighbour = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert neighbour.stdout.readline() == b"there\n"
     create()
     pid, init = step(), int((BUNDLE / "init.pid").read_text())
     host = usage.Host()

@@ -169,6 +169,46 @@ def test_a_process_of_the_machine_around_hides_its_namespace_and_is_in_none(nest
     assert SHELL not in nested.killed
 
 
+def test_a_living_thread_tells_the_namespace_where_the_first_has_ended(nested, monkeypatch):
+    nested.take_out(nested.step)
+    nested.write(f"/proc/{nested.step}/cgroup", WORKERS.format("/"))
+    link = proc.link
+
+    def refuse(path):
+        if path.endswith(f"/proc/{nested.step}/ns/pid"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return link(path)
+
+    nested.write(f"/proc/{nested.step}/task/1/cgroup", WORKERS.format("/"))
+    nested.path(f"/proc/{nested.step}/task/1/ns").mkdir()
+    nested.path(f"/proc/{nested.step}/task/1/ns/pid").symlink_to(ITS)
+    monkeypatch.setattr(proc, "link", refuse)
+    assert nested.in_use("running")
+    nested.path(f"/proc/{nested.step}/task/1/ns/pid").unlink()
+    with pytest.raises(PermissionError):
+        nested.in_use("running")
+
+
+@pytest.mark.parametrize("dead", [True, False], ids=["dead", "deeper"])
+def test_a_namespace_that_is_not_told_of_another_containers_process_holds_up_nothing(
+    nested, monkeypatch, dead
+):
+    link, other = proc.link, nested.pid("finished")
+
+    def refuse(path):
+        if f"/{other}/" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return link(path)
+
+    fields = nested.read(f"/proc/{nested.step}/stat").rpartition(")")[2].split()
+    fields[0] = "Z" if dead else "S"
+    nested.write(f"/proc/{other}/stat", f"{other} (sh) {' '.join(fields)}")
+    numbers = f"{other}\t7" if dead else f"{other}\t7\t1"
+    nested.write(f"/proc/{other}/status", f"Name:\tsh\nTgid:\t{other}\nNSpid:\t{numbers}\n")
+    monkeypatch.setattr(proc, "link", refuse)
+    assert nested.host.has_leftovers("running", nested.holder("running"))
+
+
 @pytest.mark.parametrize("place", ["below", "itself"])
 def test_a_threaded_group_tells_its_processes_by_their_threads(
     tmp_path, watched, monkeypatch, place
