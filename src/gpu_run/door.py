@@ -129,11 +129,10 @@ class Door:
             _refuse(connection, f"you wait {_MOST} times already: end some of those")
         elif sum(user.places for user in self._users.values()) >= _MOST_OF_ALL:
             _refuse(connection, f"{_MOST_OF_ALL} wait already: try again later")
-        elif _is_over(connection) or (here := self._is_here(pid)) is None:
+        elif _is_over(connection) or (obstacle := self._obstacle(pid)) is None:
             connection.close()
-        elif not here:
-            # There, a user may have the numbers of many.
-            _refuse(connection, "gpu-run can't be used from within a container")
+        elif obstacle:
+            _refuse(connection, obstacle)
         else:
             user = self._users[uid]
             user.waiting.append(connection)
@@ -141,16 +140,24 @@ class Door:
                 connection, selectors.EVENT_READ, lambda: self._leave(user, connection)
             )
 
-    def _is_here(self, pid: int) -> bool | None:
-        """Whether a process is in this one's user namespace; None if it is gone."""
+    def _obstacle(self, pid: int) -> str | None:
+        """Why a process is not served: only one of this user namespace is; None if it is gone.
+
+        In another one a user may have the numbers of many.
+        """
+        within = "gpu-run can't be used from within a container"
         if pid <= 0:
-            return False  # in a PID namespace that this one can't see
+            return within  # in a PID namespace that this one can't see
         try:
-            return os.path.samestat((_PROC / str(pid) / "ns/user").stat(), self._own)
+            its = (_PROC / str(pid) / "ns/user").stat()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        except OSError:
-            return False
+        except OSError as error:
+            return (
+                "this worker can't tell whether gpu-run was started within a container "
+                f"(/proc/{pid}/ns/user: {error.strerror}): run it again"
+            )
+        return "" if os.path.samestat(its, self._own) else within
 
     def _leave(self, user: _User, connection: socket.socket) -> None:
         """Let go of one that has hung up, or spoken before it was asked."""

@@ -44,14 +44,24 @@ def processes_running(
                 program = (entry / "exe").readlink()
                 is_ours = (entry / "ns/pid").readlink() == ours
             except PermissionError:
-                # One with more rights than this one has, and none of ours renames itself.
-                if _comm(entry) in {os.fsencode(name)[:_COMM_LENGTH] for name in names}:
+                # One with more rights than this one has, and none of ours renames itself. The root
+                # of a system container can't look at what has ended there, or in a container.
+                cut = {os.fsencode(name)[:_COMM_LENGTH] for name in names}
+                if _comm(entry) in cut and _is_alive_here(entry):
                     raise
                 continue
             name = program.name.removesuffix(" (deleted)")
             if is_ours and name in names and program.is_relative_to(folder):
                 found.append(int(entry.name))
     return found
+
+
+def _is_alive_here(process: pathlib.Path) -> bool:
+    """Whether a process lives, and is in no PID namespace below that of its /proc."""
+    status = (process / "status").read_text(errors="replace")
+    # One whose first thread has ended shows Z too, but has other threads.
+    has_ended = re.search(r"^State:\t[XZ](.*\n)*?Threads:\t[01]$", status, re.MULTILINE)
+    return not (has_ended or re.search(r"^NSpid:\t[0-9]+\t", status, re.MULTILINE))
 
 
 def _comm(process: pathlib.Path) -> bytes:

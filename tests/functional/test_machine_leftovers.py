@@ -87,6 +87,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_none(
         (tmp_path / pid / "ns").mkdir(parents=True)
         (tmp_path / pid / "ns/pid").symlink_to("pid:[4026531836]")
     (tmp_path / "7/comm").write_text(f"{comm}\n")
+    (tmp_path / "7/status").write_text("State:\tS (sleeping)\nNSpid:\t7\nThreads:\t1\n")
     real = pathlib.Path.readlink
 
     def readlink(path):
@@ -103,6 +104,48 @@ def test_a_process_that_cannot_be_looked_at_is_not_none(
             look()
     else:
         assert look() == []
+
+
+# Runs as a system container's root. What has ended there, and could not be dumped, and what a
+# container has whose program lies outside, have the name of Concourse's.
+NAMED = """
+import ctypes, os, pathlib, sys
+from machine import leftovers, waiting
+libc = ctypes.CDLL(None, use_errno=True)
+if not (ended := os.fork()):
+    libc.prctl(15, b"containerd")  # PR_SET_NAME
+    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    os._exit(0)
+assert not libc.unshare(0x20000000), os.strerror(ctypes.get_errno())  # CLONE_NEWPID
+below = os.fork() or os.execv(sys.argv[1], [sys.argv[1], "60"])
+
+def names():
+    return [pathlib.Path(f"/proc/{pid}/comm").read_text() for pid in (ended, below)]
+
+try:
+    assert waiting.until(lambda: names() == ["containerd\\n"] * 2, 30)
+    print(leftovers.processes_running(pathlib.Path("/opt/concourse"), ["containerd"]))
+finally:
+    os.kill(below, 9)
+"""
+
+
+def test_what_has_ended_or_is_in_a_container_is_not_this_machines_whatever_it_is_called(tmp_path):
+    assert as_root_of_a_container(NAMED, hidden(tmp_path / "containerd")) == ["[]"]
+
+
+def hidden(program):
+    """A program that others can start alone: who does can't be looked at from within."""
+    shutil.copy("/bin/sleep", program)
+    os.chown(program, 12345, 12345)
+    program.chmod(0o711)
+    return program
+
+
+def as_root_of_a_container(code, *words):
+    argv = ["/usr/bin/unshare", "--user", "--map-root-user", sys.executable, "-c", code]
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    return process.run([*argv, *map(str, words)], timeout=100, env=env).stdout.splitlines()
 
 
 def test_a_process_is_ended_whatever_bytes_its_name_has():
@@ -233,7 +276,8 @@ first = begun(signal.pause)
 hidden = begun(lambda: os.execv(program, [program, "60"]))
 assert waiting.until(lambda: told(first), 30)
 ended = begun(lambda: None)
-print(waiting.until(lambda: told(first) and not os.path.exists(f"/proc/{ended}"), 30), told(hidden))
+assert waiting.until(lambda: told(first) and not os.path.exists(f"/proc/{ended}"), 30)
+print(told(hidden))
 
 containers._CALL = 0.5
 containers._forget = lambda name: None
@@ -257,17 +301,10 @@ print(process.wait(hidden, 30), process.wait(first, 30))
 
 
 def test_a_namespace_that_is_not_told_is_neither_none_nor_the_end_of_a_self_test(tmp_path):
-    program = tmp_path / "sleep"
-    shutil.copy("/bin/sleep", program)
-    os.chown(program, 12345, 12345)
-    program.chmod(0o711)
-    argv = ["/usr/bin/unshare", "--user", "--map-root-user", sys.executable, "-c", UNTOLD]
-    env = {"PYTHONPATH": ":".join(sys.path)}
-    done = process.run([*argv, str(program), str(tmp_path)], timeout=100, env=env)
-    assert done.stdout.splitlines() == [
-        "True True",
-        "container x (pid PID) has not ended 0.5 s after it was killed: /proc/PID/ns/pid: "
-        "Permission denied",
+    left = "container x (pid PID) has not ended 0.5 s after it was killed"
+    assert as_root_of_a_container(UNTOLD, hidden(tmp_path / "sleep"), tmp_path) == [
+        "True",
+        f"{left}: /proc/PID/ns/pid: Permission denied",
         "the check's own",
         "-9 -9",
     ]

@@ -61,11 +61,11 @@ class Door:
         self.listener.listen(4096)
         self.noted.touch()
 
-    def begin(self, *, files=0, starts=True, **values):
+    def begin(self, *, files=0, starts=True, around=(), **values):
         number = self.listener.fileno()
         told = [number, starts and SERVES.format(self.noted), values, files]
         env = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"}
-        words = [sys.executable, "-c", DOOR, json.dumps(told)]
+        words = [*around, sys.executable, "-c", DOOR, json.dumps(told)]
         self.process = subprocess.Popen(words, env=env, pass_fds=[number], start_new_session=True)
 
     def connect(self):
@@ -193,6 +193,16 @@ def test_who_is_in_a_user_namespace_has_no_place_under_any_number(door):
     unshare = ["/usr/bin/unshare", "--user", "--map-root-user"]
     (said,) = door.another(1, *unshare)
     assert json.loads(said)["text"] == "gpu-run can't be used from within a container"
+    assert door.starts() == []
+
+
+def test_who_can_not_be_looked_at_is_not_said_to_be_in_a_container(door):
+    """The door in a system container, the caller of the machine around it."""
+    door.begin(around=["/usr/bin/unshare", "--user", "--map-root-user"])
+    assert door.ask() == (
+        "this worker can't tell whether gpu-run was started within a container "
+        f"(/proc/{os.getpid()}/ns/user: Permission denied): run it again"
+    )
     assert door.starts() == []
 
 
