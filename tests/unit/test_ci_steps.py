@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """What a reboot would end: steps that run, not containers that are only kept."""
 
+import math
 import os
 import pathlib
 import shutil
@@ -35,10 +36,18 @@ def process(root, pid, cgroup):
     started(root, pid, 1)
 
 
-def started(root, pid, seconds):
+def shim(root, seconds):
+    """Have containerd have started a shim for the container so many seconds ago."""
+    process(root, 90, "/x")
+    started(root, 90, seconds)
+    argv = ("/opt/concourse/bin/containerd-shim-runc-v2", "-namespace", "c", "-id", "4f0c", "")
+    (root / "proc/90/cmdline").write_text("\0".join(argv))
+
+
+def started(root, pid, seconds, parent=1):
     """Have a process be started so many seconds ago."""
     ticks = (time.clock_gettime(time.CLOCK_BOOTTIME) - seconds) * os.sysconf("SC_CLK_TCK")
-    (root / f"proc/{pid}/stat").write_text(f"{pid} (sh) S {'1 ' * 18}{ticks:.0f} 0")
+    (root / f"proc/{pid}/stat").write_text(f"{pid} (sh) S {parent} {'1 ' * 17}{ticks:.0f} 0")
 
 
 def test_a_machine_without_containers_runs_none(tmp_path):
@@ -194,16 +203,35 @@ def test_a_container_that_begins_does_so_whatever_the_clock_says(
     made = (container / "init.pid").stat().st_mtime
     if not has_process:
         (container / "init.pid").unlink()
-        process(tmp_path, 90, "/x")
-        started(tmp_path, 90, 5)
-        argv = ("/opt/concourse/bin/containerd-shim-runc-v2", "-namespace", "c", "-id", "4f0c", "")
-        (tmp_path / "proc/90/cmdline").write_text("\0".join(argv))
+        shim(tmp_path, 5)
     os.utime(container, (made, made))
     now = time.time() + change
     monkeypatch.setattr(steps.time, "time", lambda: now)
     assert steps.running(tmp_path) == ("4f0c",)
     (one,) = steps.containers(tmp_path)
     assert 4 < one.age < 60
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_a_shim_that_was_left_alone_makes_no_container(container, tmp_path, makes):
+    """Seen with a containerd that was killed: the shim stayed, and each restart waited for it."""
+    (container / "init.pid").unlink()
+    shim(tmp_path, 400)
+    if makes:  # a task that waits for its GPU
+        process(tmp_path, 91, "/x")
+        started(tmp_path, 91, 399, parent=90)
+        (tmp_path / "proc/91/cmdline").write_text("runc\0create\0")
+    (one,) = steps.containers(tmp_path)
+    assert one.is_new
+    assert (399 < one.age < 460) if makes else one.age == math.inf
+    assert steps.running(tmp_path) == ()
+
+
+def test_a_folder_that_no_shim_came_for_is_made_no_more(container, tmp_path):
+    (container / "init.pid").unlink()
+    made = time.time() - 15
+    os.utime(container, (made, made))
+    assert steps.running(tmp_path) == ()
 
 
 def test_a_step_that_is_in_v2s_group_alone_counts(container, tmp_path):

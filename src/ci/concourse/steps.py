@@ -11,7 +11,7 @@ import time
 import typing
 
 from gpuci.usage import Host
-from machine import files
+from machine import files, outside
 
 # Where containerd's shims have a folder for each container of Concourse's namespace.
 TASKS: typing.Final = pathlib.Path("/run/containerd/io.containerd.runtime.v2.task/concourse")
@@ -21,6 +21,9 @@ PROCESSES: typing.Final = ("task", "resource")
 
 # In seconds: as long a container without a step may be one that is being made for it.
 _BEGINNING: typing.Final = 60.0
+# In seconds: a shim runs the runtime within tenths of one. If neither it nor its container has a
+# process by then, it was left by a containerd that was killed: it stays, and makes nothing.
+_IDLE: typing.Final = 10.0
 # In seconds: runc renames the file with the first process's number in the moment that it is made.
 _AT_ONCE: typing.Final = 0.05
 
@@ -56,28 +59,30 @@ def containers(root: pathlib.Path = pathlib.Path("/")) -> list[Container]:
 
 
 def _containers(root: str) -> collections.abc.Iterator[Container]:
-    host, makers = Host(root), dict[str, int]()
+    host, makers = Host(root), dict[str, float]()
     # containerd renames those that it removes just now (2.3.1 core/runtime/v2/bundle.go,
     # atomicDelete).
     found = files.entries(pathlib.Path(f"{root}{TASKS}"))
     folders = [folder for folder in found if not folder.name.startswith(".")]
     if not all((folder / "init.pid").exists() for folder in folders):
-        makers = _makers(pathlib.Path(f"{root}/proc"))
+        makers = _makers(pathlib.Path(f"{root}/proc"), host)
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            yield _container(folder, host, makers.get(folder.name, 0))
+            yield _container(folder, host, makers.get(folder.name))
 
 
-def _container(folder: pathlib.Path, host: Host, maker: int) -> Container:
+def _container(folder: pathlib.Path, host: Host, making: float | None) -> Container:
     changed = folder.stat().st_mtime
     init = int(files.read_text(folder / "init.pid") or 0)
     made = (folder / "init.pid").stat().st_mtime if init else changed
-    if init or maker:
-        age = host.age(init or maker)
+    if init:
+        age = host.age(init)
+    elif making is not None:
+        age = making
     else:
         # Its maker is to come. One from the future is older than the last change of the clock.
         age = time.time() - changed
-        age = age if age > 0 else math.inf
+        age = age if 0 < age < _IDLE else math.inf
     # Each process that begins or ends has a file written, or removed, in its folder.
     is_new = abs(changed - made) < _AT_ONCE
     bundle = str(TASKS / folder.name)
@@ -91,15 +96,26 @@ def _container(folder: pathlib.Path, host: Host, maker: int) -> Container:
     return Container(folder.name, init, step, age, is_new, bool(living))
 
 
-def _makers(proc: pathlib.Path) -> dict[str, int]:
-    """The shims by the containers that they make and keep (containerd 2.3.1 pkg/shim/shim.go)."""
-    found: dict[str, int] = {}
+def _makers(proc: pathlib.Path, host: Host) -> dict[str, float]:
+    """For how many seconds shims have made their containers; infinite where one is idle.
+
+    Each keeps its container afterwards (containerd 2.3.1 pkg/shim/shim.go), and is the parent of
+    the runtime that makes it.
+    """
+    shims, parents = dict[str, int](), set[int]()
     for process in files.entries(proc):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ProcessLookupError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if b"/containerd-shim" in words[0] and b"-id" in words and process.name.isdecimal():
-                found[words[words.index(b"-id") + 1].decode(errors="replace")] = int(process.name)
-    return found
+            if not process.name.isdecimal():
+                continue
+            parents.add(outside.parent(int(process.name), proc))
+            if b"/containerd-shim" in words[0] and b"-id" in words:
+                shims[words[words.index(b"-id") + 1].decode(errors="replace")] = int(process.name)
+    ages = {name: (host.age(pid), pid) for name, pid in shims.items()}
+    return {
+        name: age if age < _IDLE or pid in parents else math.inf
+        for name, (age, pid) in ages.items()
+    }
 
 
 def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
