@@ -3,6 +3,7 @@
 """A lab that is up, in the words of its tests."""
 
 import os
+import re
 import subprocess
 import time
 
@@ -24,6 +25,8 @@ ALL = {"GPU_COUNT": "all"}
 # What the unit says that `make lab` brings up, as often as nothing is wrong.
 READY = ("active", "Worker ready (GPU: 2x NVIDIA, self-test passed)")
 UNWATCHED = "; GPUs are not watched: gpu-health=off"
+# What it adds where GPUCI_NVIDIA_RUNTIME names one that is newer than the pinned one.
+NEWER = re.compile(r"; toolkit [0-9.]+ is newer than [0-9.]+, the newest tested")
 # Concourse makes this with its first task, its stand-in never.
 BRIDGE = """
 [ -e /sys/class/net/concourse0 ] || {
@@ -39,6 +42,7 @@ AWAY_SECONDS = 30
 TOLD = 2 if "GPUCI_SOAK" in os.environ else 1
 # With a matching rule of the device cgroup a simulated card opens with ENXIO, else with EPERM.
 OPENS = "No such device or address"
+GIVEN_RUNTIME = "GPUCI_NVIDIA_RUNTIME" in os.environ
 # What of ours may be on a machine, and what shows it.
 TRACES = {
     "processes": "for p in /proc/[0-9]*; do readlink $p/exe; done | grep -E "
@@ -81,9 +85,10 @@ class Site:
         self.lab.settle()
 
     def status(self, unit: str = "worker/0") -> tuple[str, str]:
-        """The status and message of a unit, less that tests have left the watch out."""
+        """The status and message of a unit, less what tests chose: no watch, a newer runtime."""
         row = self.lab.model.unit(unit)
-        return row["status"], row["message"].replace(UNWATCHED, "")
+        message = NEWER.sub("", row["message"]) if GIVEN_RUNTIME else row["message"]
+        return row["status"], message.replace(UNWATCHED, "")
 
     def gpus(self, *arguments: str) -> None:
         """Change the simulated GPUs of worker/0; its next event notices."""
