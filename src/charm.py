@@ -64,9 +64,13 @@ class GpuCiWorkerCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(line.kind.value, line.text))
 
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
-        # Where the unit alone goes, web takes this worker's key until the -broken that follows.
-        if event.departing_unit == self.unit and event.relation.name in tsa.WORKER_ENDPOINTS:
-            ownership.leave(self._id, self.config, self._say)
+        if event.departing_unit == self.unit:
+            # If the unit alone goes, web takes this worker's key until the -broken that follows.
+            if event.relation.name in tsa.WORKER_ENDPOINTS:
+                ownership.leave(self._id, self.config, self._say)
+            # The workers of a web that goes are no less there: another web may serve them.
+            if event.relation.name in tsa.WEB_ENDPOINTS and owner.has(self._id):
+                memory.note_served(())
         self._reconcile(event)
 
     def _on_stop(self, _event: ops.StopEvent) -> None:

@@ -13,6 +13,7 @@ import attempts
 import rotation
 from ci.concourse import registered, web, worker
 from gpu_run import service as gpu_run
+from host import memory
 from plan import sights
 from plan.options import Part
 from plan.parts import Plan, WebPlan, WorkerPlan
@@ -37,6 +38,8 @@ def tell(model: juju.Model, web_keys: peers.WebKeys, state: UnitState, wanted: P
     found = dict[str, Sight]()
     if isinstance(wanted.web, WebPlan) and Part.WEB not in state.frozen and web.healthy():
         found = _look(model, {own: tags} if own else {})
+    elif wanted.web is None:
+        memory.note_served(())
     seen = (found[own],) if own in found else state.tsa.sights if own else ()
     compared = Seen(seen, tags)
     # One that is paused, or does not answer, is seen so for that.
@@ -50,9 +53,13 @@ def _look(model: juju.Model, own: dict[str, str]) -> dict[str, Sight]:
     """How web here sees the workers that it serves, which are told; nothing if it can't tell."""
     kin = [(relation, exchange.kin(relation)) for relation in tsa.to_workers(model)]
     wanted = {**{one.name: one.tags for _, those in kin for one in those}, **own}
-    found = registered.look(wanted) if wanted else None
+    found = registered.look(wanted) if wanted else {}
     if found is None:
         return {}
+    # What signed off is off web's list. One that could not is, such as of a machine that is gone.
+    gone = memory.served() - {*wanted}
+    left = registered.prune(gone) if gone else frozenset[str]()
+    memory.note_served({*(one.name for _, those in kin for one in those), *left})
     for relation, those in kin:
         if those:
             told = {one.name: found[one.name] for one in those}

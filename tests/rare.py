@@ -51,6 +51,7 @@ RARE = (
     "tests/lab/test_lifecycle.py::test_a_unit_is_added",
     "tests/lab/test_lifecycle.py::test_a_build_lives_through_new_tags",
     "tests/lab/test_lifecycle.py::test_restarts_do_not_pile_up_mounts",
+    "tests/lab/test_lifecycle.py::test_web_forgets_a_worker",
     "tests/lab/test_lifecycle.py::test_web_restarts_and_the_worker_comes_back",
     "tests/lab/test_addresses.py",
     # The rest of test_drain.py, unit/test_charm_drain.py.

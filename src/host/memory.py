@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """What this unit must not forget between two hooks, in small files under /var/lib/gpu-ci."""
 
+import collections.abc
 import dataclasses
 import json
 import pathlib
@@ -17,6 +18,7 @@ _IDS = STATE / "gpu-ids.json"
 _GPUS = STATE / "gpus"
 _LEAVING = STATE / "leaving"
 _REBOOTED = STATE / "rebooted-for"
+_SERVED = STATE / "served-workers.json"
 
 
 def remembered_ids() -> RememberedIds:
@@ -64,6 +66,20 @@ def note_gpus(text: str) -> bool:
     return files.ensure_file(_GPUS, text)
 
 
+def served() -> frozenset[str]:
+    """The workers of Juju's units that web here has served and may still list, by their names."""
+    return frozenset(json.loads(files.read_text(_SERVED) or "[]"))
+
+
+def note_served(names: collections.abc.Collection[str]) -> None:
+    """Note which workers of Juju's units web here serves, and which that are gone it may list."""
+    if not names:
+        files.ensure_absent(_SERVED)
+        return
+    files.ensure_directory(STATE)
+    files.ensure_file(_SERVED, json.dumps(sorted(names)))
+
+
 def is_leaving() -> bool:
     """Whether this unit's removal has begun, after which nothing is started any more."""
     return _LEAVING.exists()
@@ -71,7 +87,7 @@ def is_leaving() -> bool:
 
 def forget() -> None:
     """Forget what a unit before this one remembered; it may have had the same name."""
-    for path in (_IDS, _GPUS, _LEAVING, _REBOOTED):
+    for path in (_IDS, _GPUS, _LEAVING, _REBOOTED, _SERVED):
         files.ensure_absent(path)
 
 

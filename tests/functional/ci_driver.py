@@ -108,6 +108,11 @@ def seen(name, tags):
     return [vars(one) for one in (registered.look({name: digest(tags)}) or {}).values()]
 
 
+def pruned(names):
+    """Which of these workers web still lists after it was to forget those that do not run."""
+    return sorted(registered.prune(names))
+
+
 def new_worker_key(worker_plan):
     """Each step that gives the worker's key another's place; whether web lets it in at each."""
     worker_keys.begin()

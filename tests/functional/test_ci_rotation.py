@@ -42,5 +42,13 @@ def test_both_keys_are_rotated_under_a_task_that_goes_on(running):
     )
     running.sh("for init in $(pgrep -x gdn-init); do touch /proc/$init/root/go-rotated; done")
     until(lambda: "succeeded" in running.machine.read(log), lambda: running.machine.read(log))
+
+    def pruned():
+        name = "tests.functional.ci_driver.pruned"
+        return running.call(name, ["worker-0"], say=False)["result"]
+
+    assert pruned() == ["worker-0"], "web forgets none that runs"
     running.sh("systemctl stop concourse-worker")
     until(lambda: seen() == [{"state": "stalled", "tags": digest(TAGS)}], seen, seconds=150)
+    assert pruned() == []
+    assert seen() == [{"state": "absent", "tags": ""}]

@@ -5,6 +5,7 @@
 import json
 import os
 import re
+import time
 
 import pytest
 
@@ -190,3 +191,33 @@ def assert_both_say_that_they_share_a_card(site, unit):
     site.lab.controller.fire(unit, "update-status")
     site.lab.settle()
     assert site.status(unit) == site.status() == READY
+
+
+def test_web_forgets_a_worker_whose_relation_goes_under_a_build(site):
+    """Web takes its key no more from that second on, so the worker can't sign off."""
+    running = site.start_task("sleep 900")
+    ends = "web:web-tsa", "worker:worker-tsa"
+    listed = None
+
+    def states():
+        return {one["name"]: one["state"] for one in site.fly.workers()}
+
+    try:
+        site.lab.model.integrations.remove(*ends)
+        site.lab.settle()
+        deadline = time.monotonic() + 150
+        while (listed := states()) != {"lab-worker-0": "stalled"}:
+            assert time.monotonic() < deadline, listed
+            time.sleep(1)
+        site.lab.controller.fire("web/0", "update-status")
+        assert states() == {}
+        # Web notices that the build's container is gone.
+        output, _ = running.communicate(timeout=120)
+        assert running.returncode, output
+    finally:
+        running.kill()
+        site.lab.model.integrations.integrate(*ends)
+        site.lab.settle()
+        site.tags(seconds=60)
+    assert site.status() == READY
+    assert site.task(PROBE).returncode == 0

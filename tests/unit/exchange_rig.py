@@ -70,6 +70,7 @@ class Side:
         for file, name in _FILES.items():
             setattr(charm.worker_keys, name, self.folder / file)
         charm.memory.STATE = self.folder.with_name(f"{self.name}-state")
+        charm.memory._SERVED = charm.memory.STATE / "served-workers.json"
         mine = vars(self._rooms)
         mine.clear()
         mine.update(self._own)

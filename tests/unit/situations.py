@@ -261,7 +261,7 @@ class Rooms:
 
     def replace_keys(self, monkeypatch):
         """Have one key of the worker's, a web that takes at once what it is told, and its eyes."""
-        worker_keys = charm.worker_keys
+        worker_keys, memory = charm.worker_keys, look.memory
         for room, name, answer in (
             (worker_keys, "ensure", self.ensure_key),
             (worker_keys, "every", lambda: tuple(filter(None, [self.key]))),
@@ -270,7 +270,9 @@ class Rooms:
             (worker_keys, "PRIVATE", self.machine_folder / "worker_key"),
             (charm.worker, "trusted", self.trusted),
             (charm.web, "authorized", lambda: frozenset(self.authorized or ())),
+            (memory, "_SERVED", self.machine_folder / "served-workers.json"),
             (charm.lookback.registered, "look", self.look),
+            (charm.lookback.registered, "prune", self.prune),
             (charm.lookback.registered, "wrong_for", self.wrong_for),
         ):
             monkeypatch.setattr(room, name, answer)
@@ -285,6 +287,11 @@ class Rooms:
             return None
         good = {name: Sight("running", tags) for name, tags in wanted.items()}
         return {name: self.sights.get(name, one) for name, one in good.items()}
+
+    def prune(self, names):
+        """Web forgets all of them but those that `sights` says run."""
+        self.pruned = frozenset(names)
+        return frozenset(name for name in names if name in (self.sights or ()))
 
     def wrong_for(self, *, wrong):
         return self.wrong_seconds if wrong else 0.0

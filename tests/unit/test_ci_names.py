@@ -50,7 +50,7 @@ class Web:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 self.reply(web.login(self.headers["Authorization"], urllib.parse.parse_qs(body)))
 
-            def do_GET(self):
+            def answer(self):
                 web.asked.append(self.path)
                 own = web.answers.get(self.path)
                 if callable(own):
@@ -59,6 +59,8 @@ class Web:
                     self.reply((401, b""))
                 else:
                     self.reply(own or web.get(self.path))
+
+            do_GET = do_PUT = answer  # noqa: N815
 
             def reply(self, answer):
                 self.send_response(answer[0])

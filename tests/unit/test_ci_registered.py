@@ -121,6 +121,44 @@ def test_without_web_or_password_nothing_is_known(web, settings, tmp_path):
     assert PASSWORD not in repr(web.asked)
 
 
+def pruned(web):
+    return [path for path in web.asked if path.endswith("/prune")]
+
+
+def test_web_forgets_a_worker_that_does_not_run_and_no_other(web, settings):
+    lists(
+        web, worker("ci-worker-0", "stalled"), worker("ci-worker-1", "landed"),
+        worker("ci-worker-2"), worker("ci-worker-3", "retiring"),
+        worker("ci-worker-4", "landing"), worker("another", "stalled"),
+    )  # fmt: skip
+    gone = [f"ci-worker-{number}" for number in range(6)]
+    wanted = [f"{PATH}/ci-worker-{number}/prune" for number in (0, 1)]
+    web.answers |= dict.fromkeys(wanted, (200, b"null"))
+    left = registered.prune(gone, settings, mine)
+    assert left == {"ci-worker-2", "ci-worker-3", "ci-worker-4"}
+    assert sorted(pruned(web)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"), [((404, b""), set()), ((400, b"{}"), {"a/b"}), ((500, b""), {"a/b"})]
+)
+def test_a_worker_that_web_refuses_to_forget_may_be_listed_still(web, settings, answer, left):
+    """It runs again, or web can't tell; another web was first where there is none."""
+    lists(web, worker("a/b", "stalled"))
+    web.answers[f"{PATH}/a%2Fb/prune"] = answer
+    assert registered.prune({"a/b"}, settings, mine) == left
+    assert pruned(web) == [f"{PATH}/a%2Fb/prune"]
+
+
+def test_a_web_that_can_not_be_asked_has_forgotten_nobody(web, settings, tmp_path):
+    lists(web, worker("ci-worker-0", "stalled"))
+    assert registered.prune({"ci-worker-0"}, tmp_path / "none", mine) == {"ci-worker-0"}
+    web.answers[PATH] = (200, b"{}")
+    assert registered.prune({"ci-worker-0"}, settings, mine) == {"ci-worker-0"}
+    assert registered.prune({"ci-worker-0"}, settings, lambda _inode: False) == {"ci-worker-0"}
+    assert pruned(web) == []
+
+
 def test_how_long_it_is_wrong_counts_from_the_first_time(tmp_path, monkeypatch):
     monkeypatch.setattr(registered, "_WRONG_SINCE", tmp_path / "run/worker-not-seen")
     now = [1000.0]

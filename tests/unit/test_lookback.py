@@ -4,6 +4,7 @@
 
 import dataclasses
 
+import ops
 import pytest
 from ops import testing
 
@@ -167,3 +168,61 @@ def test_a_worker_beside_its_web_is_asked_for_here(context, rooms):
     rooms.sights = {}
     after = context.run(context.on.update_status(), after)
     assert after.unit_status == testing.ActiveStatus("Web and worker ready")
+
+
+def test_a_worker_whose_unit_is_gone_leaves_webs_list(pair):
+    """It could not sign off, as web takes its key no more from when its relation goes."""
+    gone = name(pair)
+    pair.web.rooms(pruned=None)
+    pair.web.run()
+    assert pair.web.pruned is None, "a unit that is related is no business of this"
+    related = pair.web.state
+    pair.web.rooms(sights={gone: Sight("running")})
+    others = [one for one in related.relations if one.endpoint != "web-tsa"]
+    pair.web.state = dataclasses.replace(related, relations=others)
+    pair.web.run()
+    assert pair.web.pruned == {gone}
+    # It still ran then; so it is asked for again, until web does not list it.
+    pair.web.rooms(sights={}, pruned=None)
+    pair.web.run()
+    assert pair.web.pruned == {gone}
+    pair.web.rooms(pruned=None)
+    pair.web.run()
+    assert pair.web.pruned is None
+
+
+def test_one_that_comes_back_is_no_longer_gone(pair):
+    related = pair.web.state
+    pair.web.rooms(sights={name(pair): Sight("running")})
+    others = [one for one in related.relations if one.endpoint != "web-tsa"]
+    pair.web.state = dataclasses.replace(related, relations=others)
+    pair.web.run()
+    pair.web.state = related
+    pair.web.rooms(sights={name(pair): Sight("stalled")}, pruned=None)
+    pair.web.run()
+    assert pair.web.pruned is None
+
+
+def test_the_workers_of_a_web_that_goes_are_no_less_there(pair, monkeypatch):
+    """Juju parts it from each in turn, though they and their other webs stay."""
+    departing = property(lambda event: event.framework.model.unit)
+    monkeypatch.setattr(ops.RelationDepartedEvent, "departing_unit", departing)
+    pair.web.rooms(sights={}, pruned=None)
+    relation = pair.web.relation()
+    gone = dataclasses.replace(relation, remote_units_data={})
+    others = [one for one in pair.web.state.relations if one.id != relation.id]
+    pair.web.state = dataclasses.replace(pair.web.state, relations=[*others, gone])
+    pair.web.run(pair.web.context.on.relation_departed(gone, remote_unit=0))
+    pair.web.run(pair.web.context.on.relation_broken(gone))
+    assert pair.web.pruned is None
+
+
+def test_what_a_web_served_is_forgotten_with_it(pair):
+    served = charm.memory.STATE.with_name("web-state") / "served-workers.json"
+    pair.web.run()
+    assert served.exists()
+    before = dict(pair.web.state.config)
+    changed = {**before, "deployment-mode": "worker"}
+    pair.web.state = dataclasses.replace(pair.web.state, config=changed)
+    pair.web.run(pair.web.context.on.config_changed())
+    assert not served.exists()

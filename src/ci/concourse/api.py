@@ -88,6 +88,14 @@ class Api:
         """
         return self._ask("GET", path, self._headers, None)
 
+    def put(self, path: str) -> bool:
+        """Give web a command that has no content. Return False where web has no such thing.
+
+        Raises:
+            WebError: web refuses it, or gives no answer.
+        """
+        return self._ask("PUT", path, self._headers, None) is not None
+
     def _ask(
         self,
         method: str,

@@ -1,13 +1,15 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""How web on this machine sees its workers: asked of its API, and for how long it was wrong."""
+"""How web on this machine sees its workers, for how long it was wrong, and the end of an entry."""
 
 import collections.abc
 import json
+import logging
 import pathlib
 import re
 import time
 import typing
+import urllib.parse
 
 from ci.concourse import handles
 from ci.concourse.api import Api, WebError, is_webs
@@ -20,6 +22,10 @@ _COMES: typing.Final = 5.0
 # When it was first seen otherwise than it should be, by the clock of this boot.
 _WRONG_SINCE: typing.Final = pathlib.Path("/run/gpu-ci/worker-not-seen")
 _PATH: typing.Final = "/api/v1/workers"
+# A worker that does not run: of a retiring or landing one web still waits for builds.
+_OVER: typing.Final = ("stalled", "landed")
+
+_log = logging.getLogger(__name__)
 
 
 def look(
@@ -51,6 +57,39 @@ def look(
     except (WebError, handles.AnswerError):
         return None
     return seen
+
+
+def prune(
+    names: collections.abc.Iterable[str],
+    settings: pathlib.Path = handles.SETTINGS,
+    proof: collections.abc.Callable[[int], bool] = is_webs,
+) -> frozenset[str]:
+    """Have web forget those of these workers that are stalled or landed.
+
+    One that registers later is a new worker to web, without the caches of the former.
+
+    Args:
+        names: workers whose units are gone.
+        settings: web's.
+        proof: given the inode of a socket, whether it is web's.
+
+    Returns:
+        Those that web may still list: they run, or web can't be asked now.
+    """
+    left = frozenset(names)
+    try:
+        web = Api(settings, _ANSWERS, proof)
+        for name, sight in _all(web, left).items():
+            if sight.state in _OVER:
+                # Web itself refuses it for a worker that runs again (8.3.0 atc/db/worker.go).
+                web.put(f"{_PATH}/{urllib.parse.quote(name, safe='')}/prune")
+                _log.info("web forgets the worker %s, %s, whose unit is gone", name, sight.state)
+            elif sight.state != ABSENT:
+                continue
+            left -= {name}
+    except (WebError, handles.AnswerError) as error:
+        _log.warning("workers whose units are gone may stay in web's list: %s", error)
+    return left
 
 
 def wrong_for(*, wrong: bool) -> float:

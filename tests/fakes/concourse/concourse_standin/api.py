@@ -56,6 +56,20 @@ class Api:
             case _:
                 return 404, {"stand_in_for": "Concourse"}
 
+    async def put(self, words: list[str]) -> tuple[int, object]:
+        """Answer ``PUT /api/v1/<words>``."""
+        match [unquote(word) for word in words]:
+            case ["workers", name, "prune"]:
+                state = self._store.worker_state(name)
+                if state == "running":
+                    return 400, {"stderr": "cannot prune running worker"}
+                if state is None:
+                    return 404, None
+                self._store.query("DELETE FROM standin_workers WHERE name = :name", name=name)
+                return 200, None
+            case _:
+                return 404, {"stand_in_for": "Concourse"}
+
     def _containers(self) -> list[dict[str, Any]]:
         builds = self._store.builds("NOT collected")
         steps = [(build, step) for build in builds for step in build["plan"]]

@@ -107,10 +107,11 @@ class Web:
             return self._health()
         if (method, words) == ("POST", ["sky", "issuer", "token"]):
             return self._api.token(headers, body)
-        if method == "GET" and words[:2] == ["api", "v1"]:
+        answers = {"GET": self._api.get, "PUT": self._api.put}
+        if method in answers and words[:2] == ["api", "v1"]:
             if not self._api.knows(headers):
                 return 401, None
-            work = self._api.get(words[2:])
+            work = answers[method](words[2:])
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
         if words[0] != "standin":
             return 200 if words == [""] else 404, {"stand_in_for": "Concourse"}
