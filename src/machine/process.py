@@ -20,6 +20,7 @@ import typing
 from machine import scarcity
 
 _PATH: typing.Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LONGEST_LINE: typing.Final = 400  # In characters, of each line of an error
 _MOST_SAID: typing.Final = 1 << 16  # the end of what a program says beside this one, in bytes
 # In seconds. How often it is looked whether a program has ended whose pipes somebody else holds
 # open, how long those are read on then, and how long the end of one that was killed is waited for.
@@ -54,11 +55,11 @@ class CommandError(Exception):
     def __init__(
         self, argv: collections.abc.Sequence[str], returncode: int | None, stderr: str
     ) -> None:
-        said = [line.strip() for line in stderr.splitlines() if line.strip()]
+        lines = [line.strip()[:_LONGEST_LINE] for line in stderr.splitlines() if line.strip()]
+        # It may be another machine's words, and a terminal shows them.
+        said = ["".join(c if c.isprintable() else "?" for c in line) for line in lines[-3:]]
         how = "ran out of time" if returncode is None else f"failed with {returncode}"
-        super().__init__(
-            f"{shlex.join(argv)} {how}" + (f": {' / '.join(said[-3:])}" if said else "")
-        )
+        super().__init__(f"{shlex.join(argv)} {how}" + (f": {' / '.join(said)}" if said else ""))
         self.returncode = returncode
         self.stderr = stderr
         self.starved = returncode in (None, -signal.SIGKILL) or scarcity.is_told_by(stderr)

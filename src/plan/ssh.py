@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 _KEY_TYPES: typing.Final = (
     "ssh-rsa", "ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
 )  # fmt: skip
+_RSA_BITS: typing.Final = range(1024, 8193)
 
 
 def public_key(text: str) -> str:
@@ -31,10 +32,17 @@ def public_key(text: str) -> str:
         loaded = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ValueError("is no OpenSSH public key of a known type") from error
+    if isinstance(loaded, rsa.RSAPublicKey) and not _is_usable(loaded):
+        raise ValueError("is an RSA key of a size that Concourse can't use")
     # Reading passes over what is no base64.
     return loaded.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()
+
+
+def _is_usable(key: rsa.RSAPublicKey) -> bool:
+    """Whether Concourse can use it (golang.org/x/crypto ssh/keys.go; Go's crypto/rsa)."""
+    return key.key_size in _RSA_BITS and key.public_numbers().e.bit_length() <= 24
 
 
 def public_key_line(pem: str) -> str:

@@ -7,6 +7,7 @@ charm concourse-ci-machine, so either side may be that charm.
 """
 
 import collections.abc
+import ipaddress
 import re
 import typing
 
@@ -24,7 +25,11 @@ _WEB_KEYS: typing.Final = (
     "tsa-host", "tsa-public-key", "concourse-version", "request-timeout", *exchange.OF_WEBS,
 )  # fmt: skip
 _WORKER_KEYS: typing.Final = ("worker-public-key", *exchange.OF_WORKERS)
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\]):(?P<port>[0-9]{1,5})"
+)
+# All of them are one variable of the worker's, which the kernel limits to 128 KiB (execve(2)).
+_MOST: typing.Final = 100
 # A web's request timeout that can be believed, in seconds: from Concourse's own on.
 _TIMEOUTS: typing.Final = range(300, 7201)
 _VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:[+-][A-Za-z0-9.+-]{1,40})?")
@@ -32,8 +37,9 @@ _VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:[+-][A-Za-z0-9.+-]{1,40}
 
 def read_webs(model: ops.Model) -> Tsa:
     """What the related web units say; data that can't be trusted is refused and said so."""
-    hosts: dict[str, str] = {}
+    hosts: dict[str, None] = {}
     owners: dict[str, str] = {}
+    beyond = 0
     versions: dict[str, None] = {}
     timeouts: list[int] = []
     refused: list[str] = []
@@ -44,26 +50,31 @@ def read_webs(model: ops.Model) -> Tsa:
         version = data.get("concourse-version", "")
         if not host or not key:
             continue
-        address = _ADDRESS.fullmatch(host)
-        if not address or not 0 < int(address.group(1)) < 65536:
+        if not _is_address(host):
             refused.append(f"tsa-host of {unit}: is no ADDRESS:PORT")
             continue
         if version and not _VERSION.fullmatch(version):
             refused.append(f"concourse-version of {unit}: is no X.Y.Z")
             continue
         try:
-            hosts[host] = public_key(key)
-            owners[hosts[host]] = unit.partition("/")[0]
+            line = public_key(key)
         except ValueError as error:
             refused.append(f"tsa-public-key of {unit}: {error}")
             continue
+        if len(hosts) == _MOST and host not in hosts:
+            beyond += 1
+            continue
+        hosts[host] = None
+        owners[line] = unit.partition("/")[0]
         versions |= dict.fromkeys([version] if version else [])
         usable[unit] = data
         timeouts.append(_request_timeout(unit, data.get("request-timeout", ""), refused))
+    if beyond:
+        refused.append(f"tsa-host of {beyond} more units: a worker takes {_MOST}")
     said = Tsa(
         related=bool(relations),
         hosts=tuple(hosts),
-        public_keys=tuple(dict.fromkeys(hosts.values())),
+        public_keys=tuple(owners),
         versions=tuple(versions),
         webs=tuple(sorted(owners.values())) if len(set(owners.values())) > 1 else (),
         request_timeout=min(timeouts, default=0),
@@ -87,6 +98,17 @@ def read_worker_keys(model: ops.Model) -> tuple[tuple[str, ...], tuple[str, ...]
         except ValueError as error:
             refused.append(f"{exchange.NEXT_KEY} of {unit}: {error}")
     return tuple(keys), tuple(refused)
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is ADDRESS:PORT; one of IPv6 is in brackets."""
+    found = _ADDRESS.fullmatch(host)
+    if not found or not 0 < int(found["port"]) < 65536:
+        return False
+    try:
+        return not found["ipv6"] or bool(ipaddress.IPv6Address(found["ipv6"]))
+    except ValueError:
+        return False
 
 
 def _request_timeout(unit: str, text: str, refused: list[str]) -> int:

@@ -99,3 +99,19 @@ def test_a_key_is_refused_where_every_tsa_says_so(asked, refusing, refusal, refu
     assert farewell.is_refused(("10.0.0.5:2222", "10.0.0.7:2222"), KEYS, "/k") is refused
     assert {argv[-1] for argv, *_ in asked} == {"gpu-ci-hello"}
     assert not farewell.is_refused((), KEYS, "/k")
+
+
+def test_webs_without_number_that_give_no_answer_hold_up_no_hook(asked, monkeypatch):
+    now = [0.0]
+
+    def run(argv, *, timeout, stdin):
+        now[0] += timeout
+        raise process.CommandError(argv, None, DENIED)
+
+    monkeypatch.setattr(farewell.process, "run", run)
+    monkeypatch.setattr(farewell.time, "monotonic", lambda: now[0])
+    hosts = [f"web-{number}:2222" for number in range(3000)]
+    assert not delete(*hosts)
+    assert now[0] == 30
+    assert not farewell.is_refused(hosts, KEYS, "/k")
+    assert now[0] == 60

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Keys are what Concourse and OpenSSH read. (systemd's and Concourse's view: tests/functional.)"""
 
+import base64
 import shutil
 import subprocess
 
@@ -61,6 +62,24 @@ def test_pkcs8_is_read_too():
 def test_anything_else_is_refused(pem):
     with pytest.raises(ValueError):  # noqa: PT011 the library's own texts vary
         keys.public_key_line(pem)
+
+
+def rsa_line(modulus, exponent):
+    parts = b"ssh-rsa", exponent.to_bytes(300, "big").lstrip(b"\0"), b"\0" + modulus
+    packed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return f"ssh-rsa {base64.b64encode(packed).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("bits", "exponent"),
+    [(512, 65537), (8200, 65537), (1 << 25, 65537), (2048, (1 << 25) + 1)],
+)
+def test_public_keys_that_concourse_can_not_use_are_refused(bits, exponent):
+    modulus = b"\x80" + bytes(bits // 8 - 2) + b"\x01"
+    with pytest.raises(ValueError, match="RSA key"):
+        public_key(rsa_line(modulus, exponent))
+    usable = rsa_line(b"\x80" + bytes(254) + b"\x01", 65537)
+    assert public_key(usable) == usable
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "nul\0", "tab\t", "\x7f"])

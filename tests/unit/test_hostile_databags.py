@@ -16,7 +16,9 @@ from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, wo
 HOSTILE = (
     "\n", "x\nCONCOURSE_TAG=x", "$(reboot)", "--help", "\x00", "\x1b[31m", "²é\u2028", "9" * 5000,
     "[" * 100_000, '{"a": ', "../../etc/shadow", "secret:x", "-----BEGIN CERTIFICATE-----\n",
-    f'command="id" {HOST_KEY}', "x" * 1_000_000,
+    f'command="id" {HOST_KEY}', "x" * 1_000_000, "-oProxyCommand=id:22", "%i", '"', "10.0.0.5:0",
+    "10.0.0.5:65536", "[::::]:2222", "[1.2.3.4]:2222", "[fe80::1%eth0]:2222", "user@10.0.0.5:2222",
+    "10.0.0.5:2222,10.0.0.6:2222",
 )  # fmt: skip
 WORDS = tuple(enumerate(HOSTILE, 1))
 OF_WEB = (
@@ -72,6 +74,28 @@ def test_webs_that_are_hostile_take_no_worker_from_the_one_that_is_not(
     assert told(context, after, relation).unit_status == testing.ActiveStatus("Worker ready")
 
 
+def test_a_web_that_names_anothers_address_does_not_take_the_others_key_from_the_worker(
+    context, rooms
+):
+    relation = tsa()
+    good = relation.remote_units_data[0]
+    both = {0: good, 1: {**good, "tsa-public-key": WORKER_KEY}}
+    both = dataclasses.replace(relation, remote_units_data=both)
+    told(context, state(relations=[relation]), both)
+    assert rooms.worker.tsa_hosts == ("10.0.0.5:2222",)
+    assert {*rooms.worker.tsa_public_keys} == {HOST_KEY, WORKER_KEY}
+
+
+def test_of_webs_without_number_a_worker_takes_some_and_says_so(context, rooms):
+    relation = tsa()
+    data = relation.remote_units_data[0]
+    many = {number: {**data, "tsa-host": f"web-{number}:2222"} for number in range(3000)}
+    many = dataclasses.replace(relation, remote_units_data=many)
+    after = told(context, state(relations=[relation]), many)
+    assert len(rooms.worker.tsa_hosts) == 100
+    assert "refused tsa-host of 2900 more units: a worker takes 100" in after.unit_status.message
+
+
 @pytest.mark.parametrize(
     ("endpoint", "keys"), [*(("web-tsa", (key,)) for key in OF_WORKER), ("tsa", OF_WORKER)]
 )
@@ -100,7 +124,7 @@ def test_peers_that_are_hostile_change_nothing(context, rooms, mode):
     assert (rooms.web, rooms.worker) == (web, worker)
     assert after.unit_status.name == "active"
     assert "refused gpus of unit/1: no BOOT UUID ...;" in after.unit_status.message
-    assert "refused 12 more" in after.unit_status.message
+    assert f"refused {len(WORDS) - 3} more" in after.unit_status.message
     calm = dataclasses.replace(known, peers_data={1: {}})
     assert told(context, after, calm).unit_status == before.unit_status
 

@@ -52,6 +52,18 @@ def test_what_only_looks_gets_no_line_of_the_log(caplog):
     assert caplog.text == ""
 
 
+def test_a_failure_shows_no_terminal_what_a_program_says_and_not_all_of_it():
+    """It may be the words of a web, a database or a mirror that the program asks."""
+    said = r"printf '\033]0;x\007\302\205\342\200\256y' >&2; exit 3"
+    long = "head -c 50000 /dev/zero | tr '\\0' x >&2; exit 3"
+    for script in (said, long):
+        with pytest.raises(process.CommandError) as caught:
+            process.run(["/bin/sh", "-c", script], timeout=10)
+        text = str(caught.value)
+        assert text.isprintable()
+        assert len(text) < 500
+
+
 def test_failure_is_one_line_that_names_command_and_reason():
     command = ["/bin/sh", "-c", "echo; echo first >&2; echo 'no such thing' >&2; exit 3"]
     with pytest.raises(process.CommandError) as caught:

@@ -11,6 +11,7 @@ program of Concourse's gives it otherwise. A TSA is an SSH server, so ssh does.
 import collections.abc
 import json
 import logging
+import time
 import typing
 
 from ci.concourse import service
@@ -18,7 +19,9 @@ from machine import files, process
 
 _SSH: typing.Final = "/usr/bin/ssh"
 _KNOWN: typing.Final = service.KEYS / "known_hosts"
-_PATIENCE: typing.Final = 10.0  # seconds, for each TSA
+# In seconds: for each TSA, and for all of them.
+_PATIENCE: typing.Final = 10.0
+_ALL: typing.Final = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +44,15 @@ def delete(
         Whether a TSA took it.
     """
     asked = json.dumps({name: value for name, value in worker.items() if value}) + "\n"
+    end = time.monotonic() + _ALL
     for tsa in tsa_hosts:
         try:
-            _ask(tsa, host_keys, key, "delete-worker", asked)
+            _ask(tsa, host_keys, key, "delete-worker", asked, end)
             return True
         except (process.CommandError, OSError) as error:
             _log.warning("%s keeps the worker in its list: %s", tsa, error)
+            if isinstance(error, TimeoutError):  # The other TSAs would be asked too late.
+                break
     return False
 
 
@@ -60,11 +66,11 @@ def is_refused(
     Web takes the key of a worker that left its relation no more: then it learns of no end of a
     build there.
     """
-    refused = False
+    refused, end = False, time.monotonic() + _ALL
     for tsa in tsa_hosts:
         try:
             # No command of the TSA's, which says so to whom it lets in.
-            _ask(tsa, host_keys, key, "gpu-ci-hello", "")
+            _ask(tsa, host_keys, key, "gpu-ci-hello", "", end)
         except process.CommandError as error:
             if "Permission denied" not in error.stderr:
                 return False
@@ -77,14 +83,22 @@ def is_refused(
 
 
 def _ask(
-    tsa: str, host_keys: collections.abc.Collection[str], key: str, command: str, stdin: str
+    tsa: str,
+    host_keys: collections.abc.Collection[str],
+    key: str,
+    command: str,
+    stdin: str,
+    end: float,
 ) -> None:
-    """Give a TSA a command.
+    """Give a TSA a command, before this moment of time.monotonic().
 
     Raises:
         machine.process.CommandError: it refuses, or gives no answer.
-        OSError: ssh can't be started.
+        OSError: ssh can't be started, or the moment is over.
     """
+    timeout = min(_PATIENCE, end - time.monotonic())
+    if timeout <= 0:
+        raise TimeoutError(f"no TSA has answered within {_ALL:g} s")
     host, _, port = tsa.rpartition(":")
     host = host.strip("[]")
     # As ssh looks it up (openssh-9.2p1 misc.c, put_host_port).
@@ -92,7 +106,7 @@ def _ask(
     lines = "".join(f"{shown} {line}\n" for line in host_keys)
     try:
         files.ensure_file(_KNOWN, lines, mode=0o600)
-        process.run(_command(host, port, key, command), timeout=_PATIENCE, stdin=stdin)
+        process.run(_command(host, port, key, command), timeout=timeout, stdin=stdin)
     finally:
         files.ensure_absent(_KNOWN)
 
