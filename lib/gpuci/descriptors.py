@@ -172,13 +172,13 @@ class Search:
             return False
         folder, _, number = path.rpartition("/")
         _, _, text = proc.read(f"{folder}info/{number}").partition("UserFiles:")
-        entries = (line.partition(": ")[2].strip() for line in text.splitlines()[1:])
+        entries = (line.partition(": ")[2].strip() for line in text.split("\n")[1:])
         return any(entry.removesuffix("\\040(deleted)") in self._paths for entry in entries)
 
     def _maps_one(self, pid: int) -> bool:
         """Whether a process has one of the nodes mapped (proc(5): maps, map_files)."""
         self._check_time()
-        for line in proc.read_bytes(f"{self._proc}/{pid}/maps").splitlines():
+        for line in proc.read_bytes(f"{self._proc}/{pid}/maps").split(b"\n")[:-1]:
             place, _, _, device, inode = line.split(None, 5)[:5]
             if inode == b"0":
                 continue
@@ -203,7 +203,7 @@ class Search:
 
     @staticmethod
     def _mount(path: str) -> int:
-        for line in proc.read(path).splitlines():
+        for line in proc.lines(path):
             if line.startswith("mnt_id:"):
                 return int(line.split()[1])
         return 0

@@ -34,7 +34,7 @@ def of(root: str, process: str) -> tuple[dict[str, str], bool]:
         OSError: that can't be told.
     """
     found: dict[str, str] = {}
-    for line in proc.read(f"{root}{process}/cgroup").splitlines():
+    for line in proc.lines(f"{root}{process}/cgroup"):
         _, controllers, path = line.split(":", 2)
         found[DEVICES if DEVICES in controllers.split(",") else controllers] = path
     if DEVICES in found or UNIFIED not in found:
@@ -63,7 +63,7 @@ def folders(root: str, cgroups: dict[str, str]) -> list[str]:
     """
     v1: list[tuple[str, str]] = []
     v2: list[tuple[str, str]] = []
-    for line in proc.read(f"{root}/proc/self/mountinfo").splitlines():
+    for line in proc.lines(f"{root}/proc/self/mountinfo"):
         mount, _, source = line.partition(" - ")
         kind, _, options = source.split(" ", 2)
         top, point = mount.split(" ")[3:5]

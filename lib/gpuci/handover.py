@@ -48,6 +48,7 @@ class Look:
     Attributes:
         intruders: the containers and jobs that were ended, by the last parts of their groups.
         withheld: the names of the holders whose devices can't go on, each with why.
+        is_over: whether it has seen all that it had to, or has noted why not.
 
     Args:
         root: where /proc lies.
@@ -58,6 +59,7 @@ class Look:
     def __init__(self, root: str, ending: Mapping[str, Holder], leased: Collection[str]) -> None:
         self.intruders: list[str] = []
         self.withheld: dict[str, str] = {}
+        self.is_over = False
         self._root, self._ending, self._leased = root, ending, leased
         self._own = {path for path, _ in self._prefixes("self")}
         self._bundles = {
@@ -85,6 +87,7 @@ class Look:
             self.give_up()
         except (OSError, ValueError) as error:
             self._withhold(self._ending, refuse.fault(error))
+        self.is_over = True
 
     def give_up(self) -> None:
         """Note that the time is up."""
@@ -178,7 +181,7 @@ class Look:
         return {
             line.split(":", 2)[2]
             for one in (folder, *threads)
-            for line in proc.read(f"{one}/cgroup").splitlines()
+            for line in proc.lines(f"{one}/cgroup")
         }
 
     def _end(self, group: str) -> bool:
@@ -209,7 +212,7 @@ class Look:
 
     def _mounts(self, pid: int) -> set[int]:
         try:
-            lines = proc.read(f"{self._root}/proc/{pid}/mountinfo").splitlines()
+            lines = proc.lines(f"{self._root}/proc/{pid}/mountinfo")
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

@@ -26,6 +26,18 @@ def read(path: str) -> str:
     return read_bytes(path).decode(errors="replace")
 
 
+def lines(path: str) -> list[str]:
+    """The lines of a file; none if it is gone.
+
+    Only a line feed ends one: the kernel writes names as users gave them, and str.splitlines takes
+    other characters in them for ends too (form feed, U+2028).
+
+    Raises:
+        OSError: it can't be read.
+    """
+    return [line for line in read(path).split("\n") if line]
+
+
 def read_bytes(path: str) -> bytes:
     """What is in a file; nothing if it is gone.
 

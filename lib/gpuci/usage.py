@@ -272,7 +272,8 @@ class Host:
 
         # A read of another process's /proc can hang, as where its memory is being mapped.
         _thread.start_new_thread(work, ())
-        if not over.acquire(timeout=handover.PATIENCE + 1):
+        over.acquire(timeout=handover.PATIENCE + 1)
+        if not look.is_over:
             look.give_up()
         self.intruders += look.intruders
         self.looked |= {name: look.withheld.get(name, "") for name in ending}

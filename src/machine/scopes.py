@@ -85,7 +85,7 @@ def move(pid: int, other: int, unit: str) -> None:
     Raises:
         OSError: it can't be moved, or is gone (ESRCH).
     """
-    mounts = (_PROC / "self/mountinfo").read_text().splitlines()
+    mounts = _lines(_PROC / "self/mountinfo")
     moved = False
     for controllers, path in _groups(other):
         if unit in path.split("/"):
@@ -99,11 +99,16 @@ def move(pid: int, other: int, unit: str) -> None:
 def _groups(pid: int) -> list[tuple[list[str], str]]:
     """The control groups of a process (cgroups(7)): controllers, none for v2's; and path."""
     try:
-        text = (_PROC / str(pid) / "cgroup").read_text()
+        lines = _lines(_PROC / str(pid) / "cgroup")
     except (FileNotFoundError, ProcessLookupError):
         return []
-    parts = [line.split(":", 2) for line in text.splitlines()]
+    parts = [line.split(":", 2) for line in lines]
     return [([name for name in names.split(",") if name], path) for _, names, path in parts]
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    """The lines of a file of the kernel's, in which users' names hold any bytes but line feeds."""
+    return [line for line in os.fsdecode(path.read_bytes()).split("\n") if line]
 
 
 def _folder(mounts: list[str], controllers: list[str], path: str) -> pathlib.Path:

@@ -94,7 +94,11 @@ def is_open_in(service: str, inode: int) -> bool:
         OSError: a process can't be looked at.
     """
     # In a container the kernel may name groups from the host's root on.
-    top = _group((_PROC / "1/cgroup").read_text()).removesuffix("/init.scope").rstrip("/")
+    top = (
+        _group(os.fsdecode((_PROC / "1/cgroup").read_bytes()))
+        .removesuffix("/init.scope")
+        .rstrip("/")
+    )
     wanted, link = f"{top}/system.slice/{service}", f"socket:[{inode}]"
     processes = [path for path in _PROC.iterdir() if path.name.isdecimal()]
     return any(_has_open(path, wanted, link) for path in processes)
@@ -113,7 +117,7 @@ def _has_open(process: pathlib.Path, group: str, link: str) -> bool:
             # All that is read through this folder is of one process, also if its number is
             # another's by then.
             folder = opened_at(process, os.O_PATH | os.O_DIRECTORY)
-            text = os.read(opened_at("cgroup", os.O_RDONLY, folder), 1 << 16).decode()
+            text = os.fsdecode(os.read(opened_at("cgroup", os.O_RDONLY, folder), 1 << 16))
             if _group(text) != group:
                 return False
             descriptors = opened_at("fd", os.O_RDONLY | os.O_DIRECTORY, folder)
@@ -128,7 +132,8 @@ def _has_open(process: pathlib.Path, group: str, link: str) -> bool:
 
 def _group(text: str) -> str:
     """Return a process's group in systemd's own hierarchy (cgroups(7), /proc/PID/cgroup)."""
-    rows = [line.split(":", 2) for line in text.splitlines()]
+    # In the name of a user's group may be all other characters that str.splitlines splits at.
+    rows = [line.split(":", 2) for line in text.split("\n")]
     paths = {row[1]: row[2] for row in rows if len(row) == 3}
     return paths.get("name=systemd", paths.get("", ""))
 

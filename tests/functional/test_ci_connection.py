@@ -183,6 +183,43 @@ def test_a_web_that_vanished_without_a_word_does_not_count():
     assert done.stdout.splitlines() == ["[0]", "[True]"]
 
 
+HIERARCHY = Path("/sys/fs/cgroup/systemd")
+TOP = HIERARCHY if HIERARCHY.exists() else Path("/sys/fs/cgroup")
+LISTENS = """
+import os, socket, sys, time
+with open(sys.argv[1], "w") as group:
+    group.write(str(os.getpid()))
+listener = socket.create_server(("127.0.0.1", 0))
+print(os.fstat(listener.fileno()).st_ino, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(TOP, os.W_OK), reason="control groups need root"
+)
+@pytest.mark.parametrize("end", ["\r", "\x0c", "\x1e", "\u2028", "\udcff"])
+def test_no_name_of_a_users_group_makes_a_process_one_of_a_service(end):
+    """A user's service manager names its groups at will: two lines of /proc/PID/cgroup of one."""
+    base = TOP / f"gpuci-connection-{os.getpid()}"
+    group = base / f"x{end}1:name=systemd:" / "system.slice" / "concourse-web.service"
+    group.mkdir(parents=True)
+    try:
+        argv = [sys.executable, "-c", LISTENS, os.fsencode(group / "cgroup.procs")]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as user:
+            inode = int(user.stdout.readline())
+            try:
+                assert not sockets.is_open_in("concourse-web.service", inode)
+            finally:
+                user.kill()
+    finally:
+        deadline = time.monotonic() + 10
+        for path in (group, *group.parents[:3]):
+            while path.exists() and time.monotonic() < deadline:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:B5D2 0100007F:08AE 01 00000000:00000000 02:00000DC5 00000000     0        0 41 2 0

@@ -139,6 +139,20 @@ def test_it_is_found(process, script):
     assert Search("", [NODE]).has_one_open(process(script))
 
 
+# A name with what str.splitlines and bytes.splitlines take for the end of a line.
+NAMED = """
+import ctypes, os, tempfile
+path = os.path.join(tempfile.mkdtemp(), "a\\rb\\x0cc\\u2028d")
+descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+os.ftruncate(descriptor, 4096)
+"""
+
+
+def test_a_mapped_file_may_have_any_name(process):
+    assert not Search("", [NODE]).has_one_open(process(NAMED + MAP))
+    assert Search("", [NODE]).has_one_open(process(NAMED + MAP + MAPPED))
+
+
 @pytest.mark.parametrize("nodes", [[], ["/dev/full"], ["/dev/nvidia7777"], ["/etc/passwd"]])
 def test_another_device_is_not(process, nodes):
     pid = process(OPEN)

@@ -205,6 +205,48 @@ def test_a_program_of_the_machine_that_was_sent_it_keeps_the_gpu_from_others(sta
     assert looked(nodes=["/dev/null-not-there"]) == ("", [])
 
 
+# What str.splitlines takes for ends of lines, and a user may write into names.
+ENDS = "\r \x0c \x1e \x85 \u2028"
+
+
+def test_a_program_in_a_group_of_any_name_is_looked_at(start):
+    """A user's service manager names the control groups of its own at will."""
+    colleague = start(RECEIVED, f"user.slice/a{ENDS}b")
+    assert f"pid {colleague.pid} (python" in looked()[0]
+
+
+NAMED_MOUNT = f"""
+import tempfile
+place = os.path.join(tempfile.mkdtemp(), {ENDS!r})
+os.mkdir(place)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mount(b"none", place.encode(), b"tmpfs", 0, None) == 0
+"""
+
+
+def test_a_mount_of_any_name_keeps_no_gpu_from_others(start):
+    """FUSE and user namespaces let every user mount on a directory of a name of its own."""
+    user = start(CONTAINED + NAMED_MOUNT, "user.slice")
+    script = RECEIVED.replace("os._exit(0)", "os.write(there.fileno(), b'y'); time.sleep(1000)")
+    start(script.replace("os.wait()", ""), "user.slice")
+    assert looked() == ("", [])
+    inside = f"""
+import ctypes, os, sys
+assert ctypes.CDLL(None).setns(os.open("/proc/{user.pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
+from gpuci import groups
+print(groups.folder("", "/{SITE}"))
+"""
+    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, "-c", inside]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{TOP}/{SITE}\n", "")
+
+
+def test_a_look_that_ends_without_a_result_keeps_the_gpu_from_others(monkeypatch):
+    monkeypatch.setattr(handover.Look, "run", lambda *_: None)
+    assert looked()[0] != ""
+
+
 def test_a_mapping_in_a_container_is_found(start):
     intruder = start(CONTAINED + MAPPED, f"docker/{HEX}")
     assert looked(nodes=["/dev/zero"]) == ("", [f"{HEX}"])
