@@ -7,6 +7,7 @@ No call that gets its devices at once needs any of it, so whoever does imports i
 
 from __future__ import annotations
 
+from gpuci.leases import LONGEST_LOOK
 from gpuci.policy import SELF_TEST_CONTAINER, Device, Policy
 from gpuci.refuse import Refused, duration, failed
 from gpuci.table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
@@ -29,9 +30,11 @@ class Held:
         name: its holder's name in the table.
         who: its holder for people, such as `concourse task 4f0c` or `docker container "train"`.
         seconds: for how long; None: that is not known.
+        handing_over: whether that one has ended, and the device goes on after a look at who has
+            it open.
     """
 
-    __slots__ = ("device", "name", "seconds", "who")
+    __slots__ = ("device", "handing_over", "name", "seconds", "who")
 
     def __init__(self, device: Device, name: str, holder: Holder, now: float) -> None:
         self.device = device
@@ -39,10 +42,13 @@ class Held:
         self.who = who(name, holder)
         # A table that was made anew does not know since when.
         self.seconds = int(now - holder.since) if holder.since else None
+        self.handing_over = bool(holder.handing) and now - holder.handing[1] < LONGEST_LOOK
 
     @property
     def words(self) -> str:
         """Who has it, and for how long."""
+        if self.handing_over:
+            return f"GPU {self.device.index} goes on from {self.who}"
         age = "" if self.seconds is None else f", {duration(self.seconds)}"
         return f"{self.who} holds GPU {self.device.index}{age}"
 
@@ -88,7 +94,8 @@ def expired(
         is_shown = kind == STEP == holder.kind
         by = f"container {one.name}" if is_shown and not holder.who else one.who
         age = "" if one.seconds is None else f" for {duration(one.seconds)}"
-        held.append(f"GPU {one.device.index} is in use by {by}{age}")
+        use = "goes on from" if one.handing_over else "is in use by"
+        held.append(f"GPU {one.device.index} {use} {by}{'' if one.handing_over else age}")
         is_shown_by_fly |= is_shown
     whose = ", ".join(held) or "none is in use"
     whose += " (fly containers shows whose)" if is_shown_by_fly else ""

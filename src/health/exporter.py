@@ -91,6 +91,10 @@ XIDS: typing.Final = Metric(
 LEASED: typing.Final = Metric(
     "gpuci_gpu_leased", "gauge", GPU, "Whether a job holds the GPU, or a part of it"
 )
+HANDING_OVER: typing.Final = Metric(
+    "gpuci_gpu_handing_over", "gauge", GPU,
+    "Whether the GPU, or a part of it, goes from a holder that has ended to the next one",
+)  # fmt: skip
 TESTED: typing.Final = Metric(
     "gpuci_gpu_under_test", "gauge", GPU, "Whether the self-test holds the GPU"
 )
@@ -163,9 +167,9 @@ INFO: typing.Final = Metric(
 
 TABLE: typing.Final = (
     BUSY, MEMORY_USED, MEMORY_TOTAL, POWER, POWER_LIMIT, TEMPERATURE, CLOCK, REASON, ENERGY,
-    ECC_CORRECTED, ECC_UNCORRECTED, REMAP_PENDING, REMAP_FAILED, ANSWERS, XIDS, LEASED, TESTED,
-    QUARANTINED, CORDONED, CAUSE, LEASE, WAIT, REFUSALS, POLL_TIME, POLL_AGE, HUNG, MISSES,
-    BREAKER, WATCHED, TURN_AGE, STARTED, INFO,
+    ECC_CORRECTED, ECC_UNCORRECTED, REMAP_PENDING, REMAP_FAILED, ANSWERS, XIDS, LEASED,
+    HANDING_OVER, TESTED, QUARANTINED, CORDONED, CAUSE, LEASE, WAIT, REFUSALS, POLL_TIME,
+    POLL_AGE, HUNG, MISSES, BREAKER, WATCHED, TURN_AGE, STARTED, INFO,
 )  # fmt: skip
 
 # By their bits (nvml.h of CUDA 13, nvmlClocksEventReasons).

@@ -41,7 +41,9 @@ class Freed:
         if moment.holdings is None:
             return
         for uuid in (card.uuid for card in moment.cards):
-            held = any(one.in_use and not one.ours for one in moment.holders(uuid))
+            held = any(
+                one.handing_over or (one.in_use and not one.ours) for one in moment.holders(uuid)
+            )
             if held or uuid in moment.cordoned:
                 self._busy[uuid] = moment.now
             # The driver may still be taking the memory back, without which no test begins.

@@ -8,7 +8,7 @@ import logging
 import pathlib
 import types
 
-from gpuci import line, policy
+from gpuci import leases, line, policy
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.table import STEP
@@ -35,6 +35,7 @@ def holdings(store: str) -> tuple[Holding, ...] | None:
                 waited=holder.waited,
                 kind=holder.kind,
                 who="" if holder.kind == STEP else line.who(name, holder),
+                handing_over=leases.is_handed_over(holder, host),
             )
             for name, holder in holders
         )

@@ -242,7 +242,9 @@ def _tell_state(page: Page, known: _Known) -> None:
         if why is not None and not cordoned:
             page.set(exporter.CAUSE, 1, *labels, _cause(why))
         if moment.holdings is not None:
-            holders = [one for one in moment.holders(card.uuid) if one.in_use]
+            there = moment.holders(card.uuid)
+            page.set(exporter.HANDING_OVER, any(one.handing_over for one in there), *labels)
+            holders = [one for one in there if one.in_use]
             page.set(exporter.LEASED, _any(holders, ours=False), *labels)
             page.set(exporter.TESTED, _any(holders, ours=True), *labels)
     for names in sorted(known.jobs):

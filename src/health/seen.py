@@ -153,6 +153,7 @@ class Holding:
         waited: for how long it had to wait for them, in seconds; None: that is not known.
         kind: `step`; `container`, of an engine; or `job`, a unit of systemd's.
         who: it in its engine's words; empty for a step.
+        handing_over: it has ended, and they go to another one after a look at who has them open.
     """
 
     container: str
@@ -164,6 +165,7 @@ class Holding:
     waited: float | None = None
     kind: str = STEP
     who: str = ""
+    handing_over: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,8 @@ class Container:
         steps: exec ids of what runs in it: `task`, or a UUID for a hijacked session; `self-test`
             for the worker's own.
         in_use: whether it uses its GPUs; if not, the next task takes them from it.
+        handing_over: whether it has ended, and its GPUs go to another one after a look at who has
+            them open.
         stuck: whether that was tried, but what it left can't be killed.
         seconds: how long it has had them; None if that is not known.
     """
@@ -34,6 +36,7 @@ class Container:
     gpus: list[str]
     steps: list[str]
     in_use: bool
+    handing_over: bool
     stuck: bool
     seconds: int | None
 
@@ -43,6 +46,7 @@ class Container:
         steps = ["hijacked session" if _UUID.fullmatch(step) else step for step in self.steps]
         if not self.in_use:
             steps = ["ended, but can't be killed" if self.stuck else "no longer used"]
+            steps = ["ended"] if self.handing_over else steps
         age = [] if self.seconds is None else [duration(self.seconds)]
         if self.kind == STEP or not self.in_use:
             age.insert(0, " and ".join(dict.fromkeys(steps)) or "starting")

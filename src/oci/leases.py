@@ -28,7 +28,9 @@ def holders() -> dict[str, Lease] | None:
         return {
             name: Lease(
                 tuple(holder.gpus),
-                host.in_use(name, holder) or host.has_leftovers(name, holder),
+                host.in_use(name, holder)
+                or host.has_leftovers(name, holder)
+                or leases.is_handed_over(holder, host),
                 holder.cgroup if holder.kind == JOB else "",
             )
             for name, holder in Store(str(wrapper.STORE)).read().holders.items()
@@ -134,6 +136,7 @@ def _container(name: str, holder: Holder, host: Host) -> lease_words.Container:
         gpus=holder.gpus,
         steps=steps,
         in_use=in_use,
+        handing_over=leases.is_handed_over(holder, host),
         stuck=holder.stuck and not in_use,
         seconds=seconds,
     )
@@ -197,7 +200,7 @@ def _containers_with(
 def _state(containers: list[lease_words.Container], *, shared: bool) -> str:
     users = sum(each.in_use or each.stuck for each in containers)
     if not users:
-        return "free"
+        return "handing over" if any(each.handing_over for each in containers) else "free"
     return f"shared by {users}" if shared or users > 1 else "leased"
 
 

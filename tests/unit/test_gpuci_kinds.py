@@ -290,6 +290,28 @@ def test_who_waits_is_told_where_it_stands(shelf):
     assert shelf.read().waiters == []
 
 
+def test_who_waits_reads_what_is_being_handed_over(shelf):
+    machine, told = Machine("step"), []
+    acquire(shelf, machine, "step", kind="step")
+    acquire(shelf, machine, "train", kind=CONTAINER, who='podman container "train"')
+    with shelf as table:
+        table.holders["train"].handing = (2, 2), machine.clock
+
+    def look(place):
+        told.append(place.words)
+        machine.clock += 30 if len(told) == 1 else leases.LONGEST_LOOK
+
+    acquire(shelf, machine, "late", told=look)
+    held = "1st in line; concourse task step holds GPU 0, 0 s; "
+    assert told[0] == f'{held}GPU 1 goes on from podman container "train"'
+    assert "late" in shelf.read().holders
+    with shelf as table:
+        table.holders["late"].handing = (2, 2), machine.clock
+    with pytest.raises(Refused, match="GPU 1 goes on from job late") as caught:
+        acquire(shelf, machine, "later")
+    assert "GPU 0 is in use by concourse task step for " in str(caught.value)
+
+
 def test_who_hangs_up_waits_no_more(shelf):
     machine = Machine("a")
     acquire(shelf, machine, "a", named=IDS[:1])

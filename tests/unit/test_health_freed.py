@@ -79,6 +79,14 @@ def test_a_gpu_that_the_next_job_has_at_once_is_not_free(asked):
     assert watch.end() == 1
 
 
+def test_a_gpu_that_is_handed_over_is_not_free(asked):
+    asked("GPU-0")
+    watch = Watch()
+    watch.days.holdings = (dataclasses.replace(job(), in_use=False, handing_over=True),)
+    assert [watch.turn(2) for _ in range(5)] == [0] * 5
+    assert watch.end() == 1
+
+
 def test_short_jobs_one_after_another_wake_it_no_more_often_than_juju_does(asked):
     asked("GPU-0")
     watch = Watch()

@@ -177,6 +177,15 @@ def test_a_lease_that_nobody_uses_is_none(told):
     assert f"gpuci_gpu_leased{{{A}}} 0\n" in told.text()
 
 
+def test_a_gpu_that_is_handed_over_is_not_free(told):
+    gone = Holding("b", "/b", ("GPU-a",), since=1, in_use=False, handing_over=True)
+    told.turn(moment(1000, holdings=(gone,)), [])
+    assert f"gpuci_gpu_leased{{{A}}} 0\n" in told.text()
+    assert f"gpuci_gpu_handing_over{{{A}}} 1\n" in told.text()
+    told.turn(moment(1001, holdings=()), [])
+    assert f"gpuci_gpu_handing_over{{{A}}} 0\n" in told.text()
+
+
 def test_an_error_is_not_taken_for_free_gpus(told):
     told.turn(moment(1000, holdings=None), [])
     assert "gpuci_gpu_leased" not in told.text()

@@ -8,6 +8,8 @@ import select
 
 import pytest
 
+from gpuci.store import Store
+from gpuci.usage import Host
 from health import leased, watch
 from health.decided import TakeOut
 from health.seen import Card, Holding, Look, Message, Source
@@ -157,6 +159,10 @@ def test_a_lease_is_told_with_whose_it_is(rig):
         *(True, False),
     )
     assert (ours.devices, ours.ours) == (("GPU-1", "MIG-2"), True)
+    assert not task.handing_over
+    with Store(str(rig.store)) as table:
+        table.holders["task-1"].handing = Host().me(), Host.now()
+    assert [one.handing_over for one in leased.holdings(str(rig.store)) or ()] == [True, False]
 
 
 def test_a_change_of_the_leases_is_told_also_of_a_store_that_comes_later(tmp_path):

@@ -252,6 +252,7 @@ def test_a_program_reads_all_of_it(worker):
             "gpus": ["GPU-1"],
             "steps": ["task"],
             "in_use": True,
+            "handing_over": False,
             "stuck": False,
             "seconds": 35,
         }
@@ -267,6 +268,27 @@ def test_a_program_reads_all_of_it(worker):
             "kept": 1,
         }
     ]
+
+
+def test_a_gpu_that_is_handed_over_is_not_free(worker):
+    worker.hold(TASK, "GPU-1", steps=(), age=100, execs=True)
+    worker.wait("next", 2, age=5)
+    looks = worker.process()
+    assert worker.report()["gpu-1"].startswith("free, ")
+    assert not leases.holders()[TASK].occupied
+    with worker.store as table:
+        table.holders[TASK].handing = looks, worker.uptime
+    found = worker.report()
+    assert (found["free"], found["waiting"]) == ("1 of 2", "1")
+    assert found["gpu-1"] == (
+        f"handing over, A100-SXM4-80GB, GPU-1, container {TASK} (ended, 100 s)"
+    )
+    assert worker.read_json()["devices"][1]["state"] == "handing over"
+    assert worker.read_json()["containers"][TASK]["handing_over"]
+    assert leases.holders()[TASK].occupied
+    # Who looked was killed.
+    shutil.rmtree(worker.root / f"proc/{looks[0]}")
+    assert worker.report()["gpu-1"].startswith("free, ")
 
 
 @pytest.mark.parametrize("ask", [leases.report, lambda: leases.release("0", "why", force=False)])
