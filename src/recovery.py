@@ -6,14 +6,13 @@ import collections.abc
 import dataclasses
 import datetime
 import logging
-import pathlib
 import time
 import typing
 
 from gpu import detect, health
 from gpu.health import Health
 from gpu.inventory import Gpu, State, Vendor
-from host import gpu_reset, recovery_record
+from host import gpu_reset, kernel_modules, recovery_record
 from machine import apart, locks
 from oci import leases, quarantine, retests
 from plan import gpu_recovery
@@ -28,7 +27,6 @@ WATCH: typing.Final = "gpu-ci-health.service"
 
 # How long the driver may take, in seconds.
 _PATIENCE: typing.Final = 10.0
-_UPTIME: typing.Final = pathlib.Path("/proc/uptime")
 
 _log = logging.getLogger(__name__)
 _Progress = collections.abc.Callable[[str], None]
@@ -93,7 +91,8 @@ def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
         ),
         made=recovery_record.read().made,
         now=time.time(),
-        booted=time.time() - float(_UPTIME.read_text().split()[0]),
+        boot=kernel_modules.boot(kernel_modules.ROOT),
+        uptime=time.clock_gettime(time.CLOCK_BOOTTIME),
         can_reset=nvidia and not state.driver.container,
         joined=state.driver.nvswitch,
         all_idle=all(used.isdisjoint({gpu.uuid, *gpu.devices}) for gpu in gpus.values()),

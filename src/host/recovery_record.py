@@ -50,13 +50,19 @@ def read() -> Record:
             return Record()
         found = json.loads(text)
         made = tuple(
-            Made(Step(one["step"]), tuple(map(str, one["uuids"])), float(one["at"]))
+            Made(
+                Step(one["step"]),
+                tuple(map(str, one["uuids"])),
+                float(one["at"]),
+                str(one.get("boot", "")),  # a charm before this one noted neither
+                float(one.get("since_boot", 0)),
+            )
             for one in found["made"]
         )
         return Record(made, str(found["boot"]), str(found["outcome"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         _log.warning("%s is damaged: no machine is rebooted for a day", memory.STATE / _NAME)
-        record = Record((Made(Step.REBOOT, (), time.time()),))
+        record = Record((_now(Step.REBOOT, ()),))
         _write(record)
         return record
 
@@ -68,9 +74,14 @@ def begin(step: Step, uuids: tuple[str, ...]) -> None:
         OSError: it can't be noted, so that it must not be made.
     """
     before = read()
-    made = (*before.made, Made(step, uuids, time.time()))[-_KEPT:]
+    made = (*before.made, _now(step, uuids))[-_KEPT:]
     boot = kernel_modules.boot(kernel_modules.ROOT) if step is Step.REBOOT else before.boot
     _write(Record(made, boot, ""))
+
+
+def _now(step: Step, uuids: tuple[str, ...]) -> Made:
+    boot = kernel_modules.boot(kernel_modules.ROOT)
+    return Made(step, uuids, time.time(), boot, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def conclude(outcome: str) -> None:

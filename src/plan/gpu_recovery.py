@@ -64,11 +64,15 @@ class Made:
         step: which.
         uuids: the GPUs that it was for.
         at: when, in seconds since the epoch.
+        boot: the id of the boot in which that was; empty: an earlier charm did not note it.
+        since_boot: when, in seconds since that boot.
     """
 
     step: Step
     uuids: tuple[str, ...]
     at: float
+    boot: str
+    since_boot: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +84,8 @@ class Site:
         patients: the GPUs in quarantine.
         made: what was done before.
         now: seconds since the epoch.
-        booted: when the machine started.
+        boot: the id of this boot.
+        uptime: for how long it has lasted, in seconds.
         can_reset: its GPUs are NVIDIA's, and this is no container, where a GPU is its host's.
         joined: they are joined by NVSwitches, so that a reset of one touches all.
         all_idle: nobody has any of them.
@@ -92,7 +97,8 @@ class Site:
     patients: tuple[Patient, ...]
     made: tuple[Made, ...]
     now: float
-    booted: float
+    boot: str
+    uptime: float
     can_reset: bool = True
     joined: bool = False
     all_idle: bool = True
@@ -116,7 +122,7 @@ def decide(site: Site) -> Cure:
         if step is Step.RESET and _may_be_reset(patient, site):
             return Cure(Step.RESET, (patient.uuid,))
     to_reboot = tuple(one.uuid for one, step in needs.items() if step is Step.REBOOT)
-    rests = all(site.now - made.at >= DAY for made in _of(site.made, Step.REBOOT))
+    rests = all(_age(made, site) >= DAY for made in _of(site.made, Step.REBOOT))
     if site.wish == "reboot" and to_reboot and rests:
         return Cure(Step.REBOOT, to_reboot)
     return Cure(Step.NOTHING)
@@ -130,7 +136,8 @@ def need(patient: Patient, site: Site) -> Step:
     """
     if not patient.level or patient.action == recovery_action.COLD_START:
         return Step.NOTHING
-    reboot = Step.REBOOT if patient.since >= site.booted else Step.NOTHING
+    # By the wall clock, as a quarantine lasts over boots, and its file shows people a time.
+    reboot = Step.REBOOT if patient.since >= site.now - site.uptime else Step.NOTHING
     if not patient.answers:
         return reboot
     # Drivers before the query tell of an Xid alone.
@@ -151,9 +158,20 @@ def need(patient: Patient, site: Site) -> Step:
 def _may_be_reset(patient: Patient, site: Site) -> bool:
     if not patient.idle or not patient.whole or (site.joined and not site.all_idle):
         return False
-    ages = [site.now - made.at for made in _resets(patient, site)]
+    ages = [_age(made, site) for made in _resets(patient, site)]
     lately = [age for age in ages if age < 7 * DAY]
     return len(lately) < _MOST_RESETS and all(age >= HOUR for age in lately)
+
+
+def _age(made: Made, site: Site) -> float:
+    """How long ago something was made, in seconds.
+
+    The time since boot ends with the boot. Of an earlier one the wall clock alone tells, which may
+    have been set since; it was before this boot in any case.
+    """
+    if made.boot == site.boot:
+        return site.uptime - made.since_boot
+    return max(site.now - made.at, site.uptime if made.boot else 0.0)
 
 
 def _resets(patient: Patient, site: Site) -> list[Made]:

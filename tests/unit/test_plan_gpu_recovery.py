@@ -9,7 +9,7 @@ import pytest
 from plan.gpu_recovery import DAY, HOUR, Cure, Made, Patient, Site, Step, decide
 
 NOW = 1_790_000_000.0
-BOOTED = NOW - 7 * DAY
+UPTIME = 7 * DAY
 SINCE = NOW - 60
 ASKS_RESET = Patient("GPU-0", "isolation", "recovery", SINCE, action=1)
 LOST = Patient("GPU-1", "isolation", "off-bus", SINCE, answers=False)
@@ -17,15 +17,21 @@ SPLIT = dataclasses.replace(ASKS_RESET, whole=False)
 
 
 def site(*patients, wish="reboot", made=(), **more):
-    return Site(wish, patients, tuple(made), NOW, BOOTED, **more)
+    return Site(wish, patients, tuple(made), NOW, "this", UPTIME, **more)
 
 
 def step(*patients, **more):
     return decide(site(*patients, **more)).step
 
 
+def made_at(age, step=Step.RESET, uuid="GPU-0", clock=0):
+    """What was made so long ago, in this boot if that is old enough; the clock was set since."""
+    boot = "this" if age <= UPTIME else "before"
+    return Made(step, (uuid,), NOW - age - clock, boot, UPTIME - age)
+
+
 def reset(age, uuid="GPU-0"):
-    return Made(Step.RESET, (uuid,), NOW - age)
+    return made_at(age, uuid=uuid)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +55,8 @@ def reset(age, uuid="GPU-0"):
         ({"level": ""}, Step.NOTHING),
         ({"level": "", "answers": False}, Step.NOTHING),
         # The machine has started since, and it is still so.
-        ({"action": 2, "since": BOOTED - 1}, Step.NOTHING),
-        ({"answers": False, "since": BOOTED - 1}, Step.NOTHING),
+        ({"action": 2, "since": NOW - UPTIME - 1}, Step.NOTHING),
+        ({"answers": False, "since": NOW - UPTIME - 1}, Step.NOTHING),
     ],
 )
 def test_what_helps(change, expected):
@@ -123,21 +129,35 @@ def test_three_in_a_week_are_enough():
 
 def test_one_reboot_a_day_whomever_it_is_for():
     def reboot(age):
-        return Made(Step.REBOOT, ("GPU-7",), NOW - age)
+        return made_at(age, Step.REBOOT, "GPU-7")
 
     assert step(LOST, made=[reboot(DAY - 1)]) is Step.NOTHING
     assert step(LOST, made=[reboot(DAY)]) is Step.REBOOT
 
 
+@pytest.mark.parametrize("clock", [30 * DAY, -30 * DAY])
+def test_a_clock_that_was_set_makes_no_second_reboot_and_keeps_none_away(clock):
+    for step_, patient in ((Step.RESET, ASKS_RESET), (Step.REBOOT, LOST)):
+        rest = {Step.RESET: HOUR, Step.REBOOT: DAY}[step_]
+        uuid = patient.uuid if step_ is Step.RESET else "GPU-7"
+        # Quarantined anew since, by whichever clock.
+        sick = dataclasses.replace(patient, since=NOW + 60 * DAY)
+        assert step(sick, made=[made_at(rest - 1, step_, uuid, clock)]) is Step.NOTHING
+        assert step(sick, made=[made_at(rest, step_, uuid, clock)]) is step_
+    # Of an earlier boot this one's time is known for certain.
+    earlier = Made(Step.REBOOT, ("GPU-7",), NOW + DAY, "before", 60.0)
+    assert step(LOST, made=[earlier]) is Step.REBOOT
+
+
 def test_a_card_that_is_broken_for_good_ends_in_nothing():
     """Whatever the order of hooks and boots: one reset, one reboot, and then it rests."""
-    patient, made, booted, now, steps = ASKS_RESET, [], BOOTED, NOW, []
+    patient, made, boot, booted, now, steps = ASKS_RESET, [], "0", NOW - UPTIME, NOW, []
     for _ in range(1000):
-        cure = decide(Site("reboot", (patient,), tuple(made), now, booted))
+        cure = decide(Site("reboot", (patient,), tuple(made), now, boot, now - booted))
         if cure.step is not Step.NOTHING:
             steps.append(cure.step)
-            made.append(Made(cure.step, cure.uuids, now))
+            made.append(Made(cure.step, cure.uuids, now, boot, now - booted))
         if cure.step is Step.REBOOT:
-            booted = now + 60
+            boot, booted = boot + "1", now + 60
         now += HOUR
     assert steps == [Step.RESET, Step.REBOOT]

@@ -38,7 +38,7 @@ class Site:
         self.why = ""
         self.after_reset = WELL
         self.error = None
-        self.boot = "first"
+        self.boot, self.uptime = "first", 604800.0
 
     def wish(self, wish):
         options = dataclasses.replace(self.state.options, gpu_recovery=wish)
@@ -64,9 +64,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     monkeypatch.setattr(memory, "STATE", tmp_path)
     monkeypatch.setattr(kernel_modules, "boot", lambda _: site.boot)
-    uptime = tmp_path / "uptime"
-    uptime.write_text("604800.00 1.00\n")
-    monkeypatch.setattr(recovery, "_UPTIME", uptime)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: site.uptime)
     monkeypatch.setattr(recovery, "_ask", lambda uuids: {u: site.health[u] for u in uuids})
     monkeypatch.setattr(leases, "holders", lambda: site.held)
     monkeypatch.setattr(service, "running", lambda: None)
@@ -224,8 +222,7 @@ def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site, monkeypatc
     # A hook that comes before the machine goes.
     assert site.hook() == ()
     assert asked() == []
-    site.boot = "second"
-    recovery._UPTIME.write_text("0.00 0.00\n")
+    site.boot, site.uptime = "second", 0.0
     later = time.time() + 2 * 24 * 3600
     monkeypatch.setattr(recovery.time, "time", lambda: later)
     assert site.hook() == ()
