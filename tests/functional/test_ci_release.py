@@ -11,11 +11,13 @@ import os
 import pathlib
 import tarfile
 import threading
+import time
 
 import pytest
 
 from ci.concourse import release as concourse_release
-from machine import download, files, process
+from ci.concourse import trial
+from machine import download, files, process, services
 from plan.parts import ReleasePlan
 
 PROGRAMS = {
@@ -75,6 +77,28 @@ def test_release_is_unpacked_under_its_version_and_checksum(root, tmp_path):
     assert root.stat().st_mode & 0o777 == 0o755
     assert said == ["Checking the resource concourse", "Unpacking concourse.tgz"]
     assert sorted(os.listdir(root)) == sorted([release.path.name, "current"])
+
+
+@pytest.mark.parametrize("change", [86400, -86400])
+def test_a_service_is_on_the_release_if_it_was_started_after_the_switch_whatever_the_clock_says(
+    root, tmp_path, monkeypatch, change
+):
+    before = time.monotonic()
+    ensure(tarball(tmp_path / "concourse.tgz"))
+    # The clock was set back, or forward, since the switch.
+    os.utime(root / "current", (0, time.time() - change), follow_symlinks=False)
+    for started, found in ((before, trial.Verdict.OPEN), (time.monotonic(), trial.Verdict.WELL)):
+        shown = {"MainPID": "7", "ActiveState": "active", "NRestarts": "0"}
+        shown["ExecMainStartTimestampMonotonic"] = str(int(started * 1e6) + 1)
+        monkeypatch.setattr(services, "show", lambda *_, shown=shown: shown)
+        assert trial._look("concourse-web.service", lambda: True) is found
+    # In the next boot that clock begins anew.
+    boot = tmp_path / "boot_id"
+    boot.write_text("another\n")
+    monkeypatch.setattr(concourse_release, "_BOOT", boot)
+    assert not concourse_release.is_older_than_switch(0.5)
+    (root / "current/.switched.json").unlink()  # of an earlier charm
+    assert not concourse_release.is_older_than_switch(0.5)
 
 
 def test_second_run_reads_no_tarball_and_starts_no_process(tmp_path, monkeypatch):

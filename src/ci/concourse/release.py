@@ -14,6 +14,7 @@ import json
 import pathlib
 import re
 import shutil
+import time
 import typing
 
 from ci.concourse.upstream import RELEASES, tarball, works_with
@@ -29,6 +30,10 @@ _DOWNLOADS: typing.Final = ROOT / ".download"
 _NOTE: typing.Final = ".release.json"
 # In its folder, once web and worker have answered on this release.
 _PROVEN: typing.Final = ".proven"
+# In its folder: in which boot `current` was pointed to it, and when, in seconds of CLOCK_MONOTONIC,
+# by which systemd tells the start of a service.
+_SWITCHED: typing.Final = ".switched.json"
+_BOOT: typing.Final = pathlib.Path("/proc/sys/kernel/random/boot_id")
 _FAILED: typing.Final = ".failed.json"
 _SYNC: typing.Final = "/usr/bin/sync"
 _NEEDED: typing.Final = ("bin/concourse", "bin/containerd", "bin/runc")
@@ -163,9 +168,14 @@ def prove(path: pathlib.Path) -> None:
     files.ensure_file(path / _PROVEN, "")
 
 
-def switched_at() -> float:
-    """When `current` was made to point where it does, in seconds since the epoch."""
-    return CURRENT.lstat().st_mtime
+def is_older_than_switch(started: float) -> bool:
+    """Whether what was started then, in seconds of CLOCK_MONOTONIC, runs an earlier release.
+
+    What runs in another boot than that of the switch was started after it.
+    """
+    # A charm before this one noted none.
+    boot, switched = json.loads(files.read_text(CURRENT / _SWITCHED) or '["", 0]')
+    return boot == _BOOT.read_text() and started < switched
 
 
 def before() -> Release | None:
@@ -413,6 +423,7 @@ def _switch(path: pathlib.Path) -> None:
         previous = way_back.path
     # Before the switch: a hook killed in between repeats it.
     _clear(path, previous)
+    files.ensure_file(path / _SWITCHED, json.dumps([_BOOT.read_text(), time.monotonic()]))
     files.ensure_symlink(CURRENT, path.name)
     _clear(previous)
 

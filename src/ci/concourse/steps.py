@@ -80,7 +80,8 @@ def _container(folder: pathlib.Path, host: Host, making: float | None) -> Contai
     elif making is not None:
         age = making
     else:
-        # Its maker is to come. One from the future is older than the last change of the clock.
+        # Its maker is to come: a file's time alone, which the wall clock gives, tells its beginning.
+        # One from the future is older than the last change of that clock.
         age = time.time() - changed
         age = age if 0 < age < _IDLE else math.inf
     # Each process that begins or ends has a file written, or removed, in its folder.

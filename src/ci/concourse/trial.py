@@ -127,7 +127,6 @@ def _look(name: str, healthy: collections.abc.Callable[[], bool]) -> Verdict | N
         return Verdict.FAILED
     if not int(shown["MainPID"] or 0):
         return None
-    age = time.monotonic() - int(shown["ExecMainStartTimestampMonotonic"]) / 1e6
-    if time.time() - age < release.switched_at():
+    if release.is_older_than_switch(int(shown["ExecMainStartTimestampMonotonic"]) / 1e6):
         return Verdict.OPEN
     return Verdict.WELL if healthy() else None
