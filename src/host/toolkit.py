@@ -282,7 +282,8 @@ def _renewed(plan: ToolkitPlan, have: _Key, progress: Progress) -> _Key:
     """The same where all is installed, so that a key which can't be renewed stops nothing."""
     if not have.expired or have.given or plan.key:
         return _wanted(plan, have, progress)
-    if 0 <= time.time() - have.sought < _PATIENCE:  # the clock may have been set back
+    # By the wall clock, as the record lasts over boots. It may have been set back.
+    if 0 <= time.time() - have.sought < _PATIENCE:
         return have
     try:
         return _fetched(plan, progress)

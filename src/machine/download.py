@@ -124,7 +124,7 @@ def fetch(
 
 def _check_not_refused(url: str, sha256: str, refused: pathlib.Path) -> None:
     try:
-        age = time.time() - refused.stat().st_mtime
+        age = time.time() - refused.stat().st_mtime  # a file's time is of the wall clock
         before, expected, got = json.loads(refused.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return

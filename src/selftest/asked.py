@@ -107,7 +107,7 @@ def _is_rested(ask: Ask) -> bool:
     """Whether the pause after the last test of this GPU is over."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ages = [(now - results.started(run)).total_seconds() for run in retests.tries(ask.uuid)]
-    # A clock that was set back makes no pause last for ever.
+    # By the wall clock, as runs last over boots. One that was set back makes no pause endless.
     recent = [age for age in ages if 0 <= age < _DAY]
     return not recent or min(recent) >= _PAUSES[min(len(recent), len(_PAUSES) - 1)]
 

@@ -203,7 +203,8 @@ def _due(subject: str, *, repaired: bool) -> Level | None:
     if anew:
         return Level.ISOLATION
     started = datetime.datetime.fromisoformat(last.started).timestamp()
-    if 0 <= time.time() - started <= _TRY_AGAIN:  # the clock may have been set back
+    # By the wall clock, as a report lasts over boots. It may have been set back.
+    if 0 <= time.time() - started <= _TRY_AGAIN:
         return None
     if whole and _left_out(last):
         return Level.ISOLATION

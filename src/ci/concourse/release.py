@@ -30,8 +30,8 @@ _DOWNLOADS: typing.Final = ROOT / ".download"
 _NOTE: typing.Final = ".release.json"
 # In its folder, once web and worker have answered on this release.
 _PROVEN: typing.Final = ".proven"
-# In its folder: in which boot `current` was pointed to it, and when, in seconds of CLOCK_MONOTONIC,
-# by which systemd tells the start of a service.
+# In its folder: in which boot `current` was pointed to it, and when, in seconds of
+# CLOCK_MONOTONIC, by which systemd tells the start of a service.
 _SWITCHED: typing.Final = ".switched.json"
 _BOOT: typing.Final = pathlib.Path("/proc/sys/kernel/random/boot_id")
 _FAILED: typing.Final = ".failed.json"

@@ -80,7 +80,7 @@ def _container(folder: pathlib.Path, host: Host, making: float | None) -> Contai
     elif making is not None:
         age = making
     else:
-        # Its maker is to come: a file's time alone, which the wall clock gives, tells its beginning.
+        # Its maker is to come: its age is that of a file, by the wall clock as the file's time is.
         # One from the future is older than the last change of that clock.
         age = time.time() - changed
         age = age if 0 < age < _IDLE else math.inf
