@@ -95,11 +95,15 @@ def is_below(path: str, cgroup: str) -> bool:
 def of_container(path: str, container: str) -> str:
     """The part of a process's path that is a container's group; empty if there is none.
 
-    The process may have moved to a group below that.
+    The process may have moved to a group below that, which it can name as it likes: the topmost
+    that bears the name is the container's.
     """
-    while path and not names_container(path, container):
-        path = path.rpartition("/")[0]
-    return path
+    place = path.find("/", 1)
+    while place > 0:
+        if names_container(path[:place], container):
+            return path[:place]
+        place = path.find("/", place + 1)
+    return path if names_container(path, container) else ""
 
 
 def scope(container: str, path: str) -> str:

@@ -46,9 +46,10 @@ def switch(
     They need not be in the same groups (gpuci.groups), and v2's are frozen beside v1 too.
 
     Args:
-        pid: the first one, which is in the container's own groups; its number may be another's.
-        other: a step's, which is in these or below them.
-        container: its name, with which the name of its control group ends.
+        pid: the first one, which is in the container's own groups or has moved itself below them;
+            its number may be another's.
+        other: a step's, of which the same is true.
+        container: its name, which its control group bears.
         root: of the file system.
 
     Returns:
@@ -56,10 +57,9 @@ def switch(
     """
     top = str(root).rstrip("/")
     own, its = (groups.of(top, f"/proc/{process}")[0] for process in (pid, other))
-    for hierarchy, path in own.items():
-        is_theirs = path.rpartition("/")[2] == container and groups.is_below(
-            its.get(hierarchy, ""), path
-        )
+    for hierarchy, place in own.items():
+        path = groups.of_container(place, container)
+        is_theirs = path and groups.is_below(its.get(hierarchy, ""), path)
         if is_theirs and "freezer" in hierarchy.split(","):
             return root / f"{_CGROUPS}/freezer{path}/freezer.state".lstrip("/")
         if is_theirs and hierarchy == groups.UNIFIED:

@@ -116,6 +116,11 @@ def main():
     found = {"init": groups.of("", f"/proc/{init}")[0], "step": groups.of("", f"/proc/{pid}")[0]}
     found["while"] = seen(host, holder)
     found["switch"] = frozen(init, pid)
+    # As its first process can do by itself where the group is handed to the container.
+    inner = pathlib.Path(freezer.switch(init, pid, NAME).parent, "inner", NAME)
+    inner.mkdir(parents=True)
+    (inner / "cgroup.procs").write_text(str(init))
+    found["inner"] = frozen(init, pid)
     host.note_groups(NAME, holder)
     os.kill(pid, 9)
     until(lambda: host.processes(NAME, holder) == [])

@@ -58,6 +58,10 @@ def test_its_step_can_be_frozen(found):
     assert found["switch"] == "cgroup.freeze"
 
 
+def test_it_can_be_though_its_containers_first_process_has_moved_itself_down(found):
+    assert found["inner"] == "cgroup.freeze"
+
+
 def test_what_it_leaves_is_seen_and_ended_wholly(found):
     assert not found["left"]["in_use"]
     assert found["left"]["leftovers"]

@@ -168,6 +168,24 @@ def test_a_step_stands_still_until_web_has_attached(world):
     assert world.now >= world.born + world.attaches
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_step_that_has_left_its_containers_groups_is_named_once(
+    world, monkeypatch, tmp_path, caplog, lives
+):
+    world.steps = {"a": 0.0}
+    monkeypatch.setattr(restart.freezer, "switch", lambda *_: None)
+    monkeypatch.setattr(restart, "_PROC", tmp_path)
+    if lives:
+        (tmp_path / "1005").mkdir()
+    world.gently()
+    assert "freeze a" not in world.log
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert said == lives * [
+        "the step of container a can't be frozen: no control group of the container has both pid "
+        "1000, its first process, and the step's, pid 1005"
+    ]
+
+
 @pytest.mark.parametrize(("connects", "stood"), [(2.5, 2.5), (math.inf, 4.0)])
 def test_a_step_stands_still_until_web_is_told_that_it_runs(world, connects, stood):
     """One that ends with its output open, and before that, is lost: `proc not running`."""

@@ -79,6 +79,26 @@ def test_the_switch_of_a_container_is_told_by_its_process(tmp_path, cgroup, swit
     assert freezer.switch(100, 200, "4f0c", tmp_path) == tmp_path / switch
 
 
+@pytest.mark.parametrize("inner", ["inner", "4f0c", "inner/4f0c/deeper"])
+@pytest.mark.parametrize(
+    ("cgroup", "switch"),
+    [
+        ("6:freezer:/garden/4f0c{}\n0::/\n", "sys/fs/cgroup/freezer/garden/4f0c/freezer.state"),
+        (
+            "0::/system.slice/garden/4f0c{}\n",
+            "sys/fs/cgroup/system.slice/garden/4f0c/cgroup.freeze",
+        ),
+    ],
+    ids=["v1", "v2"],
+)
+def test_a_first_process_that_has_moved_itself_down_is_frozen_with_all_of_its_container(
+    tmp_path, cgroup, switch, inner
+):
+    make(tmp_path, cgroup.format(f"/{inner}"), switch, step=cgroup.format(""))
+    assert freezer.switch(100, 200, "4f0c", tmp_path) == tmp_path / switch
+    assert freezer.switch(200, 100, "4f0c", tmp_path) == tmp_path / switch
+
+
 def test_a_step_that_is_in_v2s_group_alone_is_frozen_by_that(tmp_path):
     path = "sys/fs/cgroup/unified/garden/4f0c/cgroup.freeze"
     make(tmp_path, V1, "sys/fs/cgroup/freezer/garden/4f0c/freezer.state", path, step=NESTED)
@@ -95,7 +115,6 @@ def test_a_step_that_is_in_no_group_of_its_containers_can_not_be_frozen(tmp_path
     "cgroup",
     [
         "0::/system.slice/ssh.service\n",  # its number is another's by now
-        "0::/system.slice/garden/4f0c/inner\n",
         "6:freezer:/\n0::/\n",
         "6:devices:/garden/4f0c\n0::/\n",  # no freezer
     ],

@@ -57,6 +57,7 @@ _WAITS: typing.Final = 3.0
 # For how long a good moment is waited for, and tried; then comes one more try.
 _PATIENCE: typing.Final = 60.0
 
+_PROC: typing.Final = pathlib.Path("/proc")
 _REST: typing.Final = {True: "rest", False: "no rest"}
 
 Restart = collections.abc.Callable[[int], None]
@@ -138,6 +139,8 @@ class _Worker:
         self._service, self._pid, self._volumes = service, pid, volumes
         # The steps that stand still, by name: what thaws each.
         self._held: dict[str, pathlib.Path] = {}
+        # Those that have left the control groups of their containers.
+        self._apart: set[str] = set()
         # What web reads of their output, and by which descriptors all that it reads is open.
         self._read: dict[str, set[str]] = {}
         self._open: dict[int, str] = {}
@@ -210,9 +213,17 @@ class _Worker:
         for name in sorted(self._held.keys() - running.keys()):
             frozen.thaw(self._held.pop(name))
         for name in sorted(running.keys() - self._held.keys()):
-            path = freezer.switch(running[name].init, running[name].step, name)
+            init, step = running[name].init, running[name].step
+            path = freezer.switch(init, step, name)
             if path and frozen.freeze(path):
                 self._held[name] = path
+            # Once, as Freezer does. One that has ended meanwhile has no group.
+            elif not path and name not in self._apart and _PROC.joinpath(str(step)).exists():
+                self._apart.add(name)
+                _log.warning(
+                    "the step of container %s can't be frozen: no control group of the container "
+                    "has both pid %d, its first process, and the step's, pid %d", name, init, step
+                )  # fmt: skip
         volumes = files.entries(self._volumes / "init")
         return bool(volumes) or any(map(_is_being_made, there))
 
