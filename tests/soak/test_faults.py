@@ -47,7 +47,8 @@ class Leftover:
     """A holder that is over, but for a process in its control group."""
 
     def __init__(self):
-        own, unified = groups.of("", "/proc/self")
+        found, unified = groups.of("", "/proc/self")
+        own = found[groups.DEVICES]
         # Under v2 no group with groups below it may have processes of its own.
         self.cgroup = f"{os.path.dirname(own) if unified else own}/HOLDER".replace("//", "/")
         self.folder = pathlib.Path(groups.folder("", os.path.dirname(self.cgroup)), "HOLDER")
