@@ -40,8 +40,6 @@ Gateway={GATEWAY}
 LinkLocalAddressing=no
 IPv6AcceptRA=no
 """
-# Containers' first processes do not heed SIGTERM: a reboot would wait 90 s for them.
-MANAGER = "[Manager]\nDefaultTimeoutStopSec=5s\n"
 WANTS = "etc/systemd/system/multi-user.target.wants"
 # Units that would wait for hardware or a terminal that no machine has. Those for passwords would
 # take two of the host's 128 inotify instances in each machine.
@@ -79,8 +77,6 @@ def seed(upper: pathlib.Path, name: str, address: str, state_dir: pathlib.Path) 
     (upper / WANTS / "systemd-networkd.service").symlink_to(
         "/lib/systemd/system/systemd-networkd.service"
     )
-    (etc / "systemd/system.conf.d").mkdir(exist_ok=True)
-    (etc / "systemd/system.conf.d/lab.conf").write_text(MANAGER)
     if pathlib.Path("/etc/cloud").is_dir():
         (etc / "cloud").mkdir()
         (etc / "cloud/cloud-init.disabled").touch()

@@ -105,7 +105,17 @@ def test_web_restarts_and_the_worker_comes_back(site):
 
 
 def test_both_come_back_after_a_reboot(site):
-    site.machine().reboot()
+    """Arrange: a step that heeds SIGTERM. Act: reboot. Assert: it has time, and all is up again.
+
+    Containers' first processes heed no SIGTERM: systemd would wait 90 seconds for them.
+    """
+    heard = f"{outfit.ROOTFS}/home/ci/heard"
+    save = "trap 'sleep 1; echo heard >/home/ci/heard; exit' TERM"
+    step = site.start_task(f"{save}; while :; do sleep 0.1; done")
+    site.machine().reboot(timeout=45)
+    step.kill()
+    step.wait(30)
+    assert site.sh(f"cat {heard}; rm {heard}") == "heard\n"
     site.lab.controller.fire("worker/0", "start")
     assert site.status() == READY
     site.worker("lab-worker-0", 60)

@@ -17,7 +17,7 @@ from machine import files, leftovers, process
 # containerd's namespace is "concourse" (8.2.5 worker/workercmd/containerd.go:25), in the state
 # folders of runc and of the shims.
 _CONTAINERD: typing.Final = pathlib.Path("/run/containerd")
-_RUNC_STATE: typing.Final = _CONTAINERD / "runc/concourse"
+RUNC_STATE: typing.Final = _CONTAINERD / "runc/concourse"
 _TASKS: typing.Final = _CONTAINERD / "io.containerd.runtime.v2.task/concourse"
 
 # Not concourse itself, which may be the web of this machine.
@@ -54,17 +54,17 @@ def remove_containers(release: pathlib.Path, work_dir: pathlib.Path) -> bool:
     """
     removed = False
     runc = release / "current/bin/runc"
-    if runc.exists() and _RUNC_STATE.is_dir():
+    if runc.exists() and RUNC_STATE.is_dir():
         for container in _containers(runc):
             process.run(
-                [str(runc), f"--root={_RUNC_STATE}", "delete", "--force", container],
+                [str(runc), f"--root={RUNC_STATE}", "delete", "--force", container],
                 timeout=60,
                 check=False,  # the rest of this function ends it in other ways
             )
             removed = True
     removed |= leftovers.end_processes(leftovers.processes_running(release, _PROGRAMS))
     removed |= leftovers.remove_control_groups(_CGROUPS)
-    for folder in (work_dir, _TASKS, _RUNC_STATE):
+    for folder in (work_dir, _TASKS, RUNC_STATE):
         removed |= leftovers.unmount_below(folder)
     removed |= _remove_state()
     for folder in (_PLUGINS / "bin", _PLUGINS / "lib", _PLUGINS):
@@ -74,7 +74,7 @@ def remove_containers(release: pathlib.Path, work_dir: pathlib.Path) -> bool:
 
 def _containers(runc: pathlib.Path) -> list[str]:
     listed = process.run(
-        [str(runc), f"--root={_RUNC_STATE}", "list", "--format=json"], timeout=60, check=False
+        [str(runc), f"--root={RUNC_STATE}", "list", "--format=json"], timeout=60, check=False
     )
     if listed.returncode:
         return []
@@ -85,9 +85,9 @@ def _containers(runc: pathlib.Path) -> list[str]:
 def _remove_state() -> bool:
     """Remove containerd's state, all of it if it was Concourse's alone."""
     removed = False
-    for folder in (_TASKS, _RUNC_STATE):
+    for folder in (_TASKS, RUNC_STATE):
         removed |= files.ensure_absent(folder)
-    others = [path for folder in (_TASKS, _RUNC_STATE) for path in folder.parent.glob("*")]
+    others = [path for folder in (_TASKS, RUNC_STATE) for path in folder.parent.glob("*")]
     if _CONTAINERD.is_dir() and not others and not _somebody_listens():
         leftovers.unmount_below(_CONTAINERD)
         removed |= files.ensure_absent(_CONTAINERD)

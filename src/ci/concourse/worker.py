@@ -345,6 +345,8 @@ def _unit(tags: tuple[str, ...]) -> str:
         command=command,
         environment=_ENVIRONMENT,
         volumes=VOLUMES,
+        tasks=steps.TASKS,
+        runc=f"{release.CURRENT}/bin/runc --root={leftovers.RUNC_STATE}",
         **worker_ports.commands(SERVICE),
     )
 
