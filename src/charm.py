@@ -24,7 +24,6 @@ from ci.concourse import web, web_tls, worker, worker_keys
 from ci.concourse.upstream import TSA_PORT
 from health import service as watch
 from host import facts, memory, network, owner
-from machine import locks
 from oci import wrapper
 from plan import concourse, plan, status
 from plan.options import Part
@@ -89,7 +88,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             event.fail(str(error))
             if error.results:
                 event.set_results(error.results)
-        except owner.TakenError as error:
+        except (owner.TakenError, OSError) as error:
             event.fail(str(error))
             return
         if name in actions.CHANGING:
@@ -102,14 +101,11 @@ class GpuCiWorkerCharm(ops.CharmBase):
         """The whole way of a hook."""
         new, mode = isinstance(event, ops.InstallEvent), str(self.config["deployment-mode"])
         try:
-            # Keys of workers that are gone are revoked, which waits for nothing else.
-            if mine := owner.has(self._id):
-                self._authorize_workers()
-            # Where this fails, an install has to come again as one.
-            ownership.take(self._id, mode, new=new, progress=self._say)
-            if not mine:
-                self._authorize_workers()
+            if new:
+                self._take(mode, new=True)  # If that fails, the hook has to come again as install.
             with attempts.told(self.unit.name, self._lines):
+                if not new:
+                    self._take(mode, new=False)
                 state = look.at_unit(self.model, self._web_keys)
                 state = self._equip(state, plan.make(state))
                 state = self._prepare(state, plan.make(state))
@@ -125,11 +121,21 @@ class GpuCiWorkerCharm(ops.CharmBase):
                     self._lines.append(status.failed(error, passes=True))
                 # A release may have been left again.
                 self._lines += status.lines(state, plan.make(state), look.at_services())
-        except (facts.UnknownError, locks.BusyError, owner.TakenError) as error:
-            if new and isinstance(error, locks.BusyError):
-                raise
+        except (facts.UnknownError, owner.TakenError) as error:
             passes = not isinstance(error, owner.TakenError)
             self._lines.append(status.failed(error, passes=passes))
+
+    def _take(self, mode: str, *, new: bool) -> None:
+        """Have the machine for this unit; keys of workers that are gone are revoked before.
+
+        Raises:
+            host.owner.TakenError: another unit has it.
+        """
+        if mine := owner.has(self._id):
+            self._authorize_workers()
+        ownership.take(self._id, mode, new=new, progress=self._say)
+        if not mine:
+            self._authorize_workers()
 
     def _authorize_workers(self) -> None:
         """Have this machine's web, if any, let in the workers that are there and no others."""

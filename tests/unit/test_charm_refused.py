@@ -34,6 +34,8 @@ def fails(error):
 @pytest.mark.parametrize(
     ("where", "situation"),
     [
+        ("owner.has", {}),
+        ("ownership.take", {}),
         ("web.authorize", WEB),
         ("tls_certificates.request", WEB),
         ("web.remove", {"mode": "web", "relations": []}),
@@ -104,3 +106,17 @@ def test_an_action_fails_in_words(context, rooms, monkeypatch, action):
         "x.service failed with 1: Job failed: juju debug-log --include unit/0"
     )
     assert "worker.apply" in "".join(rooms.calls)  # the hook's work is done all the same
+
+
+def test_an_action_says_that_the_machines_owner_can_not_be_read(context, rooms, monkeypatch):
+    monkeypatch.setattr(charm.owner, "check", fails(FULL))
+    with pytest.raises(testing.ActionFailed) as failed:
+        context.run(context.on.action("resume"), state(relations=[tsa()]))
+    assert "No space left" in failed.value.message
+    assert rooms.calls == []
+
+
+def test_an_install_that_can_not_have_the_machine_comes_again_as_one(context, rooms, monkeypatch):
+    monkeypatch.setattr(charm.ownership, "take", fails(FULL))
+    with pytest.raises(testing.errors.UncaughtCharmError, match="No space left"):
+        context.run(context.on.install(), state(relations=[tsa()]))
