@@ -27,13 +27,19 @@ _RING = "anon_inode:[io_uring]"
 # this machine, which its file system knows from memory.
 _ELSEWHERE = frozenset({errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE})
 
-# linux/fcntl.h and linux/stat.h; positions in struct statx.
+# linux/fcntl.h and linux/stat.h; the mode and the device's numbers in struct statx.
 _AT_FDCWD, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x4000, 1
-_MODE, _RDEV = struct.Struct("28xH").unpack_from, struct.Struct("128xII").unpack_from
+_FOUND = struct.Struct("28xH98xII").unpack_from
 
 # kcmp(2) by architecture, and its request for tables of descriptors.
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
+
+# Of a mode, what tells the type (inode(7)).
+_TYPE = 0o170000
+
+# The longest that the numbers of a file system and of an inode are in /proc/<pid>/maps.
+_LONGEST_NUMBERS = len("fff:fffff 18446744073709551615")
 
 # How many descriptors are looked at between two looks at the clock.
 _BETWEEN = 1000
@@ -110,29 +116,36 @@ class Search:
     def _found(self, pid: int) -> Iterator[str]:
         """The descriptors of a node, and the rings with one, as paths below /proc."""
         looked_at = 0
-        for thread in sorted(proc.names(f"{self._proc}/{pid}/task"), key=int):
+        for thread in self._threads(pid):
             self._check_time()
             # A thread can have a table of its own (unshare(2), CLONE_FILES).
-            if looked_at and self._kernel.share_table(looked_at, int(thread)):
+            if looked_at and self._kernel.share_table(looked_at, thread):
                 continue
-            looked_at = int(thread)
-            yield from self._found_in(f"{self._proc}/{pid}/task/{thread}/fd")
+            looked_at = thread
+            yield from self._found_in(f"{self._proc}/{thread}/fd")
+
+    def _threads(self, pid: int) -> list[int]:
+        """A process's threads; none if it is gone. /proc has a folder of each, hidden or not."""
+        folder = f"{self._proc}/{pid}/task"
+        there = proc.look(folder)
+        if there and there.st_nlink == 3:  # 2 and their number (fs/proc/base.c)
+            return [pid]
+        return sorted(map(int, proc.names(folder)))
 
     def _found_in(self, folder: str) -> Iterator[str]:
         table = self._open(folder)
         if table < 0:
             return
+        look, numbers = self._kernel.look, self._numbers
         try:
             for place, number in enumerate(proc.names(table), 1):
                 if place % _BETWEEN == 0:
                     self._check_time()
-                kind, device = self._kernel.look(table, number)
-                if kind == stat.S_IFCHR:
-                    is_one = device in self._numbers
-                else:
-                    # What is no file at all has no type.
-                    is_one = not kind and self._has_registered(f"{folder}/{number}")
-                if is_one:
+                device = look(table, number)
+                # What is no file at all has no type.
+                if device in numbers or (
+                    device is None and self._has_registered(f"{folder}/{number}")
+                ):
                     yield f"{folder}info/{number}"
         finally:
             os.close(table)
@@ -178,28 +191,39 @@ class Search:
     def _maps_one(self, pid: int) -> bool:
         """Whether a process has one of the nodes mapped (proc(5): maps, map_files)."""
         self._check_time()
-        for line in proc.read_bytes(f"{self._proc}/{pid}/maps").split(b"\n")[:-1]:
-            place, _, _, device, inode = line.split(None, 5)[:5]
-            if inode == b"0":
-                continue
-            key = device + b" " + inode
-            if key in self._inodes:
-                return True
-            if key in self._others:
+        thread, text = pid, proc.read_bytes(f"{self._proc}/{pid}/maps")
+        if not text:
+            # Its threads have one memory, of which those that have ended tell nothing.
+            for thread in self._threads(pid):
+                if text := proc.read_bytes(f"{self._proc}/{thread}/maps"):
+                    break
+        others, inodes = self._others, self._inodes
+        for line in text.split(b"\n")[:-1]:
+            place, _, _, file = line.split(b" ", 3)
+            # The longest numbers of a file system and an inode; blanks and a path follow.
+            key = file[:_LONGEST_NUMBERS]
+            if key in others:
                 continue
             self._check_time()
-            begin, _, end = place.decode().partition("-")
+            device, inode = file.split(None, 2)[:2]
+            if b"%b %b" % (device, inode) in inodes:
+                return True
             # A container's own node has another inode than the machine's.
-            name = f"{int(begin, 16):x}-{int(end, 16):x}"
-            path = f"{self._proc}/{pid}/map_files/{name}"
-            try:
-                kind, found = self._kernel.look(_AT_FDCWD, path)
-                if kind == stat.S_IFCHR and found in self._numbers:
-                    return True
-            except PermissionError:
-                pass  # in a system container, where nobody can make a node: it is the machine's
-            self._others.add(key)
+            if inode != b"0" and self._leads_to_one(thread, place.decode()):
+                return True
+            others.add(key)
         return False
+
+    def _leads_to_one(self, thread: int, place: str) -> bool:
+        begin, _, end = place.partition("-")
+        name = f"{int(begin, 16):x}-{int(end, 16):x}"
+        try:
+            found = self._kernel.look(_AT_FDCWD, f"{self._proc}/{thread}/map_files/{name}")
+        except PermissionError:
+            return (
+                False  # in a system container, where nobody can make a node: it is the machine's
+            )
+        return found in self._numbers
 
     @staticmethod
     def _mount(path: str) -> int:
@@ -236,29 +260,31 @@ class _Kernel:
         self._address = ctypes.addressof(self._buffer)
         self._kcmp = _KCMP.get(os.uname().machine)
 
-    def look(self, folder: int, name: str) -> tuple[int, tuple[int, int]]:
-        """The type of what a link in /proc leads to (inode(7)), and its numbers as a device.
+    def look(self, folder: int, name: str) -> tuple[int, int] | None:
+        """The numbers of the character device that a link in /proc leads to.
 
         Args:
             folder: the descriptor of the folder that the link is in.
             name: the link.
 
         Returns:
-            S_IFREG for what is gone and for what can be no device.
+            Zeros if it leads to something else or is gone; None if that is no file at all.
 
         Raises:
             OSError: it can't be told.
         """
-        error = self._ask(folder, name, _STATX_TYPE)
-        if error == 0:
-            return stat.S_IFMT(_MODE(self._buffer)[0]), _RDEV(self._buffer)
-        # To others than its user FUSE shows nothing but that there is something; devices can't be
-        # opened on what such a user has mounted.
-        is_hidden = error == errno.EACCES and self._ask(folder, name, 0) == 0
-        fault = OSError(error, os.strerror(error), name)
-        if is_hidden or error in _ELSEWHERE or proc.is_gone(fault):
-            return stat.S_IFREG, (0, 0)
-        raise fault
+        if error := self._ask(folder, name, _STATX_TYPE):
+            # To others than its user FUSE shows nothing but that there is something; devices can't
+            # be opened on what such a user has mounted.
+            is_hidden = error == errno.EACCES and self._ask(folder, name, 0) == 0
+            fault = OSError(error, os.strerror(error), name)
+            if is_hidden or error in _ELSEWHERE or proc.is_gone(fault):
+                return 0, 0
+            raise fault
+        mode, major, minor = _FOUND(self._buffer)
+        if mode & _TYPE == stat.S_IFCHR:
+            return major, minor
+        return (0, 0) if mode & _TYPE else None
 
     def share_table(self, one: int, other: int) -> bool:
         """Whether two threads have one table of descriptors; not where that can't be told."""

@@ -65,10 +65,9 @@ files = (ctypes.c_int * 2)(os.pipe()[0], descriptor)
 assert libc.syscall(427, ring, 2, files, 2) == 0
 os.close(descriptor)
 """
-# The first thread has ended: nothing of the process is seen in /proc/<pid>/fd.
-HEADLESS = """
+# The first thread has ended: nothing of the process is seen in /proc/<pid>/fd and maps.
+ENDED = """
 import ctypes, os, threading, time
-os.open("/dev/zero", os.O_RDWR)
 def speak():
     time.sleep(0.3)
     print("ready", flush=True)
@@ -76,6 +75,8 @@ def speak():
 threading.Thread(target=speak).start()
 ctypes.CDLL(None).syscall(60, 0)
 """
+HEADLESS = OPEN + ENDED
+HEADLESS_MAPPED = MAPPED + ENDED
 ELSEWHERE = """
 import os, stat, tempfile
 path = os.path.join(tempfile.mkdtemp(), "node")
@@ -98,7 +99,7 @@ def process():
     started = []
 
     def start(script):
-        argv = [sys.executable, "-c", script if script is HEADLESS else script + SAY]
+        argv = [sys.executable, "-c", script if script.endswith(ENDED) else script + SAY]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         started.append(subprocess.Popen(argv, **pipes, text=True))
         said = started[-1].stdout.readline()
@@ -122,16 +123,20 @@ def process():
         THREAD,
         DISGUISED,
         RING,
-        pytest.param(
-            HEADLESS,
-            marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="exit is call 60"),
+        *(
+            pytest.param(
+                script,
+                marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="exit is call 60"),
+            )
+            for script in (HEADLESS, HEADLESS_MAPPED)
         ),
         ELSEWHERE,
         MAPPED_ELSEWHERE,
     ],
     ids=[
         *("descriptor", "mapping", "thread of its own", "thread with the same numbers"),
-        *("registered with an io_uring", "first thread ended", "other name"),
+        *("registered with an io_uring", "first thread ended", "mapping, first thread ended"),
+        "other name",
         "other node, mapped",
     ],
 )
