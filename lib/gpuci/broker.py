@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from gpuci.line import Place
 
-# How often those who wait look, in seconds. A device that comes free is idle for no longer.
-_LOOK_EVERY = 0.5
+# How often those who wait look, in seconds: the oldest, who is served next, and the others.
+# A device that comes free is idle for no longer.
+_OLDEST_LOOKS_EVERY, _LOOK_EVERY = 0.25, 0.5
 
 
 class Request:
@@ -88,24 +89,27 @@ def acquire(
     while True:
         allowed, looked = next(policies), host.now()
         decision.waited_ms = round((looked - wish.since) * 1000)
-        grant, usable = _look(store, host, allowed, wish, request, decision)
+        grant, usable, is_oldest = _look(store, host, allowed, wish, request, decision)
         decision.decided_ms = round((host.now() - looked) * 1000, 2)
         if grant:
             decision.granted = grant.ids
             return grant
         if told:
             _tell(store, told, usable, wish, looked)
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_OLDEST_LOOKS_EVERY if is_oldest else _LOOK_EVERY)
 
 
 def _look(
     store: Store, host: Host, allowed: Policy, wish: Waiter, request: Request, decision: Decision
-) -> tuple[Grant | None, list[Device]]:
-    """What a container or job gets now, None if it waits; and the devices that it may have."""
+) -> tuple[Grant | None, list[Device], bool]:
+    """What a container or job gets now, None if it waits; and the devices that it may have.
+
+    Beside them, whether it waits and is the oldest of those who do.
+    """
     looked = host.now()
     last = looked - wish.since >= allowed.wait_timeout
 
-    def decision_of(table: Table) -> tuple[Grant | None, list[Device]]:
+    def decision_of(table: Table) -> tuple[Grant | None, list[Device], bool]:
         grant, usable = _keep(table, host, allowed, wish, request), list[Device]()
         if not grant:
             usable, wish.count = _usable(allowed, decision, request)
@@ -117,7 +121,8 @@ def _look(
             from gpuci import line  # noqa: PLC0415 - what gets its devices at once needs no words
 
             raise line.expired(request.kind, allowed, table, usable, wish, looked)
-        return grant, usable
+        oldest = next(iter(table.waiters), None)
+        return grant, usable, bool(oldest) and oldest.call == wish.call
 
     return leases.decide(store, host, decision_of)
 

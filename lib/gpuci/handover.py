@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 
 from gpuci import groups, proc, refuse
@@ -38,8 +37,8 @@ _MAKING = 5
 # What the last part of a control group is called: containers of Concourse's and jobs of gpu-run,
 # which get their devices by a lease alone; and containers of engines (podman, Docker, CRI-O,
 # containerd's CRI), which may have been given devices in another way.
-_OURS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|gpu-run-[0-9a-f]+\.scope")
-_ENGINES = re.compile(r"(?:[a-z]+-)*[0-9a-f]{64}(?:\.scope)?")
+_OURS = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|gpu-run-[0-9a-f]+\.scope"
+_ENGINES = r"(?:[a-z]+-)*[0-9a-f]{64}(?:\.scope)?"
 
 
 class Look:
@@ -150,15 +149,17 @@ class Look:
 
         Beside it, whether only a lease gives devices to that one.
         """
+        import re  # noqa: PLC0415 - a look that finds nothing needs none
+
         for path, last in self._prefixes(str(pid)):
             if path in self._own:
                 continue  # this program is in it too, as on a machine that is a container
             parent = path.rpartition("/")[0]
             if path in self._leased or last in self._bundles.get(parent, ()):
                 return path, True
-            if _OURS.fullmatch(last):
+            if re.fullmatch(_OURS, last):
                 return path, True
-            if _ENGINES.fullmatch(last):
+            if re.fullmatch(_ENGINES, last):
                 return path, False
         return "", False
 

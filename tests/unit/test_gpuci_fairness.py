@@ -220,6 +220,29 @@ class Enough(Exception):
     """The test has seen what it wanted."""
 
 
+@pytest.mark.parametrize(("elders", "seconds"), [([], 0.25), (waiters(1), 0.5)])
+def test_the_oldest_looks_more_often(tmp_path, monkeypatch, elders, seconds):
+    shelf, machine = Store(str(tmp_path / "leases")), Machine("job")
+    policy = Policy({**content(gpus=GPUS[:1]), "wait_timeout": 60})
+    with shelf as table:
+        every = [device.id for device in policy.devices]
+        table.holders["job"] = Holder("/b", every, [], exclusive=True, since=0)
+        table.waiters = elders
+    slept = []
+
+    def look(pause):
+        slept.append(pause)
+        raise Enough
+
+    monkeypatch.setattr(broker.time, "sleep", look)
+    decision = Decision("one")
+    decision.asked = 1
+    with pytest.raises(Enough):
+        request = broker.Request("one", "/b", "garden/one")
+        broker.acquire(shelf, machine, iter([policy]), request, decision)
+    assert slept == [seconds]
+
+
 def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path, monkeypatch):
     shelf, machine = Store(str(tmp_path / "leases")), Machine("job")
     many = Policy({**content(gpus=GPUS), "wait_timeout": 60})
