@@ -237,8 +237,8 @@ def test_the_oldest_looks_more_often(tmp_path, monkeypatch, elders, seconds):
     monkeypatch.setattr(broker.time, "sleep", look)
     decision = Decision("one")
     decision.asked = 1
+    request = broker.Request("one", "/b", "garden/one")
     with pytest.raises(Enough):
-        request = broker.Request("one", "/b", "garden/one")
         broker.acquire(shelf, machine, iter([policy]), request, decision)
     assert slept == [seconds]
 
