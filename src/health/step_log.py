@@ -133,7 +133,7 @@ def _say(host: Host, holding: Holding, pid: int, text: bytes) -> tuple[Outcome, 
 def _parent(pid: int) -> int:
     """The process that has started it, as the kernel knows it; 0 if it is gone."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        text = (_PROC / str(pid) / "stat").read_bytes()  # with its name, which may be any bytes
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(text.rpartition(")")[2].split()[1])
+    return int(text.rpartition(b")")[2].split()[1])

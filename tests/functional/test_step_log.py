@@ -20,6 +20,7 @@ import time
 
 import pytest
 
+from health import step_log
 from health.seen import Holding
 from health.step_log import Outcome, Pen
 from machine import terminals
@@ -233,6 +234,11 @@ def fill(one: Step) -> None:
 
 
 @KINDS
+def test_a_step_may_give_its_process_any_name(step):
+    one = step("pathlib.Path('/proc/self/comm').write_bytes(bytes([255]))\n")
+    assert step_log._parent(one.pid) == os.getpid()
+
+
 def test_one_that_nobody_reads_is_not_waited_for(step, terminal):
     one = step(terminal=terminal)
     fill(one)
