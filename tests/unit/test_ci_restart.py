@@ -180,10 +180,8 @@ def test_a_step_that_has_left_its_containers_groups_is_named_once(
     world.gently()
     assert "freeze a" not in world.log
     said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert said == lives * [
-        "the step of container a can't be frozen: no control group of the container has both pid "
-        "1000, its first process, and the step's, pid 1005"
-    ]
+    words = "the step of container a can't be frozen: no control group of the container has both "
+    assert said == lives * [f"{words}pid 1000, its first process, and the step's, pid 1005"]
 
 
 @pytest.mark.parametrize(("connects", "stood"), [(2.5, 2.5), (math.inf, 4.0)])
