@@ -86,9 +86,8 @@ def test_without_a_release_of_concourse_the_new_driver_waits_for_its_test(
 ):
     monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
     shown = upgrade(world)
-    assert shown["self-test"] == (
-        "incomplete: the self-test needs Concourse's runc, and there is no release of Concourse yet"
-    )
+    why = "the self-test needs Concourse's runc, and there is no release of Concourse yet"
+    assert shown["self-test"] == f"incomplete: {why}"
     assert shown["next"].endswith("gpu-selftest level=isolation brings the GPUs back")
     assert world.installed == NEW
     assert walk.said().endswith(driver_record.Step.TEST.value)
