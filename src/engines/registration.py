@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Our runtime in the engines that the operator names, and in no others."""
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +82,7 @@ def _is_in_use() -> bool:
 
 
 def _is_monitor(process: Path, runtime: str) -> bool:
-    """Whether a process is podman's monitor of a container of a runtime's.
+    """Whether a process is podman's monitor of a container that a runtime of this machine made.
 
     Raises:
         OSError: that can't be told.
@@ -92,4 +93,9 @@ def _is_monitor(process: Path, runtime: str) -> bool:
         return False
     program = proc.link(str(process / "exe")).removesuffix(" (deleted)")
     found = proc.look(str(process / "exe"))
-    return Path(program).name == _MONITOR and found is not None and found.st_uid == 0
+    if Path(program).name != _MONITOR or found is None or found.st_uid != 0:
+        return False
+    # In a system container on this machine that path leads to a runtime of its own.
+    own = proc.look(str(Path(runtime).parent))
+    its = proc.look(f"{process}/root{Path(runtime).parent}")
+    return own is not None and its is not None and os.path.samestat(own, its)

@@ -324,6 +324,22 @@ def test_a_container_of_anybodys_podman_is_known_by_its_monitor(monkeypatch, tmp
     assert not registration._is_in_use()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_monitor_in_a_system_container_keeps_no_runtime_of_the_machine_around(
+    monkeypatch, tmp_path
+):
+    """The same path is another file there; a person's own podman sees the machine's."""
+    (tmp_path / "engines").mkdir()
+    monkeypatch.setattr(front, "FRONT", tmp_path / "engines/gpu-ci")
+    conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
+    words = [conmon, "-c", "echo; read line", "conmon", "-r", str(front.FRONT)]
+    for mount, expected in ((f"mount -t tmpfs tmpfs {tmp_path / 'engines'}", False), (":", True)):
+        argv = ["unshare", "--mount", "sh", "-ec", f'{mount}; exec "$@"', "sh", *words]
+        with subprocess.Popen(argv, stdin=-1, stdout=-1) as process:
+            assert process.stdout.readline() == b"\n"
+            assert registration._is_in_use() is expected
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="it is another user's program")
 def test_who_only_calls_himself_a_monitor_keeps_no_runtime(monkeypatch, tmp_path):
     monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
