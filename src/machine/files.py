@@ -71,12 +71,17 @@ def _replace(path: pathlib.Path, data: bytes, mode: int, uid: int, gid: int) -> 
     # Always the same name, so that a hook that was killed leaves no litter behind.
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchown(descriptor, uid, gid)
-        os.fchmod(descriptor, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchown(descriptor, uid, gid)
+            os.fchmod(descriptor, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        new.unlink()  # It may have taken the last room that there was.
+        error.filename = str(path)  # A write does not name it.
+        raise
     new.replace(path)
 
 

@@ -3,6 +3,7 @@
 """Files are made as asked, atomically, and left alone when they are right already."""
 
 import os
+import resource
 import stat
 
 import jinja2
@@ -160,3 +161,18 @@ def test_a_line_near_the_beginning_is_blanked_in_its_place(tmp_path):
     assert path.stat().st_ino == inode
     assert not files.blank_line(path, b"SET x = 0;", 4096)
     assert not files.blank_line(path, b"SET y = 0;", 20), "further on is data"
+
+
+def test_a_file_that_has_no_room_stays_as_it_was_and_is_named(tmp_path):
+    """By the kernel's limit of a file's size, which any user can set."""
+    path = tmp_path / "file"
+    path.write_text("before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            files.ensure_file(path, "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("file", "before")]
