@@ -448,18 +448,19 @@ class Host:
 
     def _namespace(self, pid: int) -> str:
         """The PID namespace of a process; empty if it is gone."""
-        folder, untold = f"{self._root}/proc/{pid}", None
-        for process in (folder, *(f"{folder}/task/{one}" for one in proc.names(f"{folder}/task"))):
-            try:
-                if namespace := proc.link(f"{process}/ns/pid"):
-                    return namespace
-            except PermissionError as error:
-                # Seen in a system container, Linux 6.18.44: of a thread that has ended it is not
-                # told, and the first may end alone (kernel/ptrace.c __ptrace_may_access).
-                untold = error
-        if untold:
-            raise untold
-        return ""
+        folder = f"{self._root}/proc/{pid}"
+        try:
+            return proc.link(f"{folder}/ns/pid")
+        except PermissionError:
+            # Seen in a system container, Linux 6.18.44: of a thread that has ended it is not told,
+            # and the first may end alone (kernel/ptrace.c __ptrace_may_access).
+            for thread in proc.names(f"{folder}/task"):
+                try:
+                    if namespace := proc.link(f"{folder}/task/{thread}/ns/pid"):
+                        return namespace
+                except PermissionError:
+                    continue
+            raise
 
     def _numbers(self, pid: int) -> list[str]:
         """A process's number in each PID namespace from this one on; none if it is gone."""
