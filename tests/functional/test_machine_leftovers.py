@@ -143,7 +143,9 @@ def hidden(program):
 
 
 def as_root_of_a_container(code, *words):
-    argv = ["/usr/bin/unshare", "--user", "--map-root-user", sys.executable, "-c", code]
+    # Without the processes of other tests, which have such names too.
+    spaces = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    argv = ["/usr/bin/unshare", *spaces, sys.executable, "-c", code]
     env = {"PYTHONPATH": ":".join(sys.path)}
     return process.run([*argv, *map(str, words)], timeout=100, env=env).stdout.splitlines()
 
