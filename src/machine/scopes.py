@@ -89,11 +89,39 @@ def move(pid: int, other: int, unit: str) -> None:
     moved = False
     for controllers, path in _groups(other):
         if unit in path.split("/"):
-            folder = _folder(mounts, controllers, path)
-            (folder / "cgroup.procs").write_text(str(pid))
+            file = _folder(mounts, controllers, path) / "cgroup.procs"
+            try:
+                file.write_text(str(pid))
+            except PermissionError:
+                _write_as_its_user(file, pid)
             moved = True
     if not moved:
         raise OSError(f"{unit} has no control group")
+
+
+def _write_as_its_user(file: pathlib.Path, pid: int) -> None:
+    """Move a process where this root is a user namespace's, as in a container, with cgroup v1.
+
+    Only the machine's root may move other users' processes there, any other user those of its own
+    (Linux 6.1 kernel/cgroup/cgroup-v1.c __cgroup1_procs_write). The file is root's, as which it is
+    opened. A child does it: with another user Linux forgets whose end a process is to end with.
+    """
+    user = (_PROC / str(pid)).stat().st_uid
+    child = os.fork()
+    if not child:
+        fault = 1
+        try:
+            os.seteuid(user)
+            ctypes.CDLL(None).setfsuid(0)
+            file.write_text(str(pid))
+            fault = 0
+        except OSError as error:
+            fault = error.errno or 1
+        finally:
+            os._exit(fault)
+    fault = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if fault:
+        raise OSError(abs(fault), os.strerror(abs(fault)), str(file))
 
 
 def _groups(pid: int) -> list[tuple[list[str], str]]:

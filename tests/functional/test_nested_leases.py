@@ -1,6 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A task in a user namespace with cgroup v1: runc puts its process in v2's hierarchy alone."""
+"""Leases in a user namespace with cgroup v1.
+
+runc puts a task's process in v2's hierarchy alone, and in v1's root may move only its own.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ import sys
 import pytest
 
 from gpuci import groups
-from tests.functional import nested_task, user_namespace
+from tests.functional import nested_scope, nested_task, user_namespace
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MISSING = [name for name in ("runc", "busybox") if not shutil.which(name)]
@@ -23,16 +26,20 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def found():
+def ran(program):
     path = f"PYTHONPATH={ROOT}/src:{ROOT}/lib:{ROOT}"
     argv = ["/usr/bin/env", path, "PYTHONDONTWRITEBYTECODE=1", sys.executable]
-    argv += ["-m", nested_task.__name__]
+    argv += ["-m", program.__name__]
     said = user_namespace.run(argv, 60)
     try:
         return json.loads(said.splitlines()[-1])
     except (ValueError, IndexError):
         pytest.fail(said)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return ran(nested_task)
 
 
 def test_this_is_the_arrangement(found):
@@ -69,3 +76,12 @@ def test_what_it_leaves_is_seen_and_ended_wholly(found):
     assert found["gone"]
     assert found["alive"] == []
     assert found["took"] < 1
+
+
+def test_gpu_run_moves_its_caller_into_its_scope():
+    """Act: root there moves another user's process. Assert: it is in all groups, and lives."""
+    moved = ran(nested_scope)
+    assert moved["alive"]
+    assert moved["user"] == 0
+    scope = f"/{nested_scope.UNIT}"
+    assert moved["groups"][groups.DEVICES] == moved["groups"][groups.UNIFIED] == scope

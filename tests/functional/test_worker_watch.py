@@ -40,13 +40,14 @@ MOST_OPEN = {
     "gpu-ci-devices.service": 5.6,
     "gpu-ci-health.service": 4.0,
     "gpu-ci-ports.service": 2.0,
-    "gpu-ci-run@.service": 3.6,
+    "gpu-ci-run@.service": 3.9,
     "gpu-ci-selftest.service": 9.0,
     "gpu-ci-wake.service": 5.0,
     "concourse-worker.service": 9.6,
 }
 VALUES = {
     "command": "/bin/true", "environment": "/etc/x", "volumes": "/x", "low_port": False,
+    "tasks": "/x", "runc": "/x",
     "dispatch": "/x", "app": "/x", "variable": "X", "revision": "1", "unit": "worker/0",
     "stamp": "stamp", "python": "/usr/bin/python3", "run": "x", "state": "x", "logs": "x",
     "launcher": "/bin/true", "program": "/x", "port": 8888, "patience": 300, "limit": "900",
