@@ -9,12 +9,28 @@ import time
 
 import pytest
 
-from tests.lab import outfit
-from tests.lab.juju.agent import Agent, Interruption
+from tests.lab import leases, outfit
+from tests.lab.juju.agent import STRACE, Agent, Interruption
 from tests.lab.site import ALL, OPENS, PROBE, READY
 
 # `make soak` kills a hook at more places.
 SOAK = "GPUCI_SOAK" in os.environ
+
+# Calls by which a hook changes something, or starts what does, and which of each to kill it at.
+CALLS = [("rename", 2)]
+if SOAK:
+    CALLS = [
+        (name, number)
+        for name, last, step in (
+            ("vfork", 80, 9), ("unlink", 28, 7), ("connect", 15, 5), ("rename", 5, 1),
+            ("fsync", 5, 2), ("fchown", 6, 2), ("kill", 4, 1), ("flock", 2, 1),
+        )
+        for number in range(1, last + 1, step)
+    ]  # fmt: skip
+FROZEN = """
+find /sys/fs/cgroup -name freezer.state -exec grep -l -E 'FROZEN|FREEZING' {} + ;
+find /sys/fs/cgroup -name cgroup.freeze -exec grep -l 1 {} + ; true
+"""
 
 # Everything that a reconcile writes or starts, as it shows from outside.
 STATE = """
@@ -148,6 +164,27 @@ def test_a_hook_killed_at_any_time_ends_in_the_same_state(site, seconds):
     site.lab.model.set_config("worker", {"enable-gpu": "true"})
     site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
     site.lab.settle()
+    site.wait_for_tag("gpu-count=2")
+    assert what_runs(site) == before
+
+
+@pytest.mark.skipif(not os.path.exists(STRACE), reason="there is no strace: scripts/setup soak")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_hook_killed_at_a_system_call_ends_in_the_same_state(site, call):
+    """The worker restarts under a task that has a GPU; what the hook has started goes on."""
+    before, tasks = what_runs(site), leases.Tasks(site)
+    try:
+        task = tasks.start("kill", GPU_COUNT="1")
+        task.begun()
+        for tag in ("killed", ""):
+            site.lab.model.set_config("worker", {"tag": tag}, times=1)
+            site.lab.controller.agent("worker/0").interruption = Interruption(at_call=call)
+            site.lab.settle()
+            assert site.status() == READY
+            assert site.sh(FROZEN) == ""
+            task.answer()
+    finally:
+        tasks.end()
     site.wait_for_tag("gpu-count=2")
     assert what_runs(site) == before
 

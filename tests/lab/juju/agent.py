@@ -22,6 +22,7 @@ from tests.lab.park import Park
 
 JUJU_VERSION = "4.0.15"
 HOOK_SECONDS = 900.0
+STRACE = "/usr/bin/strace"
 ADDRESS_SECONDS = 5.0
 # What the machines see of the lab: the hook socket and client, charms and resources.
 SHARED = "/var/lib/juju/lab"
@@ -47,10 +48,26 @@ ln -sfn /var/lib/juju/lab/hooktool /usr/bin/juju-exec
 
 @dataclasses.dataclass(frozen=True)
 class Interruption:
-    """When to kill -9 a hook, for tests: after some seconds, or at its n-th hook command."""
+    """When to kill -9 a hook, for tests.
+
+    Attributes:
+        after_seconds: after so many, with all that it has started.
+        at_command: at its n-th hook command, in the same way.
+        at_call: before the n-th system call of this name that its own process makes; what it has
+            started goes on. It takes strace.
+    """
 
     after_seconds: float | None = None
     at_command: int | None = None
+    at_call: tuple[str, int] | None = None
+
+    def wrap(self, program: list[str]) -> list[str]:
+        """The command that runs the hook's program."""
+        if self.at_call is None:
+            return program
+        name, number = self.at_call
+        kill = f"inject={name}:signal=KILL:when={number}"
+        return [STRACE, "-qq", "-o", "/dev/null", "-e", f"trace={name}", "-e", kill, *program]
 
 
 def unit_tag(unit: str) -> str:
@@ -210,6 +227,8 @@ class Agent:
             timer = threading.Timer(self.interruption.after_seconds, self.kill_hook)
             timer.start()
         program = ["/bin/bash", "-c", script] if script else [f"{self.charm_dir}/dispatch"]
+        if self.interruption:
+            program = self.interruption.wrap(program)
         argv = ["/usr/bin/env", "-C", self.charm_dir, *program]
         env = self._environment(event, context)
         try:
