@@ -108,7 +108,8 @@ class Worker:
         self.holder = subprocess.Popen(
             ["unshare", *spaces, "--propagation", "private", "sh", "-ec"]
             + [
-                f". {folder}/setup; while read go; do {LAUNCHER} -c {config} </dev/null || :; done"
+                f". {folder}/setup; "
+                f"while read go; do {LAUNCHER} --config={config} </dev/null || :; done"
             ],
             env={"PATH": os.environ["PATH"], "LAB": str(folder)},
             stdin=subprocess.PIPE,

@@ -8,10 +8,12 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
 
+from machine import outside
 from tests.functional.containerd_worker import NEEDS, UUIDS, worker_in_a_namespace
 from tests.functional.lease_site import LONG, alive, cgroup, site, until, until_child
 
@@ -131,6 +133,25 @@ def test_a_restart_in_between_changes_nothing(one):
     assert not one.gpus("t2")
     os.kill(pid, signal.SIGKILL)
     assert until(lambda: one.gpus("t2")) < HANDOVER
+
+
+def test_a_step_lives_through_a_restart_though_its_shim_answers_late(one):
+    """As on a machine under load; containerd's own patience is 5 seconds."""
+    one.create("t1")
+    pid = one.step("t1", LONG, "task", "--detach")
+    one.running[-1].wait(10)
+    init = int((one.worker.folder_of("t1") / "init.pid").read_text())
+    shim = outside.parent(init)
+    os.kill(shim, signal.SIGSTOP)
+    late = threading.Timer(8, os.kill, (shim, signal.SIGCONT))
+    late.start()
+    try:
+        one.worker.restart()
+    finally:
+        late.join()
+    time.sleep(1)
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("nested", [False, True])

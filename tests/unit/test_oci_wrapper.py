@@ -142,3 +142,20 @@ def test_the_launcher_becomes_containerd_and_puts_our_runc_first(tmp_path, befor
     ) as process:
         said, _ = process.communicate(timeout=30)
     assert said.decode() == f"{process.pid} {after} --config a b\n"
+
+
+@pytest.mark.parametrize("has", ["", '[timeouts]\n  "io.containerd.timeout.shim.load" = "1m"\n'])
+def test_the_launcher_gives_shims_time_to_answer_once(tmp_path, has):
+    launcher, config = tmp_path / "launcher", tmp_path / "a b.toml"
+    text = templates.render("containerd-launcher", bin="/opt/gpu-ci/bin", containerd="/bin/true")
+    launcher.write_text(text)
+    launcher.chmod(0o755)
+    config.write_text(f'version = 2\n[debug]\n  format = "json"\n{has}')
+    before = config.read_text()
+    for _ in range(2):
+        command = [launcher, "--address=/x", f"--config={config}", f"--config={tmp_path}/none"]
+        done = subprocess.run(command, capture_output=True, timeout=30)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    added = '\n[timeouts]\n"io.containerd.timeout.shim.load" = "30s"\n'
+    assert config.read_text() == before + ("" if has else added)
+    assert not (tmp_path / "none").exists()
