@@ -47,7 +47,7 @@ MOST_OPEN = {
 }
 VALUES = {
     "command": "/bin/true", "environment": "/etc/x", "volumes": "/x", "low_port": False,
-    "tasks": "/x", "runc": "/x",
+    "tasks": "/x", "runc": "/x", "end": "basic.target",
     "dispatch": "/x", "app": "/x", "variable": "X", "revision": "1", "unit": "worker/0",
     "stamp": "stamp", "python": "/usr/bin/python3", "run": "x", "state": "x", "logs": "x",
     "launcher": "/bin/true", "program": "/x", "port": 8888, "patience": 300, "limit": "900",

@@ -130,7 +130,7 @@ def test_both_come_back_after_a_reboot(site):
     step = site.start_task(f"{save}; while :; do sleep 0.1; done")
     site.machine().reboot(timeout=45)
     step.kill()
-    step.wait(30)
+    step.communicate(timeout=30)
     assert site.sh(f"cat {heard}; rm {heard}") == "heard\n"
     site.lab.controller.fire("worker/0", "start")
     assert site.status() == READY

@@ -31,6 +31,8 @@ from machine import files, process, services, templates, waiting
 from plan.parts import WorkerPlan
 
 SERVICE: typing.Final = "concourse-worker.service"
+# Has the machine's end wait for no container.
+_END: typing.Final = "concourse-worker-end.service"
 HOME: typing.Final = pathlib.Path("/var/lib/concourse")
 WORK_DIR: typing.Final = HOME / "worker"
 # Where baggageclaim, Concourse's part for volumes, has all its mounts.
@@ -86,8 +88,11 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
         files.ensure_directory(folder)
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
     content, before = _unit(plan.tags), _tags()
+    runc = f"{release.CURRENT}/bin/runc --root={leftovers.RUNC_STATE}"
+    end = templates.render(_END, tasks=steps.TASKS, runc=runc)
     wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
     wrote |= worker_ports.ensure()
+    wrote |= services.ensure_unit(_END, end, boot=False)
     wrote |= services.ensure_unit(SERVICE, content) | worker_watch.ensure(HEALTH_PORT)
     revision, new = service.ensure_settings(
         _ENVIRONMENT,
@@ -287,6 +292,7 @@ def remove() -> bool:
     """
     removed = worker_watch.remove()
     removed |= services.remove_unit(SERVICE)
+    removed |= services.remove_unit(_END)
     removed |= worker_ports.remove()
     removed |= _remove_work()
     for path in (_ENVIRONMENT, _TSA_KEYS, *worker_keys.FILES):
@@ -345,8 +351,7 @@ def _unit(tags: tuple[str, ...]) -> str:
         command=command,
         environment=_ENVIRONMENT,
         volumes=VOLUMES,
-        tasks=steps.TASKS,
-        runc=f"{release.CURRENT}/bin/runc --root={leftovers.RUNC_STATE}",
+        end=_END,
         **worker_ports.commands(SERVICE),
     )
 
