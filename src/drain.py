@@ -201,14 +201,17 @@ def resume(unit: str) -> dict[str, str]:
     if paused is None and not by_operator:
         why = f": {draining.words(_rest(None, found))}, which ends by itself" if found else ""
         raise DrainError(f"This worker is not paused{why}")
-    drain_record.remove_pause()
     if by_operator:
+        drain_record.remove_pause()
         cancel(Purpose.DRIVER)
         return {"state": "the driver's upgrade is given up, and the worker takes steps again"}
     if found and found.since:
+        drain_record.remove_pause()
         return {"state": draining.words(_rest(None, found))}
     _let_sleep()
     worker.take_up(_log.info)
+    # No earlier: if this is killed, the worker is still paused, and resume can be asked for again.
+    drain_record.remove_pause()
     return {"state": "the worker takes steps again"}
 
 

@@ -330,6 +330,23 @@ def test_resume_has_it_take_steps_again(context, worker):
         act(context, "resume", before)
 
 
+def test_a_resume_that_is_killed_or_fails_can_be_asked_for_again(context, worker, monkeypatch):
+    """The worker lands until its last step ends, and no later hook would start it anew."""
+    before = situation()
+    act(context, "pause", before, reason="new fans")
+
+    def fail(_progress):
+        raise drain.process.CommandError(["/usr/bin/systemctl"], 1, "Job failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(charm.worker, "take_up", fail)
+        with pytest.raises(testing.ActionFailed, match="Job failed"):
+            act(context, "resume", before)
+    assert drain.drain_record.pause() is not None
+    assert act(context, "resume", before) == {"state": "the worker takes steps again"}
+    assert drain.drain_record.pause() is None
+
+
 def test_resume_is_no_end_of_a_drain(context, worker):
     before = begun(context, worker)
     with pytest.raises(
