@@ -233,12 +233,12 @@ def fill(one: Step) -> None:
     os.close(descriptor)
 
 
-@KINDS
 def test_a_step_may_give_its_process_any_name(step):
     one = step("pathlib.Path('/proc/self/comm').write_bytes(bytes([255]))\n")
     assert step_log._parent(one.pid) == os.getpid()
 
 
+@KINDS
 def test_one_that_nobody_reads_is_not_waited_for(step, terminal):
     one = step(terminal=terminal)
     fill(one)
