@@ -105,12 +105,10 @@ class Worker:
         # The shell waits for a line, so that the wrapper is there before containerd is; with each
         # that follows it starts containerd again.
         self.log = (folder / "containerd.log").open("w")
+        start = f"{LAUNCHER} --config={config} </dev/null"
         self.holder = subprocess.Popen(
             ["unshare", *spaces, "--propagation", "private", "sh", "-ec"]
-            + [
-                f". {folder}/setup; "
-                f"while read go; do {LAUNCHER} --config={config} </dev/null || :; done"
-            ],
+            + [f". {folder}/setup; while read go; do {start} || :; done"],
             env={"PATH": os.environ["PATH"], "LAB": str(folder)},
             stdin=subprocess.PIPE,
             stdout=self.log,

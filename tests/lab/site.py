@@ -5,6 +5,7 @@
 import os
 import re
 import subprocess
+import threading
 import time
 
 from tests.lab import concourse
@@ -38,6 +39,8 @@ BRIDGE = """
 # What Concourse says while its only worker with those tags connects anew; it may list it still.
 AWAY = "no workers satisfying"
 AWAY_SECONDS = 30
+# How long a task may take to begin, with its container, beside other tests.
+BEGIN_SECONDS = 180
 # How often a unit hears of a change. Juju's second time costs a hook that finds nothing to do.
 TOLD = 2 if "GPUCI_SOAK" in os.environ else 1
 # With a matching rule of the device cgroup a simulated card opens with ENXIO, else with EPERM.
@@ -148,11 +151,15 @@ class Site:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             assert fly.stdout
-            said = ""
-            for line in fly.stdout:
-                if line.strip() == "begun":
-                    return fly
-                said += line
+            said, limit = "", threading.Timer(BEGIN_SECONDS, fly.kill)
+            limit.start()
+            try:
+                for line in fly.stdout:
+                    if line.strip() == "begun":
+                        return fly
+                    said += line
+            finally:
+                limit.cancel()
             assert AWAY in said, f"the task did not begin: {fly.wait()}: {said}"
             assert time.monotonic() < deadline, said
             fly.communicate()
