@@ -220,9 +220,8 @@ class Search:
         try:
             found = self._kernel.look(_AT_FDCWD, f"{self._proc}/{thread}/map_files/{name}")
         except PermissionError:
-            return (
-                False  # in a system container, where nobody can make a node: it is the machine's
-            )
+            # In a system container, where no process can make a node: it is the machine's.
+            return False
         return found in self._numbers
 
     @staticmethod

@@ -88,9 +88,10 @@ def test_processes_with_a_node_open_are_named_but_not_those_that_a_reload_stops(
         (9, "bash", "null"),
         (10, "a\nb", "nvidiactl"),
     ):
-        folder = tmp_path / f"proc/{pid}/task/{pid}/fd"
+        folder = tmp_path / f"proc/{pid}/fd"
         folder.mkdir(parents=True)
         (folder / "3").symlink_to(tmp_path / "dev" / node)
+        (tmp_path / f"proc/{pid}/task/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/maps").write_text("")
         (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n")
     assert driver_change.users(tmp_path) == ("pid 7 (python3)", "pid 10 (a?b)")

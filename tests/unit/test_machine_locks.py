@@ -142,7 +142,8 @@ def test_a_lock_that_stays_taken_is_told_in_status_and_hinders_no_revocation(
     after = context.run(context.on.update_status(), before)
     assert calls == ["authorize", "claim"]
     assert after.unit_status == testing.WaitingStatus(
-        "Another process has had the lock /x/.lock for 10 s"
+        "Another process has had the lock /x/.lock for 10 s; it is tried again at the next event: "
+        "juju debug-log --include unit/0"
     )
 
 
