@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Restarts, a second run, hooks killed half-way, units that come and go."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import time
 import pytest
 
 from tests.lab import leases, outfit
+from tests.lab.errors import WrongUse
 from tests.lab.juju.agent import STRACE, Agent, Interruption
 from tests.lab.site import ALL, OPENS, PROBE, READY
 
@@ -243,14 +245,14 @@ def assert_both_say_that_they_share_a_card(site, unit):
 def test_web_forgets_a_worker_whose_relation_goes_under_a_build(site):
     """Web takes its key no more from that second on, so the worker can't sign off."""
     running = site.start_task("sleep 900")
-    ends = "web:web-tsa", "worker:worker-tsa"
+    ends, integrations = ("web:web-tsa", "worker:worker-tsa"), site.lab.model.integrations
     listed = None
 
     def states():
         return {one["name"]: one["state"] for one in site.fly.workers()}
 
     try:
-        site.lab.model.integrations.remove(*ends)
+        integrations.remove(*ends)
         site.lab.settle()
         deadline = time.monotonic() + 150
         while (listed := states()) != {"lab-worker-0": "stalled"}:
@@ -263,7 +265,11 @@ def test_web_forgets_a_worker_whose_relation_goes_under_a_build(site):
         assert running.returncode, output
     finally:
         running.kill()
-        site.lab.model.integrations.integrate(*ends)
+        deadline = time.monotonic() + 60
+        while not integrations.related(*ends) and time.monotonic() < deadline:
+            with contextlib.suppress(WrongUse):  # while the former relation is dying
+                integrations.integrate(*ends)
+            time.sleep(1)
         site.lab.settle()
         site.tags(seconds=60)
     assert site.status() == READY
