@@ -67,7 +67,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             # If the unit alone goes, web takes this worker's key until the -broken that follows.
             if event.relation.name in tsa.WORKER_ENDPOINTS:
                 ownership.leave(self._id, self.config, self._say)
-            # The workers of a web that goes are no less there: another web may serve them.
+            # If a web goes, its workers stay: another web may serve them.
             if event.relation.name in tsa.WEB_ENDPOINTS and owner.has(self._id):
                 memory.note_served(())
         self._reconcile(event)

@@ -30,9 +30,8 @@ def alone(
 ) -> collections.abc.Generator[str, None, None]:
     """Have GPUs for the self-test alone; yield why that can't be, empty if it can.
 
-    It does not wait: neither for who has one of them, nor before those who wait for it; only for
-    the end of a look at who has one open. A GPU that is quarantined can be had; one that somebody
-    outside CI uses can't.
+    It waits only for the end of a look at which processes have one open, not for a holder or a
+    request. A GPU that is quarantined can be had; one that is in use outside CI can't.
 
     Args:
         container: the id of the container that is to get them, by the wrapper and whatever it asks
