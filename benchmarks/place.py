@@ -15,6 +15,9 @@ from types import MappingProxyType
 
 import oci.wrapper
 from gpu.inventory import Gpu, MigDevice, Vendor
+from gpuci import broker
+from gpuci.store import Store
+from gpuci.usage import Host
 from machine import templates
 from oci.wrapper import PYTHON
 from plan.parts import GpuPlan
@@ -125,6 +128,12 @@ class Wrapper:
         self.front.chmod(0o755)
         content = json.loads(oci.wrapper.policy_text(GpuPlan(gpus, str(runc))))
         policy_path.write_text(json.dumps({**content, "cordons": [], **policy}))
+
+    def give_back(self) -> None:
+        """End the leases of containers that are gone, as the watch does."""
+        store, host = Store(str(self.store)), Host()
+        for name in store.read().holders:
+            broker.give_back(store, host, name)
 
     def decisions(self) -> list[dict]:
         """The lines of its log so far, which begins anew."""

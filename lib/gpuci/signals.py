@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    # `signal` adds enums to it, and to import these takes as long as to import all of our modules.
+    import _signal as signal
 
 
 def as_a_child_expects() -> None:

@@ -23,6 +23,7 @@ from health.judge import Judge, Policy
 from health.memory import Memory
 from health.metrics import Metrics
 from health.naming import Naming
+from health.returned import Returned
 from health.seen import Moment, Seen
 from health.settings import Settings
 from health.sources import Sources
@@ -179,6 +180,7 @@ def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.Ex
     naming, joblog = Naming(), JobLog(found.job_log, found.unused)
     stack.callback(naming.close)
     parts: list[Part] = [clerk, Freed(found.recovery, waker.want), waker, pace]
+    parts.append(Returned(found.store))
     # What is only observed keeps nothing from tasks.
     parts += [joblog, _Looks(sources)] if found.mode == settings.ON else [_Observed(joblog)]
     parts += [naming, Ledger(names=naming), *_metrics(found, naming, stack)]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,14 @@ def act(worker, *words):
     done = worker.inside(sys.executable, "-c", ACT, *words, env=path)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def with_rights_of_the_watch(*argv):
+    """The command that runs another one with no more rights than the watch's unit has."""
+    unit = (ROOT / "templates" / "gpu-ci-health.service").read_text()
+    (names,) = re.findall("^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    rights = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in names.split())
+    return ["setpriv", f"--bounding-set=-all,{rights}", "--no-new-privs", *argv]
 
 
 def until(ready, seconds=10.0):

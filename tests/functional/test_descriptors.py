@@ -5,6 +5,7 @@
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from gpuci.descriptors import Search, TooLongError
 from gpuci.usage import Host
+from tests.functional.lease_site import with_rights_of_the_watch
 
 NODE = "/dev/zero"  # one that can be mapped, too
 
@@ -142,6 +144,22 @@ def process():
 )
 def test_it_is_found(process, script):
     assert Search("", [NODE]).has_one_open(process(script))
+
+
+SEARCH = """
+import sys
+from gpuci.descriptors import Search
+print(Search("", ["/dev/zero"]).has_one_open(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs util-linux's setpriv")
+@pytest.mark.parametrize("script", [OPEN, MAPPED_ELSEWHERE])
+def test_it_is_found_with_the_rights_of_the_watch(process, script):
+    argv = with_rights_of_the_watch(sys.executable, "-c", SEARCH, str(process(script)))
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(argv, env=path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
 
 
 # A name with what str.splitlines and bytes.splitlines take for the end of a line.

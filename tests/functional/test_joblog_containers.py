@@ -5,7 +5,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import select
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from health.joblog import JobLog
 from health.seen import Card, Holding, Moment
 from health.step_log import Outcome
 from tests.functional.containerd_worker import NEEDS, ROOT, UUIDS, worker_in_a_namespace
-from tests.functional.lease_site import alive, site, until, until_child
+from tests.functional.lease_site import alive, site, until, until_child, with_rights_of_the_watch
 
 PATIENCE = 60.0  # s, for a busy machine
 LINE = b"[gpu-ci] GPU 0 failed\n"
@@ -126,12 +125,9 @@ def test_a_line_reaches_who_reads_a_tasks_terminal(two, terminal):
 
 def as_the_service(*argv):
     """Run a program with no more rights than the watch's unit has."""
-    unit = (ROOT / "templates" / "gpu-ci-health.service").read_text()
-    (names,) = re.findall("^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
-    rights = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in names.split())
     path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
     return subprocess.run(
-        ["setpriv", f"--bounding-set=-all,{rights}", "--no-new-privs", *argv],
+        with_rights_of_the_watch(*argv),
         env=path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
         timeout=PATIENCE,
     ).stdout  # fmt: skip

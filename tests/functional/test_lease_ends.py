@@ -5,18 +5,33 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
+import sys
 import time
 
 import pytest
 
-from tests.functional.containerd_worker import NEEDS, worker_in_a_namespace
-from tests.functional.lease_site import act, alive, site, until
+from tests.functional.containerd_worker import NEEDS, ROOT, worker_in_a_namespace
+from tests.functional.lease_site import act, alive, site, until, with_rights_of_the_watch
 
 HANDOVER = 2.0  # s, from the death of a holder to the next one's
 SESSION = "4b825dc6-42cb-4eb9-a060-e54bf8d69288"
 
 pytestmark = NEEDS
+
+AS_THE_WATCH = pytest.mark.skipif(not shutil.which("setpriv"), reason="needs util-linux's setpriv")
+TURN = """
+import threading, time
+from health import leased
+from health.returned import Returned
+from health.seen import Moment
+store = "/run/gpu-ci/leases"
+part = Returned(store, "/var/log/gpu-ci/oci.log")
+part.turn(Moment(1.0, 1.0, (), holdings=leased.holdings(store)), ())
+while threading.active_count() > 1:
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +142,47 @@ def test_a_descriptor_in_another_container_does_not_outlive_the_lease(two):
     assert line["container"] == "accomplice"
     assert two.gpus("t3")[0] in line["reason"]
     assert waiting.communicate(timeout=30)
+
+
+def turn(one):
+    """A turn of the watch, with no more rights than its unit has."""
+    path = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "PATH": os.environ["PATH"]}
+    done = one.worker.inside(*with_rights_of_the_watch(sys.executable, "-c", TURN), env=path)
+    assert done.returncode == 0, done.stderr
+
+
+def holders(one):
+    return {*one.worker.leases()["holders"]}
+
+
+@AS_THE_WATCH
+def test_the_watch_ends_the_lease_of_a_container_that_is_gone_and_no_other(two):
+    for handle in ("t1", "t2"):
+        two.create(handle)
+    first, second = two.step("t1"), two.step("t2")
+    turn(two)
+    assert holders(two) == {"t1", "t2"}, "both steps go on"
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not alive(first))
+    turn(two)
+    assert holders(two) == {"t1", "t2"}, "people look into a container whose step is over"
+    assert alive(two.pid("t1", "init"))
+    two.worker.remove("t1")
+    turn(two)
+    assert holders(two) == {"t2"}
+    assert alive(second)
+
+
+@AS_THE_WATCH
+def test_the_watch_ends_who_was_sent_the_gpu_of_a_container_that_is_gone(two):
+    two.create("t1")
+    two.step("t1")
+    two.worker.create(two.task("accomplice", "GPU_COUNT=0"))
+    intruder = open_elsewhere(two, "accomplice")
+    rewrite(two, "t1", lambda holder: holder.update(nodes=["/dev/full"]))
+    two.worker.remove("t1")
+    turn(two)
+    assert not holders(two)
+    assert not alive(intruder)
+    (line,) = [one for one in two.decisions() if one["kind"] == "intruder ended"]
+    assert line["container"] == "accomplice"

@@ -1,0 +1,66 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Leases of containers that are gone are given back before anybody wants their GPUs.
+
+Otherwise the next create does that, and waits for the look at who has the GPU open. A container
+that has ended its step and is still there keeps its lease: people look into it.
+"""
+
+import collections.abc
+import logging
+import threading
+import typing
+
+from gpuci import broker, journal
+from gpuci.refuse import Refused
+from gpuci.store import Store
+from gpuci.usage import Host
+from health.decided import Decision
+from health.seen import Moment
+from oci import wrapper
+
+# Between two tries, in seconds: a look costs some 0.1 s of a processor.
+_APART: typing.Final = 15.0
+
+_log = logging.getLogger(__name__)
+
+
+class Returned:
+    """The end of leases that nobody uses any more, as a part of the watch.
+
+    The look at who has a GPU open may take long, so it has a thread of its own.
+    """
+
+    def __init__(self, store: str, log: str = str(wrapper.LOG)) -> None:
+        """Begin with nothing given back.
+
+        Args:
+            store: the folder of leases.
+            log: the operators' log of the runtime.
+        """
+        self._store, self._log = Store(store), log
+        self._thread: threading.Thread | None = None
+        self._tried = float("-inf")
+
+    def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
+        """Begin to give back what is over, unless that goes on or was tried a short while ago."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if is_busy or moment.now < self._tried + _APART:
+            return
+        if any(not (one.in_use or one.handing_over) for one in moment.holdings or ()):
+            self._tried = moment.now
+            # One that hangs is no reason for the watch to stay when it is to end.
+            self._thread = threading.Thread(target=self._give_back, daemon=True)
+            self._thread.start()
+
+    def _give_back(self) -> None:
+        host = Host()
+        try:
+            for name, holder in self._store.read().holders.items():
+                if host.is_gone(name, holder) and broker.give_back(self._store, host, name):
+                    _log.info("%s is gone: its lease of %s ends", name, ", ".join(holder.gpus))
+                journal.intruders(self._log, host.intruders, holder.gpus)
+                host.intruders.clear()
+        except (OSError, ValueError, Refused) as error:
+            # The next who wants a GPU is told.
+            _log.debug("leases can't be given back: %s", error)
