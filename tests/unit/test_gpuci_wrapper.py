@@ -4,17 +4,21 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import stat
+import subprocess
 
 import pytest
 
+import gpuci
 from tests.unit.grants import MIG_GPUS, golden
 from tests.unit.wrapper_rig import ENVIRONMENT, FOREIGN_CONFIG, GLOBAL, GPUS, Rig
 
 IDS = [gpu["uuid"] for gpu in GPUS]
 BORDER = "ATC_EXTERNAL_URL=u"
+LIB = str(pathlib.Path(gpuci.__file__).parents[1])
 
 
 @pytest.fixture
@@ -420,3 +424,21 @@ def test_a_process_that_go_reads_otherwise_is_refused(lent, text):
     lent.process.write_text(text)
     assert lent.call("exec", "--process", lent.process, "--detach", "ID") == 1
     assert "failed to tell this process its GPUs" in lent.refusal
+
+
+def test_what_each_create_imports_takes_no_longer_than_python_itself():
+    """Each of these would add a tenth or more to a create by runc."""
+    code = f"import sys; sys.path.insert(0, {LIB!r}); import gpuci.wrapper; print(*sys.modules)"
+    argv = ["/usr/bin/python3", "-I", "-S", "-B", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    loaded = {*done.stdout.split()}
+    assert "gpuci.broker" in loaded
+    assert not loaded & {
+        "argparse",
+        "collections",
+        "ctypes",
+        "dataclasses",
+        "enum",
+        "re",
+        "typing",
+    }
