@@ -9,7 +9,6 @@ and a self-test of isolation that passes brings them back, whoever starts it.
 
 import collections.abc
 import dataclasses
-import datetime
 import logging
 import typing
 
@@ -147,9 +146,7 @@ def _load(record: Record, progress: Progress) -> Record:
         return _failed(record, str(error))
     if loaded != target:
         return _failed(record, f"{loaded or 'no module'} is loaded in place of {target}")
-    now, last = datetime.datetime.now(datetime.timezone.utc), results.read()
-    since = now.isoformat(timespec="seconds")
-    return dataclasses.replace(record, step=Step.TEST, since=since, seen=last.run if last else "")
+    return dataclasses.replace(record, step=Step.TEST, seen=None)
 
 
 def _test(record: Record, progress: Progress) -> Record:
@@ -157,20 +154,28 @@ def _test(record: Record, progress: Progress) -> Record:
     kept = settings.read()
     if kept is None:  # Tasks get no GPU any more, and those that were out stay so until a test.
         return dataclasses.replace(record, step=Step.ENDED)
+    if record.seen is None:
+        return _note_last(record)
     try:
         report = _report(record, _numbered(record, 5, progress))
     except _NoVerdictError as error:
         return _failed(record, str(error))
-    if report is None:
-        return record
-    blamed = [one for one in report.results if _blames(one, record, kept)]
+    blamed = [one for one in report.results if _blames(one, record, kept)] if report else []
     if blamed:
         return _failed(record, f"{blamed[0].check} failed: {blamed[0].text}")
     # One that the settings no longer have is not tested, and waits for nothing here.
-    if {gpu.uuid for gpu in kept.gpus}.intersection(pool.out()):
+    if report is None or {gpu.uuid for gpu in kept.gpus}.intersection(pool.out()):
         return record
     _numbered(record, 6, progress)("the GPUs that passed are in use again")
     return dataclasses.replace(record, step=Step.ENDED)
+
+
+def _note_last(record: Record) -> Record:
+    """Note the last self-test that may be of the driver before; the same record while one runs."""
+    if _is_another_at_work():
+        return record
+    last = results.read()
+    return dataclasses.replace(record, seen=last.run if last else "")
 
 
 def _report(record: Record, told: Progress) -> results.Report | None:
@@ -184,8 +189,7 @@ def _report(record: Record, told: Progress) -> results.Report | None:
     report = results.read()
     if report and _is_of(report, record):
         return report
-    is_here = release.CURRENT.exists()
-    if not is_here or service.running() or service.wait_for_others(_COURTESY):
+    if not release.CURRENT.exists() or _is_another_at_work():
         return None
     told(f"self-test of {record.target}")
     run = service.start(Level.ISOLATION)
@@ -195,12 +199,15 @@ def _report(record: Record, told: Progress) -> results.Report | None:
         raise _NoVerdictError(str(error)) from error
 
 
+def _is_another_at_work() -> bool:
+    """Whether a self-test runs; one that the charm has not started gets some time to end."""
+    return service.running() is not None or service.wait_for_others(_COURTESY) != ""
+
+
 def _is_of(report: results.Report, record: Record) -> bool:
     """Whether a self-test is of the driver that is loaded now, and of all GPUs."""
-    started = datetime.datetime.fromisoformat(report.started)
     whole = not report.gpu and report.level.includes(Level.ISOLATION)
-    new = report.run != record.seen
-    return whole and new and started >= datetime.datetime.fromisoformat(record.since)
+    return whole and report.run != record.seen
 
 
 def _blames(result: Result, record: Record, kept: Settings) -> bool:

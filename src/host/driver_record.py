@@ -37,8 +37,8 @@ class Record:
         failed: the GPUs that had failed before it, which proves nothing against the new one.
         why: what the new one failed of; empty if it did not.
         stuck: why the old one can't be had back; empty if it can.
-        since: when the driver was loaded that is to be tested; ISO 8601 in UTC, to the second.
-        seen: the last self-test's id at that time; empty if there was none.
+        seen: id of the last self-test that may have begun before the driver was loaded that is to
+            be tested; empty if there was none, None until all such have ended.
     """
 
     before: Choice
@@ -48,8 +48,7 @@ class Record:
     failed: frozenset[str] = frozenset()
     why: str = ""
     stuck: str = ""
-    since: str = ""
-    seen: str = ""
+    seen: str | None = None
 
     @property
     def target(self) -> Choice:
@@ -73,6 +72,7 @@ def read() -> Record | None:
     if text is None:
         return None
     found: dict[str, typing.Any] = json.loads(text)
+    found.pop("since", None)  # A charm before this one noted a time of day.
     for name in ("before", "after"):
         found[name] = Choice(**found[name])
     found["step"] = Step(found["step"])

@@ -3,6 +3,7 @@
 """The way from one NVIDIA driver to another: where the new one fails, and what a kill leaves."""
 
 import dataclasses
+import datetime
 
 import pytest
 
@@ -191,11 +192,26 @@ def test_a_gpu_that_could_not_be_tested_stays_out_until_a_test_passes(world):
     assert driver_record.read() is None
 
 
-def test_another_self_test_is_waited_for(world, monkeypatch):
-    monkeypatch.setattr(service, "wait_for_others", lambda _: "pid 7")
-    assert upgrade(world)["self-test"].startswith("incomplete: another self-test runs")
+def test_another_self_test_is_waited_for_and_proves_nothing(world, monkeypatch):
+    """It may have begun before the driver was loaded."""
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "wait_for_others", lambda _: "pid 7")
+        assert upgrade(world)["self-test"].startswith("incomplete: another self-test runs")
+        assert settle(world) is False
     world.test()
     assert settle(world) is True
+    assert world.steps == ["install", "reload", "start", "follow"]
+    assert is_done(world, NEW)
+
+
+def test_a_clock_that_is_set_back_keeps_no_verdict_from_an_upgrade(world):
+    world.dies_in = "follow"
+    with pytest.raises(Killed):
+        upgrade(world)
+    world.set_back = datetime.timedelta(hours=1)
+    world.test()
+    assert settle(world) is True
+    assert world.steps == ["install", "reload", "start"], "no second self-test"
     assert is_done(world, NEW)
 
 
