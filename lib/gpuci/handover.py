@@ -212,13 +212,20 @@ class Look:
         return not is_dead and any(groups.is_below(path, group) for path in self._groups(str(pid)))
 
     def _mounts(self, pid: int) -> set[int]:
+        """The mounts of a process, told by a thread that has not ended; none if all have."""
+        folder = f"{self._root}/proc/{pid}"
+        threads = (f"{folder}/task/{thread}" for thread in proc.names(f"{folder}/task"))
+        found = next(filter(None, map(self._mounted, (folder, *threads))), [])
+        return {int(line.split(" ", 1)[0]) for line in found}
+
+    @staticmethod
+    def _mounted(thread: str) -> list[str]:
         try:
-            lines = proc.lines(f"{self._root}/proc/{pid}/mountinfo")
+            return proc.lines(f"{thread}/mountinfo")
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return set()  # it has ended, and nobody has taken note (fs/proc_namespace.c)
-        return {int(line.split(" ", 1)[0]) for line in lines}
+            return []  # it has ended, and its parent has not taken note (fs/proc_namespace.c)
 
     def _mounts_of_host(self, pid: int) -> set[int]:
         """The mounts of all that are in no container: systemd-logind opens devices for others."""

@@ -51,6 +51,17 @@ SAY = """
 print("ready", flush=True)
 time.sleep(1000)
 """
+# The first thread ends, and another lives on.
+HEADLESS = """
+import threading
+def speak():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    print("ready", flush=True)
+    time.sleep(1000)
+threading.Thread(target=speak).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 # What another one opened by its own mounts, and sent.
 RECEIVED = """
 here, there = socket.socketpair()
@@ -145,9 +156,10 @@ def test_a_container_that_was_sent_it_ends_as_a_whole_wherever_it_is(start, grou
     assert other.poll() is None
 
 
-def test_a_container_that_was_given_it_by_its_engine_goes_on(start):
+@pytest.mark.parametrize("ending", ["", HEADLESS], ids=["", "first thread ended"])
+def test_a_container_that_was_given_it_by_its_engine_goes_on(start, ending):
     """As a monitor has every GPU open, such as dcgm-exporter by the runtime `nvidia`."""
-    monitor = start(CONTAINED + OPENED, f"docker/{HEX}")
+    monitor = start(CONTAINED + OPENED + ending, f"docker/{HEX}")
     assert looked() == ("", [])
     assert monitor.poll() is None
 
