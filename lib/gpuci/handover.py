@@ -214,18 +214,20 @@ class Look:
     def _mounts(self, pid: int) -> set[int]:
         """The mounts of a process, told by a thread that has not ended; none if all have."""
         folder = f"{self._root}/proc/{pid}"
-        threads = (f"{folder}/task/{thread}" for thread in proc.names(f"{folder}/task"))
-        found = next(filter(None, map(self._mounted, (folder, *threads))), [])
-        return {int(line.split(" ", 1)[0]) for line in found}
+        for thread in (folder, *(f"{folder}/task/{one}" for one in proc.names(f"{folder}/task"))):
+            if mounts := self._mounts_of_thread(thread):
+                return mounts
+        return set()
 
     @staticmethod
-    def _mounted(thread: str) -> list[str]:
+    def _mounts_of_thread(thread: str) -> set[int]:
         try:
-            return proc.lines(f"{thread}/mountinfo")
+            lines = proc.lines(f"{thread}/mountinfo")
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return []  # it has ended, and its parent has not taken note (fs/proc_namespace.c)
+            return set()  # it has ended, and its parent has not taken note (fs/proc_namespace.c)
+        return {int(line.split(" ", 1)[0]) for line in lines}
 
     def _mounts_of_host(self, pid: int) -> set[int]:
         """The mounts of all that are in no container: systemd-logind opens devices for others."""
