@@ -63,17 +63,21 @@ class GpuCiWorkerCharm(ops.CharmBase):
             event.add_status(ops.StatusBase.from_name(line.kind.value, line.text))
 
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
-        if event.departing_unit == self.unit:
+        noted, goes = False, event.departing_unit == self.unit
+        with attempts.told(self.unit.name, self._lines):
             # If the unit alone goes, web takes this worker's key until the -broken that follows.
-            if event.relation.name in tsa.WORKER_ENDPOINTS:
+            if goes and event.relation.name in tsa.WORKER_ENDPOINTS:
                 ownership.leave(self._id, self.config, self._say)
             # If a web goes, its workers stay: another web may serve them.
-            if event.relation.name in tsa.WEB_ENDPOINTS and owner.has(self._id):
+            if goes and event.relation.name in tsa.WEB_ENDPOINTS and owner.has(self._id):
                 memory.note_served(())
-        self._reconcile(event)
+            noted = True
+        if noted:  # Or it would start what has ended.
+            self._reconcile(event)
 
     def _on_stop(self, _event: ops.StopEvent) -> None:
-        ownership.leave(self._id, self.config, self._say)
+        with attempts.told(self.unit.name, self._lines):
+            ownership.leave(self._id, self.config, self._say)
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
         ownership.give_up(self._id)

@@ -67,9 +67,17 @@ def leave(
 
     Juju puts off no removal, and other units on the machine wait for this hook, so builds have
     five minutes at most: who wants to give them longer pauses the worker before.
+
+    Raises:
+        OSError: the note can't be written, or what is to be forgotten stays; the worker has been
+            retired all the same, if the machine could be told to be this unit's.
+        machine.process.CommandError: systemd refuses something.
     """
-    if owner.has(unit):
+    if not owner.has(unit):
+        return
+    try:
         memory.set_leaving()
+    finally:
         try:
             patience = worker_options.drain_timeout(options)
         except OptionError:

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """A unit on a machine that another of this charm has, or had until it was removed by force."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -45,8 +46,8 @@ def test_a_second_unit_touches_nothing_and_says_who_is_there(context, rooms, hoo
 
 def test_a_second_unit_that_leaves_its_web_retires_nobody(context, rooms):
     rooms.own("other/3")
-    relation = tsa()
-    departed = context.on.relation_departed(relation, remote_unit=0, departing_unit="unit/0")
+    relation = dataclasses.replace(tsa(), remote_app_name="unit")  # its unit 0 is this one
+    departed = context.on.relation_departed(relation, remote_unit=0, departing_unit=0)
     context.run(departed, state(relations=[relation]))
     assert rooms.calls == []
     assert not rooms.leaving

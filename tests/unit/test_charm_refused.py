@@ -15,6 +15,7 @@ from machine import process
 from tests.unit.situations import GPUS, WORKER_KEY, database, state, tsa, workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/etc/concourse/keys")
+READ_ONLY = OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/gpu-ci/leaving")
 STOPPED = process.CommandError(["/usr/bin/systemctl", "stop", "x.service"], 1, "Job failed")
 WITHOUT_WEB = {"relations": []}
 WEB = {"mode": "web", "relations": [database(), workers(WORKER_KEY)]}
@@ -120,3 +121,40 @@ def test_an_install_that_can_not_have_the_machine_comes_again_as_one(context, ro
     monkeypatch.setattr(charm.ownership, "take", fails(FULL))
     with pytest.raises(testing.errors.UncaughtCharmError, match="No space left"):
         context.run(context.on.install(), state(relations=[tsa()]))
+
+
+def departed(context, relation):
+    """Unit 0 of the relation's application goes, which has this one's name."""
+    return context.on.relation_departed(relation, remote_unit=0, departing_unit=0)
+
+
+@pytest.mark.parametrize("hook", ["stop", "relation_departed"])
+@pytest.mark.parametrize(
+    ("where", "error", "kind", "done"),
+    [
+        ("owner.has", FULL, "waiting", []),
+        ("memory.set_leaving", FULL, "waiting", ["worker.retire"]),
+        ("memory.set_leaving", READ_ONLY, "blocked", ["worker.retire"]),
+        ("drain.forget", FULL, "waiting", ["worker.retire"]),
+        ("worker.retire", STOPPED, "blocked", []),
+    ],
+)
+def test_a_removal_goes_on_and_starts_no_worker_again(
+    context, rooms, monkeypatch, hook, where, error, kind, done
+):
+    module, name = where.split(".")
+    monkeypatch.setattr(getattr(charm.ownership, module), name, fails(error))
+    relation = dataclasses.replace(tsa(), remote_app_name="unit")
+    event = context.on.stop() if hook == "stop" else departed(context, relation)
+    after = context.run(event, state(relations=[relation]))
+    assert after.unit_status.name == kind
+    assert str(error) in after.unit_status.message
+    assert rooms.calls == done
+
+
+def test_a_web_that_leaves_and_can_not_note_it_says_so(context, rooms, monkeypatch):
+    monkeypatch.setattr(charm.memory, "note_served", fails(FULL))
+    relation = dataclasses.replace(workers(WORKER_KEY), remote_app_name="unit")
+    after = context.run(departed(context, relation), state("web", [database(), relation]))
+    assert "No space left" in after.unit_status.message
+    assert rooms.calls == []
