@@ -96,12 +96,20 @@ WAITING: typing.Final = {
         "Waiting for web-tsa: juju integrate <web application>:web-tsa {application}:worker-tsa"
     ),
     Reason.NO_TSA_DATA: "Waiting for the web unit to publish its TSA address and key",
-    Reason.NO_USABLE_TSA_DATA: "Waiting for usable data from web: {refused}",
+    Reason.NO_USABLE_TSA_DATA: (
+        "Waiting for usable data from web: {refused}: juju show-unit {unit} shows it: correct it at "
+        "web, or juju remove-relation {application} <web application> and juju config "
+        "{application} tsa-host=<address>:<port> tsa-public-key=<web's TSA key>"
+    ),
     Reason.NO_DATABASE: (
         "Waiting for a database: juju integrate {application}:postgresql postgresql:database"
     ),
     Reason.NO_DATABASE_DATA: "Waiting for the database's address and credentials",
-    Reason.NO_USABLE_DATABASE_DATA: "Waiting for usable data from the database: {refused}",
+    Reason.NO_USABLE_DATABASE_DATA: (
+        "Waiting for usable data from the database: {refused}: juju show-unit {unit} shows it: "
+        "correct it at the database, or juju remove-relation {application}:postgresql <database "
+        "application> and integrate another"
+    ),
     Reason.SECRET_NOT_GRANTED: "Waiting for the database to grant its secret",
     Reason.NO_CERTIFICATE: "Waiting for web's certificate from the application that is related",
     Reason.NO_WEB_KEYS: "Waiting for the leader to make the web's keys",

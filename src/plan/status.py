@@ -179,7 +179,8 @@ def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
     text = {**BLOCKED, **WAITING}[problem.reason]
     if dict(problem.about).get("option") == "gpu-device-ids":
         text += gpus.as_before(state)
-    return Line(kind, text.format(application=state.application, **dict(problem.about)))
+    about = {"application": state.application, "unit": state.unit, **dict(problem.about)}
+    return Line(kind, text.format(**about))
 
 
 def _ready(state: UnitState, plan: Plan, running: Running) -> str:

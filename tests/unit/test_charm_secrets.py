@@ -82,7 +82,9 @@ def test_what_names_no_secret_is_never_asked_for(context, rooms, juju, key, name
     relation = database(**data)
     after = context.run(context.on.relation_changed(relation), state("web", [relation]))
     assert after.unit_status.message == (
-        f"Waiting for usable data from the database: {key} names no secret"
+        f"Waiting for usable data from the database: {key} names no secret: juju show-unit unit/0 "
+        "shows it: correct it at the database, or juju remove-relation unit:postgresql <database "
+        "application> and integrate another"
     )
     assert rooms.web is None
 

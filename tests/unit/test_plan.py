@@ -144,7 +144,12 @@ ASKS = {
     ),
     "web says nonsense": (
         unit(tsa=Tsa(related=True, refused=("tsa-host of web/0: is no ADDRESS:PORT", "more"))),
-        waiting("Waiting for usable data from web: tsa-host of web/0: is no ADDRESS:PORT"),
+        waiting(
+            "Waiting for usable data from web: tsa-host of web/0: is no ADDRESS:PORT: juju "
+            "show-unit ci-gpu/3 shows it: correct it at web, or juju remove-relation ci-gpu <web "
+            "application> and juju config ci-gpu tsa-host=<address>:<port> "
+            "tsa-public-key=<web's TSA key>"
+        ),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "no checksum for a release": (
