@@ -97,8 +97,8 @@ WAITING: typing.Final = {
     ),
     Reason.NO_TSA_DATA: "Waiting for the web unit to publish its TSA address and key",
     Reason.NO_USABLE_TSA_DATA: (
-        "Waiting for usable data from web: {refused}: juju show-unit {unit} shows it: correct it at "
-        "web, or juju remove-relation {application} <web application> and juju config "
+        "Waiting for usable data from web: {refused}: juju show-unit {unit} shows it: correct it "
+        "at web, or juju remove-relation {application} <web application> and juju config "
         "{application} tsa-host=<address>:<port> tsa-public-key=<web's TSA key>"
     ),
     Reason.NO_DATABASE: (
