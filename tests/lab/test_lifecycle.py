@@ -5,8 +5,11 @@
 import contextlib
 import json
 import os
+import pathlib
 import re
+import shutil
 import time
+import zipfile
 
 import pytest
 
@@ -29,11 +32,39 @@ if SOAK:
         )
         for number in range(1, last + 1, step)
     ]  # fmt: skip
+# Of each hook in the life of a unit: about how many of which calls it makes.
+HOOKS = {
+    "install": {
+        "vfork": 110, "rename": 440, "chown": 110, "mkdir": 150, "unlink": 90, "fsync": 50,
+        "chmod": 850, "sendfile": 1500, "symlink": 3,
+    },
+    "worker-tsa-relation-changed": {
+        "vfork": 65, "unlink": 28, "rename": 8, "fsync": 8, "fchown": 8, "connect": 12,
+    },
+    "upgrade-charm": {
+        "vfork": 55, "rename": 380, "chown": 90, "unlink": 25, "fsync": 3, "sendfile": 1500,
+        "symlink": 1,
+    },
+    "worker-tsa-relation-departed": {
+        "vfork": 95, "unlink": 60, "unlinkat": 3000, "rmdir": 14, "kill": 2, "rename": 2,
+    },
+    "worker-tsa-relation-broken": {"vfork": 35, "unlink": 60},
+    "stop": {"vfork": 5, "unlink": 2},
+    "remove": {"vfork": 13, "unlink": 75, "unlinkat": 1300, "rmdir": 3},
+}  # fmt: skip
+# How many units have their hooks killed, and how many of them at once.
+LIVES, AT_ONCE = 24, 3
 FROZEN = """
 find /sys/fs/cgroup -name freezer.state -exec grep -l -E 'FROZEN|FREEZING' {} + ;
 find /sys/fs/cgroup -name cgroup.freeze -exec grep -l 1 {} + ; true
 """
 
+# The names of all that the charm has on a worker's machine, but for what tells of its past.
+OURS = """
+cd /; find etc/concourse etc/gpu-ci etc/systemd/system/*gpu-ci* etc/systemd/system/concourse* \
+    etc/sysctl.d opt/concourse opt/gpu-ci usr/local/bin usr/local/lib/concourse* \
+    usr/local/lib/gpu-ci* var/lib/gpu-ci -path var/lib/gpu-ci/selftest -prune -o -print | sort
+"""
 # Everything that a reconcile writes or starts, as it shows from outside.
 STATE = """
 find /etc /opt/concourse /opt/gpu-ci /usr/local /var/lib/gpu-ci /root -xdev \
@@ -208,18 +239,10 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
 
     there = site.traces(unit)
     assert all(there[kind] for kind in ("processes", "cgroups", "units", "files"))
-    left = {}
-    teardown = Agent.teardown
-
-    def look_first(self):
-        left.update(site.traces(unit))
-        teardown(self)
-
-    monkeypatch.setattr(Agent, "teardown", look_first)
+    left = traces_at_teardown(site, monkeypatch)
     site.lab.model.remove_unit(unit)
     site.lab.settle()
-    assert left
-    assert {kind: lines for kind, lines in left.items() if lines} == {}
+    assert left == {unit: {}}
     assert [worker["name"] for worker in site.fly.workers()] == ["lab-worker-0"]
     assert len(site.sh(keys, "web/0").splitlines()) == 1
 
@@ -240,6 +263,76 @@ def assert_both_say_that_they_share_a_card(site, unit):
     site.lab.controller.fire(unit, "update-status")
     site.lab.settle()
     assert site.status(unit) == site.status() == READY
+
+
+@pytest.mark.skipif(not SOAK, reason="minutes: `make soak` runs it")
+@pytest.mark.skipif(not os.path.exists(STRACE), reason="there is no strace: scripts/setup soak")
+@pytest.mark.parametrize("first", range(0, LIVES, AT_ONCE))
+def test_hooks_killed_all_life_long_end_in_the_same_state(site, tmp_path, monkeypatch, first):
+    """Arrange: a task. Act: kill each hook once. Assert: a unit is as ever, and goes wholly."""
+    controller, model, tasks = site.lab.controller, site.lab.model, leases.Tasks(site)
+    packed = pathlib.Path(model.application("worker")["charm"])
+    refreshed = pathlib.Path(shutil.copy(packed, tmp_path / packed.name))
+    with zipfile.ZipFile(refreshed, "a") as archive:
+        archive.writestr("src/of_this_test.py", f"# {first}\n")
+    task = tasks.start("life", GPU_COUNT="1")
+    try:
+        task.begun()
+        units = dict(zip(model.add_units("worker", AT_ONCE), range(first, LIVES), strict=False))
+        for unit, life in units.items():
+            controller.agent(unit).interruptions = kills(life)
+        site.lab.settle()
+        assert_as_ever(site, units)
+        model.refresh("worker", refreshed)
+        site.lab.settle()
+        assert_as_ever(site, units)
+        left = traces_at_teardown(site, monkeypatch)
+        for unit in units:
+            model.remove_unit(unit)
+        site.lab.settle()
+        assert left == {unit: {} for unit in units}
+        for unit, life in units.items():
+            said = controller.log_path(unit).read_text()
+            assert [hook for hook in kills(life) if f'hook "{hook}" failed' not in said] == []
+        assert [worker["name"] for worker in site.fly.workers()] == ["lab-worker-0"]
+        task.answer()
+    finally:
+        tasks.end()
+        model.refresh("worker", packed)
+        site.lab.settle()
+    assert site.status() == READY
+
+
+def kills(life):
+    """Where each hook of a unit is killed: in each life another call, and later in the hook."""
+    share = (life + 0.5) / LIVES
+    found = {}
+    for hook, calls in HOOKS.items():
+        name, last = [*calls.items()][life % len(calls)]
+        found[hook] = Interruption(at_call=(name, 1 + int(last * share)))
+    return found
+
+
+def assert_as_ever(site, units):
+    """They have the same files as a unit of which no hook was killed, and no others."""
+    for unit in units:
+        assert site.status(unit) == READY
+        site.worker(f"lab-{unit.replace('/', '-')}", 60)
+        assert site.sh(OURS, unit).splitlines() == site.sh(OURS).splitlines()
+
+
+def traces_at_teardown(site, monkeypatch):
+    """What is left of each unit when its machine goes; filled as they go."""
+    left = {}
+    teardown = Agent.teardown
+
+    def look_first(self):
+        found = site.traces(self._unit)
+        left[self._unit] = {kind: lines for kind, lines in found.items() if lines}
+        teardown(self)
+
+    monkeypatch.setattr(Agent, "teardown", look_first)
+    return left
 
 
 def test_web_forgets_a_worker_whose_relation_goes_under_a_build(site):

@@ -113,6 +113,8 @@ class Agent:
         self._hook_unit = ""
         self._killed = threading.Event()
         self.interruption: Interruption | None = None
+        # By the hook's name: of its next run alone.
+        self.interruptions: dict[str, Interruption] = {}
 
     @property
     def charm_dir(self) -> str:
@@ -222,7 +224,8 @@ class Agent:
         timer = None
         # It is meant for the hook that a test has fired, whatever comes before that one.
         aside = self.interruption if script else None
-        self.interruption = None if script else self.interruption
+        kill = self.interruptions.pop(hook_name(self._store, event), self.interruption)
+        self.interruption = None if script else kill
         if self.interruption and self.interruption.after_seconds is not None:
             timer = threading.Timer(self.interruption.after_seconds, self.kill_hook)
             timer.start()
