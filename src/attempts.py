@@ -9,6 +9,7 @@ can mend, as a full disk.
 import collections.abc
 import contextlib
 import dataclasses
+import errno
 import logging
 import typing
 
@@ -83,7 +84,10 @@ def where(error: Exception, unit: str) -> str:
 
 
 def _words(error: Exception, unit: str) -> str:
-    return f"{error}; it is tried again at the next event: {where(error, unit)}"
+    remedy = ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = ": make room there" if error.filename else ": make room"
+    return f"{error}{remedy}; it is tried again at the next event: {where(error, unit)}"
 
 
 def _refused(part: Part, state: UnitState, error: process.CommandError | OSError) -> Failure:

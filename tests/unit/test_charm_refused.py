@@ -30,7 +30,14 @@ def fails(error):
 
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
-    [(FULL, "waiting", "No space left"), (STOPPED, "blocked", "Job failed")],
+    [
+        (
+            FULL,
+            "waiting",
+            "No space left on device: '/etc/concourse/keys': make room there; it is tried",
+        ),
+        (STOPPED, "blocked", "Job failed"),
+    ],
 )
 @pytest.mark.parametrize(
     ("where", "situation"),
