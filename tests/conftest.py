@@ -4,11 +4,13 @@
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 
 import pytest
 
+from gpuci import handover
 from tests import once, rare, runs, side_by_side
 from tests.attacks import attacker as attacks
 from tests.lab import cgroups, concourse, outfit, walk
@@ -66,6 +68,28 @@ def own_cgroups(tmp_path_factory):
             yield made
     else:
         yield []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_look_ends_a_container_of_another_process():
+    """Have looks in this process pass over the containers of labs and tests beside it.
+
+    A device that stands for a GPU here, such as /dev/null, is open in many of them. They would end
+    as one ends that was sent a GPU's descriptor.
+    """
+    of_machine = handover.Look._pids
+    own = re.compile(rf"/gpuci-[^/]+-{os.getpid()}/")
+
+    def of_this_process(look):
+        return [
+            pid
+            for pid in of_machine(look)
+            if look._root or not (group := look._container(pid)[0]) or own.search(group)
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handover.Look, "_pids", of_this_process)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -265,6 +265,13 @@ def test_a_mapping_in_a_container_is_found(start):
     assert ended(intruder)
 
 
+def test_a_look_of_a_test_ends_no_container_of_another_one(start):
+    """Else the fuzzer's looks for /dev/null would end tasks of each lab on this machine."""
+    other = start(CONTAINED + RECEIVED, f"../gpuci-handover-0/garden/{uuid.uuid4()}")
+    assert looked(STEP) == ("", [])
+    assert other.poll() is None
+
+
 def test_after_its_time_the_look_ends_in_a_sentence(start, monkeypatch):
     intruder = start(CONTAINED + RECEIVED, f"docker/{HEX}")
     monkeypatch.setattr(handover, "PATIENCE", 0)
