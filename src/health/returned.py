@@ -19,8 +19,10 @@ from health.decided import Decision
 from health.seen import Moment
 from oci import wrapper
 
-# Between two tries, in seconds: a look costs some 0.1 s of a processor.
+# Between two tries, in seconds; the longer one where a GPU can't go on, since that rarely changes
+# soon: a look costs 0.1 s of a processor, and seconds of one with a million descriptors.
 _APART: typing.Final = 15.0
+_APART_REFUSED: typing.Final = 300.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +42,12 @@ class Returned:
         """
         self._store, self._log = Store(store), log
         self._thread: threading.Thread | None = None
-        self._tried = float("-inf")
+        self._tried, self._apart = float("-inf"), _APART
 
     def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
         """Begin to give back what is over, unless that goes on or was tried a short while ago."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        if is_busy or moment.now < self._tried + _APART:
+        if is_busy or moment.now < self._tried + self._apart:
             return
         if any(not (one.in_use or one.handing_over) for one in moment.holdings or ()):
             self._tried = moment.now
@@ -54,13 +56,17 @@ class Returned:
             self._thread.start()
 
     def _give_back(self) -> None:
-        host = Host()
+        apart = _APART
         try:
             for name, holder in self._store.read().holders.items():
-                if host.is_gone(name, holder) and broker.give_back(self._store, host, name):
-                    _log.info("%s is gone: its lease of %s ends", name, ", ".join(holder.gpus))
+                host = Host()
+                if not host.is_gone(name, holder):
+                    continue
+                if not broker.give_back(self._store, host, name):
+                    apart = _APART_REFUSED
                 journal.intruders(self._log, host.intruders, holder.gpus)
-                host.intruders.clear()
         except (OSError, ValueError, Refused) as error:
-            # The next who wants a GPU is told.
+            apart = _APART_REFUSED
             _log.debug("leases can't be given back: %s", error)
+        # If a GPU can't go on, who wants it next is told why.
+        self._apart = apart
