@@ -148,7 +148,8 @@ def update(ours: collections.abc.Collection[str]) -> tuple[PackageError | None, 
     about = [line for line in lines if any(base in line for base in bases)]
     others = [line for line in lines if line not in about and re.search(r"\w:/", line)]
     error = apt_errors.source_error(doing, about)
-    if done.returncode and not error and (about or not others):
+    is_full = apt_errors.is_full(done.stderr)  # apt goes on with the old lists, without an error
+    if is_full or (done.returncode and not error and (about or not others)):
         raise apt_errors.explain(doing, done.stdout, done.stderr)
     return error, " / ".join(others)
 

@@ -3,6 +3,8 @@
 """What apt and dpkg complain of, as one sentence for the operator."""
 
 import collections.abc
+import os
+import pathlib
 import re
 import typing
 
@@ -44,6 +46,11 @@ _INTERRUPTED: typing.Final = re.compile(
 _FAILED: typing.Final = re.compile(
     r"^dpkg: error processing (?:package|archive) (\S+) \(--\S+\):\n\s*(.*)$", re.MULTILINE
 )
+# Where apt and dpkg write; a disk with less room, in bytes, is full.
+_WRITTEN: typing.Final = (
+    "/", "/boot", "/usr", "/var", "/var/lib/apt", "/var/lib/dpkg", "/var/cache/apt/archives",
+)  # fmt: skip
+_ROOM: typing.Final = 4 << 20
 _CONFIGURE: typing.Final = "run 'sudo dpkg --configure -a'"
 _ENOUGH: typing.Final = 300  # characters of what a program said; a status is read in one line
 
@@ -74,10 +81,12 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
         stdout: what it wrote.
         stderr: what it complained of.
     """
-    if _FULL.search(stderr):
+    if is_full(stderr):
+        full = _full_disks()
+        of = f" of {' and of '.join(full)}" if full else ""
         return PackageError(
-            f"can't {doing}: the disk is full ({_line(_FULL, stderr)}): make room, see "
-            "'df -h / /boot /var/cache/apt/archives'"
+            f"can't {doing}: the disk{of} is full ({_line(_FULL, stderr)}): make room, see "
+            f"'df -h {' '.join(_WRITTEN)}'"
         )
     if failed := _FAILED.search(stderr):
         return PackageError(_failed_package(doing, failed, stdout, stderr))
@@ -104,6 +113,11 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
         f"can't {doing}: apt said {_short(said)!r}: "
         "see /var/log/apt/term.log and run 'sudo apt-get --fix-broken install'"
     )
+
+
+def is_full(stderr: str) -> bool:
+    """Whether apt or dpkg found no room on a disk."""
+    return bool(_FULL.search(stderr))
 
 
 def is_interrupted(stderr: str) -> bool:
@@ -158,6 +172,20 @@ def complaints(stderr: str) -> list[str]:
         elif found and line.startswith(" "):
             found[-1] += f" {line.strip()}"
     return list(dict.fromkeys(found))
+
+
+def _full_disks() -> list[str]:
+    """Which of the disks that apt and dpkg write to have no room, each by the first folder on it.
+
+    What could not be written whole is removed again, so that some room is left.
+    """
+    full: dict[int, str] = {}
+    for folder in map(pathlib.Path, _WRITTEN):
+        if folder.is_dir():
+            found = os.statvfs(folder)
+            if found.f_bavail * found.f_frsize < _ROOM or (found.f_files and not found.f_favail):
+                full.setdefault(folder.stat().st_dev, str(folder))
+    return [*full.values()]
 
 
 def _failed_package(doing: str, failed: re.Match[str], stdout: str, stderr: str) -> str:

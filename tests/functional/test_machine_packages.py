@@ -17,6 +17,15 @@ from tests.functional.apt_packages import KIT, MODULES, all_at, ensure, fill
 
 pytestmark = NEEDS
 
+# A disk of its own for a folder, which has no room left.
+FILL = """
+set -e
+mkdir -p {folder} /run/full
+mount -t tmpfs -o size=1g,mode=755 full /run/full
+cp -a {folder}/. /run/full
+mount --bind /run/full {folder}
+cat /dev/zero >{folder}/filler 2>&- || true
+"""
 OLD_RECORD = [{"asked": ["gpuci-tool"], "new": ["gpuci-tool", "gpuci-library"]}]
 
 
@@ -322,7 +331,7 @@ def test_a_full_disk_is_told(host):
         wrong = host.error(ensure({**KIT, "gpuci-other": "1", "gpuci-tool": "1"}))
     finally:
         host.sh("umount /var/cache/apt/archives")
-    assert "the disk is full" in wrong["error"]
+    assert "the disk of /var/cache/apt/archives is full" in wrong["error"]
     assert "df -h" in wrong["error"]
     assert wrong["passes"] is False
     assert names(host) == {"gpuci-before"}
@@ -333,6 +342,25 @@ def test_a_full_disk_is_told(host):
     assert host.holds() == {*KIT, "gpuci-common", "gpuci-tool"}
     host.value("packages.remove_installed()")
     assert names(host) == {"gpuci-before", "gpuci-other", "gpuci-library"}
+
+
+@pytest.mark.parametrize("folder", ["/var/cache/apt", "/var/lib/apt", "/var/lib/dpkg", "/usr/bin"])
+def test_a_full_disk_of_its_own_is_named_and_the_next_event_has_all(host, folder):
+    host.sh(FILL.format(folder=folder))
+    try:
+        wrong = host.error(ensure({**KIT, "gpuci-tool": "1"}))
+        told, _, remedy = wrong["error"].partition(": make room, ")
+        assert (" is full (" in told, folder in told, remedy[:10]) == (True, True, "see 'df -h"), (
+            told
+        )
+        host.sh(f"rm {folder}/filler")
+        host.value(ensure({**KIT, "gpuci-tool": "1"}))
+        assert host.holds() == {*KIT, "gpuci-common", "gpuci-library", "gpuci-tool"}
+        assert host.sh("dpkg --audit") == ""
+        host.value("packages.remove_installed()")
+        assert names(host) == {"gpuci-before"}
+    finally:
+        host.sh(f"umount --lazy {folder} /run/full")
 
 
 def test_what_a_hook_was_killed_before_is_forgotten_by_the_next(host):

@@ -64,3 +64,18 @@ def test_an_interruption_since_the_last_look_is_ended_once(answers):
     with pytest.raises(apt.PackageError, match="run 'sudo dpkg --configure -a'"):
         apt.install("a")
     assert asked == []
+
+
+# As apt 2.6 says it, with status 0: it goes on with the old lists.
+NO_ROOM_FOR_LISTS = (
+    "W: Failed to fetch http://a.example/dists/stable/InRelease  Error writing to file - write "
+    "(28: No space left on device) [IP: 192.0.2.1 80]\nW: Some index files failed to download. "
+    "They have been ignored, or old ones used instead.\n"
+)
+
+
+@pytest.mark.parametrize("ours", [[], ["http://a.example"]])
+def test_lists_without_room_are_no_repository_that_can_not_be_reached(answers, ours):
+    answers[0].append((0, NO_ROOM_FOR_LISTS))
+    with pytest.raises(apt.PackageError, match=r"the disk.* is full .*: make room, see 'df -h"):
+        apt.update(ours)

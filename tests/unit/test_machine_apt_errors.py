@@ -2,6 +2,9 @@
 # See LICENSE file for licensing details.
 """What apt and dpkg of several releases complain of becomes one sentence of the right kind."""
 
+import os
+import types
+
 import pytest
 
 from machine import apt_errors
@@ -124,3 +127,17 @@ def test_package_that_fails_says_why_on_either_stream(stdout, stderr):
 
 def test_what_is_said_is_short():
     assert len(str(apt_errors.explain("install a", "", f"E: {'x' * 9000}"))) < 500
+
+
+def test_a_full_disk_is_named_where_apt_does_not(monkeypatch):
+    """As apt 2.6 does, which then could not write what came as a dependency alone."""
+    found = os.statvfs("/")
+
+    def statvfs(folder):
+        room = 0 if str(folder) == "/var/lib/apt" else found.f_blocks
+        return types.SimpleNamespace(f_bavail=room, f_frsize=4096, f_files=0, f_favail=0)
+
+    monkeypatch.setattr(apt_errors.os, "statvfs", statvfs)
+    said = "E: Write error - write (28: No space left on device)\n"
+    error = apt_errors.explain("install a", "", said)
+    assert str(error).startswith("can't install a: the disk of /var/lib/apt is full (E: Write err")
