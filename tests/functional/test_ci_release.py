@@ -38,7 +38,8 @@ def root(tmp_path, monkeypatch):
     for name, path in (("ROOT", ""), ("CURRENT", "current"), ("_UNPACK", ".unpack"),
                        ("_DOWNLOADS", ".download")):  # fmt: skip
         monkeypatch.setattr(concourse_release, name, root / path)
-    return root
+    yield root
+    assert not (root / ".unpack").exists(), "half of a release takes the disk's room"
 
 
 def tarball(path, version="8.3.0", without="", **more):

@@ -333,18 +333,22 @@ def _unpack(tarball: pathlib.Path, sha256: str, source: list[int], expected: str
         source: see _Note.
         expected: the version that it has to tell; empty: any.
     """
-    _extract(tarball)
-    version = _version(_UNPACK, tarball.name)
-    if expected and versions.numbers(version)[:3] != versions.numbers(expected):
-        raise ReleaseError(
-            f"{tarball.name} is Concourse {version} and not {expected}: set concourse-version and "
-            "concourse-sha256 to what belongs together"
-        )
-    path = ROOT / f"{version}-{sha256[:8]}"
-    note = _Note(version=version, sha256=sha256, source=source, files=_digests(_UNPACK))
-    files.ensure_file(_UNPACK / _NOTE, json.dumps(note))
-    # Else a machine that loses its power soon may find a complete folder of empty files.
-    process.run([_SYNC, "--file-system", str(_UNPACK)], timeout=600)
+    try:
+        _extract(tarball)
+        version = _version(_UNPACK, tarball.name)
+        if expected and versions.numbers(version)[:3] != versions.numbers(expected):
+            raise ReleaseError(
+                f"{tarball.name} is Concourse {version} and not {expected}: set concourse-version "
+                "and concourse-sha256 to what belongs together"
+            )
+        path = ROOT / f"{version}-{sha256[:8]}"
+        note = _Note(version=version, sha256=sha256, source=source, files=_digests(_UNPACK))
+        files.ensure_file(_UNPACK / _NOTE, json.dumps(note))
+        # Else a machine that loses its power soon may find a complete folder of empty files.
+        process.run([_SYNC, "--file-system", str(_UNPACK)], timeout=600)
+    except (ReleaseError, process.CommandError, OSError):
+        files.ensure_absent(_UNPACK)  # on a full disk it would be in everybody's way
+        raise
     files.ensure_absent(path)
     files.move(_UNPACK, path)
     return path
@@ -365,9 +369,7 @@ def _extract(tarball: pathlib.Path) -> None:
             timeout=1800,
         )  # fmt: skip
     except process.CommandError as error:
-        full = shutil.disk_usage(ROOT).free < _FULL
-        files.ensure_absent(_UNPACK)  # on a full disk it would be in everybody's way
-        if full:
+        if shutil.disk_usage(ROOT).free < _FULL:
             raise ReleaseError(
                 f"{tarball.name} can't be unpacked: the disk of {ROOT} is full: make room there"
             ) from error
