@@ -59,11 +59,12 @@ find /sys/fs/cgroup -name freezer.state -exec grep -l -E 'FROZEN|FREEZING' {} + 
 find /sys/fs/cgroup -name cgroup.freeze -exec grep -l 1 {} + ; true
 """
 
-# The names of all that the charm has on a worker's machine, but for what tells of its past.
+# The names of all that the charm has on a worker's machine, but for what a refresh leaves there.
 OURS = """
 cd /; find etc/concourse etc/gpu-ci etc/systemd/system/*gpu-ci* etc/systemd/system/concourse* \
     etc/sysctl.d opt/concourse opt/gpu-ci usr/local/bin usr/local/lib/concourse* \
-    usr/local/lib/gpu-ci* var/lib/gpu-ci -path var/lib/gpu-ci/selftest -prune -o -print | sort
+    usr/local/lib/gpu-ci* var/lib/gpu-ci -path var/lib/gpu-ci/selftest -prune \
+    -o -path 'opt/gpu-ci/app/[0-9a-f]*' -prune -o -print | sort
 """
 # Everything that a reconcile writes or starts, as it shows from outside.
 STATE = """
