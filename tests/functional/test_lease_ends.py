@@ -118,10 +118,10 @@ def rewrite(site, handle, change):
 def open_elsewhere(one, handle):
     """A process in another container that has a node of the holder's GPU open; its pid.
 
-    The simulated cards can't be opened, so /dev/full stands for the node: what counts is a
+    The simulated cards can't be opened, so /dev/random stands for the node: what counts is a
     device's number.
     """
-    return one.step(handle, "exec sleep 1000 <>/dev/full")
+    return one.step(handle, "exec sleep 1000 <>/dev/random")
 
 
 def test_a_descriptor_in_another_container_does_not_outlive_the_lease(two):
@@ -132,7 +132,7 @@ def test_a_descriptor_in_another_container_does_not_outlive_the_lease(two):
     innocent = two.step("t2")
     two.worker.create(two.task("accomplice", "GPU_COUNT=0"))
     intruder = open_elsewhere(two, "accomplice")
-    rewrite(two, "t1", lambda holder: holder.update(nodes=["/dev/full"]))
+    rewrite(two, "t1", lambda holder: holder.update(nodes=["/dev/random"]))
     waiting = two.wait("t3")
     os.kill(step, signal.SIGKILL)
     assert until(lambda: two.gpus("t3")) < HANDOVER
