@@ -2,11 +2,13 @@
 # See LICENSE file for licensing details.
 """A lab that is up, in the words of its tests."""
 
+import contextlib
 import os
 import re
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from tests.lab import concourse
 from tests.lab.machines import Machine
@@ -60,6 +62,25 @@ TRACES = {
     "links": "ip -br link | grep -E 'concourse|veth'",
     "rules": "(iptables-save; iptables-save -t nat) 2>&- | grep -iE 'concourse|CNI-'",
 }
+
+# A disk of its own for a folder, which has no room left; and what is on it brought back.
+FILL = """
+set -e
+mkdir -p /run/full
+mount -t tmpfs -o size=1g,mode=755 full /run/full
+cp -a {folder} /run/full/folder
+mount --bind /run/full/folder {folder}
+cat /dev/zero >/run/full/filler 2>&- || true
+"""
+EMPTY = """
+set -e
+mkdir -p /run/below
+mount --bind / /run/below
+find /run/below{folder} -mindepth 1 -delete
+cp -a /run/full/folder/. /run/below{folder}
+umount /run/below
+umount --lazy {folder} /run/full
+"""
 
 
 class Site:
@@ -173,6 +194,16 @@ class Site:
             unit,
         )
         return dict(line.split("=", 1) for line in found.splitlines() if "=" in line)
+
+    @contextlib.contextmanager
+    def full(self, folder: str) -> Iterator[Callable[[], object]]:
+        """Have a folder of worker/0 on a full disk of its own; yield what makes room there."""
+        run = self.machine().run
+        run(["/bin/bash", "-c", FILL.format(folder=folder)])
+        try:
+            yield lambda: self.sh("rm /run/full/filler")
+        finally:
+            run(["/bin/bash", "-c", EMPTY.format(folder=folder)])
 
     def published(self, unit: str, key: str) -> set[str]:
         """What a unit says under a key in its relations."""

@@ -111,6 +111,30 @@ def test_a_release_that_does_not_come_leaves_the_one_that_runs(site, tarball, tm
     assert site.task(PROBE).returncode == 0
 
 
+def test_a_release_that_finds_no_room_waits_for_it_and_the_build_goes_on(site, tarball, tmp_path):
+    had = release_of(site, "worker/0")
+    running = site.start_task(BUILD)
+    concourse.another(site.lab, tmp_path / "another.tgz")
+    with site.full("/opt/concourse") as make_room:
+        before = site.sh("ls -A /opt/concourse")
+        site.lab.model.attach_resource("worker", "concourse", tmp_path / "another.tgz")
+        site.lab.settle()
+        kind, said = site.status()
+        assert (kind, said.startswith("Concourse needs about ")) == ("blocked", True), said
+        assert " GiB in /opt/concourse, but 0.0 GiB are free: make room there" in said
+        assert site.sh("ls -A /opt/concourse") == before
+        assert release_of(site, "worker/0") == had
+        make_room()
+        site.lab.controller.fire("worker/0", "update-status")
+        until_said(site, "worker/0", "Draining (1 step left, 0m of 2h), then Concourse 8.3.0")
+    end_build(site)
+    succeeded(running)
+    site.await_status(READY[1])
+    assert release_of(site, "worker/0") != had
+    site.worker("lab-worker-0", 60)
+    assert site.task(PROBE).returncode == 0
+
+
 def test_a_release_that_does_not_run_is_left_again_and_builds_go_on(site, tarball, defect):
     """The worker waits for its build before; web leaves it under one."""
     had = release_of(site, "worker/0")
