@@ -4,12 +4,14 @@
 
 import collections.abc
 import dataclasses
+import pathlib
 import re
 import typing
 
 from machine import apt_errors, process, waiting
 from machine.apt_errors import PackageError
 
+_LISTS: typing.Final = pathlib.Path("/var/lib/apt/lists")
 # Another package manager may be at work for minutes, such as unattended-upgrades; in seconds.
 LOCK_WAIT: typing.Final = 300
 _TIMEOUT: typing.Final = 1800.0  # for what downloads and unpacks hundreds of megabytes; in seconds
@@ -148,8 +150,10 @@ def update(ours: collections.abc.Collection[str]) -> tuple[PackageError | None, 
     about = [line for line in lines if any(base in line for base in bases)]
     others = [line for line in lines if line not in about and re.search(r"\w:/", line)]
     error = apt_errors.source_error(doing, about)
-    is_full = apt_errors.is_full(done.stderr)  # apt goes on with the old lists, without an error
-    if is_full or (done.returncode and not error and (about or not others)):
+    # With local repositories apt says that they are gone, and with none that anything failed.
+    if apt_errors.is_full(done.stderr) or (lines and not apt_errors.has_room(_LISTS)):
+        raise apt_errors.no_room(doing, done.stderr)
+    if done.returncode and not error and (about or not others):
         raise apt_errors.explain(doing, done.stdout, done.stderr)
     return error, " / ".join(others)
 

@@ -82,12 +82,7 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
         stderr: what it complained of.
     """
     if is_full(stderr):
-        full = _full_disks()
-        of = f" of {' and of '.join(full)}" if full else ""
-        return PackageError(
-            f"can't {doing}: the disk{of} is full ({_line(_FULL, stderr)}): make room, see "
-            f"'df -h {' '.join(_WRITTEN)}'"
-        )
+        return no_room(doing, stderr)
     if failed := _FAILED.search(stderr):
         return PackageError(_failed_package(doing, failed, stdout, stderr))
     if _BUSY.search(stderr):
@@ -118,6 +113,29 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
 def is_full(stderr: str) -> bool:
     """Whether apt or dpkg found no room on a disk."""
     return bool(_FULL.search(stderr))
+
+
+def has_room(folder: pathlib.Path) -> bool:
+    """Whether the disk of a folder is not full.
+
+    What could not be written whole is removed again, so that some room is left on a full one.
+    """
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize >= _ROOM and not (found.f_files and not found.f_favail)
+
+
+def no_room(doing: str, stderr: str) -> PackageError:
+    """The error of a program that found no room, whether it says that or something else."""
+    full: dict[int, str] = {}
+    for folder in filter(pathlib.Path.is_dir, map(pathlib.Path, _WRITTEN)):
+        if not has_room(folder):
+            full.setdefault(folder.stat().st_dev, str(folder))  # each disk once
+    of = f" of {' and of '.join(full.values())}" if full else ""
+    said = _line(_FULL, stderr) or _short(" / ".join(complaints(stderr)))
+    return PackageError(
+        f"can't {doing}: the disk{of} is full ({said}): make room, see "
+        f"'df -h {' '.join(_WRITTEN)}'"
+    )
 
 
 def is_interrupted(stderr: str) -> bool:
@@ -172,20 +190,6 @@ def complaints(stderr: str) -> list[str]:
         elif found and line.startswith(" "):
             found[-1] += f" {line.strip()}"
     return list(dict.fromkeys(found))
-
-
-def _full_disks() -> list[str]:
-    """Which of the disks that apt and dpkg write to have no room, each by the first folder on it.
-
-    What could not be written whole is removed again, so that some room is left.
-    """
-    full: dict[int, str] = {}
-    for folder in map(pathlib.Path, _WRITTEN):
-        if folder.is_dir():
-            found = os.statvfs(folder)
-            if found.f_bavail * found.f_frsize < _ROOM or (found.f_files and not found.f_favail):
-                full.setdefault(folder.stat().st_dev, str(folder))
-    return [*full.values()]
 
 
 def _failed_package(doing: str, failed: re.Match[str], stdout: str, stderr: str) -> str:
