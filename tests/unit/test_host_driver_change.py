@@ -102,7 +102,7 @@ def test_a_record_is_read_as_it_was_written(monkeypatch, tmp_path, step):
     monkeypatch.setattr(memory, "STATE", tmp_path / "state")
     assert driver_record.read() is None
     record = Record(
-        OLD, NEW, step, back=True, failed=frozenset({"GPU-1", "GPU-0"}), why="x", since="now"
+        OLD, NEW, step, back=True, failed=frozenset({"GPU-1", "GPU-0"}), why="x", seen="1"
     )
     driver_record.write(record)
     assert driver_record.read() == record
