@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tests.fakes import aptrepo, nvidiapackages
-from tests.lab import archive, walk
+from tests.lab import archive, outfit, walk
 from tests.lab.errors import LabError
 from tests.lab.session import Lab, Progress
 from tests.lab.site import ALL, OPENS, PROBE, READY, Site
@@ -382,4 +382,44 @@ def test_a_wrong_key_is_said_and_nothing_comes_by_it(site, tmp_path):
         assert seen_gpus(site) == 2
     finally:
         site.configure(nvidia_toolkit_key=right, nvidia_container_toolkit_version=KNOWN_GOOD)
+    assert (site.status(), site.toolkit()) == (READY, KNOWN_GOOD)
+
+
+FOLDERS = ("/var/cache/apt", "/var/lib/apt", "/var/lib/dpkg", "/usr/bin")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_full_disk_of_apt_is_named_and_jobs_go_on(site, folder):
+    """Arrange: a task, another toolkit to come. Act: no room, then room. Assert: it is there."""
+    version = f"1.19.1-{2 + FOLDERS.index(folder)}"
+    site.publish_toolkit(version, lambda package: package)
+    go = f"{outfit.ROOTFS}/tmp/go-on"
+    task = f"until [ -e /tmp/go-on ]; do sleep 0.2; done; {PROBE}"
+    runtime = site.sh(f"sha256sum {RUNTIME}")
+    running = site.start_task(task, params={"GPU_COUNT": "1"})
+    try:
+        with site.full(folder) as make_room:
+            site.configure(nvidia_container_toolkit_version=version)
+            kind, said = site.status()
+            told, _, remedy = said.partition(": make room, ")
+            seen = kind, " is full (" in told, folder in told, remedy[:10]
+            assert seen == ("blocked", True, True, "see 'df -h"), said
+            assert site.sh(f"sha256sum {RUNTIME}; find /usr/bin -name '*.dpkg-*'") == runtime
+            make_room()
+            site.update()
+            kind, said = site.status()
+            assert (kind, said[:30]) == ("active", "Worker ready (GPU: 2x NVIDIA, "), said
+            assert site.toolkit() == version
+            assert {*TOOLKIT} <= site.held()
+            assert site.sh("dpkg --audit") == ""
+        site.sh(f"touch {go}")
+        output, _ = running.communicate(timeout=90)
+        assert (running.returncode, OPENS in output) == (0, True), output
+        assert seen_gpus(site) == 2
+    finally:
+        site.sh(f"touch {go}")
+        running.communicate(timeout=90)
+        site.sh(f"rm {go}")
+        site.configure(nvidia_container_toolkit_version=KNOWN_GOOD)
+        site.act("gpu-selftest", level="isolation")
     assert (site.status(), site.toolkit()) == (READY, KNOWN_GOOD)
