@@ -17,7 +17,8 @@ from ci.concourse import local_postgresql, release
 from engines.error import EngineError
 from gpu_run.service import GpuRunError
 from health.service import WatchError
-from machine import app, download, packages, process, scarcity
+from machine import app, download, packages, process
+from machine import exhaustion as scarcity
 from oci import nvidia
 from plan import status
 from plan.options import Part

@@ -18,7 +18,9 @@ import typing
 from ci.concourse import handles, names, steps, worker
 from ci.concourse.upstream import works_with
 from host import drain_record
-from machine import process, services, transient
+from machine import process
+from machine import systemd as services
+from machine import systemd_transient as transient
 from plan import draining
 from plan.draining import Drain, Pause, Purpose, Rest, Rules
 from plan.state import UnitState

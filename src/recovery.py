@@ -13,7 +13,8 @@ from gpu import detect, health
 from gpu.health import Health
 from gpu.inventory import Gpu, State, Vendor
 from host import gpu_reset, kernel_modules, recovery_record
-from machine import apart, locks
+from machine import isolated_call as apart
+from machine import locks
 from oci import leases, quarantine, retests
 from plan import gpu_recovery
 from plan.gpu_recovery import Patient, Site, Step

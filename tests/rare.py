@@ -67,7 +67,7 @@ RARE = (
     # Driver, toolkit, their archives and packages, services and what the charm sets on a machine:
     # unit/test_host_driver*.py, unit/test_host_toolkit.py, unit/test_machine_*.py.
     "tests/lab/test_bare.py",
-    "tests/functional/test_machine_services.py",
+    "tests/functional/test_machine_systemd.py",
     *(
         f"tests/functional/test_worker_watch.py::test_{name}"
         for name in ("a_worker_that", "it_goes_and", "one_that_is")

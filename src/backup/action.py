@@ -14,7 +14,8 @@ import typing
 
 from backup import database
 from ci.concourse import release, schema, web, web_files
-from machine import archive, files, services
+from machine import archive, files
+from machine import systemd as services
 from plan import problem_texts
 from plan.ssh import public_key_line
 from plan.state import WebSecrets

@@ -8,7 +8,7 @@ import typing
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
-from machine import waiting
+from machine import polling as waiting
 from oci import leases, quarantine, wrapper
 from selftest import results
 from selftest.check import Level, Progress

@@ -13,7 +13,9 @@ from typing import Any, Final, cast
 
 from engines import front, json_text
 from engines.error import EngineError
-from machine import files, process, services, waiting
+from machine import files, process
+from machine import polling as waiting
+from machine import systemd as services
 
 CONFIG: Final = Path("/etc/docker/daemon.json")
 UNIT: Final = "docker.service"

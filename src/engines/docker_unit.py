@@ -14,7 +14,8 @@ from typing import Final
 
 from engines.docker import UNIT
 from engines.error import EngineError
-from machine import files, services
+from machine import files
+from machine import systemd as services
 
 _DROP_IN: Final = "gpu-ci.conf"
 _OTHERS: Final = "containerd.service"

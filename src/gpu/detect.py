@@ -7,7 +7,7 @@ import typing
 
 from gpu import amd, intel, nvidia, pci
 from gpu.inventory import Inventory, State, Vendor
-from machine import apart
+from machine import isolated_call as apart
 
 # In seconds. A driver that keeps no GPU ready takes a second or two for each of up to 16.
 PATIENCE: typing.Final = 20.0

@@ -16,7 +16,7 @@ from gpu.inventory import Gpu, Inventory, Vendor
 from gpuci.groups import is_below
 from gpuci.policy import SELF_TEST_CONTAINER
 from gpuci.table import names_container
-from machine import apart
+from machine import isolated_call as apart
 from plan.state import Lease
 
 Leases = collections.abc.Mapping[str, Lease]

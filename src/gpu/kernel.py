@@ -4,7 +4,7 @@
 
 import pathlib
 
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 
 def beginning(path: pathlib.Path, size: int = -1) -> bytes:

@@ -8,7 +8,7 @@ import stat
 import typing
 
 from gpu import xid
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 _KMSG: typing.Final = "dev/kmsg"
 _DEVICE: typing.Final = (1, 11)  # Linux Documentation/admin-guide/devices.txt

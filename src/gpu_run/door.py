@@ -23,7 +23,8 @@ import typing
 
 from gpu_run import __main__ as root
 from gpu_run import request
-from machine import children, notify
+from machine import child_process as children
+from machine import sd_notify as notify
 
 _MOST: typing.Final = 8
 _MOST_OF_ALL: typing.Final = 64

@@ -9,7 +9,8 @@ and not only that systemd was asked for them. A machine may have no means to, su
 import os
 import sys
 
-from machine import children, scopes
+from machine import child_process as children
+from machine import systemd_scopes as scopes
 
 
 def main(words: list[str]) -> None:

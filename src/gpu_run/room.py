@@ -14,8 +14,9 @@ import typing
 
 from gpu_run.caller import Caller, GoneError
 from gpuci.policy import Device
-from machine import children, scopes
-from machine.children import Child
+from machine import child_process as children
+from machine import systemd_scopes as scopes
+from machine.child_process import Child
 
 SLICE: typing.Final = "gpurun.slice"
 """All of them; of no user's slice, so that an operator can shut the devices to those."""

@@ -10,7 +10,9 @@ import pathlib
 import typing
 
 from gpu_run import room
-from machine import app, files, process, services, templates, transient
+from machine import app, files, process, templates
+from machine import systemd as services
+from machine import systemd_transient as transient
 from oci import wrapper
 from plan.options import Part
 from plan.parts import GpuPlan, Plan

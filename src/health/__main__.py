@@ -29,7 +29,8 @@ from health.settings import Settings
 from health.sources import Sources
 from health.told import Waker
 from health.watch import Part, Watch
-from machine import files, notify
+from machine import files
+from machine import sd_notify as notify
 from oci import quarantine
 from receipts import journal
 from receipts.ledger import Ledger

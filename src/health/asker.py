@@ -17,7 +17,7 @@ import typing
 from health import wire
 from health.child import BEAT
 from health.seen import Card, Figures, Hang, Look, Message, Seen, Source
-from machine import children
+from machine import child_process as children
 
 POLL: typing.Final = 15
 """Seconds from one look to the next."""

@@ -17,7 +17,7 @@ import typing
 from gpu import kernel
 from health import wire
 from health.looks import NvidiaLooks, SysfsLooks
-from machine import children
+from machine import child_process as children
 
 NAME: typing.Final = "gpu-ci-health"
 """What the child is called: it has the drivers' device nodes open (host/driver_change.py)."""

@@ -15,15 +15,7 @@ from health import breaker, conditions, faults
 from health.conditions import Finding
 from health.decided import BringBack, Decision, Suspect, TakeOut, Tell, Test
 from health.fault import LEVELS, Action, Fault, Need
-from health.memory import (
-    MOST_HOLDERS,
-    MOST_JOB_FAULTS,
-    Gpu,
-    JobFault,
-    Memory,
-    Out,
-    Suspicion,
-)
+from health.memory import MOST_HOLDERS, MOST_JOB_FAULTS, Gpu, JobFault, Memory, Out, Suspicion
 from health.seen import Card, Hang, Look, Message, Moment, Source
 
 _HOUR: typing.Final = 3600.0

@@ -15,7 +15,7 @@ from gpu.inventory import Vendor
 from gpu.nvml_device import Device, is_for_want
 from health import wire
 from health.seen import Figures
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 # A GPU that comes back, as by a new scan of the bus, is there for a new session alone. In seconds.
 _ANEW: typing.Final = 60

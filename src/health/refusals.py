@@ -13,7 +13,7 @@ import re
 import typing
 
 from gpuci.policy import SELF_TEST_CONTAINER
-from machine import followed
+from machine import log_tail as followed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,9 @@ from gpu import detect
 from gpu.inventory import State
 from health import clerk, settings
 from health.settings import Settings
-from machine import app, files, process, services, sockets, templates
+from machine import app, files, process, templates
+from machine import systemd as services
+from machine import tcp_connections as sockets
 from oci import quarantine, retests, wrapper
 from plan import watched
 from plan.options import Part

@@ -23,7 +23,7 @@ import typing
 import weakref
 
 from health import exporter
-from machine import sockets
+from machine import tcp_connections as sockets
 
 HOST: typing.Final = "127.0.0.1"
 PATH: typing.Final = "/metrics"

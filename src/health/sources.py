@@ -14,7 +14,7 @@ import typing
 from gpu import kmsg, wedged, xid
 from health import asker
 from health.seen import Card, Message, Seen, Source
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 # What can't be opened for want of something is tried again, in seconds.
 _AGAIN: typing.Final = 15

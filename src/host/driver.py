@@ -11,7 +11,8 @@ import typing
 
 from host import driver_files, driver_packages, facts, kernel_modules, memory
 from host.driver_packages import DriverError
-from machine import apt, files, packages, process, services
+from machine import apt, files, packages, process
+from machine import systemd as services
 from plan.parts import DriverPlan
 from plan.state import Driver
 

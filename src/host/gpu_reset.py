@@ -12,7 +12,10 @@ import re
 import shlex
 import typing
 
-from machine import files, process, services, transient, waiting
+from machine import files, process
+from machine import polling as waiting
+from machine import systemd as services
+from machine import systemd_transient as transient
 
 UNIT: typing.Final = "gpu-ci-reset.service"
 LOG: typing.Final = pathlib.Path("/var/log/gpu-ci/reset.log")

@@ -14,7 +14,8 @@ import re
 import typing
 
 from host import memory
-from machine import files, process, services
+from machine import files, process
+from machine import systemd as services
 
 RECORD: typing.Final = memory.STATE / "host-settings.json"
 

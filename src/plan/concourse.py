@@ -11,8 +11,8 @@ from ci.concourse.upstream import (
     TSA_PORT,
     WEB_REQUEST_TIMEOUT,
     knows_key_forms,
-    limits_each_worker,
-)  # fmt: skip
+    limits_each_worker,  # fmt: skip
+)
 from plan import addresses, concourse_release, gpus, tags, web_values
 from plan.certificates import Tls
 from plan.parts import GpuPlan, Keep, WebPlan, WorkerPlan

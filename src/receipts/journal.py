@@ -6,7 +6,7 @@ import json
 import pathlib
 import typing
 
-from machine import followed
+from machine import log_tail as followed
 from receipts.form import UnsoundError, cut, is_number, is_text, table
 
 PATH: typing.Final = pathlib.Path("/var/log/gpu-ci/oci.log")

@@ -6,7 +6,8 @@ import collections.abc
 import pathlib
 import typing
 
-from machine import files, rotated
+from machine import files
+from machine import log_rotation as rotated
 from receipts.form import LONGEST_LINE, Receipt, UnsoundError, parse
 
 PATH: typing.Final = pathlib.Path("/var/log/gpu-ci/receipts.log")

@@ -22,7 +22,10 @@ from gpuci import broker
 from gpuci.refuse import Refused
 from gpuci.store import Store
 from gpuci.usage import Host
-from machine import files, leftovers, process, scarcity, waiting
+from machine import exhaustion as scarcity
+from machine import files, process
+from machine import polling as waiting
+from machine import process_cleanup as leftovers
 from machine.process import CommandError, Completed
 from oci import wrapper
 from selftest import bundle, results, rootfs

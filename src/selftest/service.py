@@ -11,8 +11,12 @@ import datetime
 import re
 import typing
 
-from ci.concourse import escaping, release
-from machine import app, files, locks, process, services, templates, transient, waiting
+from ci.concourse import release
+from machine import app, files, locks, process, templates
+from machine import polling as waiting
+from machine import systemd as services
+from machine import systemd_escaping as escaping
+from machine import systemd_transient as transient
 from oci import wrapper
 from selftest import last_pass, results
 from selftest.check import Level, Progress

@@ -8,7 +8,8 @@ No hook ever waits for it: it may itself be waiting, in juju-exec, for the end o
 import pathlib
 import typing
 
-from machine import app, files, services, templates
+from machine import app, files, templates
+from machine import systemd as services
 from wake import nodes
 
 SERVICE: typing.Final = "gpu-ci-devices.service"

@@ -9,7 +9,8 @@ however it ends, and whether or not its program came to say so.
 import pathlib
 import typing
 
-from machine import services, templates
+from machine import systemd as services
+from machine import templates
 from wake import watch
 
 SERVICE: typing.Final = "gpu-ci-wake.service"

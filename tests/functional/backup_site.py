@@ -9,7 +9,8 @@ import pytest
 
 from backup import action, database
 from ci.concourse import release, schema, service, web, web_files
-from machine import files, services
+from machine import files
+from machine import systemd as services
 from plan.state import WebSecrets
 from tests import once
 from tests.functional import postgresql

@@ -18,7 +18,8 @@ import sys
 import time
 
 from ci.concourse import registered, web, worker, worker_keys
-from machine import files, process, services
+from machine import files, process
+from machine import systemd as services
 from plan.certificates import Tls
 from plan.encryption import Keys
 from plan.parts import ReleasePlan, WebPlan, WorkerPlan

@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 
 from gpuci import groups
-from machine import scopes
+from machine import systemd_scopes as scopes
 
 UNIT = "gpu-run-0123456789ab.scope"
 USER = 1001

@@ -16,7 +16,7 @@ import time
 from ci.concourse import steps
 from gpuci import groups, usage
 from gpuci.table import Holder
-from machine import freezer
+from machine import cgroup_freezer as freezer
 
 NAME = "0d9b1f3c-0000-4000-8000-000000000001"
 BUNDLE = steps.TASKS / NAME

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ci.concourse import connection
-from machine import sockets
+from machine import tcp_connections as sockets
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 4

@@ -17,7 +17,8 @@ import pytest
 
 from ci.concourse import release as concourse_release
 from ci.concourse import trial
-from machine import download, files, process, services
+from machine import download, files, process
+from machine import systemd as services
 from plan.parts import ReleasePlan
 
 PROGRAMS = {

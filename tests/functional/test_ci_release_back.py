@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from ci.concourse import release
-from machine import files
+from machine import download, files
 from tests.functional import test_ci_release as releases
 from tests.functional.test_ci_release import Killed, die_at, given, sha8, tarball
 
@@ -170,11 +170,11 @@ def test_mirror_goes_before_upstream(root, monkeypatch):
 
     def fetch(url, *_):
         asked.append(url)
-        raise release.download.DownloadError("not now")
+        raise download.DownloadError("not now")
 
-    monkeypatch.setattr(release.download, "fetch", fetch)
+    monkeypatch.setattr(download, "fetch", fetch)
     wanted = dataclasses.replace(given(""), sha256="ab" * 32, mirror="http://mirror/concourse")
-    with pytest.raises(release.download.DownloadError, match="not now"):
+    with pytest.raises(download.DownloadError, match="not now"):
         release.ensure(wanted, lambda _: None)
     assert asked == ["http://mirror/concourse/v8.3.0/concourse-8.3.0-linux-amd64.tgz"]
     assert files.ensure_absent(root)

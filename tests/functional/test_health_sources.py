@@ -14,7 +14,7 @@ from health import asker
 from health.seen import Card as Watched
 from health.seen import Hang, Look, Message, Source
 from health.sources import Sources
-from machine import children
+from machine import child_process as children
 from tests import once
 from tests.fakes import Card, build_nvml, fakekmsg, make_tree, write_state
 

@@ -12,6 +12,7 @@ import pytest
 
 from host import facts, network
 from machine import process
+from machine import process as machine_process
 from plan.addresses import choose
 from plan.state import Interface, Offer
 
@@ -95,6 +96,6 @@ def fail(*_, **__):
     "run", [fail, lambda *_, **__: process.Completed(0, '[{"ifname":', "")], ids=["fails", "half"]
 )
 def test_an_error_is_no_absence(monkeypatch, run):
-    monkeypatch.setattr(network.process, "run", run)
+    monkeypatch.setattr(machine_process, "run", run)
     with pytest.raises(facts.UnknownError, match="can't be told, so nothing is changed"):
         network.interfaces()

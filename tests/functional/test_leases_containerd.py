@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from machine import outside
+from machine import procfs as outside
 from tests.functional.containerd_worker import NEEDS, UUIDS, worker_in_a_namespace
 from tests.functional.lease_site import LONG, alive, cgroup, site, until, until_child
 

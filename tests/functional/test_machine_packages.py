@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 
-from machine import waiting
+from machine import polling as waiting
 from tests.fakes import aptrepo
 from tests.functional.apt_machine import NEEDS, ROOT, apt_machine
 from tests.functional.apt_packages import KIT, MODULES, all_at, ensure, fill

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from machine import waiting
+from machine import polling as waiting
 from tests.functional.ci_host import ODD, Host
 from tests.functional.concourse_machine import NEEDS, concourse_machine
 

@@ -7,8 +7,16 @@ from ops import testing
 
 import charm
 import look
+from ci.concourse import web, worker
+from gpu import detect, foreign
+from gpu_run import service
 from gpuci import usage
+from health import service as health_service
+from host import facts, memory, network, owner
+from oci import cordons, quarantine, wrapper
 from plan.state import RememberedIds, WebSecrets
+from relations import juju
+from selftest import automatic
 from tests.unit import drain_rig, recorded_trees
 from tests.unit.situations import HOST_PEM, Rooms
 from tests.unit.wrapper_caller import Caller
@@ -18,10 +26,10 @@ from tests.unit.wrapper_rig import GPUS, Rig
 @pytest.fixture
 def rooms(monkeypatch, tmp_path):
     rooms = Rooms(machine_folder=tmp_path)
-    monkeypatch.setattr(charm.memory, "STATE", tmp_path / "gpu-ci")
-    monkeypatch.setattr(charm.owner, "RECORD", tmp_path / "gpu-ci/owner.json")
-    monkeypatch.setattr(charm.memory, "forget", lambda: setattr(rooms, "leaving", False))
-    monkeypatch.setattr(charm.juju, "unit_id", lambda _: rooms.unit("unit/0"))
+    monkeypatch.setattr(memory, "STATE", tmp_path / "gpu-ci")
+    monkeypatch.setattr(owner, "RECORD", tmp_path / "gpu-ci/owner.json")
+    monkeypatch.setattr(memory, "forget", lambda: setattr(rooms, "leaving", False))
+    monkeypatch.setattr(juju, "unit_id", lambda _: rooms.unit("unit/0"))
     rooms.own("unit/0")
     for module, name, answer in (
         ("release", "remove", None),
@@ -42,39 +50,39 @@ def rooms(monkeypatch, tmp_path):
     ):
         room = getattr(charm, module, None) or getattr(charm.ownership, module)
         monkeypatch.setattr(room, name, rooms.note(f"{module}.{name}", answer))
-    monkeypatch.setattr(charm.lookback.gpu_run, "ensure", lambda *_: False)
+    monkeypatch.setattr(service, "ensure", lambda *_: False)
     rooms.replace_release(monkeypatch, look.release)
     rooms.replace_keys(monkeypatch)
-    monkeypatch.setattr(charm.worker, "name", lambda: "")
-    monkeypatch.setattr(charm.web, "authorize", rooms.authorize)
-    monkeypatch.setattr(charm.worker, "healthy", lambda: rooms.worker is not None)
+    monkeypatch.setattr(worker, "name", lambda: "")
+    monkeypatch.setattr(web, "authorize", rooms.authorize)
+    monkeypatch.setattr(worker, "healthy", lambda: rooms.worker is not None)
     drain_rig.replace(rooms, monkeypatch)
-    monkeypatch.setattr(charm.web, "peer_address", lambda: rooms.web.address if rooms.web else "")
-    monkeypatch.setattr(charm.network, "interfaces", lambda: rooms.interfaces)
-    monkeypatch.setattr(charm.web, "healthy", lambda: rooms.web is not None)
-    monkeypatch.setattr(charm.web, "url", lambda: rooms.web and rooms.web.external_url)
-    monkeypatch.setattr(charm.worker, "apply", rooms.keep("worker", "worker.apply"))
-    monkeypatch.setattr(charm.web, "apply", rooms.keep("web", "web.apply"))
-    monkeypatch.setattr(charm.wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
-    monkeypatch.setattr(charm.handout.cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
-    monkeypatch.setattr(look.quarantine, "read", lambda: rooms.quarantined)
-    monkeypatch.setattr(charm.automatic, "verdict", lambda: rooms.verdict)
-    monkeypatch.setattr(charm.automatic, "ensure", rooms.test)
-    monkeypatch.setattr(look.detect, "in_time", lambda _: rooms.inventory)
-    monkeypatch.setattr(charm.watch, "ensure", rooms.watch)
-    monkeypatch.setattr(charm.watch, "remove", lambda: setattr(rooms, "watched", None))
-    monkeypatch.setattr(charm.watch, "is_running", lambda: rooms.watch_runs)
-    monkeypatch.setattr(charm.watch, "suspect", lambda: rooms.suspect)
+    monkeypatch.setattr(web, "peer_address", lambda: rooms.web.address if rooms.web else "")
+    monkeypatch.setattr(network, "interfaces", lambda: rooms.interfaces)
+    monkeypatch.setattr(web, "healthy", lambda: rooms.web is not None)
+    monkeypatch.setattr(web, "url", lambda: rooms.web and rooms.web.external_url)
+    monkeypatch.setattr(worker, "apply", rooms.keep("worker", "worker.apply"))
+    monkeypatch.setattr(web, "apply", rooms.keep("web", "web.apply"))
+    monkeypatch.setattr(wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
+    monkeypatch.setattr(cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
+    monkeypatch.setattr(quarantine, "read", lambda: rooms.quarantined)
+    monkeypatch.setattr(automatic, "verdict", lambda: rooms.verdict)
+    monkeypatch.setattr(automatic, "ensure", rooms.test)
+    monkeypatch.setattr(detect, "in_time", lambda _: rooms.inventory)
+    monkeypatch.setattr(health_service, "ensure", rooms.watch)
+    monkeypatch.setattr(health_service, "remove", lambda: setattr(rooms, "watched", None))
+    monkeypatch.setattr(health_service, "is_running", lambda: rooms.watch_runs)
+    monkeypatch.setattr(health_service, "suspect", lambda: rooms.suspect)
     rooms.replace_software(monkeypatch)
-    monkeypatch.setattr(look.foreign, "look", lambda *_: rooms.cordoned)
-    monkeypatch.setattr(charm.facts, "machine", lambda: rooms.machine)
-    monkeypatch.setattr(look.facts, "architecture", lambda: "amd64")
-    monkeypatch.setattr(look.memory, "remembered_ids", RememberedIds)
-    monkeypatch.setattr(charm.memory, "remember_ids", lambda _: False)
-    monkeypatch.setattr(look.memory, "is_leaving", lambda: rooms.leaving)
-    monkeypatch.setattr(charm.memory, "set_leaving", lambda: setattr(rooms, "leaving", True))
+    monkeypatch.setattr(foreign, "look", lambda *_: rooms.cordoned)
+    monkeypatch.setattr(facts, "machine", lambda: rooms.machine)
+    monkeypatch.setattr(facts, "architecture", lambda: "amd64")
+    monkeypatch.setattr(memory, "remembered_ids", RememberedIds)
+    monkeypatch.setattr(memory, "remember_ids", lambda _: False)
+    monkeypatch.setattr(memory, "is_leaving", lambda: rooms.leaving)
+    monkeypatch.setattr(memory, "set_leaving", lambda: setattr(rooms, "leaving", True))
     monkeypatch.setattr(
-        charm.web,
+        web,
         "new_secrets",
         lambda: WebSecrets(rooms.new_password, HOST_PEM, HOST_PEM),
     )

@@ -2,8 +2,9 @@
 # See LICENSE file for licensing details.
 """The worker's process, as a drain sees it, in the rooms that only note."""
 
-import charm
 import drain
+from ci.concourse import steps, worker
+from host import drain_record
 
 
 def replace(rooms, monkeypatch):
@@ -18,14 +19,14 @@ def replace(rooms, monkeypatch):
         return rooms.pid
 
     for room, name, answer in (
-        (charm.worker, "main_pid", lambda: rooms.pid),
-        (charm.worker, "is_connected", lambda: rooms.connected),
-        (charm.worker, "has_tag", lambda _tag: False),
-        (charm.worker, "land", land),
-        (charm.worker, "halt", halt),
-        (charm.worker, "take_up", rooms.note("worker.take_up")),
-        (drain.steps, "running", lambda: rooms.steps),
-        (drain.drain_record, "now", lambda: rooms.now),
+        (worker, "main_pid", lambda: rooms.pid),
+        (worker, "is_connected", lambda: rooms.connected),
+        (worker, "has_tag", lambda _tag: False),
+        (worker, "land", land),
+        (worker, "halt", halt),
+        (worker, "take_up", rooms.note("worker.take_up")),
+        (steps, "running", lambda: rooms.steps),
+        (drain_record, "now", lambda: rooms.now),
         (drain, "_wake", lambda _, pid, seconds: rooms.woken.append((pid, seconds))),
         (drain, "_let_sleep", lambda: None),
     ):

@@ -12,8 +12,9 @@ import dataclasses
 from ops import testing
 
 import charm
-from ci.concourse import keys, service
+from ci.concourse import keys, service, worker_keys
 from ci.concourse.worker_keys import ensure, every
+from host import memory
 from tests import once
 from tests.unit.situations import database, state, tsa, workers
 
@@ -69,8 +70,8 @@ class Side:
         """One hook, update-status if no other is named."""
         for file, name in _FILES.items():
             setattr(charm.worker_keys, name, self.folder / file)
-        charm.memory.STATE = self.folder.with_name(f"{self.name}-state")
-        charm.memory._SERVED = charm.memory.STATE / "served-workers.json"
+        memory.STATE = self.folder.with_name(f"{self.name}-state")
+        memory._SERVED = memory.STATE / "served-workers.json"
         mine = vars(self._rooms)
         mine.clear()
         mine.update(self._own)
@@ -92,8 +93,8 @@ class Pair:
         # In their own tests the worker's keys are real ones, in files.
         made = iter([once.rsa_key(number) for number in (10, 11, 12)])
         for room, name, answer in (
-            (charm.worker_keys, "ensure", ensure),
-            (charm.worker_keys, "every", every),
+            (worker_keys, "ensure", ensure),
+            (worker_keys, "every", every),
             (keys, "generate_private_key", lambda: next(made)),
             (service, "ensure_keys_folder", lambda: False),
         ):

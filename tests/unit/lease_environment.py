@@ -22,6 +22,7 @@ from gpuci.grant import Grant
 from gpuci.journal import Decision
 from gpuci.policy import Policy
 from gpuci.refuse import Refused
+from oci import cordons
 from selftest import reserve
 from tests.unit.lease_world import SESSION_LIMIT, TICKS, Broken
 
@@ -235,7 +236,7 @@ def installed(environment):
         patch.setattr(usage, "Process", environment.process)
         patch.setattr(policy, "os", fake_os)
         patch.setattr(policy, "read_object", environment.read_object)
-        patch.setattr(reserve.cordons, "reasons", dict)
+        patch.setattr(cordons, "reasons", dict)
         patch.setattr(store, "os", fake_os)
         locks = types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
         patch.setattr(store, "fcntl", locks)

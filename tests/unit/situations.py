@@ -9,10 +9,17 @@ import yaml
 from ops import testing
 
 import charm
+import equipment
 import look
-from ci.concourse import keys
+from ci.concourse import keys, registered, service, web_health
+from ci.concourse import web as concourse_web
+from ci.concourse import worker as concourse_worker
+from driver_upgrade import walk
 from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from host import driver as host_driver
 from host import owner
+from host import toolkit as host_toolkit
+from oci import folders as oci_folders
 from plan import plan, status
 from plan.folders import Folder
 from plan.options import parse as parse_options
@@ -231,15 +238,15 @@ class Rooms:
         """Have what is looked for, brought and remembered of the machine be this one's."""
         memory = look.memory
         for room, name, answer in (
-            (look.driver, "look", lambda: self.driver),
-            (look.toolkit, "look", lambda: self.packaged),
-            (look.walk, "said", str),
-            (charm.web, "metrics_port", lambda: self.web and self.web.wanted.metrics_port),
-            (look.web_health, "lost_database", lambda: self.lost_database),
-            (charm.equipment, "ensure", self.equip),
-            (charm.handout.folders, "ensure", self.give),
-            (charm.handout.folders, "refused", lambda: self.refused_folder),
-            (look.service, "failing", lambda: self.failing),
+            (host_driver, "look", lambda: self.driver),
+            (host_toolkit, "look", lambda: self.packaged),
+            (walk, "said", str),
+            (concourse_web, "metrics_port", lambda: self.web and self.web.wanted.metrics_port),
+            (web_health, "lost_database", lambda: self.lost_database),
+            (equipment, "ensure", self.equip),
+            (oci_folders, "ensure", self.give),
+            (oci_folders, "refused", lambda: self.refused_folder),
+            (service, "failing", lambda: self.failing),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
             (memory, "_GPUS", self.machine_folder / "gpus"),
             (look, "at_idle_gpus", lambda: self.idle_gpus),
@@ -268,12 +275,12 @@ class Rooms:
             (worker_keys, "_NEXT", self.machine_folder / "worker_key.next"),
             (worker_keys, "_FORMER", self.machine_folder / "worker_key.former.pub"),
             (worker_keys, "PRIVATE", self.machine_folder / "worker_key"),
-            (charm.worker, "trusted", self.trusted),
-            (charm.web, "authorized", lambda: frozenset(self.authorized or ())),
+            (concourse_worker, "trusted", self.trusted),
+            (concourse_web, "authorized", lambda: frozenset(self.authorized or ())),
             (memory, "_SERVED", self.machine_folder / "served-workers.json"),
-            (charm.lookback.registered, "look", self.look),
-            (charm.lookback.registered, "prune", self.prune),
-            (charm.lookback.registered, "wrong_for", self.wrong_for),
+            (registered, "look", self.look),
+            (registered, "prune", self.prune),
+            (registered, "wrong_for", self.wrong_for),
         ):
             monkeypatch.setattr(room, name, answer)
 

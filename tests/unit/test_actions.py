@@ -11,7 +11,9 @@ import pytest
 from ops import testing
 
 import actions
-import charm
+from backup import action as backup_action
+from ci.concourse import web, worker_keys
+from gpu import detect
 from oci import leases, quarantine, wrapper
 from plan.parts import GpuPlan
 from selftest import results, service, settings
@@ -90,7 +92,7 @@ def test_an_action_fails_in_words_where_the_gpus_can_not_be_looked_at(
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(actions.detect, "in_time", fail)
+    monkeypatch.setattr(detect, "in_time", fail)
     params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
     words = "this machine's GPUs can't be looked at: .*Too many open files"
     with pytest.raises(testing.ActionFailed, match=words):
@@ -111,7 +113,7 @@ def test_looking_makes_nothing(context, pool, monkeypatch, mode, action):
     def forbidden(*_):
         raise AssertionError("a look makes nothing")
 
-    for module, name in ((charm.worker_keys, "ensure"), (charm.web, "new_secrets")):
+    for module, name in ((worker_keys, "ensure"), (web, "new_secrets")):
         monkeypatch.setattr(module, name, forbidden)
     before = state(mode, [database(), tsa()])
     try:
@@ -309,7 +311,7 @@ def test_the_next_command_can_be_pasted_out_of_what_juju_prints(
             raise actions.ActionError("no", {"next": command})
         return {"next": command}
 
-    monkeypatch.setattr(actions.backups, "backup", backup)
+    monkeypatch.setattr(backup_action, "backup", backup)
     with contextlib.suppress(testing.ActionFailed):
         context.run(context.on.action("backup"), state("web", [database()]))
     lines = as_juju(context.action_results).splitlines()

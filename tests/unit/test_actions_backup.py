@@ -10,7 +10,8 @@ from ops import testing
 
 from backup import action, database
 from ci.concourse import local_postgresql, release, schema, web
-from machine import archive, services
+from machine import archive, packages
+from machine import systemd as services
 from tests.unit.situations import HOST_PEM, state
 from tests.unit.situations import database as related
 
@@ -183,7 +184,7 @@ def test_what_a_killed_restore_left_goes_at_the_next_event(tmp_path, monkeypatch
         monkeypatch.setattr(local_postgresql, name, tmp_path / name)
     monkeypatch.setattr(local_postgresql, "_psql", psql)
     monkeypatch.setattr(local_postgresql, "_ensure_cluster", lambda: False)
-    monkeypatch.setattr(local_postgresql.packages, "ensure_installed", lambda _: False)
+    monkeypatch.setattr(packages, "ensure_installed", lambda _: False)
     monkeypatch.setattr(services, "ensure_running", lambda *_, **__: False)
     (tmp_path / "_OURS").write_text("15")
     (tmp_path / "_ASIDE").write_text(f"{ASIDE}\n")

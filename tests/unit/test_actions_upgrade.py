@@ -5,7 +5,7 @@
 import pytest
 from ops import testing
 
-import actions
+from driver_upgrade import action
 from driver_upgrade.action import UpgradeError, Wish
 from tests.unit.situations import state, tsa
 
@@ -28,8 +28,8 @@ def asked(monkeypatch):
         asked.append((wish, True))
         return {"jobs": "none"}
 
-    monkeypatch.setattr(actions.driver_upgrade, "upgrade", upgrade)
-    monkeypatch.setattr(actions.driver_upgrade, "preview", preview)
+    monkeypatch.setattr(action, "upgrade", upgrade)
+    monkeypatch.setattr(action, "preview", preview)
     return asked
 
 

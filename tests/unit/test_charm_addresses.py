@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 from ops import testing
 
-import charm
-from host import facts
+from host import facts, network
 from plan.state import Interface
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 
@@ -115,7 +114,7 @@ def test_interfaces_that_can_not_be_read_change_nothing(context, rooms, monkeypa
     def fail():
         raise facts.UnknownError("The addresses of this machine can't be told: no time")
 
-    monkeypatch.setattr(charm.network, "interfaces", fail)
+    monkeypatch.setattr(network, "interfaces", fail)
     relation = dataclasses.replace(workers(WORKER_KEY), local_unit_data=WEB_DATA)
     after = context.run(context.on.update_status(), state("web", [database(), relation]))
     assert after.unit_status.name == "waiting"

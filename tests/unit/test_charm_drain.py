@@ -8,9 +8,13 @@ import json
 import pytest
 from ops import testing
 
-import charm
 import drain
 import release_change
+from ci.concourse import handles, release
+from ci.concourse import worker as concourse_worker
+from host import drain_record, memory
+from machine import process
+from plan import draining
 from plan.draining import HAS, WAITS, Purpose
 from receipts.form import Names
 from tests.unit.situations import Release, state, tsa
@@ -22,7 +26,7 @@ def worker(rooms, monkeypatch):
     rooms.pid = 4711
     rooms.has = rooms.wants = "8.3.0"
     rooms.switches = []
-    monkeypatch.setattr(charm.worker, "name", lambda: "ci-unit-0")
+    monkeypatch.setattr(concourse_worker, "name", lambda: "ci-unit-0")
 
     def ensure(plan, progress, is_time):
         if rooms.has != rooms.wants and is_time(rooms.wants):
@@ -30,7 +34,7 @@ def worker(rooms, monkeypatch):
             rooms.has = rooms.wants
         return Release(rooms.has)
 
-    monkeypatch.setattr(release_change.release, "ensure", ensure)
+    monkeypatch.setattr(release, "ensure", ensure)
     return rooms
 
 
@@ -141,8 +145,8 @@ def test_a_timeout_that_is_changed_meanwhile_counts_at_once(context, worker):
 def test_a_worker_that_web_gives_nothing_waits_for_no_build(context, worker, monkeypatch):
     """Its web has another release already, and could not even be told to let it land."""
     worker.wants, worker.has, worker.steps = "8.3.0", "8.2.5", ("4f0c",)
-    old = release_change.release.Release("8.2.5", charm.memory.STATE)
-    monkeypatch.setattr(release_change.release, "installed", lambda: old)
+    old = release.Release("8.2.5", memory.STATE)
+    monkeypatch.setattr(release, "installed", lambda: old)
     for name in ("note_if_well", "judge"):
         monkeypatch.setattr(release_change.trial, name, lambda *_: "")
     hook(context, situation())
@@ -156,9 +160,9 @@ def test_an_upgrade_that_fails_leaves_the_worker_at_work(context, worker, monkey
 
     def fail(plan, progress, is_time):
         assert is_time(worker.wants)
-        raise release_change.release.ReleaseError("No space left on device")
+        raise release.ReleaseError("No space left on device")
 
-    monkeypatch.setattr(release_change.release, "ensure", fail)
+    monkeypatch.setattr(release, "ensure", fail)
     said = hook(context, before)
     assert said == testing.BlockedStatus("No space left on device")
     assert drain.look() is None
@@ -210,7 +214,7 @@ def test_a_unit_that_is_removed_meanwhile_retires_its_worker(context, worker):
 )
 def test_a_removal_waits_for_five_minutes_at_most(context, worker, monkeypatch, said, patience):
     waited = []
-    monkeypatch.setattr(charm.worker, "retire", lambda seconds, _: waited.append(seconds))
+    monkeypatch.setattr(concourse_worker, "retire", lambda seconds, _: waited.append(seconds))
     context.run(context.on.stop(), situation(drain_timeout=said))
     assert waited == [patience]
 
@@ -218,7 +222,7 @@ def test_a_removal_waits_for_five_minutes_at_most(context, worker, monkeypatch, 
 def test_a_drain_that_nobody_goes_on_with_ends_by_itself(context, worker, monkeypatch):
     before = begun(context, worker)
     monkeypatch.setattr(release_change, "ensure", lambda seen, *_, **__: seen)
-    worker.now += 7200 + drain.draining.WORK
+    worker.now += 7200 + draining.WORK
     hook(context, before)
     assert "worker.apply" not in worker.calls
     worker.now += 1
@@ -239,7 +243,7 @@ def test_another_purpose_waits_for_the_first(context, worker):
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"purpose": "war"}', "null"])
 def test_a_damaged_record_is_none(context, worker, text):
     before = begun(context, worker)
-    (charm.memory.STATE / "drain.json").write_text(text)
+    (memory.STATE / "drain.json").write_text(text)
     assert hook(context, before).message.startswith("Draining (1 step left, 0m of 2h)")
 
 
@@ -249,7 +253,7 @@ def test_what_can_not_be_noted_is_not_begun(context, worker, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(drain.drain_record, "write", full)
+    monkeypatch.setattr(drain_record, "write", full)
     hook(context, situation())
     assert "worker.land" not in worker.calls
     assert worker.switches == []
@@ -282,13 +286,13 @@ def test_a_unit_waits_for_the_one_that_drains(context, worker):
 
 def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch):
     rows = {"4f0c": Names("main", "train", "fit", "12"), "77": Names("main", "train", "fit", "12")}
-    monkeypatch.setattr(drain.handles, "SETTINGS", charm.memory.STATE)
-    answer = drain.process.Completed(0, drain.handles.as_json(rows), "")
-    monkeypatch.setattr(drain.process, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(handles, "SETTINGS", memory.STATE)
+    answer = process.Completed(0, handles.as_json(rows), "")
+    monkeypatch.setattr(process, "run", lambda *_, **__: answer)
     worker.steps = ("4f0c", "77")
-    (charm.memory.STATE).mkdir(exist_ok=True)
+    (memory.STATE).mkdir(exist_ok=True)
     act(context, "pause", situation(), reason="dust")
-    assert drain.draining.words(drain.look()) == "Paused: dust (1 build left)"
+    assert draining.words(drain.look()) == "Paused: dust (1 build left)"
     assert drain.look().builds == ("main/train/fit #12",)
 
 
@@ -336,15 +340,15 @@ def test_a_resume_that_is_killed_or_fails_can_be_asked_for_again(context, worker
     act(context, "pause", before, reason="new fans")
 
     def fail(_progress):
-        raise drain.process.CommandError(["/usr/bin/systemctl"], 1, "Job failed")
+        raise process.CommandError(["/usr/bin/systemctl"], 1, "Job failed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(charm.worker, "take_up", fail)
+        patched.setattr(concourse_worker, "take_up", fail)
         with pytest.raises(testing.ActionFailed, match="Job failed"):
             act(context, "resume", before)
-    assert drain.drain_record.pause() is not None
+    assert drain_record.pause() is not None
     assert act(context, "resume", before) == {"state": "the worker takes steps again"}
-    assert drain.drain_record.pause() is None
+    assert drain_record.pause() is None
 
 
 def test_resume_is_no_end_of_a_drain(context, worker):
@@ -389,7 +393,7 @@ def test_a_reason_is_one_line(context, worker, reason):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
 def test_a_damaged_pause_is_still_one(context, worker, text):
     act(context, "pause", situation(), reason="dust")
-    (charm.memory.STATE / "pause.json").write_text(text)
+    (memory.STATE / "pause.json").write_text(text)
     said = hook(context, situation()).message
     assert said.startswith("Paused: its reason can't be read")
 
@@ -406,10 +410,10 @@ def test_a_unit_without_a_worker_forgets_its_pause(context, worker):
     act(context, "pause", situation(), reason="dust")
     hook(context, state("web"))
     assert drain.look() is None
-    assert not [*charm.memory.STATE.glob("pause.json")]
+    assert not [*memory.STATE.glob("pause.json")]
 
 
 def test_records_hold_nothing_secret_and_no_more_than_is_told(context, worker):
     begun(context, worker)
-    kept = json.loads((charm.memory.STATE / "drain.json").read_text())
+    kept = json.loads((memory.STATE / "drain.json").read_text())
     assert kept.keys() == {field.name for field in dataclasses.fields(drain.Drain)}

@@ -8,10 +8,13 @@ import ops
 import pytest
 from ops import testing
 
-import charm
-import drain
+import actions
 import equipment
+import equipment as equipment_
+from ci.concourse import steps
+from driver_upgrade import walk
 from gpu.inventory import Inventory, State
+from host import facts, memory, software
 from machine.packages import PackageError
 from plan.parts import DriverPlan, GpuPlan, HostPlan, Keep, ToolkitPlan
 from tests.unit.host_situations import NEW, OLD, UPGRADED
@@ -34,7 +37,7 @@ def bare(rooms):
 
 
 def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker, monkeypatch):
-    good = dataclasses.replace(bare.machine, toolkit=charm.look.facts.Toolkit("/x", "1.20.0"))
+    good = dataclasses.replace(bare.machine, toolkit=facts.Toolkit("/x", "1.20.0"))
 
     def bring(wanted, progress):
         assert wanted.driver == DriverPlan()
@@ -43,7 +46,7 @@ def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker, m
         bare.inventory, bare.machine = bare.ready, good
         return True
 
-    monkeypatch.setattr(charm.equipment, "ensure", bring)
+    monkeypatch.setattr(equipment_, "ensure", bring)
     after = context.run(context.on.config_changed(), worker)
     assert after.unit_status == testing.ActiveStatus("Worker ready (GPU: 2x NVIDIA)")
     told = [status.message for status in context.unit_status_history]
@@ -64,7 +67,7 @@ def test_what_can_not_be_had_is_told_and_stops_nothing_else(
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(charm.equipment, "ensure", fail)
+    monkeypatch.setattr(equipment_, "ensure", fail)
     after = context.run(context.on.config_changed(), worker)
     assert after.unit_status == expected(str(error))
     assert rooms.worker
@@ -148,7 +151,7 @@ def test_a_reboot_that_left_nouveau_with_the_gpus_has_not_helped(
 
 @pytest.mark.usefixtures("outdated")
 def test_what_an_earlier_revision_kept_of_its_reboot_counts(context, allowed, asked):
-    charm.memory._REBOOTED.write_text(UPGRADED.version)
+    memory._REBOOTED.write_text(UPGRADED.version)
     after = context.run(context.on.update_status(), allowed)
     assert "the charm has rebooted once for it" in after.unit_status.message
     assert asked == []
@@ -158,7 +161,7 @@ def test_an_action_reboots_nothing_and_the_next_event_does(
     context, outdated, allowed, asked, monkeypatch
 ):
     """Juju refuses a reboot within an action, which would leave the worker off."""
-    monkeypatch.setitem(charm.actions.ALL, "gpu-selftest", lambda _: {})
+    monkeypatch.setitem(actions.ALL, "gpu-selftest", lambda _: {})
     context.run(context.on.action("gpu-selftest"), allowed)
     assert asked == []
     assert "worker.land" not in outdated.calls
@@ -195,7 +198,7 @@ def test_it_gets_none_while_a_job_runs_or_without_leave(
     assert after.unit_status == testing.MaintenanceStatus(
         "Draining (1 step left, 0m of 2h), then reboot for driver 580.65.06: step 4f0c"
     )
-    monkeypatch.setattr(drain.steps, "running", unknown)
+    monkeypatch.setattr(steps, "running", unknown)
     after = context.run(context.on.update_status(), allowed)
     assert "1 step left" in after.unit_status.message
     assert asked == []
@@ -205,13 +208,13 @@ def test_it_gets_none_while_a_job_runs_or_without_leave(
 def test_an_upgrade_goes_on_unless_all_is_to_stay_as_it_is(monkeypatch, wanted, settled):
     """Such as on a unit that is being removed, whose hooks install nothing any more."""
     went_on = []
-    monkeypatch.setattr(equipment.walk, "settle", lambda _: went_on.append(True) or True)
-    monkeypatch.setattr(equipment.software, "ensure", lambda *_: False)
+    monkeypatch.setattr(walk, "settle", lambda _: went_on.append(True) or True)
+    monkeypatch.setattr(software, "ensure", lambda *_: False)
     assert equipment.ensure(wanted, print) is settled
     assert bool(went_on) is settled
 
 
 def test_why_an_upgrade_was_taken_back_is_said(context, rooms, worker, monkeypatch):
-    monkeypatch.setattr(charm.look.walk, "said", lambda: "driver upgrade taken back: lease failed")
+    monkeypatch.setattr(walk, "said", lambda: "driver upgrade taken back: lease failed")
     after = context.run(context.on.update_status(), worker)
     assert after.unit_status.message.endswith("; driver upgrade taken back: lease failed)")

@@ -11,6 +11,7 @@ from ops import testing
 
 import charm
 from ci.concourse import keys, local_postgresql, release, web, worker
+from ci.concourse import worker as concourse_worker
 from machine import download, process
 from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
 
@@ -134,7 +135,7 @@ def test_a_worker_is_named_by_model_application_and_number_and_keeps_a_name_that
     before = state(relations=[tsa()])
     context.run(context.on.config_changed(), before)
     assert rooms.worker.name == f"{before.model.name}-unit-0"
-    monkeypatch.setattr(charm.worker, "name", lambda: "worker-0")
+    monkeypatch.setattr(concourse_worker, "name", lambda: "worker-0")
     context.run(context.on.config_changed(), before)
     assert rooms.worker.name == "worker-0"
 

@@ -7,8 +7,9 @@ import json
 import ops
 import pytest
 
-import charm
-import reboot
+import actions
+import recovery
+from host import memory, recovery_record
 from tests.unit.situations import state, tsa
 
 SICK = ("GPU-0",)
@@ -25,7 +26,7 @@ def asked(monkeypatch):
 @pytest.fixture
 def sick(rooms, monkeypatch):
     """A worker with a GPU that a reboot would help."""
-    monkeypatch.setattr(charm.recovery, "ensure", rooms.note("recovery.ensure", SICK))
+    monkeypatch.setattr(recovery, "ensure", rooms.note("recovery.ensure", SICK))
     return rooms
 
 
@@ -35,7 +36,7 @@ def worker():
 
 
 def made():
-    record = json.loads((charm.memory.STATE / "gpu-recovery.json").read_text())
+    record = json.loads((memory.STATE / "gpu-recovery.json").read_text())
     return [(one["step"], one["uuids"]) for one in record["made"]]
 
 
@@ -49,11 +50,11 @@ def test_it_is_mended_before_it_is_tested_and_the_reboot_comes_last(context, sic
     assert made() == [("reboot", ["GPU-0"])]
     order = [name for name in sick.calls if name in ("recovery.ensure", "worker.land")]
     assert order[:2] == ["recovery.ensure", "worker.land"]
-    assert charm.memory.rebooted_for() == "", "a driver may need its own"
+    assert memory.rebooted_for() == "", "a driver may need its own"
 
 
 def test_none_under_a_job_and_none_within_an_action(context, sick, worker, asked, monkeypatch):
-    monkeypatch.setitem(charm.actions.ALL, "gpu-selftest", lambda _: {})
+    monkeypatch.setitem(actions.ALL, "gpu-selftest", lambda _: {})
     context.run(context.on.action("gpu-selftest"), worker)
     assert "worker.land" not in sick.calls
     sick.steps = ("4f0c",)
@@ -75,7 +76,7 @@ def test_what_can_not_be_noted_is_no_reason_to_be_off(context, sick, worker, ask
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(reboot.recovery_record, "begin", full)
+    monkeypatch.setattr(recovery_record, "begin", full)
     sick.pid = 4711
     context.run(context.on.update_status(), worker)
     sick.pid = 0

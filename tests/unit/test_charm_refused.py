@@ -10,8 +10,13 @@ import pytest
 from ops import testing
 
 import charm
+import drain
 import look
+import ownership
+from ci.concourse import local_postgresql, web, worker
+from host import memory, owner
 from machine import process
+from oci import wrapper
 from tests.unit.situations import GPUS, WORKER_KEY, database, state, tsa, workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/etc/concourse/keys")
@@ -71,7 +76,7 @@ def test_it_is_told(context, rooms, monkeypatch, where, situation, error, kind, 
     monkeypatch.setattr(room, name, fails(error))
     gpus = situation.get("gpus", ())
     if gpus:
-        monkeypatch.setattr(look.wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
+        monkeypatch.setattr(wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
         rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
     before = state(
         situation.get("mode", "worker"),
@@ -88,25 +93,25 @@ def test_a_key_that_can_not_be_added_keeps_nothing_else_from_being_done(
     context, rooms, monkeypatch
 ):
     """The release, say, without which systemd can't start web."""
-    monkeypatch.setattr(charm.web, "authorize", fails(STOPPED))
+    monkeypatch.setattr(web, "authorize", fails(STOPPED))
     context.run(context.on.config_changed(), state("web", WEB["relations"]))
     assert "release.ensure" in rooms.calls
     assert rooms.web is not None
 
 
 def test_without_the_tags_of_what_is_left_the_rest_is_tested(context, rooms, monkeypatch):
-    monkeypatch.setattr(look.wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
+    monkeypatch.setattr(wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
     rooms.inventory = dataclasses.replace(rooms.inventory, gpus=GPUS[:1])
-    monkeypatch.setattr(charm.worker, "apply", fails(STOPPED))
+    monkeypatch.setattr(worker, "apply", fails(STOPPED))
     context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
     assert any(call.startswith("automatic.ensure") for call in rooms.calls)
 
 
 @pytest.mark.parametrize("action", ["resume", "remove-local-database"])
 def test_an_action_fails_in_words(context, rooms, monkeypatch, action):
-    monkeypatch.setattr(charm.actions.drain, "resume", fails(STOPPED))
-    monkeypatch.setattr(charm.actions.local_postgresql, "kept", lambda: "concourse")
-    monkeypatch.setattr(charm.actions.local_postgresql, "remove", fails(STOPPED))
+    monkeypatch.setattr(drain, "resume", fails(STOPPED))
+    monkeypatch.setattr(local_postgresql, "kept", lambda: "concourse")
+    monkeypatch.setattr(local_postgresql, "remove", fails(STOPPED))
     params = {"name": "concourse"} if action == "remove-local-database" else {}
     with pytest.raises(testing.ActionFailed) as failed:
         context.run(context.on.action(action, params=params), state(relations=[tsa()]))
@@ -117,7 +122,7 @@ def test_an_action_fails_in_words(context, rooms, monkeypatch, action):
 
 
 def test_an_action_says_that_the_machines_owner_can_not_be_read(context, rooms, monkeypatch):
-    monkeypatch.setattr(charm.owner, "check", fails(FULL))
+    monkeypatch.setattr(owner, "check", fails(FULL))
     with pytest.raises(testing.ActionFailed) as failed:
         context.run(context.on.action("resume"), state(relations=[tsa()]))
     assert "No space left" in failed.value.message
@@ -125,7 +130,7 @@ def test_an_action_says_that_the_machines_owner_can_not_be_read(context, rooms, 
 
 
 def test_an_install_that_can_not_have_the_machine_comes_again_as_one(context, rooms, monkeypatch):
-    monkeypatch.setattr(charm.ownership, "take", fails(FULL))
+    monkeypatch.setattr(ownership, "take", fails(FULL))
     with pytest.raises(testing.errors.UncaughtCharmError, match="No space left"):
         context.run(context.on.install(), state(relations=[tsa()]))
 
@@ -160,7 +165,7 @@ def test_a_removal_goes_on_and_starts_no_worker_again(
 
 
 def test_a_web_that_leaves_and_can_not_note_it_says_so(context, rooms, monkeypatch):
-    monkeypatch.setattr(charm.memory, "note_served", fails(FULL))
+    monkeypatch.setattr(memory, "note_served", fails(FULL))
     relation = dataclasses.replace(workers(WORKER_KEY), remote_app_name="unit")
     after = context.run(departed(context, relation), state("web", [database(), relation]))
     assert "No space left" in after.unit_status.message

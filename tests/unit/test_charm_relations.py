@@ -8,7 +8,7 @@ import json
 import pytest
 from ops import testing
 
-import charm
+from ci.concourse import worker_keys
 from plan.state import Database
 from tests import certificates
 from tests.unit.situations import (
@@ -218,7 +218,7 @@ def test_own_departure_retires_the_worker_and_nothing_starts_it_again(context, r
 
 def test_a_worker_key_out_of_a_secret(context, rooms, monkeypatch):
     taken = []
-    monkeypatch.setattr(charm.worker_keys, "ensure", lambda pem: taken.append(pem) or WORKER_KEY)
+    monkeypatch.setattr(worker_keys, "ensure", lambda pem: taken.append(pem) or WORKER_KEY)
     secret = testing.Secret({"private-key": HOST_PEM}, owner=None)
     before = dataclasses.replace(
         state(relations=[tsa()], worker_private_key=secret.id), secrets=[secret]

@@ -12,7 +12,8 @@ import os
 import pytest
 
 from ci.concourse import farewell
-from machine import process
+from machine import files, process
+from machine import process as machine_process
 
 KEYS = ("ssh-rsa AAA1", "ssh-rsa AAA2")
 
@@ -34,7 +35,7 @@ def asked(monkeypatch, tmp_path):
             raise process.CommandError(argv, 255, calls.refusal)
 
     monkeypatch.setattr(farewell, "_KNOWN", tmp_path / "known_hosts")
-    monkeypatch.setattr(farewell.process, "run", run)
+    monkeypatch.setattr(machine_process, "run", run)
     yield calls
     assert list(tmp_path.iterdir()) == []
 
@@ -71,7 +72,7 @@ def test_a_full_disk_is_no_reason_to_stay(asked, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(farewell.files, "ensure_file", full)
+    monkeypatch.setattr(files, "ensure_file", full)
     assert not delete("10.0.0.5:2222")
     assert "No space left" in caplog.text
 
@@ -108,7 +109,7 @@ def test_webs_without_number_that_give_no_answer_hold_up_no_hook(asked, monkeypa
         now[0] += timeout
         raise process.CommandError(argv, None, DENIED)
 
-    monkeypatch.setattr(farewell.process, "run", run)
+    monkeypatch.setattr(machine_process, "run", run)
     monkeypatch.setattr(farewell.time, "monotonic", lambda: now[0])
     hosts = [f"web-{number}:2222" for number in range(3000)]
     assert not delete(*hosts)

@@ -10,7 +10,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from ci.concourse import escaping, keys, web
+from ci.concourse import keys, web
+from machine import systemd_escaping as escaping
 from plan.ssh import public_key
 from tests import once
 

@@ -5,6 +5,7 @@
 import pytest
 
 from ci.concourse import leftovers
+from machine import process_cleanup
 
 NAT_CHAIN = "CNI-3d0c8c26654b89f946d489da"
 NAT_NOTE = '-m comment --comment "name: \\"concourse\\" id: \\"cf94b284-105a-4bf1\\""'
@@ -130,6 +131,6 @@ def test_the_same_rule_twice_is_deleted_twice():
 def test_control_groups_of_containers_are_told_in_both_versions(monkeypatch, tmp_path, path, ours):
     (tmp_path / "cgroup.controllers").touch()
     (tmp_path / path[1:]).mkdir(parents=True)
-    monkeypatch.setattr(leftovers.leftovers, "_CGROUPS", tmp_path)
-    found = leftovers.leftovers.control_groups(leftovers._CGROUPS)
+    monkeypatch.setattr(process_cleanup, "_CGROUPS", tmp_path)
+    found = process_cleanup.control_groups(leftovers._CGROUPS)
     assert ((tmp_path / path[1:]) in found) is ours

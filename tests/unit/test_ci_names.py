@@ -18,9 +18,10 @@ import urllib.parse
 
 import pytest
 
-from ci.concourse import api, escaping, handles, names
+from ci.concourse import api, handles, names
 from health.naming import Naming
 from health.seen import Moment
+from machine import systemd_escaping as escaping
 from receipts.form import Names
 from tests.unit.receipt_rig import holding
 

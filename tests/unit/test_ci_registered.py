@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ci.concourse import registered
-from machine import waiting
+from machine import polling as waiting
 from plan.sights import ABSENT, Sight, digest
 from tests.unit.test_ci_names import PASSWORD, Web, drip, drip_headers, endless, mine, silent
 

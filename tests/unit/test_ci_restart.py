@@ -10,7 +10,17 @@ import re
 import pytest
 
 from ci.concourse import restart, steps
-from machine import process, sockets
+from ci.concourse import steps as concourse_steps
+from machine import (
+    cgroup_freezer,
+    files,
+    process,
+    process_cleanup,
+    procfs,
+    systemd,
+    tcp_connections,
+)
+from machine import tcp_connections as sockets
 
 SERVICE = "concourse-worker.service"
 OLD, NEW = 100, 200
@@ -39,17 +49,17 @@ class World:
         fakes = {
             (restart.time, "monotonic"): lambda: self.now,
             (restart.time, "sleep"): self.sleep,
-            (restart.steps, "containers"): self.containers,
-            (restart.services, "main_pid"): lambda _: self.pid,
-            (restart.services, "ensure_running"): self.start,
-            (restart.leftovers, "end_processes"): self.kill,
-            (restart.sockets, "connections"): self.connections,
-            (restart.sockets, "silence"): self.silence,
-            (restart.sockets, "expecting"): self.expecting,
-            (restart.outside, "open_files"): self.open,
-            (restart.outside, "parent"): lambda pid: pid + 1,
-            (restart.freezer, "switch"): lambda _init, _step, name: pathlib.Path(name),
-            (restart.freezer, "Freezer"): lambda held: Freezer(self, held),
+            (concourse_steps, "containers"): self.containers,
+            (systemd, "main_pid"): lambda _: self.pid,
+            (systemd, "ensure_running"): self.start,
+            (process_cleanup, "end_processes"): self.kill,
+            (tcp_connections, "connections"): self.connections,
+            (tcp_connections, "silence"): self.silence,
+            (tcp_connections, "expecting"): self.expecting,
+            (procfs, "open_files"): self.open,
+            (procfs, "parent"): lambda pid: pid + 1,
+            (cgroup_freezer, "switch"): lambda _init, _step, name: pathlib.Path(name),
+            (cgroup_freezer, "Freezer"): lambda held: Freezer(self, held),
         }
         for (module, name), fake in fakes.items():
             monkeypatch.setattr(module, name, fake)
@@ -173,7 +183,7 @@ def test_a_step_that_has_left_its_containers_groups_is_named_once(
     world, monkeypatch, tmp_path, caplog, lives
 ):
     world.steps = {"a": 0.0}
-    monkeypatch.setattr(restart.freezer, "switch", lambda *_: None)
+    monkeypatch.setattr(cgroup_freezer, "switch", lambda *_: None)
     monkeypatch.setattr(restart, "_PROC", tmp_path)
     if lives:
         (tmp_path / "1005").mkdir()
@@ -200,7 +210,7 @@ def test_a_process_that_begins_or_ends_is_waited_for(world):
     def check(pid, pattern):
         return seen(pid, pattern) | (own if pid == OLD and world.now < 1001.5 else {})
 
-    restart.outside.open_files = check
+    procfs.open_files = check
     world.gently()
     assert world.born > 1001.5
 
@@ -274,14 +284,14 @@ def test_what_is_being_made_is_waited_for(world):
 
 
 def test_a_volume_that_is_being_made_is_waited_for(world, monkeypatch):
-    entries = restart.files.entries
+    entries = files.entries
 
     def until(folder):
         return [] if world.now > 1001 else [folder / "v"]
 
-    monkeypatch.setattr(restart.files, "entries", until)
+    monkeypatch.setattr(files, "entries", until)
     world.gently()
-    monkeypatch.setattr(restart.files, "entries", entries)
+    monkeypatch.setattr(files, "entries", entries)
     assert world.born > 1001
 
 
@@ -401,7 +411,7 @@ def test_a_start_that_fails_leaves_nothing_frozen(world, monkeypatch):
         raise process.CommandError(["systemctl"], 1, "")
 
     world.steps = {"a": 0.0}
-    monkeypatch.setattr(restart.services, "ensure_running", fail)
+    monkeypatch.setattr(systemd, "ensure_running", fail)
     with pytest.raises(process.CommandError):
         world.gently()
     assert world.frozen == {}
@@ -413,7 +423,7 @@ def test_where_the_kernel_tells_of_no_connection_what_is_made_is_seen_all_the_sa
     def refuse(_):
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(restart.sockets, "silence", refuse)
+    monkeypatch.setattr(tcp_connections, "silence", refuse)
     world.steps = {"a": 1002.0}
     world.gently()
     assert world.born > 1002

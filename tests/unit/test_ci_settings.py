@@ -12,10 +12,12 @@ import re
 
 import pytest
 
-from ci.concourse import certificates, service, volumes
+from ci.concourse import certificates, service, steps, volumes
 from ci.concourse import web as concourse_web
 from ci.concourse import worker as concourse_worker
-from machine import waiting
+from machine import files as machine_files
+from machine import polling as waiting
+from machine import systemd
 from plan import plan
 from plan.state import Tsa
 from tests.unit.situations import HOST_PEM, gpu_unit, unit
@@ -32,7 +34,7 @@ def files(monkeypatch):
         written[path.name] = content
         return True
 
-    monkeypatch.setattr(service.files, "ensure_file", ensure_file)
+    monkeypatch.setattr(machine_files, "ensure_file", ensure_file)
     monkeypatch.setattr(volumes, "choose", lambda had, _: had or "overlay")
     for module, names in (
         (service.files, ("ensure_directory", "ensure_absent")),
@@ -42,7 +44,7 @@ def files(monkeypatch):
     ):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: 0)
-    monkeypatch.setattr(service.services, "show", lambda *_: {})
+    monkeypatch.setattr(systemd, "show", lambda *_: {})
     return written
 
 
@@ -229,7 +231,7 @@ def test_what_another_unit_has_left_in_a_storage_goes(
     for name in ended:
         call = functools.partial(lambda name, *_: gone.append(name), name)
         monkeypatch.setattr(concourse_worker.leftovers, name, call)
-    monkeypatch.setattr(concourse_worker.files, "ensure_absent", gone.append)
+    monkeypatch.setattr(machine_files, "ensure_absent", gone.append)
     worker(files, plan.make(unit()))
     work = [*ended, tmp_path / "work"]
     assert [one for one in gone if one in work] == ([] if stays else work)
@@ -245,7 +247,7 @@ def test_the_log_says_why_the_worker_starts_anew(files, monkeypatch, caplog):
         ("concourse worker --tag=rack-8", "other settings, another release"),
     ):
         shown = {"ExecStart": started}
-        monkeypatch.setattr(service.services, "show", lambda *_, shown=shown: shown)
+        monkeypatch.setattr(systemd, "show", lambda *_, shown=shown: shown)
         caplog.clear()
         worker(files, made)
         assert said in caplog.text
@@ -278,8 +280,8 @@ def test_a_worker_that_web_refuses_is_not_waited_for_in_vain(
         monkeypatch.setattr(concourse_worker, name, answer)
     for name in ("ensure_not_enabled", "ensure_disabled", "signal"):
         monkeypatch.setattr(concourse_worker.services, name, lambda *_: True)
-    monkeypatch.setattr(concourse_worker.services, "main_pid", lambda _: 7)
-    monkeypatch.setattr(concourse_worker.steps, "running", lambda: running)
+    monkeypatch.setattr(systemd, "main_pid", lambda _: 7)
+    monkeypatch.setattr(steps, "running", lambda: running)
     monkeypatch.setattr(concourse_worker.time, "monotonic", lambda: now[0])
     concourse_worker.retire(300, said.append)
     assert now[0] == pytest.approx(waited, abs=0.1)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from ci.concourse import steps
+from machine import files
 
 
 @pytest.fixture
@@ -247,6 +248,6 @@ def test_a_step_that_is_in_v2s_group_alone_counts(container, tmp_path):
 
 
 def test_a_container_that_goes_meanwhile_is_none(container, tmp_path, monkeypatch):
-    monkeypatch.setattr(steps.files, "entries", lambda _: [container.with_name("gone"), container])
+    monkeypatch.setattr(files, "entries", lambda _: [container.with_name("gone"), container])
     (one,) = steps.containers(tmp_path)
     assert one.name == "4f0c"

@@ -10,7 +10,9 @@ import pytest
 import release_change
 from ci.concourse import release, trial, web, web_health, worker
 from ci.concourse.release import Release
-from machine import process, services, waiting
+from machine import polling as waiting
+from machine import process
+from machine import systemd as services
 from plan import plan, status
 from plan.state import Tsa
 from tests.unit.situations import TSA, unit

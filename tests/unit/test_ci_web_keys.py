@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from ci.concourse import web, web_health
-from machine import files
+from machine import files, systemd
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_a_web_that_is_slow_to_answer_is_told_and_one_that_still_starts_begins_a
             (web, "AUTHORIZED", tmp_path / "authorized"),
             (web, "_READ", tmp_path / "run/read"),
             (web, "_restart", lambda: calls.append("restart")),
-            (web.services, "main_pid", lambda _: 7),
-            (web.services, "signal", lambda _, sig: calls.append(sig)),
+            (systemd, "main_pid", lambda _: 7),
+            (systemd, "signal", lambda _, sig: calls.append(sig)),
             (files, "ensure_file", lambda path, content, **_: path.write_text(content)),
         ):
             monkeypatch.setattr(module, name, answer)

@@ -5,9 +5,10 @@
 import pytest
 
 import drain
+from ci.concourse import worker as concourse_worker
 from driver_upgrade import action
 from driver_upgrade.action import UpgradeError
-from host import driver_record
+from host import drain_record, driver_record
 from host.driver_record import Step
 from tests.unit import drain_rig, driver_world
 from tests.unit.driver_world import NEW, OLD, is_done, settle, upgrade
@@ -26,8 +27,8 @@ def worker(world, monkeypatch, tmp_path):
     """A worker that runs as process 4711, with a step of a build."""
     rooms = Rooms(machine_folder=tmp_path, pid=4711, steps=("4f0c",))
     drain_rig.replace(rooms, monkeypatch)
-    monkeypatch.setattr(drain.drain_record, "boot", lambda: "boot")
-    monkeypatch.setattr(drain.worker, "name", lambda: "ci-worker-0")
+    monkeypatch.setattr(drain_record, "boot", lambda: "boot")
+    monkeypatch.setattr(concourse_worker, "name", lambda: "ci-worker-0")
     return rooms
 
 
@@ -77,7 +78,7 @@ def test_resume_gives_it_up(world, worker):
 def test_a_reboot_meanwhile_does_not_end_it(world, worker, monkeypatch):
     upgrade(world, minutes=0, timeout=HOURS)
     worker.pid, worker.steps = 0, ()
-    monkeypatch.setattr(drain.drain_record, "boot", lambda: "second boot")
+    monkeypatch.setattr(drain_record, "boot", lambda: "second boot")
     assert settle(world) is True
     assert is_done(world, NEW)
 

@@ -13,6 +13,8 @@ from ops import testing
 
 from engines import docker, docker_unit, front, json_text, podman, registration
 from engines.error import EngineError
+from machine import files, systemd
+from machine import process as machine_process
 from machine.process import Completed
 from plan import plan
 from plan.parts import EnginesPlan, Keep
@@ -59,8 +61,8 @@ def site(tmp_path, monkeypatch):
         runtimes, default = said.get("runtimes", {}), said.get("default-runtime", "runc")
         return Completed(0, f"{json.dumps(runtimes)} {default}\n", "")
 
-    monkeypatch.setattr(docker.process, "run", run)
-    monkeypatch.setattr(docker.services, "reload", lambda _: said["runs"])
+    monkeypatch.setattr(machine_process, "run", run)
+    monkeypatch.setattr(systemd, "reload", lambda _: said["runs"])
     monkeypatch.setattr(docker, "_PATIENCE", 0)
     return said
 
@@ -138,7 +140,7 @@ def kill(change, monkeypatch, **words):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(docker.services, "reload", killed)
+        patch.setattr(systemd, "reload", killed)
         with pytest.raises(KeyboardInterrupt):
             change(**words)
 
@@ -295,10 +297,8 @@ def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
     front.FRONT.touch()
     monkeypatch.setattr(front, "CONFIG", tmp_path / "none")
     monkeypatch.setattr(registration, "_is_in_use", lambda: True)
-    absent = registration.files.ensure_absent
-    monkeypatch.setattr(
-        registration.files, "ensure_absent", lambda path: absent(path) and front.FRONT.stat()
-    )
+    absent = files.ensure_absent
+    monkeypatch.setattr(files, "ensure_absent", lambda path: absent(path) and front.FRONT.stat())
     assert registration.remove()
     assert front.FRONT.readlink() == front.runc()
     assert not registration.remove()

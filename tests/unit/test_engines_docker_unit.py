@@ -6,6 +6,7 @@ import pytest
 
 from engines import docker_unit
 from engines.error import EngineError
+from machine import systemd
 
 
 def unit_as(monkeypatch, tmp_path, command, *, masked=False):
@@ -21,7 +22,7 @@ def unit_as(monkeypatch, tmp_path, command, *, masked=False):
     def show(unit, *names):
         return {name: (said if unit == "docker.service" else others)[name] for name in names}
 
-    monkeypatch.setattr(docker_unit.services, "show", show)
+    monkeypatch.setattr(systemd, "show", show)
     for name in ("ensure_drop_in", "ensure_masked", "ensure_running", "remove_drop_in", "unmask"):
         monkeypatch.setattr(
             docker_unit.services,

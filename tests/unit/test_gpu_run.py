@@ -17,9 +17,10 @@ import pytest
 
 import gpu_run.__main__
 from gpu_run import client, request, service
+from gpu_run import service as gpu_run_service
 from gpu_run.caller import GoneError
 from gpu_run.request import BadRequestError, Request
-from machine import process
+from machine import app, process, systemd_transient
 from plan import plan
 from plan.options import Part
 from plan.state import Failure
@@ -142,11 +143,11 @@ def systemd(monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(service.services, name, call)
     monkeypatch.setattr(
-        service.transient, "start", lambda *words, **_: systemd.begun.append(words)
+        systemd_transient, "start", lambda *words, **_: systemd.begun.append(words)
     )
     monkeypatch.setattr(service, "COMMAND", tmp_path / "bin/gpu-run")
     monkeypatch.setattr(service, "MANUAL", tmp_path / "man/man1/gpu-run.1")
-    monkeypatch.setattr(service.app, "HOME", tmp_path / "app")
+    monkeypatch.setattr(app, "HOME", tmp_path / "app")
     (tmp_path / "bin").mkdir()
     (tmp_path / "app/one").mkdir(parents=True)
     (tmp_path / "app/one/stamp").touch()
@@ -231,12 +232,11 @@ def test_a_socket_that_does_not_come_up_is_said(systemd):
 
 
 def test_a_hook_says_that_the_group_is_missing_and_the_worker_works(context, rooms, monkeypatch):
-    import lookback
 
     def ensure(_state, _wanted):
         raise service.GpuRunError("There is no group 'x'")
 
-    monkeypatch.setattr(lookback.gpu_run, "ensure", ensure)
+    monkeypatch.setattr(gpu_run_service, "ensure", ensure)
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert (after.unit_status.name, after.unit_status.message) == (
         "blocked",

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from gpuci import engine, engine_caller, engine_facts, engine_nodes, engine_spec, engine_wish
+from gpuci import engine, engine_caller, engine_facts, engine_nodes, engine_spec, engine_wish, proc
 from gpuci.arguments import parse
 from gpuci.environment import Variables
 from gpuci.grant import Grant
@@ -37,7 +37,7 @@ NUMBERS = {"/dev/nvidia0": (195, 0), "/dev/nvidia1": (195, 1), "/dev/nvidiactl":
 def nodes(monkeypatch):
     """Two GPUs' nodes, and what all of them need."""
     monkeypatch.setattr(
-        engine_nodes.proc, "names",
+        proc, "names",
         lambda folder: [path[5:] for path in NUMBERS] if folder == "/dev" else [],
     )  # fmt: skip
     for room in (engine_nodes, engine_wish):

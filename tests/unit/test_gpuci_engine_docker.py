@@ -14,7 +14,7 @@ import pathlib
 
 import pytest
 
-from gpuci import engine_facts, engine_nodes, engine_spec, engine_wish
+from gpuci import engine_facts, engine_nodes, engine_spec, engine_wish, proc
 from gpuci.policy import Policy
 from tests.unit.grants import content
 from tests.unit.wrapper_rig import GPUS
@@ -44,8 +44,8 @@ def nodes(monkeypatch):
     for room in (engine_nodes, engine_wish):
         monkeypatch.setattr(room, "numbers", NUMBERS.get)
     with monkeypatch.context() as patch:
-        patch.setattr(engine_nodes.proc, "names", lambda folder: folders.get(folder, []))
-        patch.setattr(engine_nodes.proc, "read", lambda _: "0x10de")
+        patch.setattr(proc, "names", lambda folder: folders.get(folder, []))
+        patch.setattr(proc, "read", lambda _: "0x10de")
         return engine_nodes.Nodes(None)
 
 

@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 
-from gpuci import arguments, broker, environment, files, spec
+from gpuci import arguments, environment, files, leases, spec
 from tests.unit import fronts, mutations
 from tests.unit.fronts import BACK_END, HANDED_ON, Fronts
 from tests.unit.fuzzing import TEXT_OF_A_TASK, Fuzzer, parsed
@@ -145,7 +145,7 @@ FAULTS = {
     "kinds": (spec, "kind", lambda config: spec.TASK),
     "blind": (spec, "kind", lambda config: spec.OTHER),
     "nodes": (spec, "with_nodes", lambda linux, nodes: linux),
-    "devices": (broker.leases, "allot", more_than_asked),
+    "devices": (leases, "allot", more_than_asked),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_run import __main__ as service
 from gpu_run.request import Request
-from gpuci import broker, line, policy, rootfs, wrapper
+from gpuci import broker, line, policy, rootfs, signals, wrapper
 from gpuci.environment import Variables
 from gpuci.grant import Grant
 from gpuci.policy import Policy
@@ -102,7 +102,7 @@ def test_a_policy_that_can_not_be_read(kind, tmp_path, monkeypatch):
 def test_what_stands_in_a_containers_way(monkeypatch, tmp_path):
     container = NOUNS[CONTAINER]
     # What is for the runtime that takes this process's place would stay with the tests.
-    monkeypatch.setattr(wrapper.signals, "as_a_child_expects", lambda: None)
+    monkeypatch.setattr(signals, "as_a_child_expects", lambda: None)
     (tmp_path / "root/etc").mkdir(parents=True)
     os.mkfifo(tmp_path / "root/etc/ld.so.conf")
     config = {"root": {"path": "root"}}

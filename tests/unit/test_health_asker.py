@@ -8,7 +8,7 @@ import pytest
 
 from health import asker, wire
 from health.seen import Card, Figures, Hang, Look, Message, Source
-from machine import children
+from machine import child_process as children
 
 CARD = Card("GPU-0", 0, "0000:01:00.0", "A100", ("GPU-0",))
 FIGURES = Figures(busy=7)

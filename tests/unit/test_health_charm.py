@@ -7,9 +7,11 @@ import pathlib
 
 import pytest
 
+from gpu import detect
 from gpu.inventory import Inventory, State
 from health import service, settings
 from machine import app, process
+from oci import retests
 from plan import plan, status
 from plan.options import Part
 from plan.quarantined import Quarantine
@@ -55,8 +57,8 @@ def systemd(monkeypatch, tmp_path):
         monkeypatch.setattr(service.services, name, getattr(systemd, name))
     for module, name, path in (
         *((settings, "PATH", "etc/health.json"), (settings, "STATE", "state")),
-        *((settings, "RUN", "run"), (service.retests, "PATH", "retests")),
-        *((service.detect, "HANGS", "hangs"), (app, "HOME", "app")),
+        *((settings, "RUN", "run"), (retests, "PATH", "retests")),
+        *((detect, "HANGS", "hangs"), (app, "HOME", "app")),
     ):
         monkeypatch.setattr(module, name, tmp_path / path)
     # Where systemd has such folders is relative to its own roots.
@@ -123,11 +125,11 @@ def test_off_leaves_what_it_took_out_and_what_it_knew(systemd):
 def test_who_wants_no_gpus_has_nothing_of_it(systemd, found):
     ensure(gpu_unit())
     settings.STATE.mkdir()
-    service.retests.ask("GPU-0", "quick", "why")
+    retests.ask("GPU-0", "quick", "why")
     assert ensure(found)
     assert systemd.unit is None
     assert not any(path.exists() for path in (settings.PATH, settings.STATE, settings.RUN))
-    assert service.retests.read() == ()
+    assert retests.read() == ()
     assert not ensure(found)
 
 

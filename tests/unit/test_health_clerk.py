@@ -12,6 +12,7 @@ from health import clerk, decided, settings
 from health.clerk import Clerk
 from health.decided import BringBack, Suspect, TakeOut, Tell
 from health.seen import Card, Moment
+from machine import files
 from oci import quarantine, retests
 
 CARD = Card("GPU-0", 3, "0000:01:00.0", "A100", ("GPU-0",))
@@ -116,14 +117,14 @@ def test_who_only_observes_writes_nothing_and_says_it(folders, caplog):
 def full(monkeypatch):
     """A disk that is full as long as its first item is true."""
     state = [True]
-    ensure_file = quarantine.files.ensure_file
+    ensure_file = files.ensure_file
 
     def write(path, *arguments, **options):
         if state[0] and path.parent.name in ("quarantine", "state"):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return ensure_file(path, *arguments, **options)
 
-    monkeypatch.setattr(quarantine.files, "ensure_file", write)
+    monkeypatch.setattr(files, "ensure_file", write)
     return state
 
 

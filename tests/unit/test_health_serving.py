@@ -16,7 +16,7 @@ import time
 import pytest
 
 from health import serving
-from machine import sockets
+from machine import tcp_connections as sockets
 from plan.options import Options
 
 

@@ -7,10 +7,10 @@ import itertools
 
 import pytest
 
-from health import told
 from health.seen import Moment
 from health.told import Waker
 from machine import process
+from machine import process as machine_process
 from machine.process import Completed
 from wake import watch
 
@@ -38,7 +38,7 @@ class Juju:
 @pytest.fixture
 def juju(monkeypatch):
     juju = Juju()
-    monkeypatch.setattr(told.process, "beside", juju.beside)
+    monkeypatch.setattr(machine_process, "beside", juju.beside)
     return juju
 
 

@@ -8,6 +8,7 @@ import select
 
 import pytest
 
+from gpuci import policy
 from gpuci.store import Store
 from gpuci.usage import Host
 from health import leased, watch
@@ -44,7 +45,7 @@ class Site:
         self.holdings, self.now, self.out = (), 1000.0, {}
         monkeypatch.setattr(watch.time, "clock_gettime", lambda _: self.now)
         monkeypatch.setattr(leased, "holdings", lambda _: self.holdings)
-        monkeypatch.setattr(leased.policy, "cordons", lambda folder: self.out.get(folder, {}))
+        monkeypatch.setattr(policy, "cordons", lambda folder: self.out.get(folder, {}))
         given = Settings("a/0", "/d", cards=(CARD,), cordons=("c", "q"), quarantine="q")
         self.watch = Watch(given, self, self, parts, hurries)
 
@@ -126,7 +127,7 @@ def test_what_cannot_be_told_is_no_absence(monkeypatch, caplog):
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(leased.policy, "cordons", fail)
+    monkeypatch.setattr(policy, "cordons", fail)
     site.turn()
     assert [dict(moment.out) for moment, _ in part.turns] == [site.out["q"]] * 2
     assert "Too many open files" in caplog.text

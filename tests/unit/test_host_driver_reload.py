@@ -5,8 +5,11 @@
 import pytest
 
 import equipment
-from host import driver, kernel_modules
-from machine import process, services
+from driver_upgrade import walk
+from host import driver, kernel_modules, software
+from host import kernel_modules as host_kernel_modules
+from machine import packages, process, systemd
+from machine import systemd as services
 from plan.parts import HostPlan
 
 SERVICES = driver._SERVICES
@@ -117,10 +120,8 @@ def killed(machine, request, monkeypatch):
 def test_the_next_hook_puts_back_what_a_killed_one_has_stopped(killed, monkeypatch):
     """Before the upgrade goes on, to which the modules may be as they should."""
     went_on = []
-    monkeypatch.setattr(
-        equipment.walk, "settle", lambda _: went_on.append(killed.is_whole()) or False
-    )
-    monkeypatch.setattr(equipment.software, "ensure", lambda *_: False)
+    monkeypatch.setattr(walk, "settle", lambda _: went_on.append(killed.is_whole()) or False)
+    monkeypatch.setattr(software, "ensure", lambda *_: False)
     assert equipment.ensure(HostPlan(), print) is True
     assert went_on == [True]
     assert equipment.ensure(HostPlan(), print) is False
@@ -198,9 +199,9 @@ def test_a_start_at_boot_that_systemd_can_not_take_back_now_is_taken_back_by_the
     record.write_text('["nvidia-fabricmanager.service"]')
     monkeypatch.setattr(driver, "_ENABLED", record)
     monkeypatch.setattr(driver, "_RELOAD", tmp_path / "driver-reload.json")
-    monkeypatch.setattr(driver.services, "ensure_not_enabled", take_back)
-    monkeypatch.setattr(driver.kernel_modules, "release", lambda: False)
-    monkeypatch.setattr(driver.packages, "release_holds", lambda _: False)
+    monkeypatch.setattr(systemd, "ensure_not_enabled", take_back)
+    monkeypatch.setattr(host_kernel_modules, "release", lambda: False)
+    monkeypatch.setattr(packages, "release_holds", lambda _: False)
     assert driver.release() is False
     assert record.exists()
     assert driver.release() is True

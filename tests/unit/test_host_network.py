@@ -5,6 +5,7 @@
 import pytest
 
 from host import memory, network
+from machine import packages, process
 from plan.state import RememberedIds
 
 
@@ -20,8 +21,8 @@ def machine(tmp_path, monkeypatch):
 
     monkeypatch.setattr(network, "_DROP_IN", drop_in)
     monkeypatch.setattr(network, "_LIVE", live)
-    monkeypatch.setattr(network.process, "run", run)
-    monkeypatch.setattr(network.packages, "ensure_installed", lambda *names: False)
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(packages, "ensure_installed", lambda *names: False)
     return drop_in, live, ran
 
 
@@ -53,7 +54,7 @@ def test_the_tools_for_rules_are_installed(machine, monkeypatch):
         return True
 
     network.ensure()
-    monkeypatch.setattr(network.packages, "ensure_installed", ensure_installed)
+    monkeypatch.setattr(packages, "ensure_installed", ensure_installed)
     assert network.ensure()
     assert asked == ["iptables", "nftables"]
 

@@ -7,9 +7,11 @@ import multiprocessing
 
 import pytest
 
+import drain
 import ownership
-from ci.concourse import web, worker
+from ci.concourse import local_postgresql, web, worker
 from host import memory, owner
+from machine import files
 from plan.unit_id import UnitId
 
 CHARM = "name: gpu-ci-worker\nsummary: x\n"
@@ -82,11 +84,11 @@ def test_the_record_outlives_all_that_else_is_remembered(machine, monkeypatch):
     owner.claim(unit(machine, "worker/0"))
     memory.set_leaving()
     removed = []
-    absent = owner.files.ensure_absent
-    monkeypatch.setattr(owner.files, "ensure_absent", lambda path: removed.append(path.name))
+    absent = files.ensure_absent
+    monkeypatch.setattr(files, "ensure_absent", lambda path: removed.append(path.name))
     owner.give_up()
     assert removed == ["leaving", "owner.json", ".lock"]
-    monkeypatch.setattr(owner.files, "ensure_absent", absent)
+    monkeypatch.setattr(files, "ensure_absent", absent)
     owner.give_up()
     assert not memory.STATE.exists()
 
@@ -113,8 +115,8 @@ def take(candidate, monkeypatch, mode="worker", *, new):
     cleared = []
     note = cleared.append
     monkeypatch.setattr(worker, "retire", lambda *_: None)
-    monkeypatch.setattr(ownership.drain, "forget", lambda: False)
-    monkeypatch.setattr(ownership.local_postgresql, "set_aside", note)
+    monkeypatch.setattr(drain, "forget", lambda: False)
+    monkeypatch.setattr(local_postgresql, "set_aside", note)
     for room in (worker, web, ownership.watch, ownership.automatic, ownership.wrapper):
         monkeypatch.setattr(room, "remove", lambda: None)
     ownership.take(candidate, mode, new=new, progress=lambda _: None)

@@ -8,7 +8,8 @@ import ops
 import pytest
 from ops import testing
 
-import charm
+from ci.concourse import worker
+from host import memory
 from plan.sights import Sight, digest
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
@@ -93,7 +94,7 @@ def test_new_tags_are_seen_with_the_hooks_that_follow(pair):
 
 def test_a_worker_that_was_paused_is_looked_at_again_as_it_is_resumed(pair, monkeypatch):
     """Web has an event of its own meanwhile, and then none but what the worker tells it."""
-    monkeypatch.setattr(charm.worker, "name", lambda: name(pair))
+    monkeypatch.setattr(worker, "name", lambda: name(pair))
     pair.worker.action("pause", reason="new fans")
     assert "worker-tags" not in pair.worker.tells
     assert seen_as(pair, Sight("landed", digest([]))).message.startswith("Paused: new fans")
@@ -218,7 +219,7 @@ def test_the_workers_of_a_web_that_goes_are_no_less_there(pair, monkeypatch):
 
 
 def test_what_a_web_served_is_forgotten_with_it(pair):
-    served = charm.memory.STATE.with_name("web-state") / "served-workers.json"
+    served = memory.STATE.with_name("web-state") / "served-workers.json"
     pair.web.run()
     assert served.exists()
     before = dict(pair.web.state.config)

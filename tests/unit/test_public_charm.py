@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 from ops import testing
 
-import charm
-from ci.concourse import keys
+from ci.concourse import keys, worker_keys
 from plan.ssh import public_key
 from plan.state import Interface
 from tests import once
@@ -127,7 +126,7 @@ def test_a_key_of_theirs_with_a_line_end_is_taken_and_one_with_two_lines_is_not(
 def test_our_key_is_not_rotated_where_the_old_one_would_be_taken_for_ever(
     rooms, monkeypatch, their_web
 ):
-    monkeypatch.setattr(charm.worker_keys, "shown", lambda: WORKER_KEY)
+    monkeypatch.setattr(worker_keys, "shown", lambda: WORKER_KEY)
     with pytest.raises(testing.ActionFailed, match="concourse-ci/0 does not tell which keys"):
         their_web.context.run(their_web.context.on.action("rotate-worker-key"), their_web.state)
 

@@ -9,11 +9,12 @@ import os
 import pytest
 
 from health.decided import Tell
+from machine import files
 from receipts import ledger as ledger_module
 from receipts import log
 from receipts.form import Names
 from tests.unit.receipt_rig import BUSY, IDLE, A, B, Rig, holding
-from tests.unit.test_machine_rotated import files_end_at
+from tests.unit.test_machine_log_rotation import files_end_at
 
 
 @pytest.fixture
@@ -134,9 +135,9 @@ def test_a_kill_between_receipt_and_saving_writes_nothing_twice(rig, monkeypatch
 
 def test_the_state_is_for_root_alone_and_seldom_written(rig, monkeypatch):
     saved = []
-    real = ledger_module.files.ensure_file
+    real = files.ensure_file
     monkeypatch.setattr(
-        ledger_module.files, "ensure_file", lambda *a, **k: saved.append(rig.now) or real(*a, **k)
+        files, "ensure_file", lambda *a, **k: saved.append(rig.now) or real(*a, **k)
     )
     rig.turn(held=[holding()], at=100)
     for second in range(102, 160, 2):

@@ -12,7 +12,10 @@ import recovery
 from gpu.health import Health, RemappedRows
 from gpu.inventory import State
 from host import gpu_reset, kernel_modules, memory, recovery_record
-from machine import apart, process, services, transient
+from machine import files, locks, process
+from machine import isolated_call as apart
+from machine import systemd as services
+from machine import systemd_transient as transient
 from oci import leases, quarantine, retests
 from plan import plan
 from plan.gpu_recovery import Step
@@ -68,7 +71,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(recovery, "_ask", lambda uuids: {u: site.health[u] for u in uuids})
     monkeypatch.setattr(leases, "holders", lambda: site.held)
     monkeypatch.setattr(service, "running", lambda: None)
-    monkeypatch.setattr(recovery.locks, "holder", lambda _: "")
+    monkeypatch.setattr(locks, "holder", lambda _: "")
     monkeypatch.setattr(gpu_reset, "reset", site.reset)
     monkeypatch.setattr(gpu_reset, "is_running", lambda: False)
     quarantine.put("GPU-0", "Xid 79: gone", "recovery", "isolation", "reboot")
@@ -192,7 +195,7 @@ def test_what_can_not_be_noted_is_not_done(site, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recovery_record.files, "ensure_file", full)
+    monkeypatch.setattr(files, "ensure_file", full)
     assert site.hook() == ()
     assert site.resets == []
     assert "No space left" in caplog.text

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from ops import testing
 
-import charm
-from ci.concourse import keys
+from ci.concourse import keys, worker
 from plan import sights
+from relations import tsa as relations_tsa
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 
@@ -83,11 +83,11 @@ def test_the_former_key_stays_taken_until_web_has_let_in_the_worker_with_the_new
 def test_the_former_key_stays_taken_while_the_process_was_not_restarted(pair, monkeypatch):
     old, real = shown(pair), type(pair.worker._rooms).trusted
     pair.worker.action("rotate-worker-key")
-    monkeypatch.setattr(charm.worker, "trusted", lambda: None)
+    monkeypatch.setattr(worker, "trusted", lambda: None)
     pair.settle()
     assert shown(pair) == old
     assert {old, *pair.web.authorized} == {*pair.web.authorized}
-    monkeypatch.setattr(charm.worker, "trusted", lambda: real(pair.worker._rooms))
+    monkeypatch.setattr(worker, "trusted", lambda: real(pair.worker._rooms))
     pair.worker.run()
     pair.settle()
     assert pair.web.authorized == (shown(pair),)
@@ -174,7 +174,7 @@ def test_a_worker_that_did_not_restart_holds_the_tsas_new_key_up_until_it_is_for
     pair, monkeypatch
 ):
     pair.web.action("rotate-tsa-key", force=False)
-    monkeypatch.setattr(charm.worker, "trusted", lambda: None)
+    monkeypatch.setattr(worker, "trusted", lambda: None)
     pair.settle()
     for _ in range(2):
         pair.web.run()
@@ -289,12 +289,12 @@ def test_of_several_webs_each_has_to_take_a_key(context, rooms):
     }  # fmt: skip
     relation = dataclasses.replace(tsa(), remote_units_data=units)
     with context(context.on.relation_changed(relation), state(relations=[relation])) as manager:
-        said = charm.tsa.read_webs(manager.charm.model)
+        said = relations_tsa.read_webs(manager.charm.model)
     assert said.taken == ()
     units[1]["worker-keys-taken"] = f"- {one} nonsense"
     relation = dataclasses.replace(tsa(), remote_units_data=units)
     with context(context.on.relation_changed(relation), state(relations=[relation])) as manager:
-        said = charm.tsa.read_webs(manager.charm.model)
+        said = relations_tsa.read_webs(manager.charm.model)
     assert said.taken == (one,)
     assert said.silent == ()
 

@@ -10,9 +10,10 @@ import pathlib
 import pytest
 
 from gpu.inventory import MigDevice
+from machine import locks
 from oci import cordons, leases, quarantine, retests
 from plan.state import Lease
-from selftest import asked, results, run, service, settings
+from selftest import asked, last_pass, results, run, service, settings
 from selftest.check import Check, Level, Outcome
 from tests.unit.situations import gpu
 
@@ -99,10 +100,10 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "start", site.start)
     monkeypatch.setattr(service, "follow", site.follow)
     monkeypatch.setattr(service, "running", lambda: site.running)
-    monkeypatch.setattr(asked.locks, "holder", lambda _: site.others)
+    monkeypatch.setattr(locks, "holder", lambda _: site.others)
     monkeypatch.setattr(results, "save", lambda *_: None)
-    monkeypatch.setattr(run.last_pass, "keep", lambda _: None)
-    monkeypatch.setattr(run.last_pass, "note_verdict", lambda: None)
+    monkeypatch.setattr(last_pass, "keep", lambda _: None)
+    monkeypatch.setattr(last_pass, "note_verdict", lambda: None)
     monkeypatch.setattr(
         results, "read", lambda name="": site.reports.get(name) if name else site.last
     )

@@ -10,6 +10,7 @@ import pytest
 from oci import quarantine, wrapper
 from plan.options import Minimums, Part
 from plan.state import Failure, Packaged, Verdict
+from selftest import asked as selftest_asked
 from selftest import automatic, last_pass, service, settings
 from selftest.check import Check, Level, Outcome
 from selftest.compute import environment
@@ -42,7 +43,7 @@ def test_without_a_release_of_concourse_nothing_is_tested_and_no_gpu_is_blamed(
     charm, tried, monkeypatch
 ):
     asked = []
-    monkeypatch.setattr(automatic.asked, "ensure", asked.append)
+    monkeypatch.setattr(selftest_asked, "ensure", asked.append)
     packaged = Packaged("1.20.0-1", ours=True, previous=tried)
     after, calls = charm.ensure(installed="", packaged=packaged)
     assert calls == ["boot True"]

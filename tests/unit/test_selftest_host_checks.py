@@ -9,7 +9,9 @@ import shutil
 import pytest
 
 from ci.concourse.volumes import VolumeError
+from gpu import detect
 from gpu.inventory import Inventory, State, Vendor
+from host import driver as host_driver
 from host import facts
 from machine import packages
 from plan.state import Driver, Toolkit
@@ -111,7 +113,7 @@ def looked(site, monkeypatch, machine=None):
     """What the production code sees of the site."""
     kept = site.path("var/lib/gpu-ci/inventory.json")
     monkeypatch.setattr(known, "read", lambda path=kept: READ(path))
-    monkeypatch.setattr(host_checks.detect, "detect", lambda _: site.inventory)
+    monkeypatch.setattr(detect, "detect", lambda _: site.inventory)
     monkeypatch.setattr(facts, "machine", machine or (lambda: site.machine))
     return dataclasses.replace(host_checks.look(site.settings), root=site.root)
 
@@ -316,14 +318,14 @@ def test_the_state_of_the_driver_is_that_of_the_table(site, monkeypatch):
     found = Driver(
         kernel="6.8", modules=(("6.8", "580.65.06"),), loaded="580.54.01", version="580.65.06"
     )
-    monkeypatch.setattr(host_checks.driver, "look", lambda: found)
+    monkeypatch.setattr(host_driver, "look", lambda: found)
     look = looked(site, monkeypatch)
     failed = red(host_checks.run(site.settings, look))
     assert failed.text == (
         "driver and library differ: reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
     )
     assert failed.remedy == "sudo reboot when no job runs"
-    monkeypatch.setattr(host_checks.driver, "look", lambda: dataclasses.replace(found, ours=True))
+    monkeypatch.setattr(host_driver, "look", lambda: dataclasses.replace(found, ours=True))
     failed = red(host_checks.run(site.settings, looked(site, monkeypatch)))
     assert failed.remedy.endswith(", or juju config worker auto-reboot=true")
     rebooting = dataclasses.replace(site.settings, auto_reboot=True)
@@ -335,7 +337,7 @@ def test_a_driver_that_can_not_be_looked_at_fails_nothing(site, monkeypatch):
     def fail():
         raise packages.PackageError("dpkg-query ran out of time", passes=True)
 
-    monkeypatch.setattr(host_checks.driver, "look", fail)
+    monkeypatch.setattr(host_driver, "look", fail)
     look = looked(site, monkeypatch)
     assert look.unknown == "dpkg-query ran out of time"
     results = host_checks.run(site.settings, look)

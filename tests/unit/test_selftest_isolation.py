@@ -15,6 +15,7 @@ import pytest
 from gpu.inventory import Gpu, Vendor
 from gpuci import spec
 from machine import process
+from oci import wrapper
 from selftest import bundle, containers, probe, rootfs
 from selftest.bundle import Kind
 from selftest.check import Level, Outcome
@@ -334,8 +335,8 @@ def test_every_check_is_told_once_with_a_remedy():
 
 
 def test_without_a_wrapper_all_is_prevented_and_the_missing_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(containers.wrapper, "FRONT", tmp_path / "runc")
-    monkeypatch.setattr(isolation.wrapper, "POLICY", tmp_path / "policy.json")
+    monkeypatch.setattr(wrapper, "FRONT", tmp_path / "runc")
+    monkeypatch.setattr(wrapper, "POLICY", tmp_path / "policy.json")
     found = isolation.run(Settings("worker/0", gpus=GPUS), GPUS, print)
     assert {result.outcome for result in found} == {Outcome.PREVENTED}
     assert {result.text for result in found} == {f"{tmp_path}/runc is missing"}

@@ -7,12 +7,15 @@ import dataclasses
 import pytest
 
 from gpu.inventory import Inventory, State
-from oci import quarantine, wrapper
+from oci import leases, quarantine, wrapper
 from plan.state import Lease, Machine, Toolkit
 from selftest import last_pass, results, run
 from selftest.check import Check, Level, Outcome
+from selftest.isolation import level as isolation_level
+from selftest.quick import host_checks
 from selftest.settings import Settings
 from tests.unit.situations import GPUS
+from wake import nodes
 
 FIRST, SECOND = (gpu.uuid for gpu in GPUS)
 PREVENTED = Outcome.PREVENTED
@@ -234,7 +237,7 @@ def test_heat_spares_a_gpu_no_test_that_may_tell_more():
     ],
 )
 def test_whose_heat_is_a_jobs_is_told_by_the_leases(monkeypatch, held, busy):
-    monkeypatch.setattr(run.leases, "holders", lambda: held)
+    monkeypatch.setattr(leases, "holders", lambda: held)
     assert run._busy(GPUS) == busy
 
 
@@ -316,9 +319,9 @@ def test_what_engines_run_by_is_nothing_that_isolation_proves():
 def test_what_could_not_be_told_proves_nothing_and_is_tested_at_the_next_event(
     monkeypatch, unknown
 ):
-    look = run.host_checks.Look(INVENTORY, MACHINE, unknown=unknown)
-    monkeypatch.setattr(run.host_checks, "look", lambda _: look)
-    monkeypatch.setattr(run.host_checks, "run", lambda *_: [])
+    look = host_checks.Look(INVENTORY, MACHINE, unknown=unknown)
+    monkeypatch.setattr(host_checks, "look", lambda _: look)
+    monkeypatch.setattr(host_checks, "run", lambda *_: [])
     monkeypatch.setattr(run, "_health", lambda *_: [])
     report = run.run(SETTINGS, run.Request("r"), lambda _: None, lambda _: None)
     assert bool(report.subject) == (not unknown)
@@ -326,16 +329,16 @@ def test_what_could_not_be_told_proves_nothing_and_is_tested_at_the_next_event(
 
 def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):
     seen, reached = [], []
-    look = run.host_checks.Look(INVENTORY, MACHINE)
-    monkeypatch.setattr(run.host_checks, "look", lambda _: look)
-    monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
+    look = host_checks.Look(INVENTORY, MACHINE)
+    monkeypatch.setattr(host_checks, "look", lambda _: look)
+    monkeypatch.setattr(host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
     monkeypatch.setattr(run, "_health", lambda *_: [])
 
     def isolate(_settings, gpus, _progress):
         seen.append(([gpu.uuid for gpu in gpus], out()))
         return [passed(LEASE, gpu.uuid) for gpu in gpus]
 
-    monkeypatch.setattr(run.isolation, "run", isolate)
+    monkeypatch.setattr(isolation_level, "run", isolate)
     for device, quarantined in (("cpu", {}), ("cuda", {FIRST: "xid"})):
         request = run.Request("r", Level.ISOLATION, device=device)
         report = run.run(SETTINGS, request, lambda _: None, reached.append)
@@ -357,10 +360,10 @@ def test_a_card_that_is_taken_away_or_passed_in_meanwhile_condemns_none(
 ):
     """As LXD does it to an instance; what fails then may be for that alone."""
     now = {"nvidia0", "nvidia1"}
-    monkeypatch.setattr(run.nodes, "present", lambda: tuple(sorted(now)))
-    look = run.host_checks.Look(INVENTORY, MACHINE)
-    monkeypatch.setattr(run.host_checks, "look", lambda _: look)
-    monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(DISK), failed(HEAT, FIRST)])
+    monkeypatch.setattr(nodes, "present", lambda: tuple(sorted(now)))
+    look = host_checks.Look(INVENTORY, MACHINE)
+    monkeypatch.setattr(host_checks, "look", lambda _: look)
+    monkeypatch.setattr(host_checks, "run", lambda *_: [failed(DISK), failed(HEAT, FIRST)])
 
     def check(*_):
         now.clear()
@@ -380,14 +383,14 @@ def test_a_card_that_is_taken_away_or_passed_in_meanwhile_condemns_none(
 
 def test_nodes_that_nvml_makes_when_it_is_first_asked_spare_no_gpu(monkeypatch):
     there = []
-    monkeypatch.setattr(run.nodes, "present", lambda: tuple(there))
+    monkeypatch.setattr(nodes, "present", lambda: tuple(there))
 
     def look(_settings):
         there.append("nvidia0")
-        return run.host_checks.Look(INVENTORY, MACHINE)
+        return host_checks.Look(INVENTORY, MACHINE)
 
-    monkeypatch.setattr(run.host_checks, "look", look)
-    monkeypatch.setattr(run.host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
+    monkeypatch.setattr(host_checks, "look", look)
+    monkeypatch.setattr(host_checks, "run", lambda *_: [failed(HEALTH, FIRST)])
     monkeypatch.setattr(run, "_health", lambda *_: [])
     report = run.run(SETTINGS, run.Request("r"), lambda _: None, lambda _: None)
     assert report.outcome == "failed"

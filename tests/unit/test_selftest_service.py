@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
-from machine import locks, process, services, templates, transient
+from machine import locks, process, templates
+from machine import systemd as services
+from machine import systemd_transient as transient
 from selftest import results, service
 from selftest.check import Check, Level, Outcome
 from selftest.results import Report

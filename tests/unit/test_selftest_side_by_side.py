@@ -11,7 +11,9 @@ import pytest
 
 from gpu.inventory import Gpu, Vendor
 from gpuci.refuse import Refused
+from oci import wrapper
 from selftest import containers, reserve
+from selftest import containers as selftest_containers
 from selftest.bundle import Kind
 from selftest.check import Outcome
 from selftest.containers import ContainerError
@@ -39,7 +41,7 @@ class Worker:
         monkeypatch.setattr(isolation, "Inspector", lambda settings, made: self)
         monkeypatch.setattr(isolation, "Containers", contextlib.nullcontext)
         monkeypatch.setattr(isolation, "Allocation", lambda *_: self)
-        monkeypatch.setattr(isolation.containers, "missing", lambda: "")
+        monkeypatch.setattr(selftest_containers, "missing", lambda: "")
         monkeypatch.setattr(isolation, "_awake", lambda gpus: contextlib.nullcontext())
         monkeypatch.setattr(reserve, "alone", self.alone)
         for name in ("faults_with", "faults_without", "untruths"):
@@ -83,7 +85,7 @@ class Worker:
         device = types.SimpleNamespace
         allowed = device(devices=[device(id=gpu.uuid) for gpu in gpus])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(isolation.wrapper, "allowed", lambda: allowed)
+            patch.setattr(wrapper, "allowed", lambda: allowed)
             settings = types.SimpleNamespace(gpus=gpus)
             return isolation.run(settings, gpus, self.said.append)
 

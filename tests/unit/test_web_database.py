@@ -9,6 +9,7 @@ import pytest
 from ops import testing
 
 from ci.concourse import service, web_files, web_health
+from machine import systemd
 from plan import plan
 from plan.state import Database
 from tests import certificates
@@ -194,7 +195,7 @@ def test_ends_of_a_web_without_its_database_count_no_more_once_both_are_back(
 ):
     forgotten, healthy = [], [False]
     monkeypatch.setattr(web_health, "healthy", lambda: healthy[0])
-    monkeypatch.setattr(web_health.services, "forget_failure", forgotten.append)
+    monkeypatch.setattr(systemd, "forget_failure", forgotten.append)
     settings, _ = told
     port = str(closed_port())
     settings |= {"CONCOURSE_POSTGRES_HOST": "127.0.0.1", "CONCOURSE_POSTGRES_PORT": port}

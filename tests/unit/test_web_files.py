@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from ci.concourse import escaping, service, web_files, web_health
+from ci.concourse import service, web_files, web_health
 from ci.concourse import web as concourse_web
 from machine import files, templates
+from machine import systemd_escaping as escaping
 from plan import plan
 from tests.unit.situations import unit
 

@@ -18,8 +18,10 @@ import time
 import typing
 import urllib.parse
 
-from ci.concourse import escaping, handles
-from machine import deadline, sockets
+from ci.concourse import handles
+from machine import http_deadline as deadline
+from machine import systemd_escaping as escaping
+from machine import tcp_connections as sockets
 
 _ADDRESS: typing.Final = "127.0.0.1"
 _PATIENCE: typing.Final = 5.0  # for one answer

@@ -8,7 +8,9 @@ import pathlib
 import time
 import typing
 
-from machine import files, sockets, waiting
+from machine import files
+from machine import polling as waiting
+from machine import tcp_connections as sockets
 
 # Which connection has been seen to last, so that it need not be watched again.
 SEEN: typing.Final = pathlib.Path("/run/gpu-ci/worker-connection")

@@ -7,7 +7,7 @@ import ssl
 import struct
 import typing
 
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 # The message SSLRequest and its answers, of one letter (PostgreSQL 15's documentation, chapter
 # Frontend/Backend Protocol, SSL Session Encryption).

@@ -12,7 +12,8 @@ import re
 import socket
 import typing
 
-from machine import files, leftovers, process
+from machine import files, process
+from machine import process_cleanup as leftovers
 
 # containerd's namespace is "concourse" (8.2.5 worker/workercmd/containerd.go:25), in the state
 # folders of runc and of the shims.

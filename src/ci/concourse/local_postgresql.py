@@ -13,7 +13,9 @@ import datetime
 import pathlib
 import typing
 
-from machine import files, packages, process, services, waiting
+from machine import files, packages, process
+from machine import polling as waiting
+from machine import systemd as services
 
 SOCKET_FOLDER: typing.Final = pathlib.Path("/var/run/postgresql")
 

@@ -13,7 +13,8 @@ import urllib.parse
 
 from ci.concourse import handles
 from ci.concourse.api import Api, WebError, is_webs
-from machine import files, waiting
+from machine import files
+from machine import polling as waiting
 from plan.sights import ABSENT, STATES, Sight, digest, is_right
 
 # In seconds: all questions, and how long a worker that was just started may take to be seen.

@@ -19,13 +19,13 @@ import time
 import typing
 
 from ci.concourse import steps
-from ci.concourse.upstream import (
-    BAGGAGECLAIM_PORT,
-    GARDEN_PORT,
-    TSA_PORT,
-    WEB_REQUEST_TIMEOUT,
-)
-from machine import files, freezer, leftovers, outside, services, sockets
+from ci.concourse.upstream import BAGGAGECLAIM_PORT, GARDEN_PORT, TSA_PORT, WEB_REQUEST_TIMEOUT
+from machine import cgroup_freezer as freezer
+from machine import files
+from machine import process_cleanup as leftovers
+from machine import procfs as outside
+from machine import systemd as services
+from machine import tcp_connections as sockets
 
 # Where containerd has the output of processes (2.3.1 pkg/cio/io_unix.go).
 _OUTPUT: typing.Final = re.compile(

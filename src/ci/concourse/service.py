@@ -9,9 +9,13 @@ import pathlib
 import re
 import typing
 
-from ci.concourse import escaping
 from ci.concourse.upstream import HEALTH_PORT, WORKER_PORTS
-from machine import deadline, files, scarcity, services, sockets, templates, users
+from machine import exhaustion as scarcity
+from machine import files, templates, users
+from machine import http_deadline as deadline
+from machine import systemd as services
+from machine import systemd_escaping as escaping
+from machine import tcp_connections as sockets
 
 CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"

@@ -11,7 +11,8 @@ import time
 import typing
 
 from gpuci.usage import Host
-from machine import files, outside
+from machine import files
+from machine import procfs as outside
 
 # Where containerd's shims have a folder for each container of Concourse's namespace.
 TASKS: typing.Final = pathlib.Path("/run/containerd/io.containerd.runtime.v2.task/concourse")

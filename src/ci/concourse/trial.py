@@ -13,7 +13,8 @@ import typing
 
 from ci.concourse import release, schema, web, web_health, worker
 from ci.concourse.release import Release
-from machine import services, waiting
+from machine import polling as waiting
+from machine import systemd as services
 from plan.parts import Plan, WebPlan, WorkerPlan
 
 # In seconds: how long one may take to answer. Web changes its tables first, which takes minutes

@@ -17,7 +17,8 @@ import pathlib
 import sys
 import typing
 
-from machine import files, process, scarcity
+from machine import exhaustion as scarcity
+from machine import files, process
 
 OVERLAY: typing.Final = "overlay"
 NAIVE: typing.Final = "naive"

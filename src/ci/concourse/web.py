@@ -11,7 +11,9 @@ import typing
 from ci.concourse import keys, local_postgresql, release, restart, service, web_files, worker
 from ci.concourse.web_files import AUTHORIZED
 from ci.concourse.web_health import ENVIRONMENT, LOST, healthy, listens, unreachable_database
-from machine import files, services, templates, users, waiting
+from machine import files, templates, users
+from machine import polling as waiting
+from machine import systemd as services
 from plan.parts import WebPlan
 from plan.state import WebSecrets
 

@@ -9,7 +9,10 @@ import time
 import typing
 
 from ci.concourse import database_tls, service
-from machine import deadline, files, scarcity, services
+from machine import exhaustion as scarcity
+from machine import files
+from machine import http_deadline as deadline
+from machine import systemd as services
 from plan import certificates
 
 ENVIRONMENT: typing.Final = service.CONFIG / "web.env"

@@ -14,7 +14,6 @@ import typing
 from ci.concourse import (
     certificates,
     connection,
-    escaping,
     farewell,
     leftovers,
     release,
@@ -27,7 +26,10 @@ from ci.concourse import (
     worker_watch,
 )
 from ci.concourse.upstream import HEALTH_PORT
-from machine import files, process, services, templates, waiting
+from machine import files, process, templates
+from machine import polling as waiting
+from machine import systemd as services
+from machine import systemd_escaping as escaping
 from plan.parts import WorkerPlan
 
 SERVICE: typing.Final = "concourse-worker.service"

@@ -9,7 +9,8 @@ import pathlib
 import typing
 
 from ci.concourse.upstream import HEALTH_PORT, WORKER_PORTS
-from machine import files, ports, process, services, templates
+from machine import files, ports, process, templates
+from machine import systemd as services
 
 SERVICE: typing.Final = "gpu-ci-ports.service"
 _PROGRAM: typing.Final = pathlib.Path("/usr/local/lib/gpu-ci-ports")

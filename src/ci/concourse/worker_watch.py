@@ -5,7 +5,8 @@
 import pathlib
 import typing
 
-from machine import files, services, templates, unanswered
+from machine import files, templates, unanswered
+from machine import systemd as services
 
 SERVICE: typing.Final = "concourse-worker-watch.service"
 _PROGRAM: typing.Final = pathlib.Path("/usr/local/lib/concourse-worker-watch")

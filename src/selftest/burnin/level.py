@@ -14,7 +14,8 @@ from gpu import health, nvml, xid
 from gpu.health import Sample
 from gpu.inventory import Gpu, Vendor
 from gpuci.policy import SELF_TEST_CONTAINER
-from machine import files, process, scarcity
+from machine import exhaustion as scarcity
+from machine import files, process
 from selftest import reserve, results
 from selftest.burnin import checks as burnin_checks
 from selftest.burnin import picture

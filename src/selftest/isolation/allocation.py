@@ -10,7 +10,9 @@ from gpuci.policy import Policy
 from gpuci.store import Store
 from gpuci.table import Holder
 from gpuci.usage import Host
-from machine import leftovers, process, waiting
+from machine import polling as waiting
+from machine import process
+from machine import process_cleanup as leftovers
 from oci import leases, wrapper
 from plan.state import Lease
 from selftest import reserve

@@ -15,7 +15,7 @@ import typing
 
 from gpu import kernel
 from gpu.inventory import Gpu, Vendor
-from machine import scarcity
+from machine import exhaustion as scarcity
 from selftest import rootfs
 from selftest.rootfs import Mount
 

@@ -10,7 +10,8 @@ import typing
 
 from ci.concourse import release, volumes, worker, worker_ports
 from host import facts
-from machine import leftovers, ports, process
+from machine import ports, process
+from machine import process_cleanup as leftovers
 from oci import wrapper
 from selftest import results
 from selftest.check import Check, Level, Outcome, Result

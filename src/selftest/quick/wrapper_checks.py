@@ -12,7 +12,7 @@ import pathlib
 import typing
 
 from ci.concourse import release, service, worker
-from machine import leftovers
+from machine import process_cleanup as leftovers
 from oci import manifest, nvidia, wrapper
 from plan.state import Machine
 from selftest.check import Check, Level, Outcome, Result

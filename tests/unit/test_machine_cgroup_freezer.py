@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from machine import freezer, process
+from machine import cgroup_freezer as freezer
+from machine import process, systemd, systemd_transient
 
 V1 = """\
 9:name=systemd:/system.slice/concourse-worker.service/garden/4f0c
@@ -34,8 +35,8 @@ class Guard:
 
     def __init__(self, monkeypatch):
         self.calls, self.argv = [], []
-        monkeypatch.setattr(freezer.transient, "start", self.start)
-        monkeypatch.setattr(freezer.services, "ensure_stopped", self.stop)
+        monkeypatch.setattr(systemd_transient, "start", self.start)
+        monkeypatch.setattr(systemd, "ensure_stopped", self.stop)
 
     def start(self, name, argv, **_):
         self.calls.append("start")
@@ -172,7 +173,7 @@ def test_without_a_guard_nothing_is_frozen(guard, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise process.CommandError(["systemd-run"], 1, "")
 
-    monkeypatch.setattr(freezer.transient, "start", fail)
+    monkeypatch.setattr(systemd_transient, "start", fail)
     with pytest.raises(process.CommandError):
         freezer.Freezer(19).begin()
 

@@ -17,7 +17,8 @@ import shutil
 import sys
 import typing
 
-from machine import files, locks, process, scarcity
+from machine import exhaustion as scarcity
+from machine import files, locks, process
 
 HOME: typing.Final = pathlib.Path("/opt/gpu-ci/app")
 CURRENT: typing.Final = "current"

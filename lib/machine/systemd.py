@@ -9,7 +9,8 @@ import pathlib
 import signal as signals
 import typing
 
-from machine import files, process, waiting
+from machine import files, process
+from machine import polling as waiting
 
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _UNITS: typing.Final = pathlib.Path("/etc/systemd/system")

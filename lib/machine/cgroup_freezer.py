@@ -15,7 +15,9 @@ import time
 import typing
 
 from gpuci import groups
-from machine import files, services, transient
+from machine import files
+from machine import systemd as services
+from machine import systemd_transient as transient
 
 GUARD: typing.Final = "gpu-ci-thaw.service"
 

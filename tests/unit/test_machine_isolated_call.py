@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from machine import apart
+from machine import isolated_call as apart
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -25,7 +25,8 @@ import urllib.request
 
 import tenacity
 
-from machine import deadline, files, process
+from machine import files, process
+from machine import http_deadline as deadline
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two messages

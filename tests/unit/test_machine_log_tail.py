@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from machine import followed
-from machine.followed import Followed
+from machine import log_tail as followed
+from machine.log_tail import Followed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import os
 import pathlib
 import typing
 
-from machine.children import Child
+from machine.child_process import Child
 
 _SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
 _SEIZE: typing.Final = 0x4206  # PTRACE_SEIZE (Linux include/uapi/linux/ptrace.h): it runs on

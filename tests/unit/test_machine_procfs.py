@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from machine import outside, sockets
+from machine import procfs as outside
+from machine import tcp_connections as sockets
 
 FILES = re.compile(r"/.*/(one|two)-stdout")
 

@@ -5,7 +5,8 @@
 import collections.abc
 import typing
 
-from machine import process, services
+from machine import process
+from machine import systemd as services
 
 _SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
 

@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from machine import children, notify
+from machine import child_process as children
+from machine import sd_notify as notify
 
 PATIENCE = 30
 ROOT = pathlib.Path(__file__).resolve().parents[2]

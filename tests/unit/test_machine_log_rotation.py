@@ -10,7 +10,7 @@ import stat
 
 import pytest
 
-from machine import rotated
+from machine import log_rotation as rotated
 
 LONGEST = 1 << 16
 

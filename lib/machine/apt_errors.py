@@ -8,7 +8,7 @@ import pathlib
 import re
 import typing
 
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 # Words of apt 2.4 to 3.0 and dpkg 1.21 to 1.22, in English as LANG=C.UTF-8 gives them.
 _BUSY: typing.Final = re.compile(

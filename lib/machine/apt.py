@@ -8,7 +8,8 @@ import pathlib
 import re
 import typing
 
-from machine import apt_errors, process, waiting
+from machine import apt_errors, process
+from machine import polling as waiting
 from machine.apt_errors import PackageError
 
 _LISTS: typing.Final = pathlib.Path("/var/lib/apt/lists")

@@ -17,7 +17,7 @@ import tempfile
 import time
 import typing
 
-from machine import scarcity
+from machine import exhaustion as scarcity
 
 _PATH: typing.Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LONGEST_LINE: typing.Final = 400  # In characters, of each line of an error

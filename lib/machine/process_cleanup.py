@@ -11,7 +11,8 @@ import re
 import signal
 import typing
 
-from machine import process, waiting
+from machine import polling as waiting
+from machine import process
 
 _CGROUPS: typing.Final = pathlib.Path("/sys/fs/cgroup")
 _PROC: typing.Final = pathlib.Path("/proc")

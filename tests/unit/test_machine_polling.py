@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from machine import waiting
+from machine import polling as waiting
 
 
 class Asked:

@@ -16,7 +16,8 @@ import time
 
 import pytest
 
-from machine import leftovers, process
+from machine import process
+from machine import process_cleanup as leftovers
 
 CONCOURSE = pathlib.Path("/opt/concourse")
 FORGED = CONCOURSE / "x/containerd"
