@@ -43,7 +43,8 @@ for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   /usr/bin/sleep 15
 done
 """
-_SOURCE: typing.Final = pathlib.Path(__file__).resolve().parent
+_CODE: typing.Final = pathlib.Path(__file__).resolve().parents[1]
+_PATH: typing.Final = f"{_CODE}/lib:{_CODE}/src"
 _NAMES: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.names")
 
 Progress = collections.abc.Callable[[str], None]
@@ -349,9 +350,7 @@ def _names(found: collections.abc.Sequence[str]) -> dict[str, str]:
     if not found or not handles.SETTINGS.exists():
         return {}
     try:
-        done = process.run(
-            [*_NAMES, *found], timeout=names.SECONDS + 5, env={"PYTHONPATH": str(_SOURCE)}
-        )
+        done = process.run([*_NAMES, *found], timeout=names.SECONDS + 5, env={"PYTHONPATH": _PATH})
         known = handles.read(done.stdout)
     except (process.CommandError, handles.AnswerError) as error:
         _log.info("the names of builds are not known: %s", error)

@@ -25,7 +25,8 @@ _MOST_DOUBLED: typing.Final = 6  # times that this is doubled, for a container t
 _TOO_LONG: typing.Final = 20.0
 _AT_ONCE: typing.Final = 32  # containers, as ci.concourse.names has it
 
-_SOURCE: typing.Final = pathlib.Path(handles.__file__).parents[2]
+_CODE: typing.Final = pathlib.Path(handles.__file__).parents[3]
+_PATH: typing.Final = f"{_CODE}/lib:{_CODE}/src"
 _PROGRAM: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.names")
 
 _log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class Naming:
         self._begun = now
         try:
             self._child = self._running.enter_context(
-                process.beside([*self._program, *wanted], env={"PYTHONPATH": str(_SOURCE)})
+                process.beside([*self._program, *wanted], env={"PYTHONPATH": _PATH})
             )
         except (OSError, process.CommandError) as error:
             self._tell(str(error))

@@ -90,7 +90,7 @@ class AptMachine:
 
     def do(self, code, **given):
         """Evaluate code beside the rooms `packages` and `repositories`; `said` takes progress."""
-        path = "PYTHONPATH=/srv/repo/src:/srv/packages"
+        path = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
         python = ["/usr/bin/env", path, "/usr/bin/python3", "-B", "-c", CALL]
         asked = json.dumps({**given, "code": code})
         return json.loads(self.machine.run(python, stdin=asked).stdout)

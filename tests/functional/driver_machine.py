@@ -151,7 +151,7 @@ class DriverMachine:
         """What the calls answer, one after the other; errors as text."""
         python = [
             "/usr/bin/env",
-            "PYTHONPATH=/srv/repo/src:/srv/packages",
+            "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages",
             "/usr/bin/python3",
             "-c",
             CALL,

@@ -16,7 +16,7 @@ import pytest
 from ci.concourse import connection
 from machine import tcp_connections as sockets
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
 PATIENCE = 4
 # A worker that dials each line's address, and keeps the connection until the next line.
 WORKER = """
@@ -156,7 +156,7 @@ def test_a_process_that_has_ended_has_none(worker):
 
 VANISHING = """
 import os, socket, subprocess, time
-from machine import sockets
+from machine import tcp_connections as sockets
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 server = socket.create_server(("127.0.0.1", 2222))
 client = socket.create_connection(("127.0.0.1", 2222))
@@ -176,7 +176,7 @@ def test_a_web_that_vanished_without_a_word_does_not_count():
     """The kernel calls the connection established for many minutes more."""
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", VANISHING],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -9,10 +9,10 @@ import pytest
 
 from tests.functional import gpu_machine
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
 DETECT = """
 import sys
-sys.path.insert(0, "{source}")
+sys.path[:0] = ["{root}/src", "{root}/lib"]
 from gpu import detect, report
 print(report.as_json(detect.detect("{vendor}"), (), {{}}))
 """
@@ -50,7 +50,7 @@ def test_amd_cards_have_their_own_nodes_and_tree(machine):
 
 def detected(machine, vendor="auto"):
     """What the charm's own code finds there: its state, and each GPU's id, memory and nodes."""
-    found = machine.python(DETECT.format(source=SOURCE, vendor=vendor))
+    found = machine.python(DETECT.format(root=ROOT, vendor=vendor))
     return found["state"], [
         (gpu["uuid"], gpu["memory_mib"], gpu["nodes"]) for gpu in found["gpus"]
     ]

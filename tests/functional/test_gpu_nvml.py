@@ -14,7 +14,7 @@ import pytest
 from tests import once
 from tests.fakes import DRIVER_VERSION, Card, build_nvml, make_tree, write_state
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
 T4 = Card(number=1, model="Tesla T4", memory_mib=15360)
 ASK = """
 import dataclasses, json, pathlib, sys
@@ -54,7 +54,7 @@ def detect(nvml, tmp_path):
             (directory / name.replace("_", "-")).write_text(f"{text}\n")
         environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib",
             "LD_LIBRARY_PATH": str(library),
             "FAKE_GPU_DIR": str(directory),
         }
@@ -225,7 +225,7 @@ def test_a_library_that_comes_and_goes_is_seen_by_the_same_process(nvml, tmp_pat
     done = subprocess.run(
         [sys.executable, "-c", CHANGE, root, library],
         env={
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib",
             "LD_LIBRARY_PATH": str(libraries),
             "FAKE_GPU_DIR": str(directory),
         },

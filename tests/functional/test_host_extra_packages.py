@@ -58,7 +58,7 @@ class Host:
         return self.machine.enter("/bin/sh", stdin=script, check=check).stdout
 
     def ensure(self, *names):
-        path = "PYTHONPATH=/srv/repo/src:/srv/packages"
+        path = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
         python = ["/usr/bin/env", path, "/usr/bin/python3", "-B", "-c", CALL, *names]
         changed, self.told = json.loads(self.machine.enter(*python, timeout=180).stdout)
         return changed

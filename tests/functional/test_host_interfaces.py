@@ -16,7 +16,7 @@ from machine import process as machine_process
 from plan.addresses import choose
 from plan.state import Interface, Offer
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
 CODE = """
 import dataclasses, json
 from host import network
@@ -48,7 +48,7 @@ def look(script):
     shell = ["/bin/bash", "-c", f'{script}\n"$@"', "-"]
     done = subprocess.run(
         ["unshare", "--net", *shell, sys.executable, "-c", CODE],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

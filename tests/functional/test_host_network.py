@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
 # iptables is installed in the lab's machines; here that would change the developer's own.
 CODE = """
 import pathlib, sys
@@ -30,7 +30,7 @@ print(seen)
 def test_forwarding_in_a_network_of_its_own(tmp_path):
     done = subprocess.run(
         ["unshare", "--net", "--mount", sys.executable, "-c", CODE, tmp_path],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-SOURCE = pathlib.Path(__file__).parents[2] / "src"
+ROOT = pathlib.Path(__file__).parents[2]
 # The second socket has a name that is made up to look like a row of the kernel's table.
 CODE = r"""
 import json, os, pathlib, re, socket
@@ -36,7 +36,7 @@ def test_a_listener_on_containerds_socket_is_named_while_it_listens():
     script = 'mount -t tmpfs none /run && exec "$0" -c "$1"'
     done = subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c", script, sys.executable, CODE],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -65,7 +65,7 @@ class Host:
         return self.machine.enter("/bin/sh", stdin=script, check=check).stdout
 
     def call(self, name, *arguments):
-        path = "PYTHONPATH=/srv/repo/src:/srv/packages"
+        path = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
         python = ["/usr/bin/env", path, "/usr/bin/python3", "-B", "-c", CALL, name]
         said = self.machine.enter(*python, *map(json.dumps, arguments)).stdout
         return json.loads(said)[0]

@@ -38,7 +38,7 @@ PACKAGES = {
 }
 VERSIONS = ("1.17.8-1", "1.19.1-1", "1.20.0-1", "1.21.0-1")
 SOURCE = f"/etc/apt/sources.list.d/gpu-ci-{TOOLKIT}.sources"
-PYTHONPATH = "PYTHONPATH=/srv/repo/src:/srv/packages"
+PYTHONPATH = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
 MIRROR = "http://127.0.0.1:8080"
 CALL = """
 import json, sys

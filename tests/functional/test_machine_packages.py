@@ -272,7 +272,7 @@ def test_apt_killed_at_work_is_gone_on_with_or_undone(host, at, then):
     host.sh(f"touch /run/gpuci-slow-{at}")
     call = ensure(KIT).replace("said.append", "print")
     script = (
-        "import sys; sys.path[:0] = ['/srv/repo/src', '/srv/packages']\n"
+        "import sys; sys.path[:0] = ['/srv/repo/src', '/srv/repo/lib', '/srv/packages']\n"
         f"from machine import packages\n{call}"
     )
     unit = ["/usr/bin/systemd-run", "--quiet", "--unit=gpuci-killed", "--collect"]

@@ -111,7 +111,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_none(
 # container has whose program lies outside, have the name of Concourse's.
 NAMED = """
 import ctypes, os, pathlib, sys
-from machine import leftovers, waiting
+from machine import process_cleanup as leftovers, polling as waiting
 libc = ctypes.CDLL(None, use_errno=True)
 if not (ended := os.fork()):
     libc.prctl(15, b"containerd")  # PR_SET_NAME
@@ -215,7 +215,7 @@ def test_a_group_that_goes_meanwhile_or_has_threads_only_is_no_error(monkeypatch
 # exit statuses of what ended in B meanwhile and of both first processes.
 REAP = """
 import ctypes, os, pathlib, signal
-from machine import process, waiting
+from machine import process, polling as waiting
 process.adopt_orphans()
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -257,7 +257,7 @@ def test_who_takes_one_container_away_reaps_nothing_of_another():
 # first process and no runtime can end it, and what is told of it when it has ended.
 UNTOLD = """
 import ctypes, os, pathlib, signal, sys
-from machine import process, waiting
+from machine import process, polling as waiting
 from selftest import containers
 program, bundles = sys.argv[1], pathlib.Path(sys.argv[2])
 process.adopt_orphans()

@@ -12,11 +12,11 @@ from tests.functional import selftest_machine
 pytestmark = selftest_machine.NEEDS
 
 SECONDS = 60 if "GPUCI_SOAK" in os.environ else 10
-# Each call of machine.services and machine.transient, until systemd has been away so many times
+# Each call of systemd and systemd_transient, until systemd has been away so many times
 # and so many seconds are over.
 WALK = """
 import itertools, json, pathlib, sys, time
-from machine import services, transient, waiting
+from machine import systemd as services, systemd_transient as transient, polling as waiting
 
 ANEW = pathlib.Path("/run/anew")
 UNIT = "[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n"

@@ -124,7 +124,7 @@ def test_a_worker_that_keeps_failing_is_told_from_one_that_has_failed_once(host)
     # Mended: that it ends once more is no failure of before.
     install(host, "import time; time.sleep(600)")
     restart = "services.ensure_running('concourse-worker.service', restart=True)"
-    host.run(f"from machine import services; {restart}")
+    host.run(f"from machine import systemd as services; {restart}")
     host.sh("systemctl kill --signal=SIGKILL concourse-worker")
     shown = "systemctl show --property=NRestarts --value concourse-worker"
     until(lambda: host.sh(shown).stdout.strip() == "1", 60)
@@ -135,7 +135,7 @@ def test_a_worker_that_keeps_failing_is_told_from_one_that_has_failed_once(host)
 ENDED = """
 import os, signal
 from ci.concourse import worker
-from machine import leftovers
+from machine import process_cleanup as leftovers
 leftovers.end_processes([worker.main_pid()])
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -153,7 +153,7 @@ worker._may_have_web = lambda: True
 print(worker.land())
 """
 TAKE_UP = """
-from machine import services
+from machine import systemd as services
 services.ensure_enabled("concourse-worker.service")
 services.ensure_running("concourse-worker.service", restart=True)
 """

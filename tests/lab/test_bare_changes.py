@@ -352,7 +352,7 @@ def test_a_full_disk_is_said_and_mended_by_the_next_event(site):
 def test_another_apt_is_waited_for(site):
     folder = site.lab.controller.agent("worker/0").charm_dir
     # As it is packed, it waits for minutes.
-    wait = f"sed -i 's/^\\(LOCK_WAIT: .* = \\).*/\\1%s/' {folder}/src/machine/apt.py"
+    wait = f"sed -i 's/^\\(LOCK_WAIT: .* = \\).*/\\1%s/' {folder}/lib/machine/apt.py"
     site.sh(wait % 3)
     site.machine().write("/run/hold-lock.py", HOLD_LOCK)
     site.sh("systemd-run --quiet --unit=other-apt /usr/bin/python3 /run/hold-lock.py")

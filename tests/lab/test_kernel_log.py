@@ -8,10 +8,10 @@ import pathlib
 from tests.lab import outfit
 from tests.lab.juju.agent import SHARED
 
-SOURCE = pathlib.Path(__file__).parents[2] / "src"
+ROOT = pathlib.Path(__file__).parents[2]
 LOOK = """
 import json, sys
-sys.path.insert(0, "/srv/src")
+sys.path[:0] = ["/srv/repo/src", "/srv/repo/lib"]
 from gpu import xid
 log = xid.read()
 print(json.dumps([log.problem, log.complete, [[m.code, m.pci_address] for m in log.messages]]))
@@ -24,7 +24,7 @@ def seen(machine):
 
 def test_an_xid_is_in_the_log_until_the_machine_is_rebooted(park, tmp_path):
     outfit.prepare(tmp_path)
-    machine = park.up("one", binds_ro={SHARED: tmp_path, "/srv/src": SOURCE})
+    machine = park.up("one", binds_ro={SHARED: tmp_path, "/srv/repo": ROOT})
     assert seen(machine)[0] == "/dev/kmsg: No such file or directory"
     outfit.fit(machine, {"gpus": 2}, tmp_path)
     assert seen(machine) == ["", True, []]

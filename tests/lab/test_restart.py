@@ -12,7 +12,7 @@ KILLED = f"""
 {RUN} '
 import os, signal
 from ci.concourse import steps
-from machine import freezer
+from machine import cgroup_freezer as freezer
 frozen = freezer.Freezer(SECONDS)
 frozen.begin()
 for one in steps.containers():
@@ -29,12 +29,12 @@ ENDED = KILLED.replace(
     "# AND",
     """
 from ci.concourse import worker
-from machine import leftovers
+from machine import process_cleanup as leftovers
 leftovers.end_processes([worker.main_pid()], 2)
 """,
 )
 THAW = f"""
-{RUN} 'from machine import freezer; freezer.Freezer(1).begin()'
+{RUN} 'from machine import cgroup_freezer as freezer; freezer.Freezer(1).begin()'
 systemctl stop gpu-ci-thaw.service
 """
 

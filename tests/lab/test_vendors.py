@@ -10,10 +10,10 @@ import pytest
 from tests.lab import outfit
 from tests.lab.juju.agent import SHARED
 
-SOURCE = pathlib.Path(__file__).parents[2] / "src"
+ROOT = pathlib.Path(__file__).parents[2]
 DETECT = """
 import sys
-sys.path.insert(0, "/srv/src")
+sys.path[:0] = ["/srv/repo/src", "/srv/repo/lib"]
 from gpu import detect, report
 print(report.as_json(detect.detect(), (), {}))
 """
@@ -22,7 +22,7 @@ print(report.as_json(detect.detect(), (), {}))
 @pytest.fixture
 def machine(park, tmp_path):
     outfit.prepare(tmp_path)
-    machine = park.up("one", binds_ro={SHARED: tmp_path, "/srv/src": SOURCE})
+    machine = park.up("one", binds_ro={SHARED: tmp_path, "/srv/repo": ROOT})
     outfit.fit(machine, {"gpus": 2}, tmp_path)
     return machine
 

@@ -156,7 +156,7 @@ def add_cases(folder: pathlib.Path) -> None:
     golden, guest = ROOT / "tests/unit/golden", ROOT / "tests/soak/guest"
     for source in (*golden.glob("*.json"), *guest.glob("*.py"), guest / "boot"):
         shutil.copy(source, folder)
-    packages = ROOT / "lib/gpuci", ROOT / "src/machine", pathlib.Path(tenacity.__file__).parent
+    packages = ROOT / "lib/gpuci", ROOT / "lib/machine", pathlib.Path(tenacity.__file__).parent
     for package in packages:
         shutil.copytree(package, folder / package.name)
 

@@ -304,7 +304,7 @@ def test_each_question_is_proved_since_the_token_is_a_secret_too(web, settings, 
     assert web.asked == []
 
 
-SOURCE = str(pathlib.Path(names.__file__).parents[2])
+SOURCE = "{0}/src:{0}/lib".format(pathlib.Path(names.__file__).parents[3])
 
 
 def program(settings):

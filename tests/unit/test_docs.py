@@ -122,9 +122,9 @@ def test_juju_takes_each_action_that_is_named(path):
 def test_the_map_names_every_room():
     readme = (ROOT / "README.md").read_text()
     house = readme[readme.index("## The map of the house") :]
-    for room in (ROOT / "src").iterdir():
+    for room in (*(ROOT / "src").iterdir(), *(ROOT / "lib").iterdir()):
         if room.name not in {"__pycache__"}:
-            name = f"src/{room.name}/" if room.is_dir() else f"src/{room.name}"
+            name = f"{room.relative_to(ROOT)}/" if room.is_dir() else room.relative_to(ROOT)
             assert f"    {name} " in house, name
     for path in re.findall(r"^    (\S+) ", house, re.MULTILINE):
         assert (ROOT / path).exists(), path

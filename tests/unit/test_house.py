@@ -70,7 +70,7 @@ IMPURE_MODULES = {
 }
 # Works in containers of the self-test's own, which are thrown away. Becomes its caller's command.
 IN_A_CONTAINER = {"selftest.probe", "gpu_run.client"}
-# What only src/machine may use. Asking a server here how it is does not count.
+# What only lib/machine may use. Asking a server here how it is does not count.
 SIDE_EFFECT_MODULES = {
     *("asyncio", "ftplib", "multiprocessing", "pty", "subprocess", "tempfile", "urllib.request"),
 }
@@ -82,6 +82,8 @@ SIDE_EFFECT_METHODS = {
     *("chmod", "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "touch", "unlink"),
     *("write_bytes", "write_text"),
 }
+# Everything but the runtime in lib/gpuci, which has rules of its own.
+WITH_FLOORS = ("src", "lib/machine")
 HEADER = [
     "# Copyright 2026 The gpu-ci-worker authors",
     "# See LICENSE file for licensing details.",
@@ -119,6 +121,12 @@ def is_in(name: str, modules: collections.abc.Iterable[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
+def dotted(root: pathlib.Path, path: pathlib.Path) -> str:
+    """The name that a file of src or lib is imported by."""
+    base = next(root / base for base in ("src", "lib") if root / base in path.parents)
+    return module_name(path, base)
+
+
 def parsed(root: pathlib.Path, *folders: str):
     for path in python_files(root, *folders):
         yield path, ast.parse(path.read_text(), str(path))
@@ -126,8 +134,8 @@ def parsed(root: pathlib.Path, *folders: str):
 
 def floors(root: pathlib.Path) -> list[str]:
     broken = []
-    for path, tree in parsed(root, "src"):
-        module = module_name(path, root / "src")
+    for path, tree in parsed(root, *WITH_FLOORS):
+        module = dotted(root, path)
         own = place(module)
         if own is None:
             broken.append(f"{path}: has no floor in this test")
@@ -147,16 +155,14 @@ def ops_only_at_the_door(root: pathlib.Path) -> list[str]:
         f"{path}:{line}: imports {name}"
         for path, tree in parsed(root, "src", "lib")
         for line, name in imports(tree)
-        if is_in(name, ["ops"])
-        and place(module_name(path, root / "src") if root / "src" in path.parents else "")
-        not in ("charm", "relations")
+        if is_in(name, ["ops"]) and place(dotted(root, path)) not in ("charm", "relations")
     ]
 
 
 def purity(root: pathlib.Path) -> list[str]:
     broken = []
     for path, tree in parsed(root, "src"):
-        if place(module_name(path, root / "src")) not in PURE:
+        if place(dotted(root, path)) not in PURE:
             continue
         broken += [
             f"{path}:{line}: a pure module imports {name}"
@@ -197,8 +203,8 @@ def is_side_effect(node: ast.AST) -> bool:
 
 def side_effects_only_in_machine(root: pathlib.Path) -> list[str]:
     broken = []
-    for path, tree in parsed(root, "src"):
-        module = module_name(path, root / "src")
+    for path, tree in parsed(root, *WITH_FLOORS):
+        module = dotted(root, path)
         if place(module) == "machine" or module in IN_A_CONTAINER:
             continue
         broken += [
@@ -226,7 +232,7 @@ def lib_needs_python_only(root: pathlib.Path) -> list[str]:
 def no_broad_except(root: pathlib.Path) -> list[str]:
     return [
         f"{path}:{node.lineno}: catches everything"
-        for path, tree in parsed(root, "src", "lib/gpuci")
+        for path, tree in parsed(root, "src", "lib")
         for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler)
         and (
@@ -241,7 +247,7 @@ def no_broad_except(root: pathlib.Path) -> list[str]:
 
 def headers(root: pathlib.Path) -> list[str]:
     broken = []
-    for path in python_files(root, "src", "lib/gpuci", "tests"):
+    for path in python_files(root, "src", "lib", "tests"):
         lines = path.read_text().splitlines()[:3]
         if lines[:1] and lines[0].startswith("#!"):
             lines = lines[1:]
@@ -257,10 +263,10 @@ def packages(root: pathlib.Path) -> list[str]:
     """
     asked = re.findall(r"^([A-Za-z0-9-]+)", (root / "requirements.in").read_text(), re.M)
     carried = {MODULE_OF.get(name, name) for name in asked}
-    own = {path.stem for path in (root / "src").iterdir()} | {"gpuci"}
+    own = {path.stem for base in ("src", "lib") for path in (root / base).glob("*")}
     imported = {
         name.split(".")[0]
-        for path, tree in parsed(root, "src")
+        for path, tree in parsed(root, "src", "lib")
         for _, name in imports(tree)
         if path.parent.name != "workload"
     } - {*sys.stdlib_module_names, *own, ""}
@@ -291,7 +297,7 @@ PLANTED = [
     (floors, "src/gpu/detect.py", "from host import facts", "not below"),
     (floors, "src/ci/web.py", "from oci import wrapper", "not below"),
     (floors, "src/gpu/inventory.py", "from machine import files", "not below"),
-    (floors, "src/machine/files.py", "from plan import plan", "not below"),
+    (floors, "lib/machine/files.py", "from plan import plan", "not below"),
     (floors, "src/ci/concourse/upstream.py", "from plan import parts", "not below"),
     (floors, "src/oci/wrapper.py", "from . import policy", "relative"),
     (floors, "src/misc.py", "", "no floor"),
@@ -345,8 +351,8 @@ CLEAN = [
     ),
     ("src/relations/tsa.py", "import ops\nfrom plan.state import Tsa\nfrom relations import juju"),
     ("src/gpu/detect.py", "from gpu.inventory import Gpu\nfrom gpu import nvml\nopen('x').read()"),
-    ("src/machine/files.py", "import os\nimport subprocess\nos.rename('a', 'b')"),
-    ("src/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
+    ("lib/machine/files.py", "import os\nimport subprocess\nos.rename('a', 'b')"),
+    ("lib/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
     (
         "src/ci/web.py",
         "import jinja2\nfrom machine import files\nfrom gpuci import shapes",

@@ -107,7 +107,7 @@ with locks.hold(pathlib.Path(sys.argv[1]), "pid 1, ü"):
 
 def test_lock_names_its_holder_and_is_gone_with_it(tmp_path):
     path = tmp_path / "lock"
-    environment = {**os.environ, "PYTHONPATH": "src"}
+    environment = {**os.environ, "PYTHONPATH": "lib"}
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as other:
         other.stdout.readline()

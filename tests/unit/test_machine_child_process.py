@@ -17,7 +17,7 @@ from machine import sd_notify as notify
 
 PATIENCE = 30
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PRELUDE = f"import sys, time; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+PRELUDE = f"import sys, time; sys.path.insert(0, {str(ROOT / 'lib')!r})\n"
 
 
 def python(code):
@@ -51,7 +51,7 @@ def nothing_left():
 
 def test_lines_go_both_ways_and_halves_wait_for_their_ends():
     child = python("""
-from machine import children
+from machine import child_process as children
 for line in sys.stdin.buffer:
     children.tell_parent(line.strip() * 2)
     sys.stdout.write("half"); sys.stdout.flush(); time.sleep(0.2)
@@ -120,7 +120,7 @@ def test_one_that_does_not_end_is_counted_until_it_does(monkeypatch):
 def test_it_dies_with_the_one_that_started_it(late):
     child = f"""
 import os, sys, time
-from machine import children
+from machine import child_process as children
 parent = os.getppid()
 if {late}: time.sleep(1)
 children.end_with(parent, 'a-name')
@@ -129,8 +129,8 @@ time.sleep(60)
 """
     parent = f"""
 import os, sys, time
-sys.path.insert(0, {str(ROOT / "src")!r})
-from machine import children
+sys.path.insert(0, {str(ROOT / "lib")!r})
+from machine import child_process as children
 child = children.Child([sys.executable, "-c", {(PRELUDE + child)!r}], dict(os.environ))
 print(child.pid, flush=True)
 if not {late}:
@@ -194,8 +194,8 @@ def test_how_often_systemd_wants_to_hear(monkeypatch, variables, seconds):
 
 UNKILLABLE = f"""
 import ctypes, os, pathlib, subprocess, sys, time
-sys.path.insert(0, {str(ROOT / "src")!r})
-from machine import children
+sys.path.insert(0, {str(ROOT / "lib")!r})
+from machine import child_process as children
 if ctypes.CDLL(None, use_errno=True).unshare(0x20000000):  # CLONE_NEWPID
     sys.exit(77)
 sleeper = "print(1, flush=True); import time; time.sleep(600)"

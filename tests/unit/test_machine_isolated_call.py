@@ -93,7 +93,7 @@ def test_nobody_who_waits_for_the_end_of_a_pipe_waits_for_it(note):
     # As Juju's agent does with a hook's output; the child here outlives its parent.
     program = f"""
         import pathlib, time
-        from machine import apart
+        from machine import isolated_call as apart
         apart._GONE = 0
         apart.os.kill = lambda *_: None
         print("begun", flush=True)

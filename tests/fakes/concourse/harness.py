@@ -25,6 +25,7 @@ from tests.fakes.concourse.build import TOOL_PATH
 
 CLEAN_ENV = {"PATH": TOOL_PATH, "LANG": "C.UTF-8"}
 # How long a machine at a load of 20 may take for anything here, in seconds.
+ROOT = Path(__file__).parents[3]
 PATIENCE = 90
 WRAPPER = """#!/bin/sh
 # Keeps what containerd asks of runc; refuses a container that asks to be refused.
@@ -279,7 +280,7 @@ class Concourse:
         handle = self.newest("create")["hostname"]
         done = subprocess.run(
             [sys.executable, "-B", "-S", "-c", code, settings, handle],
-            env={**CLEAN_ENV, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
+            env={**CLEAN_ENV, "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"},
             capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
