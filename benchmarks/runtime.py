@@ -84,8 +84,8 @@ def _report(samples: Samples) -> Report:
         "mounts and user namespace and a seccomp profile. The next runtime after ours is runc "
         "too, so that the difference is ours alone. *bash + jq* is "
         "`benchmarks/classical-wrapper`: it edits the same two files with one jq each, and "
-        "decides nothing. The task with a GPU gets one that nobody holds: the watch has ended the "
-        "lease of the container before."
+        "decides nothing. The task with a GPU gets a free one: the watch has ended the lease of "
+        "the container before."
     )
     for kind in (GET, NONE, GPU):
         names = [f"{kind} by {arm}" for arm in (DIRECT, OURS, BASH)]

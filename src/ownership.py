@@ -69,8 +69,8 @@ def leave(
     five minutes at most: who wants to give them longer pauses the worker before.
 
     Raises:
-        OSError: the note can't be written, or what is to be forgotten stays; the worker has been
-            retired all the same, if the machine could be told to be this unit's.
+        OSError: the note can't be written, or an older one can't be removed. The worker has been
+            retired all the same, if this unit has the machine.
         machine.process.CommandError: systemd refuses something.
     """
     if not owner.has(unit):

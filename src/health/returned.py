@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Returned:
-    """The end of leases that nobody uses any more, as a part of the watch.
+    """The end of leases whose containers are gone, as a part of the watch.
 
     The look at who has a GPU open may take long, so it has a thread of its own.
     """
@@ -45,7 +45,7 @@ class Returned:
         self._tried, self._apart = float("-inf"), _APART
 
     def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
-        """Begin to give back what is over, unless that goes on or was tried a short while ago."""
+        """Begin to end such leases, unless that goes on or was tried a short while ago."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if is_busy or moment.now < self._tried + self._apart:
             return
@@ -68,5 +68,5 @@ class Returned:
         except (OSError, ValueError, Refused) as error:
             apart = _APART_REFUSED
             _log.debug("leases can't be given back: %s", error)
-        # If a GPU can't go on, who wants it next is told why.
+        # If a GPU can't go on, the next request for it says why.
         self._apart = apart
