@@ -17,7 +17,7 @@ from benchmarks.containers import Container
 from benchmarks.leases import GPUS, asking, lines, shared_folder, together
 from benchmarks.measure import Ceiling, Failed, Options, Report
 from benchmarks.place import Wrapper, concourse_spec, entered, gpus
-from gpuci.leases import LONGEST_PASSED_OVER, MOST_OVERTAKINGS
+from gpu_runtime.lease_scheduler import LONGEST_PASSED_OVER, MOST_OVERTAKINGS
 from tests.functional.containerd_worker import Worker
 
 WAIT = 2 * GPUS  # small tasks at a time, beside those that run

@@ -15,9 +15,9 @@ from types import MappingProxyType
 
 import oci.wrapper
 from gpu.inventory import Gpu, MigDevice, Vendor
-from gpuci import broker
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import lease_manager as broker
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
 from machine import templates
 from oci.wrapper import PYTHON
 from plan.parts import GpuPlan

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from gpuci import handover
+from gpu_runtime import handover
 from tests import once, rare, runs, side_by_side
 from tests.attacks import attacker as attacks
 from tests.lab import cgroups, concourse, outfit, walk

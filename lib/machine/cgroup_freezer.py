@@ -14,7 +14,7 @@ import pathlib
 import time
 import typing
 
-from gpuci import groups
+from gpu_runtime import cgroups as groups
 from machine import files
 from machine import systemd as services
 from machine import systemd_transient as transient

@@ -5,9 +5,9 @@
 import collections.abc
 import typing
 
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.refusal import Refused
 from machine import polling as waiting
 from oci import leases, quarantine, wrapper
 from selftest import results

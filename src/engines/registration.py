@@ -8,7 +8,7 @@ from typing import Final
 
 from engines import docker, docker_unit, front, podman
 from engines.error import EngineError
-from gpuci import proc
+from gpu_runtime import proc
 from machine import files, process
 from plan.parts import EnginesPlan, Keep
 

@@ -13,9 +13,9 @@ import typing
 
 from gpu import detect, dirt, nvml
 from gpu.inventory import Gpu, Inventory, Vendor
-from gpuci.groups import is_below
-from gpuci.policy import SELF_TEST_CONTAINER
-from gpuci.table import names_container
+from gpu_runtime.cgroups import is_below
+from gpu_runtime.lease_table import names_container
+from gpu_runtime.policy import SELF_TEST_CONTAINER
 from machine import isolated_call as apart
 from plan.state import Lease
 

@@ -15,15 +15,18 @@ from gpu_run import room
 from gpu_run.caller import Caller, GoneError
 from gpu_run.request import BadRequestError, Request
 from gpu_run.room import RoomError
-from gpuci import broker, groups, journal, table
-from gpuci.grant import Grant
-from gpuci.journal import Decision
-from gpuci.line import Place
-from gpuci.line import gpus as counted
-from gpuci.policy import Policy
-from gpuci.refuse import Refused, duration, fault
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import cgroups as groups
+from gpu_runtime import decision_log as journal
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_table as table
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.grant import Grant
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.policy import Policy
+from gpu_runtime.queue_messages import Place
+from gpu_runtime.queue_messages import gpus as counted
+from gpu_runtime.refusal import Refused, duration, fault
 from machine import process
 from oci import leases, wrapper
 

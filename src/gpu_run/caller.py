@@ -14,7 +14,7 @@ import typing
 
 from gpu_run import request
 from gpu_run.request import BadRequestError, Request
-from gpuci import groups
+from gpu_runtime import cgroups as groups
 
 # In seconds: for the request, which a client of ours sends at once.
 _DEADLINE: typing.Final = 10.0

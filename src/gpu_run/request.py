@@ -6,7 +6,7 @@ import dataclasses
 import json
 import typing
 
-from gpuci.shapes import items, text
+from gpu_runtime.json_shape import items, text
 
 MOST: typing.Final = 4096
 """The longest request, in bytes."""

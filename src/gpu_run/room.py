@@ -13,7 +13,7 @@ import time
 import typing
 
 from gpu_run.caller import Caller, GoneError
-from gpuci.policy import Device
+from gpu_runtime.policy import Device
 from machine import child_process as children
 from machine import systemd_scopes as scopes
 from machine.child_process import Child

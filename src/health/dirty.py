@@ -12,8 +12,8 @@ import pathlib
 import typing
 
 from gpu import dirt
-from gpuci.table import JOB, Holder
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_table import JOB, Holder
 from health.decided import Decision
 from health.seen import Card, Figures, Holding, Moment
 from oci import dirty

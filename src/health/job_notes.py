@@ -7,7 +7,7 @@ import json
 import pathlib
 import typing
 
-from gpuci.shapes import items, table, text
+from gpu_runtime.json_shape import items, table, text
 from health.seen import Holding, Moment
 from health.unused import Idle
 from machine import files

@@ -12,9 +12,9 @@ import logging
 import pathlib
 import typing
 
-import gpuci.journal
-from gpuci.table import STEP
-from gpuci.usage import Host
+import gpu_runtime.decision_log
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_table import STEP
 from health import job_words, unused
 from health.decided import Decision, Tell
 from health.job_notes import Note, Notes
@@ -239,7 +239,7 @@ class JobLog:
                 _log.warning("container %s can't be ended: %s", job.container, error)
 
     def _tell_operator(self, job: Holding) -> None:
-        decision = gpuci.journal.Decision(job.container)
+        decision = gpu_runtime.decision_log.Decision(job.container)
         decision.kind = journal.UNUSED
         decision.reason = f"{', '.join(job.devices)}: not used for {unused.PATIENCE / 60:.0f} min"
         decision.write(str(self.operators_log))

@@ -8,11 +8,13 @@ import logging
 import pathlib
 import types
 
-from gpuci import leases, line, policy
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import STEP
-from gpuci.usage import Host
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import policy
+from gpu_runtime import queue_messages as line
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import STEP
+from gpu_runtime.refusal import Refused
 from health.seen import Card, Holding
 from machine import inotify
 

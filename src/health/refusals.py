@@ -12,7 +12,7 @@ import pathlib
 import re
 import typing
 
-from gpuci.policy import SELF_TEST_CONTAINER
+from gpu_runtime.policy import SELF_TEST_CONTAINER
 from machine import log_tail as followed
 
 

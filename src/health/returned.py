@@ -11,10 +11,11 @@ import logging
 import threading
 import typing
 
-from gpuci import broker, journal
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import decision_log as journal
+from gpu_runtime import lease_manager as broker
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.refusal import Refused
 from health.decided import Decision
 from health.seen import Moment
 from oci import wrapper

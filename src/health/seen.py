@@ -10,7 +10,7 @@ import collections.abc
 import dataclasses
 import enum
 
-from gpuci.table import STEP
+from gpu_runtime.lease_table import STEP
 
 
 class Source(enum.Enum):

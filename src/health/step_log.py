@@ -16,7 +16,7 @@ import select
 import threading
 import typing
 
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
 from health.seen import Holding
 from machine import terminals
 

@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import typing
 
-from gpuci.descriptors import Search
+from gpu_runtime.open_devices import Search
 from host import driver_packages
 from machine import apt, packages
 from plan.state import Driver

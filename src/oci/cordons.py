@@ -5,7 +5,7 @@
 import collections.abc
 import json
 
-from gpuci import policy
+from gpu_runtime import policy
 from machine import files, locks
 from oci import wrapper
 

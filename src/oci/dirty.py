@@ -10,7 +10,7 @@ import json
 import pathlib
 import typing
 
-from gpuci.files import read_object
+from gpu_runtime.json_files import read_object
 from machine import files, locks
 
 CORDONS: typing.Final = pathlib.Path("/run/gpu-ci/cordons")

@@ -6,8 +6,8 @@ import collections.abc
 import dataclasses
 import json
 
-from gpuci import folders
-from gpuci.refuse import Refused
+from gpu_runtime import task_mounts as folders
+from gpu_runtime.refusal import Refused
 from machine import files
 from oci import wrapper
 from plan.folders import Folder

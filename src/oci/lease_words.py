@@ -6,8 +6,8 @@ import collections.abc
 import dataclasses
 import re
 
-from gpuci.refuse import duration
-from gpuci.table import STEP
+from gpu_runtime.lease_table import STEP
+from gpu_runtime.refusal import duration
 
 # Of the many that may share a GPU, so many are named to people.
 _NAMED = 3

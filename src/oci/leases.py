@@ -6,13 +6,16 @@ import collections.abc
 import dataclasses
 import json
 
-from gpuci import journal, leases, line, policy
-from gpuci.journal import Decision
-from gpuci.policy import SELF_TEST_CONTAINER
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import JOB, STEP, Holder, Table
-from gpuci.usage import Host
+from gpu_runtime import decision_log as journal
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import policy
+from gpu_runtime import queue_messages as line
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import JOB, STEP, Holder, Table
+from gpu_runtime.policy import SELF_TEST_CONTAINER
+from gpu_runtime.refusal import Refused
 from oci import lease_words, wrapper
 from plan.state import Lease
 

@@ -11,12 +11,12 @@ import json
 import os
 from pathlib import Path
 
-from gpuci import policy
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import NOUNS, STEP
-from gpuci.usage import Host
+from gpu_runtime import policy
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import NOUNS, STEP
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from machine import files, process, templates
 from oci import dirty, manifest, nvidia, quarantine
 from plan.parts import GpuPlan

@@ -10,7 +10,7 @@ import collections.abc
 import dataclasses
 import typing
 
-from gpuci.table import STEP
+from gpu_runtime.lease_table import STEP
 from health.seen import Card, Figures, Holding
 from receipts.form import GpuReceipt, Names, Receipt, cut
 

@@ -18,10 +18,10 @@ import threading
 import types
 import typing
 
-from gpuci import broker
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import lease_manager as broker
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.refusal import Refused
 from machine import exhaustion as scarcity
 from machine import files, process
 from machine import polling as waiting

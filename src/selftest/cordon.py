@@ -3,11 +3,11 @@
 """GPUs that the operator takes out of use by hand, and brings back, whoever took them out."""
 
 from gpu.inventory import Inventory, State
-from gpuci import policy
-from gpuci.journal import Decision
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import policy
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.refusal import Refused
 from oci import cordons, leases, quarantine, retests, wrapper
 from oci.leases import LeaseError
 from plan.state import Quarantine

@@ -11,12 +11,12 @@ import contextlib
 import time
 import typing
 
-from gpuci import leases
-from gpuci.policy import Device, Policy
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import Holder, Table
-from gpuci.usage import Host
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder, Table
+from gpu_runtime.policy import Device, Policy
+from gpu_runtime.refusal import Refused
 from oci import cordons, wrapper
 from oci.leases import words
 

@@ -12,7 +12,7 @@ import json
 import pathlib
 import typing
 
-from gpuci.rootfs import MARKER
+from gpu_runtime.rootfs import MARKER
 from machine import files, process
 from oci import wrapper
 

@@ -10,7 +10,7 @@ import os
 import pathlib
 import subprocess
 
-from gpuci import groups
+from gpu_runtime import cgroups as groups
 from machine import systemd_scopes as scopes
 
 UNIT = "gpu-run-0123456789ab.scope"

@@ -14,8 +14,9 @@ import sys
 import time
 
 from ci.concourse import steps
-from gpuci import groups, usage
-from gpuci.table import Holder
+from gpu_runtime import cgroups as groups
+from gpu_runtime import holder_usage as usage
+from gpu_runtime.lease_table import Holder
 from machine import cgroup_freezer as freezer
 
 NAME = "0d9b1f3c-0000-4000-8000-000000000001"

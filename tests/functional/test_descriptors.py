@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-from gpuci.descriptors import Search, TooLongError
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.open_devices import Search, TooLongError
 from tests.functional.lease_site import with_rights_of_the_watch
 
 NODE = "/dev/zero"  # one that can be mapped, too

@@ -17,14 +17,15 @@ import uuid
 
 import pytest
 
-from gpuci import broker, handover
-from gpuci.grant import Grant
-from gpuci.journal import Decision
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import CONTAINER, JOB, STEP, Holder
-from gpuci.usage import Host
+from gpu_runtime import handover
+from gpu_runtime import lease_manager as broker
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.grant import Grant
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import CONTAINER, JOB, STEP, Holder
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import content
 from tests.unit.wrapper_rig import GPUS
 

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
 from health import step_log
 from health.decided import Tell
 from health.joblog import JobLog

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
 from tests.unit.wrapper_rig import GOLDEN, GPUS, Rig
 

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from gpuci import groups
+from gpu_runtime import cgroups as groups
 from tests.functional import nested_scope, nested_task, user_namespace
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

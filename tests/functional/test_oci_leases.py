@@ -13,9 +13,9 @@ import uuid
 import pytest
 
 from gpu.inventory import Gpu, Vendor
-from gpuci.store import Store
-from gpuci.table import Holder
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder
 from oci import leases, quarantine, wrapper
 from plan.parts import GpuPlan
 from selftest import reserve

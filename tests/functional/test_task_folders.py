@@ -14,8 +14,8 @@ import uuid
 
 import pytest
 
-from gpuci import folders
-from gpuci.folders import Folder
+from gpu_runtime import task_mounts as folders
+from gpu_runtime.task_mounts import Folder
 
 RUNC = shutil.which("runc", path="/usr/local/sbin:/usr/sbin:/usr/bin:/opt/concourse/current/bin")
 BUSYBOX = shutil.which("busybox")

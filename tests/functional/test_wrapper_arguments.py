@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 
-from gpuci import arguments
+from gpu_runtime import runc_arguments as arguments
 from tests.unit import fronts
 from tests.unit.fronts import BACK_END, HANDED_ON, Fronts
 

@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 
-from gpuci.seccomp import of_a_holder, unconfined
+from gpu_runtime.seccomp import of_a_holder, unconfined
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="runc needs root here"),

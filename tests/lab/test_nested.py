@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from gpuci import usage
+from gpu_runtime import holder_usage as usage
 from tests.lab import nested, walk
 from tests.lab.leases import Tasks, holders, waiting
 from tests.lab.session import Lab, Progress

@@ -12,10 +12,10 @@ import subprocess
 
 import pytest
 
-from gpuci import groups
-from gpuci.store import Store
-from gpuci.table import Holder
-from gpuci.usage import Host
+from gpu_runtime import cgroups as groups
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder
 from tests.unit.lease_environment import installed
 from tests.unit.lease_model import Explorer
 from tests.unit.lease_world import DEVICES, Container, World

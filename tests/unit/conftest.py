@@ -10,7 +10,7 @@ import look
 from ci.concourse import web, worker
 from gpu import detect, foreign
 from gpu_run import service
-from gpuci import usage
+from gpu_runtime import holder_usage as usage
 from health import service as health_service
 from host import facts, memory, network, owner
 from oci import cordons, quarantine, wrapper

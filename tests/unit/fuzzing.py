@@ -17,9 +17,11 @@ import sys
 
 import pytest
 
-from gpuci import jsontext, signals, wrapper
-from gpuci.environment import DOORS, LOADER, NARROWING
-from gpuci.policy import VERSION
+from gpu_runtime import fast_json as jsontext
+from gpu_runtime import signals
+from gpu_runtime import task_call as wrapper
+from gpu_runtime.environment import DOORS, LOADER, NARROWING
+from gpu_runtime.policy import VERSION
 from tests.unit import grants, mutations
 from tests.unit.wrapper_rig import GLOBAL
 

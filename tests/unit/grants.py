@@ -4,8 +4,8 @@
 
 import json
 
-from gpuci.grant import Grant
-from gpuci.policy import Device, Policy
+from gpu_runtime.grant import Grant
+from gpu_runtime.policy import Device, Policy
 from tests.unit.wrapper_rig import GOLDEN, GPUS
 
 _MIG = "MIG-0000000{}-5555-6666-7777-888888888888"

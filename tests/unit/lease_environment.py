@@ -17,11 +17,15 @@ import types
 
 import pytest
 
-from gpuci import broker, leases, policy, proc, store, usage
-from gpuci.grant import Grant
-from gpuci.journal import Decision
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
+from gpu_runtime import holder_usage as usage
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import lease_store as store
+from gpu_runtime import policy, proc
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.grant import Grant
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from oci import cordons
 from selftest import reserve
 from tests.unit.lease_world import SESSION_LIMIT, TICKS, Broken

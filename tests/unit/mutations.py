@@ -5,7 +5,7 @@
 import json
 import random
 
-from gpuci.environment import DOORS, NARROWING
+from gpu_runtime.environment import DOORS, NARROWING
 from tests.unit.grants import golden
 
 NAMES = [

@@ -7,8 +7,8 @@ import pathlib
 import re
 import shutil
 
-from gpuci import usage
-from gpuci.table import Holder
+from gpu_runtime import holder_usage as usage
+from gpu_runtime.lease_table import Holder
 
 RECORDED = pathlib.Path(__file__).parent / "recorded"
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/concourse"

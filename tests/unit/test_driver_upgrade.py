@@ -10,8 +10,8 @@ import pytest
 
 from driver_upgrade import action, pool, walk
 from driver_upgrade.action import UpgradeError
-from gpuci.store import Store
-from gpuci.table import Holder
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder
 from host import driver, driver_change, driver_record
 from machine import locks
 from oci import quarantine, wrapper

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from gpuci.arguments import parse
+from gpu_runtime.runc_arguments import parse
 
 GLOBAL = ["--root", "/run/containerd/runc/concourse", "--log", "/b/log.json"]
 GLOBAL += ["--log-format", "json"]

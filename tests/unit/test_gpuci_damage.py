@@ -13,7 +13,9 @@ import sys
 
 import pytest
 
-from gpuci import files, journal, wrapper
+from gpu_runtime import decision_log as journal
+from gpu_runtime import json_files as files
+from gpu_runtime import task_call as wrapper
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
 from tests.unit.wrapper_rig import GOLDEN
 

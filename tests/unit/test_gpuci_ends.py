@@ -12,9 +12,12 @@ import types
 
 import pytest
 
-from gpuci import groups, leases, proc, usage
-from gpuci.signals import Process
-from gpuci.table import Table
+from gpu_runtime import cgroups as groups
+from gpu_runtime import holder_usage as usage
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import proc
+from gpu_runtime.lease_table import Table
+from gpu_runtime.signals import Process
 from tests.unit.recorded_trees import DEATHS, SHELL, Tree
 
 

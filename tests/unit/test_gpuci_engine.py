@@ -10,12 +10,17 @@ import types
 
 import pytest
 
-from gpuci import engine, engine_caller, engine_facts, engine_nodes, engine_spec, engine_wish, proc
-from gpuci.arguments import parse
-from gpuci.environment import Variables
-from gpuci.grant import Grant
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
+from gpu_runtime import device_nodes as engine_nodes
+from gpu_runtime import engine_call as engine
+from gpu_runtime import engine_client as engine_caller
+from gpu_runtime import engine_metadata as engine_facts
+from gpu_runtime import engine_request as engine_wish
+from gpu_runtime import engine_spec, proc
+from gpu_runtime.environment import Variables
+from gpu_runtime.grant import Grant
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
+from gpu_runtime.runc_arguments import parse
 
 UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
 CARD = {"model": "NVIDIA A100", "nodes": []}

@@ -14,8 +14,11 @@ import pathlib
 
 import pytest
 
-from gpuci import engine_facts, engine_nodes, engine_spec, engine_wish, proc
-from gpuci.policy import Policy
+from gpu_runtime import device_nodes as engine_nodes
+from gpu_runtime import engine_metadata as engine_facts
+from gpu_runtime import engine_request as engine_wish
+from gpu_runtime import engine_spec, proc
+from gpu_runtime.policy import Policy
 from tests.unit.grants import content
 from tests.unit.wrapper_rig import GPUS
 

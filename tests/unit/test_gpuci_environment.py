@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from gpuci import environment
-from gpuci.environment import DOORS, LOADER, NARROWING, Variables
-from gpuci.refuse import Refused
+from gpu_runtime import environment
+from gpu_runtime.environment import DOORS, LOADER, NARROWING, Variables
+from gpu_runtime.refusal import Refused
 
 BORDER = "ATC_EXTERNAL_URL=http://127.0.0.1:8080"
 IDS = ["GPU-00000000-1111-2222-3333-444444444444", "MIG-0000000a-5555-6666-7777-888888888888"]

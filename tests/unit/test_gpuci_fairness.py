@@ -7,11 +7,12 @@ Over all interleavings: tests/unit/lease_model.py.
 
 import pytest
 
-from gpuci import broker, leases
-from gpuci.journal import Decision
-from gpuci.policy import Policy
-from gpuci.store import Store
-from gpuci.table import Holder, Table, Waiter
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder, Table, Waiter
+from gpu_runtime.policy import Policy
 from tests.unit.grants import content
 from tests.unit.wrapper_rig import GPUS
 

@@ -10,9 +10,10 @@ import time
 
 import pytest
 
-from gpuci import groups, store
-from gpuci.table import Holder
-from gpuci.usage import Host
+from gpu_runtime import cgroups as groups
+from gpu_runtime import lease_store as store
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_table import Holder
 from tests.unit.wrapper_caller import EXECED, UUIDS, Bundle, hold
 from tests.unit.wrapper_rig import GPUS
 

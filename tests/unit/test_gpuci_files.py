@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from gpuci.files import read_object, remove, replace
+from gpu_runtime.json_files import read_object, remove, replace
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")
 

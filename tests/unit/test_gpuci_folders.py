@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from gpuci import folders
-from gpuci.refuse import Refused
+from gpu_runtime import task_mounts as folders
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import golden
 from tests.unit.wrapper_rig import Rig
 

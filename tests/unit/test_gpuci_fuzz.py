@@ -10,7 +10,11 @@ import tempfile
 
 import pytest
 
-from gpuci import arguments, environment, files, leases, spec
+from gpu_runtime import container_spec as spec
+from gpu_runtime import environment
+from gpu_runtime import json_files as files
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import runc_arguments as arguments
 from tests.unit import fronts, mutations
 from tests.unit.fronts import BACK_END, HANDED_ON, Fronts
 from tests.unit.fuzzing import TEXT_OF_A_TASK, Fuzzer, parsed

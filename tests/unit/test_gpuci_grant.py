@@ -8,10 +8,10 @@ import stat
 
 import pytest
 
-from gpuci.environment import Variables
-from gpuci.grant import Grant, Node, asked_for
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
+from gpu_runtime.environment import Variables
+from gpu_runtime.grant import Grant, Node, asked_for
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import AMD_GPUS, MIG, NVIDIA, content
 
 BORDER = "ATC_EXTERNAL_URL=u"

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from gpuci import journal
-from gpuci.journal import Decision
+from gpu_runtime import decision_log as journal
+from gpu_runtime.decision_log import Decision
 from tests.unit.wrapper_rig import ROOT
 
 WRITER = """

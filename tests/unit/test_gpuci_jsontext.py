@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
-from gpuci import jsontext
+from gpu_runtime import fast_json as jsontext
 from tests.unit.grants import golden
 from tests.unit.wrapper_rig import GOLDEN
 

@@ -8,14 +8,15 @@ import shutil
 
 import pytest
 
-from gpuci import broker, leases
-from gpuci.grant import Grant
-from gpuci.journal import Decision
-from gpuci.line import Place
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import CONTAINER, JOB, Holder, Table, names_container, readable
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.grant import Grant
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import CONTAINER, JOB, Holder, Table, names_container, readable
+from gpu_runtime.policy import Policy
+from gpu_runtime.queue_messages import Place
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import NVIDIA, content
 from tests.unit.recorded_trees import SHELL
 from tests.unit.wrapper_rig import GPUS

@@ -7,9 +7,11 @@ import os
 
 import pytest
 
-from gpuci import broker, leases, usage
-from gpuci.policy import Policy
-from gpuci.table import Holder, Table, Waiter
+from gpu_runtime import holder_usage as usage
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime.lease_table import Holder, Table, Waiter
+from gpu_runtime.policy import Policy
 from selftest import reserve
 from tests.unit import lease_model
 from tests.unit.lease_model import explore

@@ -10,8 +10,9 @@ import os
 
 import pytest
 
-from gpuci import leases, usage
-from gpuci.table import Waiter
+from gpu_runtime import holder_usage as usage
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime.lease_table import Waiter
 from tests.unit.lease_model import explore
 from tests.unit.lease_world import DEVICES, Broken, Container, World
 

@@ -11,8 +11,9 @@ import shutil
 
 import pytest
 
-from gpuci import leases, proc
-from gpuci.table import Table
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import proc
+from gpu_runtime.lease_table import Table
 from tests.unit.recorded_trees import SHELL, Tree
 
 OWN = "pid:[4026531836]"

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from gpuci import policy
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
+from gpu_runtime import policy
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import AMD_GPUS, INTEL_GPUS, MIG_GPUS, content
 from tests.unit.wrapper_rig import GPUS
 

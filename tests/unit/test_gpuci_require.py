@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from gpuci import require, wrapper
-from gpuci.environment import Requirement, Variables
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
+from gpu_runtime import image_requirements as require
+from gpu_runtime import task_call as wrapper
+from gpu_runtime.environment import Requirement, Variables
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import AMD, content
 from tests.unit.wrapper_rig import GPUS, Rig
 

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from gpuci import rootfs
-from gpuci.refuse import Refused
+from gpu_runtime import rootfs
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import golden
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the mark must be a file of root's")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from gpuci.seccomp import of_a_holder, without_exit_stops, without_rings
+from gpu_runtime.seccomp import of_a_holder, without_exit_stops, without_rings
 
 ALLOW, ERRNO, LOG = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO", "SCMP_ACT_LOG"
 TRACE_EXIT = 0x40

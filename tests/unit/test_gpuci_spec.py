@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from gpuci import grant, seccomp, spec
-from gpuci.grant import Grant
-from gpuci.refuse import Refused
+from gpu_runtime import container_spec as spec
+from gpu_runtime import grant, seccomp
+from gpu_runtime.grant import Grant
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import AMD, GRANTED, INTEL, NVIDIA, RecordedNode, golden, granted
 
 KINDS = {

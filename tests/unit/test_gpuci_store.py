@@ -11,13 +11,15 @@ import stat
 
 import pytest
 
-from gpuci import broker, proc, store
-from gpuci.grant import Grant
-from gpuci.journal import Decision
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import Holder, Waiter
-from gpuci.usage import Host
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_store as store
+from gpu_runtime import proc
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.grant import Grant
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder, Waiter
+from gpu_runtime.refusal import Refused
 from tests.unit.grants import NVIDIA
 
 IDS = [device.id for device in NVIDIA.devices]

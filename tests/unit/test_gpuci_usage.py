@@ -8,7 +8,12 @@ import pathlib
 
 import pytest
 
-from gpuci import broker, descriptors, handover, leases, store, usage
+from gpu_runtime import handover
+from gpu_runtime import holder_usage as usage
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime import lease_store as store
+from gpu_runtime import open_devices as descriptors
 from tests.unit.recorded_trees import SHELL, UPTIME, Tree, procs
 
 

@@ -10,12 +10,15 @@ import pytest
 
 from gpu_run import __main__ as service
 from gpu_run.request import Request
-from gpuci import broker, line, policy, rootfs, signals, wrapper
-from gpuci.environment import Variables
-from gpuci.grant import Grant
-from gpuci.policy import Policy
-from gpuci.refuse import Refused, failed
-from gpuci.table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import policy, rootfs, signals
+from gpu_runtime import queue_messages as line
+from gpu_runtime import task_call as wrapper
+from gpu_runtime.environment import Variables
+from gpu_runtime.grant import Grant
+from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused, failed
 from oci import wrapper as installed
 from tests.unit.grants import AMD_GPUS, NVIDIA, content
 

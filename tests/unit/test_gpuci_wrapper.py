@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-import gpuci
+import gpu_runtime as gpuci
 from tests.unit.grants import MIG_GPUS, golden
 from tests.unit.wrapper_rig import ENVIRONMENT, FOREIGN_CONFIG, GLOBAL, GPUS, Rig
 

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from gpuci.journal import Decision
+from gpu_runtime.decision_log import Decision
 from health import refusals
 from health.refusals import Decided, Journal
 

@@ -5,8 +5,8 @@
 import threading
 import time
 
-from gpuci.store import Store
-from gpuci.table import JOB, Holder
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import JOB, Holder
 from health.returned import Returned
 from health.seen import Holding, Moment
 

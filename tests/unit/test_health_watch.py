@@ -8,9 +8,9 @@ import select
 
 import pytest
 
-from gpuci import policy
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import policy
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
 from health import leased, watch
 from health.decided import TakeOut
 from health.seen import Card, Holding, Look, Message, Source

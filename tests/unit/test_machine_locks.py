@@ -13,7 +13,7 @@ import time
 import pytest
 from ops import testing
 
-from gpuci.store import Store
+from gpu_runtime.lease_store import Store
 from host import owner
 from machine import locks
 from tests.unit.situations import state

@@ -4,7 +4,7 @@
 
 import pytest
 
-from gpuci import policy
+from gpu_runtime import policy
 from oci import cordons, wrapper
 from plan.parts import GpuPlan
 from tests.unit.situations import gpu, sliced

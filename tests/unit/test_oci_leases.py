@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from gpuci import usage
-from gpuci.store import Store
-from gpuci.table import Holder, Waiter
-from gpuci.usage import Host
+from gpu_runtime import holder_usage as usage
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder, Waiter
 from oci import leases, wrapper
 from plan.parts import GpuPlan
 from plan.state import Lease

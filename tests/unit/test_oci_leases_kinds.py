@@ -4,8 +4,8 @@
 
 import pytest
 
-from gpuci import proc
-from gpuci.table import CONTAINER, JOB
+from gpu_runtime import proc
+from gpu_runtime.lease_table import CONTAINER, JOB
 from oci import leases
 from tests.unit.test_oci_leases import TASK, Worker
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from gpuci import policy
+from gpu_runtime import policy
 from oci import quarantine
 from plan.state import Quarantine
 from tests.unit.grants import AMD_GPUS, golden

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from gpu.inventory import Vendor
-from gpuci import policy
+from gpu_runtime import policy
 from machine import templates
 from oci import quarantine, wrapper
 from plan.parts import GpuPlan

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import Holder
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder
+from gpu_runtime.refusal import Refused
 from oci import wrapper
 from tests.unit.grants import content
 

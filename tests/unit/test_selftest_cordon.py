@@ -7,9 +7,9 @@ import json
 import pytest
 
 from gpu.inventory import Inventory, State, Vendor
-from gpuci.store import Store
-from gpuci.table import Holder
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder
 from oci import cordons, leases, quarantine, retests, wrapper
 from plan.parts import GpuPlan
 from selftest import cordon

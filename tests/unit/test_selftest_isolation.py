@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu.inventory import Gpu, Vendor
-from gpuci import spec
+from gpu_runtime import container_spec as spec
 from machine import process
 from oci import wrapper
 from selftest import bundle, containers, probe, rootfs

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from gpuci.store import Store
-from gpuci.table import Holder, Waiter
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder, Waiter
 from oci import cordons, quarantine, wrapper
 from selftest import reserve
 from tests.unit.grants import MIG_GPUS, golden

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from gpu.inventory import Gpu, Vendor
-from gpuci.refuse import Refused
+from gpu_runtime.refusal import Refused
 from oci import wrapper
 from selftest import containers, reserve
 from selftest import containers as selftest_containers

@@ -8,7 +8,7 @@ import json
 import pytest
 from ops import testing
 
-from gpuci import folders as given
+from gpu_runtime import task_mounts as given
 from oci import folders, wrapper
 from plan import plan
 from plan.folders import Folder

@@ -7,8 +7,10 @@ import os
 import signal
 import time
 
-from gpuci import store, usage, wrapper
-from gpuci.table import Holder
+from gpu_runtime import holder_usage as usage
+from gpu_runtime import lease_store as store
+from gpu_runtime import task_call as wrapper
+from gpu_runtime.lease_table import Holder
 from tests.killing import die_before
 from tests.unit.wrapper_rig import GOLDEN, GPUS
 

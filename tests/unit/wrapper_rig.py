@@ -7,8 +7,8 @@ import pathlib
 import shutil
 import subprocess
 
-from gpuci.table import Holder, Table
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_table import Holder, Table
 from machine import templates
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pathlib
 import time
 import typing
 
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
 from machine import files
 from machine import procfs as outside
 

@@ -13,7 +13,7 @@ import typing
 from gpu import health, nvml, xid
 from gpu.health import Sample
 from gpu.inventory import Gpu, Vendor
-from gpuci.policy import SELF_TEST_CONTAINER
+from gpu_runtime.policy import SELF_TEST_CONTAINER
 from machine import exhaustion as scarcity
 from machine import files, process
 from selftest import reserve, results

@@ -15,7 +15,7 @@ import typing
 
 from gpu import nvml
 from gpu.inventory import Gpu, Vendor
-from gpuci.policy import SELF_TEST_CONTAINER
+from gpu_runtime.policy import SELF_TEST_CONTAINER
 from machine import files, process
 from selftest import containers, reserve, rootfs
 from selftest.check import Outcome, Progress, Result, Said

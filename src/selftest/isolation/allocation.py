@@ -6,10 +6,10 @@ import contextlib
 import time
 import typing
 
-from gpuci.policy import Policy
-from gpuci.store import Store
-from gpuci.table import Holder
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import Holder
+from gpu_runtime.policy import Policy
 from machine import polling as waiting
 from machine import process
 from machine import process_cleanup as leftovers

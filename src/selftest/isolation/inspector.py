@@ -10,7 +10,7 @@ import secrets
 import typing
 
 from gpu.inventory import Gpu
-from gpuci.policy import SELF_TEST_CONTAINER
+from gpu_runtime.policy import SELF_TEST_CONTAINER
 from oci import wrapper
 from selftest import containers, rootfs
 from selftest.check import Check, Outcome, Result

@@ -16,8 +16,8 @@ import typing
 import uuid
 
 from gpu.inventory import Gpu, Vendor
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 from oci import wrapper
 from selftest import containers, reserve
 from selftest.check import Check, Outcome, Progress, Result

@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 
-from gpuci.jsontext import dumps
+from gpu_runtime.fast_json import dumps
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FULL = 4 << 20  # bytes; then the file becomes <name>.1, in place of the one before

@@ -10,21 +10,27 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuci import arguments, broker, folders, grant, journal, refuse, rootfs, signals, spec
-from gpuci import policy as policies
-from gpuci.files import read_object, replace
-from gpuci.journal import Decision
-from gpuci.jsontext import SPEC
-from gpuci.policy import Policy
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.usage import Host
+from gpu_runtime import container_spec as spec
+from gpu_runtime import decision_log as journal
+from gpu_runtime import grant, rootfs, signals
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import policy as policies
+from gpu_runtime import refusal as refuse
+from gpu_runtime import runc_arguments as arguments
+from gpu_runtime import task_mounts as folders
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.fast_json import SPEC
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.json_files import read_object, replace
+from gpu_runtime.lease_store import Store
+from gpu_runtime.policy import Policy
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuci.environment import Variables
+    from gpu_runtime.environment import Variables
 
 
 class Paths:
@@ -201,7 +207,7 @@ def unfit(
     required = variables.required() if policy.vendor.by_runtime else []
     if not required:
         return {}
-    from gpuci import require  # noqa: PLC0415 - most images require nothing
+    from gpu_runtime import image_requirements as require  # noqa: PLC0415 - most images require nothing
 
     return require.unfit(
         policy, required, variables.noun, lambda: rootfs.own_drivers(config, bundle)

@@ -10,7 +10,7 @@ it the author's; without it all are the image's.
 
 from __future__ import annotations
 
-from gpuci.refuse import Refused
+from gpu_runtime.refusal import Refused
 
 WRITERS_BORDER = "ATC_EXTERNAL_URL"
 COUNT = "GPU_COUNT"

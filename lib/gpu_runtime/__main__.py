@@ -26,8 +26,8 @@ sys.path.insert(0, HOME)
 
 # The hook comes first. Whoever calls for an engine's container says so.
 if sys.argv[1:2] == ["--engine"]:
-    from gpuci.engine import main
+    from gpu_runtime.engine_call import main
 else:
-    from gpuci.wrapper import main
+    from gpu_runtime.task_call import main
 
 main(sys.argv[1:])

@@ -23,9 +23,10 @@ import errno
 import os
 import time
 
-from gpuci import groups, proc
-from gpuci.signals import Process
-from gpuci.table import JOB, STEP, Call, Holder, names_container
+from gpu_runtime import cgroups as groups
+from gpu_runtime import proc
+from gpu_runtime.lease_table import JOB, STEP, Call, Holder, names_container
+from gpu_runtime.signals import Process
 
 # A container and its first process come within seconds of the grant. This long, in seconds, a
 # start or an exec may take before the devices go to somebody else: a hook can be made to hang.
@@ -258,7 +259,7 @@ class Host:
             ending: the holders by their names.
             leased: the control groups of all others.
         """
-        from gpuci import handover  # noqa: PLC0415 - what gets a device that is free needs none
+        from gpu_runtime import handover  # noqa: PLC0415 - what gets a device that is free needs none
 
         look = handover.Look(self._root, ending, leased)
         over = _thread.allocate_lock()

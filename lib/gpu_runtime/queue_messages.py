@@ -7,10 +7,10 @@ No call that gets its devices at once needs any of it, so whoever does imports i
 
 from __future__ import annotations
 
-from gpuci.leases import LONGEST_LOOK
-from gpuci.policy import SELF_TEST_CONTAINER, Device, Policy
-from gpuci.refuse import Refused, duration, failed
-from gpuci.table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
+from gpu_runtime.lease_scheduler import LONGEST_LOOK
+from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
+from gpu_runtime.policy import SELF_TEST_CONTAINER, Device, Policy
+from gpu_runtime.refusal import Refused, duration, failed
 
 _FEWER = {
     STEP: "set the param GPU_COUNT lower, or give the step the tag gpu-count>={}",

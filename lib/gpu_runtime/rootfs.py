@@ -15,10 +15,10 @@ import errno
 import os
 import stat
 
-from gpuci import spec
-from gpuci.files import read_bytes
-from gpuci.refuse import Refused
-from gpuci.shapes import items, table, text
+from gpu_runtime import container_spec as spec
+from gpu_runtime.json_files import read_bytes
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.refusal import Refused
 
 # An operator's mark on a folder that tasks may have as their root.
 MARKER = ".gpu-ci-task-root"

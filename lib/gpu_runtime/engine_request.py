@@ -9,16 +9,16 @@ NVIDIA_VISIBLE_DEVICES; neither from an image, which asks for nothing.
 
 from __future__ import annotations
 
-from gpuci import spec
-from gpuci.engine_nodes import Nodes, Numbers, numbers
-from gpuci.environment import COUNT, Variables
-from gpuci.refuse import Refused
-from gpuci.shapes import items, table, text
+from gpu_runtime import container_spec as spec
+from gpu_runtime.device_nodes import Nodes, Numbers, numbers
+from gpu_runtime.environment import COUNT, Variables
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuci.engine_facts import Facts
-    from gpuci.policy import Device, Policy
+    from gpu_runtime.engine_metadata import Facts
+    from gpu_runtime.policy import Device, Policy
 
 ALL = "all"
 _NAMING = ("NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES")

@@ -10,8 +10,8 @@ __cgroup1_procs_write; runc 1.1.5 libcontainer/process_linux.go setnsProcess.sta
 
 from __future__ import annotations
 
-from gpuci import proc
-from gpuci.table import names_container
+from gpu_runtime import proc
+from gpu_runtime.lease_table import names_container
 
 DEVICES = "devices"
 """The hierarchy that decides on devices: v1's of that name, or where there is none v2's."""

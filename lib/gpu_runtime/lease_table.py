@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from gpuci.shapes import items, table, text
+from gpu_runtime.json_shape import items, table, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

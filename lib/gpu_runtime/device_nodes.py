@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import stat
 
-from gpuci import proc
+from gpu_runtime import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuci.policy import Device, Policy
+    from gpu_runtime.policy import Device, Policy
 
 Numbers = tuple[int, int]
 """A character device's major and minor number."""

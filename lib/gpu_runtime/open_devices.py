@@ -15,7 +15,7 @@ import stat
 import struct
 import time
 
-from gpuci import proc
+from gpu_runtime import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ of them a rule, an operator and a value. Of several variables all must hold.
 
 from __future__ import annotations
 
-from gpuci.refuse import Refused
-from gpuci.table import readable
+from gpu_runtime.lease_table import readable
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuci.environment import Requirement
-    from gpuci.policy import Policy
+    from gpu_runtime.environment import Requirement
+    from gpu_runtime.policy import Policy
 
 _LOADED = "/proc/driver/nvidia/version"
 

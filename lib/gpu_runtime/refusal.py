@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from gpuci.jsontext import dumps
+from gpu_runtime.fast_json import dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

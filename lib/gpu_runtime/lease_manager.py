@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import time
 
-from gpuci import leases
-from gpuci.grant import Grant
-from gpuci.journal import Decision
-from gpuci.policy import Device, Policy
-from gpuci.refuse import Refused
-from gpuci.store import Record, Store
-from gpuci.table import NOUNS, STEP, Holder, Table, Waiter, readable
-from gpuci.usage import Host
+from gpu_runtime import lease_scheduler as leases
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.grant import Grant
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_store import Record, Store
+from gpu_runtime.lease_table import NOUNS, STEP, Holder, Table, Waiter, readable
+from gpu_runtime.policy import Device, Policy
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpuci.line import Place
+    from gpu_runtime.queue_messages import Place
 
 # How often those who wait look, in seconds: the oldest, who is served next, and the others.
 # A device that comes free is idle for no longer.
@@ -118,7 +118,7 @@ def _look(
         if grant:
             store.put(wish.container, request.bundle, grant, table.holders[wish.container])
         elif last:
-            from gpuci import line  # noqa: PLC0415 - what gets its devices at once needs no words
+            from gpu_runtime import queue_messages as line  # noqa: PLC0415 - what gets its devices at once needs no words
 
             raise line.expired(request.kind, allowed, table, usable, wish, looked)
         oldest = next(iter(table.waiters), None)
@@ -135,7 +135,7 @@ def _tell(
     now: float,
 ) -> None:
     """Tell who waits where it stands; where that fails, it waits no more."""
-    from gpuci import line  # noqa: PLC0415
+    from gpu_runtime import queue_messages as line  # noqa: PLC0415
 
     try:
         told(line.Place(store.read(), usable, wish, now))
@@ -266,7 +266,7 @@ def _usable(policy: Policy, decision: Decision, request: Request) -> tuple[list[
     count = 1 if asked is None else asked
     missing = {*request.named} - {device.id for device in usable}
     if missing or count > len(usable):
-        from gpuci import line  # noqa: PLC0415
+        from gpu_runtime import queue_messages as line  # noqa: PLC0415
 
         if missing:
             raise line.not_here(request.kind, policy, cordoned, sorted(missing))
@@ -351,7 +351,7 @@ def _check_withheld(table: Table, host: Host, kind: str, container: str = "") ->
     """
     for name, holder in table.holders.items():
         if container in ("", name) and (why := host.looked.get(name)):
-            from gpuci import line  # noqa: PLC0415
+            from gpu_runtime import queue_messages as line  # noqa: PLC0415
 
             raise line.withheld(kind, holder, why)
 

@@ -13,7 +13,7 @@ others no more of it than its path. So io_uring is refused, as Concourse's own p
 
 from __future__ import annotations
 
-from gpuci.shapes import items, table
+from gpu_runtime.json_shape import items, table
 
 _RINGS = ("io_uring_setup", "io_uring_enter", "io_uring_register")
 

@@ -12,35 +12,32 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuci import (
-    arguments,
-    broker,
-    engine_caller,
-    engine_facts,
-    engine_spec,
-    engine_wish,
-    journal,
-    refuse,
-    rootfs,
-    spec,
-    wrapper,
-)
-from gpuci import policy as policies
-from gpuci.engine_nodes import Nodes
-from gpuci.files import read_object, replace
-from gpuci.journal import Decision
-from gpuci.jsontext import SPEC
-from gpuci.refuse import Refused
-from gpuci.store import Store
-from gpuci.table import CONTAINER, NOUNS
-from gpuci.usage import Host
+from gpu_runtime import container_spec as spec
+from gpu_runtime import decision_log as journal
+from gpu_runtime import engine_client as engine_caller
+from gpu_runtime import engine_metadata as engine_facts
+from gpu_runtime import engine_request as engine_wish
+from gpu_runtime import engine_spec, rootfs
+from gpu_runtime import lease_manager as broker
+from gpu_runtime import policy as policies
+from gpu_runtime import refusal as refuse
+from gpu_runtime import runc_arguments as arguments
+from gpu_runtime import task_call as wrapper
+from gpu_runtime.decision_log import Decision
+from gpu_runtime.device_nodes import Nodes
+from gpu_runtime.fast_json import SPEC
+from gpu_runtime.holder_usage import Host
+from gpu_runtime.json_files import read_object, replace
+from gpu_runtime.lease_store import Store
+from gpu_runtime.lease_table import CONTAINER, NOUNS
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuci.engine_facts import Facts
-    from gpuci.policy import Policy
+    from gpu_runtime.engine_metadata import Facts
+    from gpu_runtime.policy import Policy
 
 _NOUN = NOUNS[CONTAINER]
 # For how long a container may wait at most, in seconds, by its engine. podman holds its lock

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 
-from gpuci.files import read_object
-from gpuci.refuse import Refused
-from gpuci.shapes import items, table, text
-from gpuci.vendors import VENDORS, Vendor
+from gpu_runtime.device_vendors import VENDORS, Vendor
+from gpu_runtime.json_files import read_object
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.refusal import Refused
 
 VERSION = 3
 # How the ids of the containers begin that the self-test makes; Concourse's are UUIDs.

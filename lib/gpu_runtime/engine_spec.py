@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import os.path
 
-from gpuci import spec
-from gpuci.engine_nodes import DRM, NVIDIA
-from gpuci.engine_wish import node_numbers
-from gpuci.refuse import Refused
-from gpuci.seccomp import of_a_holder, unconfined
-from gpuci.shapes import items, table, text
+from gpu_runtime import container_spec as spec
+from gpu_runtime.device_nodes import DRM, NVIDIA
+from gpu_runtime.engine_request import node_numbers
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.refusal import Refused
+from gpu_runtime.seccomp import of_a_holder, unconfined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from gpuci.engine_nodes import Nodes, Numbers
-    from gpuci.environment import Variables
-    from gpuci.grant import Grant
+    from gpu_runtime.device_nodes import Nodes, Numbers
+    from gpu_runtime.environment import Variables
+    from gpu_runtime.grant import Grant
 
 # What brings GPUs in as a hook of its own accord: by Docker (daemon/nvidia_linux.go; from 29.2 on
 # where CDI fails, daemon/devices_nvidia_linux.go), by CDI files, and by podman's hooks.d.

@@ -16,12 +16,12 @@ import fcntl
 import os
 import time
 
-from gpuci import proc
-from gpuci.files import read_object, remove, replace
-from gpuci.grant import Grant
-from gpuci.refuse import Refused
-from gpuci.shapes import items, table, text
-from gpuci.table import STEP, Holder, Table
+from gpu_runtime import proc
+from gpu_runtime.grant import Grant
+from gpu_runtime.json_files import read_object, remove, replace
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.lease_table import STEP, Holder, Table
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ the same from 3.6 to 3.14. Where it is not, json itself takes its place.
 
 from __future__ import annotations
 
-from gpuci.shapes import table
+from gpu_runtime.json_shape import table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import select
 
-from gpuci import proc
-from gpuci.refuse import Refused
+from gpu_runtime import proc
+from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuci.line import Place
+    from gpu_runtime.queue_messages import Place
 
 _PIDFD_GETFD = 438  # its number, the same on all architectures (pidfd_getfd(2), Linux 5.6)
 

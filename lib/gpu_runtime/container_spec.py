@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import os.path
 
-from gpuci.environment import LOADER, Variables
-from gpuci.grant import Grant, Node
-from gpuci.refuse import Refused
-from gpuci.seccomp import of_a_holder, without_rings
-from gpuci.shapes import items, table, text
+from gpu_runtime.environment import LOADER, Variables
+from gpu_runtime.grant import Grant, Node
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.refusal import Refused
+from gpu_runtime.seccomp import of_a_holder, without_rings
 
 OTHER, TASK, PRIVILEGED_TASK = "other", "task", "privileged task"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 import stat
 
-from gpuci.jsontext import dumps, loads
-from gpuci.shapes import table
+from gpu_runtime.fast_json import dumps, loads
+from gpu_runtime.json_shape import table
 
 
 def read_bytes(path: str) -> bytes:

@@ -13,16 +13,18 @@ import errno
 import os
 import time
 
-from gpuci import groups, proc, refuse
-from gpuci.descriptors import Search, TooLongError
-from gpuci.signals import Process
-from gpuci.table import STEP
+from gpu_runtime import cgroups as groups
+from gpu_runtime import proc
+from gpu_runtime import refusal as refuse
+from gpu_runtime.lease_table import STEP
+from gpu_runtime.open_devices import Search, TooLongError
+from gpu_runtime.signals import Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from gpuci.table import Holder
+    from gpu_runtime.lease_table import Holder
 
 # How long a look may take, in seconds: some millions of descriptors.
 PATIENCE = 30

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import stat
 
-from gpuci import spec
-from gpuci.files import read_object, replace
-from gpuci.policy import SELF_TEST_CONTAINER
-from gpuci.refuse import Refused, fault
-from gpuci.shapes import items, table, text
+from gpu_runtime import container_spec as spec
+from gpu_runtime.json_files import read_object, replace
+from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.policy import SELF_TEST_CONTAINER
+from gpu_runtime.refusal import Refused, fault
 
 FILE = "folders.json"  # beside policy.json
 VERSION = 1

@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import stat
 
-from gpuci.environment import COUNT, Variables
-from gpuci.jsontext import dumps
-from gpuci.policy import Device, Policy
-from gpuci.refuse import Refused, failed
-from gpuci.table import NOUNS, STEP
+from gpu_runtime.environment import COUNT, Variables
+from gpu_runtime.fast_json import dumps
+from gpu_runtime.lease_table import NOUNS, STEP
+from gpu_runtime.policy import Device, Policy
+from gpu_runtime.refusal import Refused, failed
 
 
 def asked_for(policy: Policy, variables: Variables, *, privileged: bool) -> int | None:

@@ -20,10 +20,10 @@ from __future__ import annotations
 import binascii
 import os
 
-from gpuci import proc
-from gpuci.files import read_object
-from gpuci.jsontext import IMAGE, loads
-from gpuci.shapes import items, table, text
+from gpu_runtime import proc
+from gpu_runtime.fast_json import IMAGE, loads
+from gpu_runtime.json_files import read_object
+from gpu_runtime.json_shape import items, table, text
 
 DOCKER, PODMAN = "docker", "podman"
 _SHORT = 12  # as many letters of an id as both engines show

@@ -11,15 +11,15 @@ divided among those who wait is told by `divide`.
 
 from __future__ import annotations
 
-from gpuci.table import Holder, Table, Waiter
+from gpu_runtime.lease_table import Holder, Table, Waiter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Protocol, TypeVar
 
-    from gpuci.store import Store
-    from gpuci.table import Call
+    from gpu_runtime.lease_store import Store
+    from gpu_runtime.lease_table import Call
 
     Outcome = TypeVar("Outcome")
 
