@@ -97,7 +97,7 @@ class Wrapper:
             name: of the folder.
             gpus: for tasks.
             runc: the next runtime, whatever the policy.
-            rule: values of constants of gpuci.leases that are to differ from the real ones.
+            rule: what is to differ of gpu_runtime.lease_scheduler's constants.
             policy: what is to differ from the charm's.
         """
         self.folder = SCRATCH / name
@@ -105,11 +105,13 @@ class Wrapper:
         self.store = self.folder / "run" / "gpu-ci" / "leases"
         self.log = self.folder / "oci.log"
         self.front = self.bin / "runc"
-        lib = self.folder / "lib" / "gpuci"
+        lib = self.folder / "lib" / "gpu_runtime"
         self.bin.mkdir(parents=True)
         (self.folder / "run").mkdir()
-        shutil.copytree(ROOT / "lib" / "gpuci", lib, ignore=shutil.ignore_patterns("__pycache__"))
-        _set(lib / "leases.py", rule)
+        shutil.copytree(
+            ROOT / "lib" / "gpu_runtime", lib, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        _set(lib / "lease_scheduler.py", rule)
         command = [PYTHON, "-I", "-m", "compileall", "-q", "--invalidation-mode"]
         subprocess.run([*command, "unchecked-hash", lib], check=True, timeout=60)
         policy_path = self.folder / "policy.json"

@@ -118,7 +118,8 @@ RARE = (
     ),
     "tests/functional/test_engines_unit.py",
     "tests/functional/test_engine_doors.py",
-    # podman's and Docker's containers: the rest of that file, unit/test_gpuci_engine*.py.
+    # podman's and Docker's containers: the rest of that file,
+    # unit/test_gpu_runtime_engine_*.py.
     *(
         f"tests/functional/test_engines.py::test_{name}"
         for name in (
@@ -140,8 +141,8 @@ RARE = (
     "tests/lab/test_walk.py::test_an_index_keeps_its_card",
     "tests/functional/test_wrapper_install.py::test_killed_at_any_step",
     # That the model of leases would see a breach; that there is none: the rest of that file.
-    "tests/unit/test_gpuci_leases.py::test_the_model_sees_each_breach",
-    "tests/unit/test_gpuci_leases_kinds.py::test_the_model_sees_each_breach",
+    "tests/unit/test_gpu_runtime_leases.py::test_the_model_sees_each_breach",
+    "tests/unit/test_gpu_runtime_leases_kinds.py::test_the_model_sees_each_breach",
     # Attacks like others that stay in make test, by another way in.
     *(
         f"tests/attacks/test_denial.py::test_{name}"
@@ -176,7 +177,8 @@ RARE = (
             "ten_thousand",
         )
     ),
-    # functional/test_nested_leases.py, unit/test_gpuci_nested.py; a task of more than a minute.
+    # functional/test_nested_leases.py, unit/test_gpu_runtime_nested.py;
+    # a task of more than a minute.
     "tests/lab/test_nested.py::test_a_long_task",
     # The watch on a whole worker, for as long as its polls take: functional/test_health_*.py and
     # unit/test_health_*.py.

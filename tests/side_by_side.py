@@ -15,7 +15,7 @@ ROOMS = (
     "tests/lab/",
     "tests/attacks/",
     "tests/functional/test_selftest_isolation.py",
-    "tests/unit/test_gpuci_leases.py",
+    "tests/unit/test_gpu_runtime_leases.py",
     "tests/functional/",
     "",
 )

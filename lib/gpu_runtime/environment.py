@@ -50,8 +50,8 @@ DOOR_PREFIX = "DOCKER_RESOURCE_"  # what swarm-resource commonly names
 LOADER = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
 
 
-# What an image requires of driver and GPU; require.py reads it. Tegra's variables list mounts
-# (nvidia-container-toolkit 1.20 internal/config/image/cuda_image.go).
+# What an image requires of driver and GPU; image_requirements.py reads it. Tegra's
+# variables list mounts (nvidia-container-toolkit 1.20 internal/config/image/cuda_image.go).
 _REQUIRE, _REQUIRE_TEGRA = "NVIDIA_REQUIRE_", "NVIDIA_REQUIRE_JETPACK"
 _REQUIRE_NOTHING = "NVIDIA_DISABLE_REQUIRE"
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's strconv.ParseBool

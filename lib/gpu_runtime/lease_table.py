@@ -44,7 +44,7 @@ class Holder:
         waited: for how long it had waited for them, in seconds; None: nobody noted that.
         cgroup: its control group as /proc/<pid>/cgroup shows it: from its spec, and from its first
             process as soon as that is there; empty where neither tells.
-        unified: the same in v2's hierarchy, as its first process told it; see gpuci.groups.
+        unified: the same in v2's hierarchy, as its first process told it; see gpu_runtime.cgroups.
         nodes: paths of the device nodes that nobody but its holder has.
         execs: whether a process was started in it, or was seen in a job; from then on such
             processes are its use.

@@ -45,7 +45,7 @@ def switch(
 ) -> pathlib.Path | None:
     """The file by which a container's control group is frozen with two of its processes.
 
-    They need not be in the same groups (gpuci.groups), and v2's are frozen beside v1 too.
+    They need not be in the same groups (gpu_runtime.cgroups), and v2's are frozen beside v1 too.
 
     Args:
         pid: the first one, which is in the container's own groups or has moved itself below them;

@@ -34,7 +34,7 @@ def apply(*, nvidia_runtime: bool) -> bool:
         "gpu-ci",
         runc=runc(),
         python=wrapper.PYTHON,
-        lib=wrapper.LIB / "gpuci",
+        lib=wrapper.BACK_END,
         store=wrapper.STORE,
         policy=wrapper.POLICY,
         home=HOME,

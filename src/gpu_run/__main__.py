@@ -42,7 +42,7 @@ _OPEN: typing.Final = (
 _REFUSALS: typing.Final = (
     BadRequestError, Refused, RoomError, leases.LeaseError, process.CommandError,
 )  # fmt: skip
-_EXPIRED: typing.Final = "this job waited "  # as gpuci.line begins it
+_EXPIRED: typing.Final = "this job waited "  # as gpu_runtime.queue_messages begins it
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ class Out:
         """Begin with none.
 
         Args:
-            folders: all of them, of which a later one counts more, as in gpuci.policy.
+            folders: all of them, of which a later one counts more, as in gpu_runtime.policy.
             quarantine: the one of them whose GPUs do not come back by themselves.
         """
         self._folders, self._quarantine = folders, quarantine

@@ -256,7 +256,7 @@ def _any(holders: list[Holding], *, ours: bool) -> bool:
 
 
 def _cause(why: str) -> str:
-    """A short cause of few that there can be, of what a GPU `is` (gpuci.policy.why)."""
+    """A short cause of few that there can be, of what a GPU `is` (gpu_runtime.policy.why)."""
     if why.startswith("cordoned by the operator"):
         return "operator"
     reason = why.removeprefix("quarantined: ")

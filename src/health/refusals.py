@@ -22,7 +22,7 @@ class Reason:
 
     Attributes:
         name: as the metric has it.
-        pattern: how the texts of lib/gpuci begin (Refused(...)).
+        pattern: how the texts of lib/gpu_runtime begin (Refused(...)).
         means: for people.
     """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The list of folders that the wrapper gives to tasks (lib/gpuci/folders.py)."""
+"""The list of folders that the wrapper gives to tasks (lib/gpu_runtime/task_mounts.py)."""
 
 import collections.abc
 import dataclasses

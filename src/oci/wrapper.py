@@ -22,7 +22,7 @@ from oci import dirty, manifest, nvidia, quarantine
 from plan.parts import GpuPlan
 
 _CHARM = Path(__file__).resolve().parents[2]
-_SOURCES = _CHARM / "lib" / "gpuci"
+_SOURCES = _CHARM / "lib" / "gpu_runtime"
 
 PYTHON = "/usr/bin/python3"  # the distribution's own: 3.10 on Ubuntu 22.04, 3.12 on 24.04
 RUNC = "/opt/concourse/current/bin/runc"
@@ -34,7 +34,9 @@ FRONT = BIN / "runc"
 LAUNCHER = BIN / "containerd-launcher"
 SELFTEST = BIN / "gpu-selftest"
 LIB = HOME / "lib"
-_COMPILED = "compiled.json"  # beside the folder gpuci, of each version
+# A link. Its name is from before that of the package: fronts of that time call it still.
+BACK_END = LIB / "gpuci"
+_COMPILED = "compiled.json"  # beside the folder gpu_runtime, of each version
 LINK = Path(
     "/usr/local/bin/runc-gpu-wrapper"
 )  # for people; its name keeps it out of containerd's way
@@ -74,7 +76,7 @@ def apply(gpu: GpuPlan | None) -> bool:
         "runc",
         runc=RUNC,
         python=PYTHON,
-        lib=LIB / "gpuci",
+        lib=BACK_END,
         store=STORE,
         policy=POLICY,
         bin=BIN,
@@ -94,7 +96,7 @@ def remove() -> bool:
     installed again, their GPUs would be given to others. A later call takes it.
     """
     changed = False
-    logs = (LOG, LOG.with_name(f"{LOG.name}.1"))  # as gpuci.journal has them
+    logs = (LOG, LOG.with_name(f"{LOG.name}.1"))  # as gpu_runtime.decision_log has them
     for path in (FRONT, LINK, BIN, LIB, CONFIG, CORDONS, *logs):
         changed |= files.ensure_absent(path)
     for folder in (HOME, LOG.parent):
@@ -108,10 +110,11 @@ def allowed(kind: str = STEP) -> Policy | None:
     """What tasks may have; None where they get no GPU: the wrapper is not here, or has none.
 
     Args:
-        kind: of whoever asks, one of gpuci.table's KINDS; all of them may have the same.
+        kind: of whoever asks, one of gpu_runtime.lease_table's KINDS; all of them may have the
+            same.
 
     Raises:
-        gpuci.refuse.Refused: the policy can't be read or followed.
+        gpu_runtime.refusal.Refused: the policy can't be read or followed.
     """
     if not FRONT.exists() and not POLICY.exists():
         return None
@@ -137,7 +140,7 @@ def installed() -> dict[str, str]:
     """
     if not FRONT.exists():
         return {}
-    back_end = (LIB / "gpuci").resolve()
+    back_end = BACK_END.resolve()
     compiled = _compiled(back_end)
     sources = sorted(path.name for path in _SOURCES.glob("*.py"))
     holds = {
@@ -149,7 +152,7 @@ def installed() -> dict[str, str]:
         back_end / "__pycache__": None,
         CONFIG: None,
     }
-    others = [FRONT, LAUNCHER, LINK, POLICY, LIB / "gpuci", back_end.parent / _COMPILED]
+    others = [FRONT, LAUNCHER, LINK, POLICY, BACK_END, back_end.parent / _COMPILED]
     others += [back_end / name for name in sources]
     others += [back_end / "__pycache__" / name for name in compiled]
     if (runtime := ENGINES / "gpu-ci").is_file() and not runtime.is_symlink():
@@ -170,7 +173,7 @@ def is_for_engines(path: str) -> bool:
 
 
 def policy_text(gpu: GpuPlan | None) -> str:
-    """What the back end reads as policy.json (lib/gpuci/policy.py)."""
+    """What the back end reads as policy.json (lib/gpu_runtime/policy.py)."""
     if gpu is None:
         return json.dumps({"version": policy.VERSION, "gpus": []}, indent=1) + "\n"
     content = {
@@ -214,18 +217,18 @@ def _has_users() -> bool:
 
 
 def _install_back_end() -> bool:
-    """Put this charm's lib/gpuci, compiled, behind one symlink; the one before stays beside it."""
+    """Put lib/gpu_runtime, compiled, behind one symlink; the version before stays beside it."""
     sources = {path.name: path.read_bytes() for path in sorted(_SOURCES.glob("*.py"))}
     version = _content_hash(sources)
-    target, link = LIB / version / "gpuci", LIB / "gpuci"
+    target = LIB / version / "gpu_runtime"
     files.ensure_directory(LIB)
     files.ensure_directory(target.parent)
     files.ensure_directory(target)
     changed = False
     for name, content in sources.items():
         changed |= files.ensure_file(target / name, content)
-    current = str(link.readlink()) if link.is_symlink() else ""
-    if changed or current != f"{version}/gpuci" or not _is_compiled(target):
+    current = str(BACK_END.readlink()) if BACK_END.is_symlink() else ""
+    if changed or current != f"{version}/gpu_runtime" or not _is_compiled(target):
         changed = True
         command = [PYTHON, "-s", "-m", "compileall", "-q", "-f"]
         command += ["--invalidation-mode", "unchecked-hash", str(target)]
@@ -237,9 +240,9 @@ def _install_back_end() -> bool:
         # Before the switch, so that being killed leaves nothing that the next call would not see.
         kept = {version, Path(current).parent.name}
         for folder in LIB.iterdir():
-            if folder != link and folder.name not in kept:
+            if folder != BACK_END and folder.name not in kept:
                 files.ensure_absent(folder)
-    return files.ensure_symlink(link, f"{version}/gpuci") or changed
+    return files.ensure_symlink(BACK_END, f"{version}/gpu_runtime") or changed
 
 
 def _compiled(target: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 """The folders of the host that tasks get, as task-mounts names them. Pure.
 
 Whether one is there, and whether nobody can put another in its place, is looked at when a task
-begins (lib/gpuci/folders.py).
+begins (lib/gpu_runtime/task_mounts.py).
 """
 
 import dataclasses

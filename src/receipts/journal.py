@@ -1,6 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the wrapper's log (gpuci.journal) tells of a lease: how long it waited, who ended it."""
+"""What the wrapper's log tells of a lease: how long it waited, who ended it.
+
+The wrapper writes it: gpu_runtime.decision_log.
+"""
 
 import json
 import pathlib

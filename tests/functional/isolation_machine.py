@@ -38,7 +38,7 @@ if "nested" in sys.argv:
     from selftest import containers
     containers.is_nested = lambda: True
 if "unseen" in sys.argv:
-    from gpuci.usage import Host
+    from gpu_runtime.holder_usage import Host
     Host._processes = lambda *_: []
 found = isolation.run(Settings("worker/0", gpus=gpus), gpus, progress)
 print(json.dumps([dataclasses.asdict(one) for one in found], default=lambda enum: enum.value))

@@ -25,7 +25,7 @@ def grants_none(machine):
 
 
 def passes_annotations_on(machine):
-    machine.edit(f"{LIB}/spec.py", '"cdi.k8s.io/"', '"none/"')
+    machine.edit(f"{LIB}/container_spec.py", '"cdi.k8s.io/"', '"none/"')
     machine.edit(CONFIG, "annotation-prefixes = []", 'annotation-prefixes = ["cdi.k8s.io/"]')
 
 
@@ -34,7 +34,7 @@ def takes_every_annotation(machine):
 
 
 def passes_volume_mounts_on(machine):
-    machine.edit(f"{LIB}/spec.py", '"/var/run/nvidia-c', '"/none')
+    machine.edit(f"{LIB}/container_spec.py", '"/var/run/nvidia-c', '"/none')
     name = "accept-nvidia-visible-devices-as-volume-mounts"
     machine.edit(CONFIG, f"{name} = false", f"{name} = true")
 
@@ -60,22 +60,22 @@ def is_the_plain_runc(machine):
 
 
 def forgets_exec(machine):
-    machine.edit(f"{LIB}/wrapper.py", "replace(path, spec.at_exec(", "str((spec.at_exec(")
-    machine.edit(f"{LIB}/wrapper.py", "*told), like=path)", "*told)))")
+    machine.edit(f"{LIB}/task_call.py", "replace(path, spec.at_exec(", "str((spec.at_exec(")
+    machine.edit(f"{LIB}/task_call.py", "*told), like=path)", "*told)))")
 
 
 def never_reclaims(machine):
     head = '"""Whether the holder still uses its devices.\n'
-    machine.edit(f"{LIB}/usage.py", head, f'"""."""\n        return True\n        {head}')
+    machine.edit(f"{LIB}/holder_usage.py", head, f'"""."""\n        return True\n        {head}')
 
 
 def leaves_children(machine):
     call = "self._end_calls(holder)\n        # Noted"
-    machine.edit(f"{LIB}/usage.py", call, "return True\n        # Noted")
+    machine.edit(f"{LIB}/holder_usage.py", call, "return True\n        # Noted")
 
 
 def forgets_holders(machine):
-    machine.edit(f"{LIB}/table.py", "if device not in blocked]", "]")
+    machine.edit(f"{LIB}/lease_table.py", "if device not in blocked]", "]")
 
 
 # A runc that allows a container every device.

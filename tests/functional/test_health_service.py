@@ -24,7 +24,7 @@ import pathlib
 from machine import app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), {current!r}
 from gpu import detect
-from gpuci import policy
+from gpu_runtime import policy
 from health import service, settings
 from health.seen import Card
 from oci import quarantine, retests, wrapper

@@ -135,7 +135,7 @@ def as_the_service(*argv):
 
 SERVICE = """
 import sys
-from gpuci.usage import Host
+from gpu_runtime.holder_usage import Host
 from health import step_log
 from health.seen import Holding
 lease = Holding(sys.argv[1], sys.argv[2], (), 0.0, in_use=True)

@@ -67,7 +67,7 @@ class Worker:
             "runc",
             runc=RUNC,
             python="/usr/bin/python3",
-            lib=ROOT / "lib/gpuci",
+            lib=ROOT / "lib/gpu_runtime",
             store=self.work / "leases",
             policy=self.work / "policy.json",
             bin=self.work,

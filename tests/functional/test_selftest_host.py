@@ -107,11 +107,11 @@ FAULTS = [
         "wrapper changed: /opt/gpu-ci/bin/runc has another content", "at its next event",
     ),
     (
-        "chown 1 /opt/gpu-ci/lib/gpuci/broker.py", INSTALL, "wrapper", "",
+        "chown 1 /opt/gpu-ci/lib/gpuci/lease_manager.py", INSTALL, "wrapper", "",
         "has the owner 1:0, not 0:0", "at its next event",
     ),
     (
-        "for f in /opt/gpu-ci/lib/gpuci/__pycache__/spec.*; do echo >>$f; done", INSTALL,
+        "for f in /opt/gpu-ci/lib/gpuci/__pycache__/container_spec.*; do echo >>$f; done", INSTALL,
         "wrapper", "", "has another content", "at its next event",
     ),
     (

@@ -26,7 +26,7 @@ STRIDE = "1" if "GPUCI_SOAK" in os.environ else "3"
 KILLED = """
 import os, subprocess, sys
 from gpu.inventory import Gpu, Vendor
-from gpuci import policy
+from gpu_runtime import policy
 from oci import wrapper
 from plan.parts import GpuPlan
 from tests.killing import killed_at
@@ -48,7 +48,7 @@ def snapshot():
 def usable():
     if wrapper.FRONT.exists():
         assert policy.read(str(wrapper.POLICY)).devices[0].id == sys.argv[1]
-        assert (wrapper.LIB / "gpuci" / "__main__.py").is_file()
+        assert (wrapper.BACK_END / "__main__.py").is_file()
         assert (wrapper.CONFIG / "nvidia-container-runtime" / "config.toml").is_file()
         subprocess.run([wrapper.FRONT, "--version"], check=True, stdout=subprocess.DEVNULL)
 
@@ -124,7 +124,7 @@ def test_the_version_before_is_kept_and_older_ones_are_not(worker):
     current = worker.inside("readlink", f"{lib}/gpuci").stdout.strip()
     folders = worker.inside("ls", lib).stdout.split()
     assert sorted(folders) == sorted(["1111111111111111", current.split("/")[0], "gpuci"])
-    assert worker.inside("ls", f"{lib}/gpuci/__pycache__").stdout.count("wrapper.") == 1
+    assert worker.inside("ls", f"{lib}/gpuci/__pycache__").stdout.count("task_call.") == 1
 
 
 def test_the_packaged_configuration_stays_as_it_is(worker):

@@ -156,21 +156,27 @@ def add_cases(folder: pathlib.Path) -> None:
     golden, guest = ROOT / "tests/unit/golden", ROOT / "tests/soak/guest"
     for source in (*golden.glob("*.json"), *guest.glob("*.py"), guest / "boot"):
         shutil.copy(source, folder)
-    packages = ROOT / "lib/gpuci", ROOT / "lib/machine", pathlib.Path(tenacity.__file__).parent
+    packages = (
+        ROOT / "lib/gpu_runtime",
+        ROOT / "lib/machine",
+        pathlib.Path(tenacity.__file__).parent,
+    )
     for package in packages:
         shutil.copytree(package, folder / package.name)
 
 
 def install_wrapper(disk: Disk) -> None:
     """What src/oci/wrapper.py puts on a worker, but for the policy, which each case writes."""
-    here = disk.root / str(wrapper.LIB / "gpuci")[1:]
-    shutil.copytree(ROOT / "lib" / "gpuci", here, ignore=shutil.ignore_patterns("__pycache__"))
+    here = disk.root / str(wrapper.LIB / "gpu_runtime")[1:]
+    shutil.copytree(
+        ROOT / "lib" / "gpu_runtime", here, ignore=shutil.ignore_patterns("__pycache__")
+    )
     compile_all(here)
     front = templates.render(
         "runc",
         runc=wrapper.RUNC,
         python=wrapper.PYTHON,
-        lib=wrapper.LIB / "gpuci",
+        lib=wrapper.LIB / "gpu_runtime",
         store=wrapper.STORE,
         log=wrapper.LOG,
         policy=wrapper.POLICY,

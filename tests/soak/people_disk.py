@@ -112,7 +112,7 @@ def _add_libraries(disk: Disk, program: pathlib.Path, beside: pathlib.Path | str
 
 def _add_charm(disk: Disk, folder: pathlib.Path) -> None:
     charm = disk.root / "srv/charm"
-    for package in ("gpuci", "machine"):
+    for package in ("gpu_runtime", "machine"):
         shutil.rmtree(disk.root / "soak" / package)  # the charm's own is meant
     for part in ("src", "lib", "templates"):
         shutil.copytree(ROOT / part, charm / part, ignore=shutil.ignore_patterns("__pycache__"))

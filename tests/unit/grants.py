@@ -44,7 +44,7 @@ _RECORDED = {
 
 
 class RecordedNode:
-    """Stands for gpuci.grant.Node, which looks at this machine."""
+    """Stands for gpu_runtime.grant.Node, which looks at this machine."""
 
     def __init__(self, path: str) -> None:
         self.path, self.major, self.minor, self.gid = _RECORDED[path]
@@ -94,6 +94,6 @@ def golden(name: str) -> dict[str, object]:
 
 
 def granted(name: str) -> Grant:
-    """The grant of a golden file; RecordedNode must stand for gpuci.grant.Node."""
+    """The grant of a golden file; RecordedNode must stand for gpu_runtime.grant.Node."""
     _, policy, devices = GRANTED[name]
     return Grant(policy, devices)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The real gpuci.broker, leases, store and usage in a lease_world.
+"""The real gpu_runtime.lease_manager, leases, store and usage in a lease_world.
 
 `installed` puts that world's files, processes and clock where those modules have `os`, `open`,
 `time`, `fcntl` and the like. Nothing inside them is replaced: what is explored is what runs on a

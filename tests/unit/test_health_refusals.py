@@ -43,7 +43,7 @@ def test_it_begins_at_the_logs_end_and_goes_on_from_there(log):
 
 
 def test_rotation_by_the_wrapper_itself(log, monkeypatch):
-    monkeypatch.setattr("gpuci.journal._FULL", 1000)
+    monkeypatch.setattr("gpu_runtime.decision_log._FULL", 1000)
     journal = Journal(log)
     found = []
     for _ in range(30):
@@ -88,11 +88,11 @@ def test_sessions_are_refused_too(log):
 
 
 def beginnings():
-    """Each text with which lib/gpuci refuses a step, its variables as `x`.
+    """Each text with which lib/gpu_runtime refuses a step, its variables as `x`.
 
     What engines' containers are told is counted nowhere; who names devices is no step either.
     """
-    for path in sorted((ROOT / "lib/gpuci").glob("*.py")):
+    for path in sorted((ROOT / "lib/gpu_runtime").glob("*.py")):
         if path.name.startswith("engine"):
             continue
         tree = ast.parse(path.read_text())

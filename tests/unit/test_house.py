@@ -82,7 +82,7 @@ SIDE_EFFECT_METHODS = {
     *("chmod", "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "touch", "unlink"),
     *("write_bytes", "write_text"),
 }
-# Everything but the runtime in lib/gpuci, which has rules of its own.
+# Everything but the runtime in lib/gpu_runtime, which has rules of its own.
 WITH_FLOORS = ("src", "lib/machine")
 HEADER = [
     "# Copyright 2026 The gpu-ci-worker authors",
@@ -222,10 +222,10 @@ def side_effects_only_in_machine(root: pathlib.Path) -> list[str]:
 
 def lib_needs_python_only(root: pathlib.Path) -> list[str]:
     return [
-        f"{path}:{line}: lib/gpuci imports {name}"
-        for path, tree in parsed(root, "lib/gpuci")
+        f"{path}:{line}: lib/gpu_runtime imports {name}"
+        for path, tree in parsed(root, "lib/gpu_runtime")
         for line, name in imports(tree)
-        if name.split(".")[0] not in (*sys.stdlib_module_names, "gpuci")
+        if name.split(".")[0] not in (*sys.stdlib_module_names, "gpu_runtime")
     ]
 
 
@@ -302,18 +302,18 @@ PLANTED = [
     (floors, "src/oci/wrapper.py", "from . import policy", "relative"),
     (floors, "src/misc.py", "", "no floor"),
     (headers, "src/oci/wrapper.py", "import json", "header"),
-    (lib_needs_python_only, "lib/gpuci/spec.py", "import tomlkit", "tomlkit"),
-    (lib_needs_python_only, "lib/gpuci/spec.py", "from plan import Plan", "plan"),
+    (lib_needs_python_only, "lib/gpu_runtime/container_spec.py", "import tomlkit", "tomlkit"),
+    (lib_needs_python_only, "lib/gpu_runtime/container_spec.py", "from plan import Plan", "plan"),
     (
         no_broad_except,
         "src/ci/web.py",
         "try:\n    x()\nexcept Exception:\n    pass",
         ":3:",
     ),
-    (no_broad_except, "lib/gpuci/x.py", "try:\n    x()\nexcept:\n    pass", ":3:"),
+    (no_broad_except, "lib/gpu_runtime/x.py", "try:\n    x()\nexcept:\n    pass", ":3:"),
     (no_broad_except, "src/x.py", "try:\n    x()\nexcept (A, BaseException):\n    pass", ":3:"),
     (ops_only_at_the_door, "src/ci/web.py", "import ops", "ops"),
-    (ops_only_at_the_door, "lib/gpuci/spec.py", "from ops import testing", "ops"),
+    (ops_only_at_the_door, "lib/gpu_runtime/container_spec.py", "from ops import testing", "ops"),
     (packages, "src/ci/web.py", "import requests", "requests"),
     (packages, "src/ci/web.py", "", "jinja2"),
     (purity, "src/plan/plan.py", "import time", "time"),
@@ -355,9 +355,9 @@ CLEAN = [
     ("lib/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
     (
         "src/ci/web.py",
-        "import jinja2\nfrom machine import files\nfrom gpuci import shapes",
+        "import jinja2\nfrom machine import files\nfrom gpu_runtime import json_shape",
     ),
-    ("lib/gpuci/spec.py", "import os\nfrom gpuci import shapes"),
+    ("lib/gpu_runtime/container_spec.py", "import os\nfrom gpu_runtime import json_shape"),
 ]
 
 
@@ -372,7 +372,7 @@ def test_rules_leave_good_code_alone(tmp_path):
 
 def test_lib_runs_in_an_isolated_interpreter():
     """As on a worker: /usr/bin/python3 -I -S, nothing but the standard library in reach."""
-    modules = [module_name(path, ROOT / "lib") for path in python_files(ROOT, "lib/gpuci")]
+    modules = [module_name(path, ROOT / "lib") for path in python_files(ROOT, "lib/gpu_runtime")]
     modules = [name for name in modules if not name.endswith("__main__")]
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r}); import {', '.join(modules)}"
     done = subprocess.run(

@@ -14,8 +14,8 @@ from machine import app, process
 from tests.unit.situations import ROOT
 
 FILES = {
-    "lib/gpuci/__init__.py": "",
-    "lib/gpuci/spec.py": "WORD = 'spec'\n",
+    "lib/gpu_runtime/__init__.py": "",
+    "lib/gpu_runtime/container_spec.py": "WORD = 'spec'\n",
     "src/selftest/__main__.py": "from selftest import late\nprint(late.WORD)\n",
     "src/selftest/late.py": "WORD = 'old'\n",
     "src/selftest/kits/cuda13.txt": "torch==2\n",
@@ -213,7 +213,7 @@ def damage_compiled(copied):
     [
         edit,
         damage_compiled,
-        lambda copied: (copied / "lib/gpuci/spec.py").unlink(),
+        lambda copied: (copied / "lib/gpu_runtime/container_spec.py").unlink(),
         lambda copied: (copied / "src/json.py").write_text("a stranger"),
         lambda copied: (copied / "src/selftest/late.py").chmod(0o666),
         lambda copied: (copied / "stamp").unlink(),

@@ -102,7 +102,7 @@ def test_a_lock_is_not_waited_for_without_end_and_the_error_says_where(tmp_path)
 
 
 def test_the_stores_neither(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuci.store._PATIENCE", 0.3)
+    monkeypatch.setattr("gpu_runtime.lease_store._PATIENCE", 0.3)
     store, begun = Store(f"{tmp_path}/leases"), time.monotonic()
     refused = pytest.raises(TimeoutError, match="another process has had the lock")
     with store, refused as told, Store(store.folder):

@@ -99,7 +99,7 @@ def test_a_link_to_runc_that_stays_for_engines_is_nobodys_business(site):
 
 def test_a_compiled_module_that_was_changed_is_made_again(site):
     before = site.settings.files
-    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpuci/__pycache__/wrapper.*.pyc")
+    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpu_runtime/__pycache__/task_call.*.pyc")
     path.write_bytes(b"")
     assert site.install()
     assert site.installed() == before

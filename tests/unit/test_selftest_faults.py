@@ -65,12 +65,12 @@ def machine(**values):
 
 
 def compiled(site):
-    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpuci/__pycache__/wrapper.*.pyc")
+    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpu_runtime/__pycache__/task_call.*.pyc")
     path.write_bytes(path.read_bytes() + b"\0")
 
 
 def source(site):
-    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpuci/broker.py")
+    (path,) = site.root.glob("opt/gpu-ci/lib/*/gpu_runtime/lease_manager.py")
     path.write_text(path.read_text() + "\n")
 
 
@@ -91,7 +91,7 @@ def front_is_a_link(site):
 def back_end_elsewhere(site):
     link = site.path("opt/gpu-ci/lib/gpuci")
     link.unlink()
-    link.symlink_to("0000000000000000/gpuci")
+    link.symlink_to("0000000000000000/gpu_runtime")
 
 
 def runc_is_the_wrapper(site):
@@ -116,7 +116,7 @@ FAULTS = {
     "front a link": (
         front_is_a_link, "wrapper", "/opt/gpu-ci/bin/runc is now a link, not a file", BACK,
     ),
-    "source changed": (source, "wrapper", "gpuci/broker.py has another content", BACK),
+    "source changed": (source, "wrapper", "/lease_manager.py has another content", BACK),
     "compiled changed": (compiled, "wrapper", ".pyc has another content", BACK),
     "module planted": (planted_module, "wrapper", "holds json.py, which nobody installed", BACK),
     "program planted": (
@@ -125,7 +125,7 @@ FAULTS = {
     ),
     "other back end": (
         back_end_elsewhere, "wrapper",
-        "/opt/gpu-ci/lib/gpuci leads to 0000000000000000/gpuci, not ", BACK,
+        "/opt/gpu-ci/lib/gpuci leads to 0000000000000000/gpu_runtime, not ", BACK,
     ),
     "link gone": (
         remove("usr/local/bin/runc-gpu-wrapper"), "wrapper",

@@ -37,11 +37,11 @@ class Rig:
         self.store = folder / "run" / "gpu-ci" / "leases"
         self.journal = folder / "oci.log"
         self.policy_path = folder / "policy.json"
-        self.lib = folder / "lib" / "gpuci"
+        self.lib = folder / "lib" / "gpu_runtime"
         for path in (self.bin, folder / "real", folder / "run"):
             path.mkdir(parents=True)
         if back_end:
-            shutil.copytree(ROOT / "lib" / "gpuci", self.lib)
+            shutil.copytree(ROOT / "lib" / "gpu_runtime", self.lib)
         front = templates.render(
             "runc",
             runc=folder / "real" / "runc",

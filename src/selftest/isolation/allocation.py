@@ -90,9 +90,10 @@ class Allocation:
     def reclaim(self) -> Result:
         """See that a task's step is use while it sleeps; kill it; have the next task get its GPU.
 
-        Beside the step a start is use too, for gpuci.usage.STARTING seconds. That is over as soon
-        as a process was started in the container and the call that did so has ended: from then on
-        nothing but the step itself keeps the GPU, and nobody has to wait for a minute.
+        Beside the step a start is use too, for gpu_runtime.holder_usage.STARTING seconds. That is
+        over as soon as a process was started in the container and the call that did so has ended:
+        from then on nothing but the step itself keeps the GPU, and nobody has to wait for a
+        minute.
 
         Raises:
             StarvedError: the machine has no time or room for them.

@@ -57,7 +57,8 @@ RECLAIM: typing.Final = Check(
     "the GPU of a task that was killed is handed out again, and nothing of that task has it still",
     remedy=_STORE,
     unit="s",
-    source="gpuci.usage: the store's look, and the killing of what is left, take less than one",
+    source="gpu_runtime.holder_usage: the store's look, and the killing of what is left, take "
+    "less than one",
 )
 EXEC_ENVIRONMENT: typing.Final = Check(
     "exec-environment",

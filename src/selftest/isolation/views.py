@@ -216,7 +216,8 @@ def share_mig_nodes(seen: collections.abc.Sequence[View]) -> bool:
 def untruths(view: View, gpu: Gpu, device: str) -> list[str]:
     """Which variables do not say that it has this device and no other.
 
-    Names and values are the wrapper's (gpuci.grant); CUDA_VISIBLE_DEVICES is what an image said.
+    Names and values are the wrapper's (gpu_runtime.grant); CUDA_VISIBLE_DEVICES is what an image
+    said.
     """
     by_name: dict[str, list[str]] = {}
     for entry in view.environment:

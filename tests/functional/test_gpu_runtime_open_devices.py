@@ -148,7 +148,7 @@ def test_it_is_found(process, script):
 
 SEARCH = """
 import sys
-from gpuci.descriptors import Search
+from gpu_runtime.open_devices import Search
 print(Search("", ["/dev/zero"]).has_one_open(int(sys.argv[1])))
 """
 
@@ -200,7 +200,7 @@ def test_a_process_that_is_gone_has_none():
 # zombie's descriptors is not for him to open.
 CONTAINED = """
 import ctypes, os
-from gpuci.descriptors import Search
+from gpu_runtime.open_devices import Search
 own, (hear, speak), (listen, answer) = os.getpid(), os.pipe(), os.pipe()
 if not os.fork():
     os.read(hear, 1)

@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """The lease protocol with all kinds of holders, and with wishes for very devices, in every state.
 
-What may happen is told in lease_model; the worlds of steps alone are in test_gpuci_leases.
+What may happen is told in lease_model; the worlds of steps alone are in test_gpu_runtime_leases.
 """
 
 import collections

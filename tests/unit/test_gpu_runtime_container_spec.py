@@ -43,7 +43,7 @@ VOLUMES = "/run/nvidia-container-devices"
 
 @pytest.fixture(autouse=True)
 def recorded_nodes(monkeypatch):
-    """This machine has no such GPU; what a real node tells is in test_gpuci_grant.py."""
+    """This machine has no such GPU; what a real node tells is in test_gpu_runtime_grant.py."""
     monkeypatch.setattr(grant, "Node", RecordedNode)
 
 

@@ -162,6 +162,6 @@ def test_a_planted_fault_is_found(fuzzer, monkeypatch, fault):
 
 
 def test_a_lost_owner_is_found(fuzzer, monkeypatch):
-    monkeypatch.setattr("gpuci.wrapper.replace", in_place)
+    monkeypatch.setattr("gpu_runtime.task_call.replace", in_place)
     with pytest.raises(AssertionError):
         often(fuzzer.create, 1000)

@@ -246,7 +246,7 @@ def test_a_mount_of_any_name_keeps_no_gpu_from_others(start):
     inside = f"""
 import ctypes, os, sys
 assert ctypes.CDLL(None).setns(os.open("/proc/{user.pid}/ns/mnt", os.O_RDONLY), 0x20000) == 0
-from gpuci import groups
+from gpu_runtime import cgroups as groups
 print(groups.folder("", "/{SITE}"))
 """
     env = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -292,10 +292,10 @@ def test_a_look_that_hangs_is_left(monkeypatch):
 
 ASK = """
 import sys, time
-from gpuci import handover
-from tests.functional import test_handover
+from gpu_runtime import handover
+from tests.functional import test_gpu_runtime_handover
 handover.Look.run = lambda *_: time.sleep(1000)
-test_handover.ask(test_handover.Store(sys.argv[1]), "hangs")
+test_gpu_runtime_handover.ask(test_gpu_runtime_handover.Store(sys.argv[1]), "hangs")
 """
 
 

@@ -19,7 +19,7 @@ from tests.unit.wrapper_rig import ROOT
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from gpuci import journal
+from gpu_runtime import decision_log as journal
 journal._FULL = 4000
 for number in range(200):
     decision = journal.Decision(f"{sys.argv[3]}-{number}")

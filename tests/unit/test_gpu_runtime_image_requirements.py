@@ -269,7 +269,7 @@ def test_of_different_gpus_those_that_lack_it_are_unfit():
 @pytest.fixture
 def rig(tmp_path):
     found = Rig(tmp_path / "rig")
-    source = found.lib / "require.py"
+    source = found.lib / "image_requirements.py"
     fake = tmp_path / "loaded"
     fake.write_text(CLOSED.format("535.183.01"))
     text = source.read_text()
