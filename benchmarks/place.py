@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import oci.wrapper
-from gpu.inventory import Gpu, MigDevice, Vendor
+from gpu_agent.model.inventory import Gpu, MigDevice, Vendor
+from gpu_agent.paths import PYTHON
+from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime import lease_manager as broker
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from machine import templates
-from oci.wrapper import PYTHON
-from plan.parts import GpuPlan
 from tests.functional.containerd_worker import ROOT, Worker, worker_in_a_namespace
 
 CLONE_NEWNS = 0x00020000  # sched.h

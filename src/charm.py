@@ -7,30 +7,34 @@ import dataclasses
 
 import ops
 
-import actions
-import attempts
-import drain
-import equipment
-import fewer
-import handout
-import look
-import lookback
-import ownership
-import reboot
-import recovery
-import release_change
-import rotation
-from ci.concourse import web, web_tls, worker, worker_keys
+import observe as look
+from actions import dispatch as actions
+from ci.concourse import key_rotation as rotation
+from ci.concourse.plan import plan as concourse
+from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.upgrade import upgrade as release_change
 from ci.concourse.upstream import TSA_PORT
-from health import service as watch
-from host import facts, memory, network, owner
-from oci import wrapper
-from plan import concourse, plan, status
-from plan.options import Part
-from plan.parts import Keep, Plan, WebPlan, WorkerPlan
+from ci.concourse.web import tls as web_tls
+from ci.concourse.web import web
+from ci.concourse.worker import container_network, worker
+from ci.concourse.worker import keys as worker_keys
+from gpu_agent.health import service
+from gpu_agent.model import errors
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime import install
+from lifecycle import drain, reboot
+from lifecycle import gpu_remediation as recovery
+from lifecycle import machine_claim as owner
+from lifecycle import part_runner as attempts
+from lifecycle import unit_record as memory
+from options.part import Part
+from parts import health_watch as watch
+from parts import selftest as automatic
+from plan import plan, status
+from plan.model import Plan
 from plan.state import UnitState
 from relations import cos_agent, juju, offers, peers, postgresql, tls_certificates, tsa
-from selftest import automatic
+from steps import equipment, fewer, handout, lookback, ownership
 
 
 class GpuCiWorkerCharm(ops.CharmBase):
@@ -121,11 +125,11 @@ class GpuCiWorkerCharm(ops.CharmBase):
                     may, now = bool(wanted.reboot or sick), not isinstance(event, ops.ActionEvent)
                     if reboot.prepare(state, self._say, may=may, now=now, sick=sick):
                         self.unit.reboot()
-                except facts.UnknownError as error:
+                except errors.UnknownError as error:
                     self._lines.append(status.failed(error, passes=True))
                 # A release may have been left again.
                 self._lines += status.lines(state, plan.make(state), look.at_services())
-        except (facts.UnknownError, owner.TakenError) as error:
+        except (errors.UnknownError, owner.TakenError) as error:
             passes = not isinstance(error, owner.TakenError)
             self._lines.append(status.failed(error, passes=passes))
 
@@ -160,7 +164,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         options, stays = state.options, state.leaving or Part.WORKER in state.frozen
         key = ""
         if options.has_worker and not stays:
-            _, state = attempts.make(state, Part.WORKER, network.ensure)
+            _, state = attempts.make(state, Part.WORKER, container_network.ensure)
             key = rotation.ensure_key(self.model, state)
         elif Part.UNIT not in state.frozen and not options.has_worker:
             tsa.withdraw_worker(self.model)
@@ -181,7 +185,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         if Part.UNIT in state.frozen:
             return state
         if state.inventory is None or state.leaving:
-            watch.remove()  # before the programs that it runs from
+            service.remove()  # before the programs that it runs from
         # Without a verdict the worker stays as it is.
         tested, state = attempts.make(
             state, Part.WORKER, automatic.ensure, state, wanted, self._say
@@ -207,7 +211,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             worker.retire(worker.FAREWELL_SECONDS, self._say)
             worker.remove()
         if wanted.gpu is None and not wanted.folders:
-            wrapper.remove()
+            install.remove()
         if not isinstance(wanted.gpu, Keep):
             memory.remember_ids(wanted.choice.remember)
         peers.tell_turn(self.model, drain.word(wanted.worker))

@@ -70,7 +70,7 @@ def put(
 @functools.cache
 def rsa_key(number: int) -> str:
     """A private key in PEM as the charm makes it, another one for each number."""
-    from ci.concourse import keys
+    from ci.concourse import rsa_keys as keys
 
     path = made(f"key-{number}", lambda new: new.write_text(keys.generate_private_key()))
     return path.read_text()

@@ -7,7 +7,7 @@ import re
 import typing
 
 from machine import apt, packages
-from plan.option_values import HOST_PACKAGES
+from options.values import HOST_PACKAGES
 
 OWNER: typing.Final = "host-packages"
 

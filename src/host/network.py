@@ -7,13 +7,10 @@ import json
 import pathlib
 import typing
 
-from host import facts
-from machine import files, packages, process
-from plan.state import Interface
+from gpu_agent.model import errors
+from machine import files, process
+from plan.network import Interface
 
-_SETTING: typing.Final = "net.ipv4.ip_forward"
-_DROP_IN: typing.Final = pathlib.Path("/etc/sysctl.d/90-gpu-ci-worker.conf")
-_LIVE: typing.Final = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
 # Columns of proc(5): destination, mask or prefix length, flags, interface.
 _ROUTES: typing.Final = (
     (pathlib.Path("/proc/net/route"), (1, 7, 3, 0)),
@@ -21,38 +18,6 @@ _ROUTES: typing.Final = (
 )
 # RTF_UP and RTF_REJECT (Linux include/uapi/linux/route.h).
 _UP, _REJECT = 0x1, 0x200
-_CONTENT: typing.Final = f"""\
-# By the charm gpu-ci-worker: containers of CI steps reach the network through this machine.
-{_SETTING} = 1
-"""
-
-
-def ensure() -> bool:
-    """Have packets forwarded, now and after a reboot, and the tools for rules there.
-
-    Concourse needs iptables; nftables keeps the worker's ports shut to other users.
-
-    Returns:
-        Whether anything had to be changed.
-
-    Raises:
-        machine.packages.PackageError: if they can't be installed.
-        machine.process.CommandError: if the setting can't be made.
-    """
-    changed = packages.ensure_installed("iptables", "nftables")
-    changed |= files.ensure_file(_DROP_IN, _CONTENT)
-    if (files.read_text(_LIVE) or "").strip() != "1":
-        process.run(["/usr/sbin/sysctl", "-q", "-w", f"{_SETTING}=1"], timeout=10)
-        changed = True
-    return changed
-
-
-def remove() -> bool:
-    """Forward no more from the next boot on. Return True if that is a change.
-
-    Until then it stays: others on this machine may rest on it by now.
-    """
-    return files.ensure_absent(_DROP_IN)
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -67,7 +32,7 @@ def interfaces() -> tuple[Interface, ...]:
         routes = _default_routes()
     except (process.CommandError, OSError, ValueError) as error:
         why = f"The addresses of this machine can't be told, so nothing is changed: {error}"
-        raise facts.UnknownError(why) from error
+        raise errors.UnknownError(why) from error
     return tuple(_interface(link, routes) for link in links)
 
 

@@ -6,9 +6,14 @@ import collections.abc
 import functools
 import logging
 
-from host import driver, driver_change, driver_packages, extra_packages, settings, toolkit
+from gpu_agent.gpu.vendors.nvidia import driver_packages
+from host import extra_packages
+from host import kernel_settings as settings
+from host import nvidia_driver as driver
+from host import nvidia_driver_change as driver_change
+from host import nvidia_toolkit as toolkit
 from machine import apt_errors, packages
-from plan.parts import DriverPlan, HostPlan, ToolkitPlan
+from plan.model import DriverPlan, HostPlan, ToolkitPlan
 
 Progress = collections.abc.Callable[[str], None]
 

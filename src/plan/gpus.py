@@ -4,19 +4,13 @@
 
 import collections.abc
 import dataclasses
-import re
-import typing
 
-from gpu.inventory import Gpu, State
-from plan import host_states
+from gpu_agent.diagnosis import states as host_states
+from gpu_agent.model import inventory as model_inventory
+from gpu_agent.model.inventory import Gpu, State
+from plan import diagnosis
 from plan.problems import Problem, Reason, problem
 from plan.state import RememberedIds, UnitState
-
-# Sizes that GPUs are sold with, in GiB; NVML reports up to a tenth less.
-_SOLD_GIB: typing.Final = (
-    2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288,
-)  # fmt: skip
-
 
 Unusable = tuple[tuple[str, str], ...]
 """UUIDs of GPUs, each with why it is of no use to tasks now."""
@@ -135,26 +129,9 @@ def are_all_quarantined(state: UnitState, choice: Choice) -> bool:
     return bool(choice.gpus) and not pool(state, choice).gpus
 
 
-def devices(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
-    """The ids that tasks are given for these GPUs: UUIDs, where MIG mode is on of MIG devices."""
-    return tuple(dict.fromkeys(device for gpu in gpus for device in gpu.devices))
-
-
-def memory_gib(gpu: Gpu) -> int:
-    """What a task has of a GPU at least, as sold, in GiB; 0 if unknown.
-
-    A profile of MIG tells it: `1g.10gb`, `1g.10gb+me`.
-    """
-    if gpu.mig_enabled:
-        told = [re.search(r"(?<![0-9])([0-9]{1,4})gb", device.profile) for device in gpu.mig]
-        return min((int(match.group(1)) if match else 0 for match in told), default=0)
-    gib = gpu.memory_mib / 1024
-    return next((size for size in _SOLD_GIB if gib <= size <= gib * 1.1), round(gib))
-
-
 def problem_with(state: UnitState, choice: Choice) -> Problem | None:
     """Why no task can get a GPU here although GPUs were asked for; None where one can."""
-    facts = host_states.facts(state)
+    facts = diagnosis.facts(state)
     if facts is None:
         return None
     return (
@@ -171,7 +148,7 @@ def unusable(state: UnitState, choice: Choice) -> Unusable:
 
     It goes by what was right before, as long as nothing that tasks could have is here.
     """
-    facts = host_states.facts(state)
+    facts = diagnosis.facts(state)
     if facts is None or problem_with(state, choice) is None:
         return ()
     wrong = host_states.blocking(facts)
@@ -199,7 +176,7 @@ def _unsliced(gpus: tuple[Gpu, ...]) -> Problem | None:
 
 
 def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Problem | None:
-    have, wanted = len(devices(gpus)), state.options.gpus_per_task
+    have, wanted = len(model_inventory.devices(gpus)), state.options.gpus_per_task
     if wanted <= have:
         return None
     kinds = sorted({"MIG device" if gpu.mig_enabled else "GPU" for gpu in gpus})

@@ -2,11 +2,18 @@
 # See LICENSE file for licensing details.
 """Options, GPUs found and relation data -> what this unit should be. Pure: no I/O, no clock."""
 
-from gpu.inventory import Vendor
-from plan import concourse, concourse_release, gpus, host
-from plan.offers import GpuOffer
-from plan.options import Part
-from plan.parts import EnginesPlan, GpuPlan, Keep, Plan
+from ci.concourse.plan import plan as concourse
+from ci.concourse.plan import release as concourse_release
+from gpu_agent.engines.engine import EnginesPlan
+from gpu_agent.model import inventory as model_inventory
+from gpu_agent.model.inventory import Vendor
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
+from options.part import Part
+from plan import gpus
+from plan import host_software as host
+from plan.gpu_offers import GpuOffer
+from plan.model import Plan
 from plan.problems import Problem, Reason, problem
 from plan.state import UnitState
 
@@ -91,4 +98,4 @@ def _offer(state: UnitState, gpu: GpuPlan | Keep | None, unusable: gpus.Unusable
     else:
         given = ()
     well = tuple(one for one in given if one.uuid not in dict(unusable))
-    return GpuOffer(state.unit, gpus.devices(well), state.machine.boot)
+    return GpuOffer(state.unit, model_inventory.devices(well), state.machine.boot)

@@ -11,9 +11,16 @@ import enum
 import re
 import typing
 
-from plan import concourse, draining, gpus, host_states, offers, registration
-from plan.parts import GpuPlan, Keep, Plan, WorkerPlan
-from plan.problem_texts import BLOCKED, WAITING
+from ci.concourse.plan import plan as concourse
+from ci.concourse.plan import registration_status as registration
+from ci.concourse.plan.model import WorkerPlan
+from gpu_agent.diagnosis import states as host_states
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
+from plan import diagnosis, draining, gpus
+from plan import gpu_offers as offers
+from plan.messages import BLOCKED, WAITING
+from plan.model import Plan
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
 
@@ -191,7 +198,7 @@ def _ready(state: UnitState, plan: Plan, running: Running) -> str:
     notes: list[str] = []
     if isinstance(plan.gpu, GpuPlan):
         notes.append(f"GPU: {gpu_note(state, plan.choice)}")
-        facts = host_states.facts(state)
+        facts = diagnosis.facts(state)
         notes += host_states.notes(facts) if facts else ()
         notes += _shared(state, plan)
     notes += _idle_gpus(state, plan)

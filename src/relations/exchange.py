@@ -22,9 +22,9 @@ import typing
 
 import ops
 
-from plan.sights import STATES, Sight, fingerprint
-from plan.ssh import public_key
-from plan.state import Tsa
+from options.ssh import public_key
+from relations.model import Tsa
+from relations.worker_view import STATES, Sight, fingerprint
 
 NAME: typing.Final = "worker-name"
 NEXT_KEY: typing.Final = "worker-next-public-key"

@@ -10,10 +10,11 @@ import typing
 
 import ops
 
-from plan import web_options
-from plan.option_values import OptionError
-from plan.options import Options, parse
-from plan.state import IdleRelation, Offer
+from ci.concourse.options import web as web_options
+from options.table import Options, parse
+from options.values import OptionError
+from plan.network import Offer
+from plan.state import IdleRelation
 from plan.unit_id import UnitId
 from relations import secrets
 

@@ -13,7 +13,7 @@ import typing
 
 import ops
 
-from plan.offers import Elsewhere, GpuOffer
+from plan.gpu_offers import Elsewhere, GpuOffer
 from relations import exchange, peers, tsa
 
 _OWN: typing.Final = "gpus"

@@ -7,9 +7,9 @@ import typing
 
 import ops
 
-from plan.ssh import public_key_line
-from plan.state import WebSecrets
+from options.ssh import public_key_line
 from relations import exchange, secrets, tsa
+from relations.model import WebSecrets
 
 ENDPOINT: typing.Final = "peers"
 

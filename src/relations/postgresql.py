@@ -9,9 +9,9 @@ import typing
 
 import ops
 
-from plan import certificates
-from plan.state import Database
+from options import certificates
 from relations import secrets
+from relations.model import Database
 
 ENDPOINT: typing.Final = "postgresql"
 DATABASE: typing.Final = "concourse"

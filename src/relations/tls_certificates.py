@@ -13,7 +13,7 @@ import typing
 
 import ops
 
-from plan import certificates
+from options import certificates
 
 ENDPOINT: typing.Final = "certificates"
 

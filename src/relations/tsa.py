@@ -14,9 +14,10 @@ import typing
 import ops
 
 from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
-from plan.ssh import public_key
-from plan.state import Interface, Network, Tsa
+from options.ssh import public_key
+from plan.network import Interface, Network
 from relations import exchange, juju
+from relations.model import Tsa
 
 WEB_ENDPOINTS: typing.Final = ("web-tsa", "tsa")
 WORKER_ENDPOINTS: typing.Final = ("worker-tsa", "flight")

@@ -7,11 +7,14 @@ import pathlib
 
 import pytest
 
-from backup import action, database
-from ci.concourse import release, schema, service, web, web_files
+from ci.concourse import release, service
+from ci.concourse.backup import backup as action
+from ci.concourse.backup import database
+from ci.concourse.web import files as web_files
+from ci.concourse.web import schema, web
 from machine import files
 from machine import systemd as services
-from plan.state import WebSecrets
+from relations.model import WebSecrets
 from tests import once
 from tests.functional import postgresql
 

@@ -17,15 +17,18 @@ import re
 import sys
 import time
 
-from ci.concourse import registered, web, worker, worker_keys
+from ci.concourse.api import worker_view as registered
+from ci.concourse.options.encryption import Keys
+from ci.concourse.options.web import WebOptions
+from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
+from ci.concourse.web import web
+from ci.concourse.worker import keys as worker_keys
+from ci.concourse.worker import worker
 from machine import files, process
 from machine import systemd as services
-from plan.certificates import Tls
-from plan.encryption import Keys
-from plan.parts import ReleasePlan, WebPlan, WorkerPlan
-from plan.sights import digest, fingerprint
-from plan.state import Database, WebSecrets
-from plan.web_options import WebOptions
+from options.certificates import Tls
+from relations.model import Database, WebSecrets
+from relations.worker_view import digest, fingerprint
 
 CHANGES = [
     *((files, name) for name in ("ensure_file", "ensure_directory", "ensure_absent")),

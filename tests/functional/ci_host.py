@@ -4,7 +4,7 @@
 
 import json
 
-from ci.concourse import keys
+from ci.concourse import rsa_keys as keys
 from tests import once
 from tests.functional.ci_driver import DIED
 from tests.functional.concourse_machine import PYTHONPATH, TARBALL

@@ -16,7 +16,7 @@ import sys
 from ops import testing
 
 import charm
-from ci.concourse import worker
+from ci.concourse.worker import worker
 
 REPO = pathlib.Path("/srv/repo")
 AGENTS = pathlib.Path("/var/lib/juju/agents")

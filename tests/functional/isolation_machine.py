@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from selftest.isolation import doors
+from gpu_selftest.isolation import escape_attempts as doors
 from tests.fakes import FAKEGPU
 from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS
 from tests.functional.lease_site import alive

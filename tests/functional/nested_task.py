@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from ci.concourse import steps
+from ci.concourse.restart import running_steps as steps
 from gpu_runtime import cgroups as groups
 from gpu_runtime import holder_usage as usage
 from gpu_runtime.lease_table import Holder

@@ -10,10 +10,12 @@ import tarfile
 
 import pytest
 
-from backup import action, database
-from ci.concourse import web, web_files
-from machine import archive, files, process
-from plan.state import WebSecrets
+from ci.concourse.backup import archive, database
+from ci.concourse.backup import backup as action
+from ci.concourse.web import files as web_files
+from ci.concourse.web import web
+from machine import files, process
+from relations.model import WebSecrets
 from tests.functional import postgresql
 from tests.functional.backup_site import (
     SECRETS,

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from backup import action, database
+from ci.concourse.backup import backup as action
+from ci.concourse.backup import database
 from machine import process
 from tests.functional import postgresql
 from tests.functional.backup_site import (

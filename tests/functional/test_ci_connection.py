@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.concourse import connection
+from ci.concourse.worker import connection
 from machine import tcp_connections as sockets
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ci.concourse import keys
+from ci.concourse import rsa_keys as keys
 from tests.functional.ci_host import ODD, TAGS, Host
 from tests.functional.concourse_machine import NEEDS, concourse_machine
 

@@ -16,10 +16,10 @@ import time
 import pytest
 
 from ci.concourse import release as concourse_release
-from ci.concourse import trial
+from ci.concourse.plan.model import ReleasePlan
+from ci.concourse.upgrade import trial
 from machine import download, files, process
 from machine import systemd as services
-from plan.parts import ReleasePlan
 
 PROGRAMS = {
     "concourse/bin/concourse": '#!/bin/sh\n[ "$1" = --version ] && echo {version}\n',

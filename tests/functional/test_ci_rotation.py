@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """Both keys rotated, and web's view of its worker, in a machine: under a task that goes on."""
 
-from ci.concourse import keys
-from plan.sights import digest
+from ci.concourse import rsa_keys as keys
+from relations.worker_view import digest
 from tests import once
 from tests.functional import test_ci_machine
 from tests.functional.ci_host import HOST_KEY

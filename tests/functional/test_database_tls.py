@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ci.concourse import web_health
+from ci.concourse.web import health as web_health
 from tests import certificates
 from tests.functional import postgresql
 

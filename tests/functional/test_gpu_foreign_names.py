@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu import foreign
+from gpu_agent.availability import external_processes as foreign
 from tests.functional.foreign_machine import CONTAINER, HOLDER, HOST, SESSION, Machine
 
 PERSISTENCED = "/system.slice/nvidia-persistenced.service"

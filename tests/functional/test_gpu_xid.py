@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gpu import xid
+from gpu_agent.gpu.vendors.nvidia import xid
 
 KMSG = pathlib.Path("/dev/kmsg")
 # Of a domain that no machine has, so that no GPU's own messages are among them.

@@ -8,7 +8,8 @@ import re
 import pytest
 import yaml
 
-from health import exporter, refusals
+from gpu_agent.reporting.metrics import definitions as exporter
+from gpu_agent.reporting.metrics import refusal_reasons as refusals
 from tests.functional.alert_rules import (
     TOPOLOGY,
     Case,

@@ -12,8 +12,11 @@ import types
 
 import pytest
 
-from health import exporter, metrics, serving
-from health.seen import Card, Figures, Holding, Look, Message, Moment, Source
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Holding, Look, Message, Moment, Source
+from gpu_agent.reporting.metrics import collector as metrics
+from gpu_agent.reporting.metrics import definitions as exporter
+from gpu_agent.reporting.metrics import server as serving
 from tests.functional.prometheus import answer, fetched, program, running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from health import asker
-from health.seen import Card as Watched
-from health.seen import Hang, Look, Message, Source
-from health.sources import Sources
+from gpu_agent.gpu.probe import driver_probe as asker
+from gpu_agent.health.sources import Sources
+from gpu_agent.model.card import Card as Watched
+from gpu_agent.model.observations import Hang, Look, Message, Source
 from machine import child_process as children
 from tests import once
 from tests.fakes import Card, build_nvml, fakekmsg, make_tree, write_state

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from host import facts, network
+from ci.concourse.plan.addresses import choose
+from gpu_agent.model import errors
+from host import network
 from machine import process
 from machine import process as machine_process
-from plan.addresses import choose
-from plan.state import Interface, Offer
+from plan.network import Interface, Offer
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -97,5 +98,5 @@ def fail(*_, **__):
 )
 def test_an_error_is_no_absence(monkeypatch, run):
     monkeypatch.setattr(machine_process, "run", run)
-    with pytest.raises(facts.UnknownError, match="can't be told, so nothing is changed"):
+    with pytest.raises(errors.UnknownError, match="can't be told, so nothing is changed"):
         network.interfaces()

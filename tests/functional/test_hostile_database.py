@@ -10,8 +10,10 @@ import time
 
 import pytest
 
-from backup import database
-from ci.concourse import database_tls, service, web, web_health
+from ci.concourse import service
+from ci.concourse.backup import database
+from ci.concourse.web import database_tls, web
+from ci.concourse.web import health as web_health
 from tests.functional import postgresql
 
 pytestmark = postgresql.NEEDS

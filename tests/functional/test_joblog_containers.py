@@ -13,12 +13,13 @@ import time
 
 import pytest
 
+from gpu_agent.model.card import Card
+from gpu_agent.model.decisions import Tell
+from gpu_agent.model.observations import Holding, Moment
+from gpu_agent.reporting.joblog import step_stderr as step_log
+from gpu_agent.reporting.joblog.job_log import JobLog
+from gpu_agent.reporting.joblog.step_stderr import Outcome
 from gpu_runtime.holder_usage import Host
-from health import step_log
-from health.decided import Tell
-from health.joblog import JobLog
-from health.seen import Card, Holding, Moment
-from health.step_log import Outcome
 from tests.functional.containerd_worker import NEEDS, ROOT, UUIDS, worker_in_a_namespace
 from tests.functional.lease_site import alive, site, until, until_child, with_rights_of_the_watch
 

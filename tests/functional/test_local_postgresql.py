@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from backup import database
-from ci.concourse import local_postgresql, web
+from ci.concourse.backup import database
+from ci.concourse.web import local_postgresql, web
 from machine import process
 from tests.functional import postgresql
 

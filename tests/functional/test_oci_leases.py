@@ -12,13 +12,16 @@ import uuid
 
 import pytest
 
-from gpu.inventory import Gpu, Vendor
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
-from oci import leases, quarantine, wrapper
-from plan.parts import GpuPlan
-from selftest import reserve
+from gpu_selftest import gpu_reservation as reserve
 from tests.functional.lease_site import until
 
 MISSING = [name for name in ("runc", "busybox") if not shutil.which(name)]
@@ -103,9 +106,9 @@ def worker(tmp_path, monkeypatch):
     """A store and a policy of two GPUs."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     wrapper.POLICY.write_text(
-        wrapper.policy_text(GpuPlan(CARDS, "/usr/bin/nvidia-container-runtime"))
+        install.policy_text(GpuPlan(CARDS, "/usr/bin/nvidia-container-runtime"))
     )
     return Store(str(wrapper.STORE))
 

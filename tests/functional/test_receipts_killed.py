@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from receipts import log
+from gpu_agent.reporting.receipts import log
 
 ROOT = pathlib.Path(__file__).parents[2]
 LEASES, KILLS = (1000, 300) if os.environ.get("GPUCI_SOAK") else (60, 20)

@@ -15,13 +15,13 @@ import sys
 
 import pytest
 
-from selftest.check import Outcome
-from selftest.compute import answers, baseline, environment, work
-from selftest.compute import level as compute
-from selftest.compute.environment import Environment
-from selftest.compute.measured import ON_CPU
-from selftest.compute.work import WorkFailedError
-from selftest.settings import Settings
+from gpu_selftest.check import Outcome
+from gpu_selftest.compute import answers, baseline, environment, work
+from gpu_selftest.compute import level as compute
+from gpu_selftest.compute.environment import Environment
+from gpu_selftest.compute.measurements import ON_CPU
+from gpu_selftest.compute.work import WorkFailedError
+from gpu_selftest.settings import Settings
 from tests.fakes import FAKEGPU
 from tests.functional.containerd_worker import NEEDS, UUIDS, worker_in_a_namespace
 from tests.functional.lease_site import Site

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from selftest.compute import environment
-from selftest.compute.environment import UnavailableError
+from gpu_selftest.compute import environment
+from gpu_selftest.compute.environment import UnavailableError
 from tests.fakes.wheelhouse import as_tar, as_zip, tiny
 
 PYTHON = sys.version_info[:2]

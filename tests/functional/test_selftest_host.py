@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from gpu.inventory import Vendor
-from selftest.check import Outcome
-from selftest.quick import device_nodes
+from gpu_agent.model.inventory import Vendor
+from gpu_selftest.check import Outcome
+from gpu_selftest.quick import device_nodes
 from tests.fakes import FAKEGPU
 from tests.functional.containerd_worker import (
     LAUNCHER,

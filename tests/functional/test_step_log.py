@@ -20,10 +20,10 @@ import time
 
 import pytest
 
-from health import step_log
-from health.seen import Holding
-from health.step_log import Outcome, Pen
-from machine import terminals
+from gpu_agent.model.observations import Holding
+from gpu_agent.reporting.joblog import process_stderr as terminals
+from gpu_agent.reporting.joblog import step_stderr as step_log
+from gpu_agent.reporting.joblog.step_stderr import Outcome, Pen
 
 LINE = b"[gpu-ci] GPU 3 failed\n"
 # In seconds, for what a busy machine may take: it comes in milliseconds, and a write that waits

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from machine import archive
+from ci.concourse.backup import archive
 from tests.lab import concourse, outfit, walk
 from tests.lab.site import READY
 

@@ -19,8 +19,8 @@ import time
 
 import tenacity
 
+from gpu_agent import paths as wrapper
 from machine import templates
-from oci import wrapper
 from tests.fakes import STANDIN_RUNTIME, Card, build_nvml, write_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

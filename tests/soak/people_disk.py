@@ -6,9 +6,10 @@ import pathlib
 import shutil
 import subprocess
 
-from gpu.inventory import Gpu, Vendor
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent import paths as wrapper
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from tests.functional import engine_machine, selftest_machine
 from tests.soak.machine import (
     MODULES,
@@ -128,7 +129,7 @@ def _add_charm(disk: Disk, folder: pathlib.Path) -> None:
         )
         for index in (0, 1)
     )  # fmt: skip
-    disk.write(str(wrapper.POLICY), wrapper.policy_text(GpuPlan(gpus, NVIDIA_RUNTIME)))
+    disk.write(str(wrapper.POLICY), install.policy_text(GpuPlan(gpus, NVIDIA_RUNTIME)))
 
 
 def _add_applets(disk: Disk) -> None:

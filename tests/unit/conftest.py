@@ -6,17 +6,27 @@ import pytest
 from ops import testing
 
 import charm
-import look
-from ci.concourse import web, worker
-from gpu import detect, foreign
-from gpu_run import service
+import observe as look
+from ci.concourse.web import web
+from ci.concourse.worker import worker
+from gpu_agent import paths
+from gpu_agent.availability import cordons, quarantine
+from gpu_agent.availability import external_processes as foreign
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.health import service as gpu_agent_health_service
+from gpu_agent.runtime import install
 from gpu_runtime import holder_usage as usage
-from health import service as health_service
-from host import facts, memory, network, owner
-from oci import cordons, quarantine, wrapper
-from plan.state import RememberedIds, WebSecrets
+from gpu_selftest import verdict
+from host import network
+from lifecycle import machine_claim as owner
+from lifecycle import unit_record as memory
+from parts import gpu_run
+from parts import health_watch as health_service
+from parts import selftest as automatic
+from plan.state import RememberedIds
 from relations import juju
-from selftest import automatic
+from relations.model import WebSecrets
 from tests.unit import drain_rig, recorded_trees
 from tests.unit.situations import HOST_PEM, Rooms
 from tests.unit.wrapper_caller import Caller
@@ -26,7 +36,7 @@ from tests.unit.wrapper_rig import GPUS, Rig
 @pytest.fixture
 def rooms(monkeypatch, tmp_path):
     rooms = Rooms(machine_folder=tmp_path)
-    monkeypatch.setattr(memory, "STATE", tmp_path / "gpu-ci")
+    monkeypatch.setattr(paths, "STATE", tmp_path / "gpu-ci")
     monkeypatch.setattr(owner, "RECORD", tmp_path / "gpu-ci/owner.json")
     monkeypatch.setattr(memory, "forget", lambda: setattr(rooms, "leaving", False))
     monkeypatch.setattr(juju, "unit_id", lambda _: rooms.unit("unit/0"))
@@ -50,7 +60,7 @@ def rooms(monkeypatch, tmp_path):
     ):
         room = getattr(charm, module, None) or getattr(charm.ownership, module)
         monkeypatch.setattr(room, name, rooms.note(f"{module}.{name}", answer))
-    monkeypatch.setattr(service, "ensure", lambda *_: False)
+    monkeypatch.setattr(gpu_run, "ensure", lambda *_: False)
     rooms.replace_release(monkeypatch, look.release)
     rooms.replace_keys(monkeypatch)
     monkeypatch.setattr(worker, "name", lambda: "")
@@ -63,16 +73,18 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(web, "url", lambda: rooms.web and rooms.web.external_url)
     monkeypatch.setattr(worker, "apply", rooms.keep("worker", "worker.apply"))
     monkeypatch.setattr(web, "apply", rooms.keep("web", "web.apply"))
-    monkeypatch.setattr(wrapper, "apply", rooms.keep("gpu", "wrapper.apply"))
+    monkeypatch.setattr(install, "apply", rooms.keep("gpu", "wrapper.apply"))
     monkeypatch.setattr(cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
     monkeypatch.setattr(quarantine, "read", lambda: rooms.quarantined)
-    monkeypatch.setattr(automatic, "verdict", lambda: rooms.verdict)
+    monkeypatch.setattr(verdict, "verdict", lambda: rooms.verdict)
     monkeypatch.setattr(automatic, "ensure", rooms.test)
     monkeypatch.setattr(detect, "in_time", lambda _: rooms.inventory)
     monkeypatch.setattr(health_service, "ensure", rooms.watch)
-    monkeypatch.setattr(health_service, "remove", lambda: setattr(rooms, "watched", None))
-    monkeypatch.setattr(health_service, "is_running", lambda: rooms.watch_runs)
-    monkeypatch.setattr(health_service, "suspect", lambda: rooms.suspect)
+    monkeypatch.setattr(
+        gpu_agent_health_service, "remove", lambda: setattr(rooms, "watched", None)
+    )
+    monkeypatch.setattr(gpu_agent_health_service, "is_running", lambda: rooms.watch_runs)
+    monkeypatch.setattr(gpu_agent_health_service, "suspect", lambda: rooms.suspect)
     rooms.replace_software(monkeypatch)
     monkeypatch.setattr(foreign, "look", lambda *_: rooms.cordoned)
     monkeypatch.setattr(facts, "machine", lambda: rooms.machine)

@@ -2,9 +2,9 @@
 # See LICENSE file for licensing details.
 """The worker's process, as a drain sees it, in the rooms that only note."""
 
-import drain
-from ci.concourse import steps, worker
-from host import drain_record
+from ci.concourse.restart import running_steps as steps
+from ci.concourse.worker import worker
+from lifecycle import drain, drain_record
 
 
 def replace(rooms, monkeypatch):

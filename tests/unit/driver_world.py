@@ -5,17 +5,23 @@
 import dataclasses
 import datetime
 
+from actions import driver_upgrade as action
+from actions.driver_upgrade import Wish
 from ci.concourse import release
-from driver_upgrade import action, pool, walk
-from driver_upgrade.action import Wish
-from host import driver, driver_change, memory
-from host.driver_change import Choice
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import quarantine
+from gpu_agent.model.host import Driver
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
+from gpu_selftest import results, run, service, settings
+from gpu_selftest.check import Check, Level, Outcome
+from host import nvidia_driver as driver
+from host import nvidia_driver_change as driver_change
+from host.nvidia_driver_change import Choice
+from lifecycle.driver_upgrade import gpu_pool as pool
+from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
-from oci import quarantine, wrapper
-from plan.parts import GpuPlan
-from plan.state import Driver
-from selftest import results, run, service, settings
-from selftest.check import Check, Level, Outcome
 from tests.unit.situations import GPUS, RUNTIME
 
 OLD = Choice("580-server", "580.65.06", {"nvidia-utils-580-server": "580.65.06-0ubuntu1"})
@@ -128,9 +134,9 @@ def make(tmp_path, monkeypatch):
     world = World()
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(GPUS, RUNTIME)))
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
-    monkeypatch.setattr(memory, "STATE", tmp_path / "state")
+    wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "STATE", tmp_path / "state")
     monkeypatch.setattr(service, "LOCK", tmp_path / "selftest.lock")
     monkeypatch.setattr(pool, "_POLL", 0)
     for module, names in (

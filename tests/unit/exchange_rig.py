@@ -12,9 +12,12 @@ import dataclasses
 from ops import testing
 
 import charm
-from ci.concourse import keys, service, worker_keys
-from ci.concourse.worker_keys import ensure, every
-from host import memory
+from ci.concourse import rsa_keys as keys
+from ci.concourse import service
+from ci.concourse.worker import keys as worker_keys
+from ci.concourse.worker.keys import ensure, every
+from gpu_agent import paths
+from lifecycle import unit_record as memory
 from tests import once
 from tests.unit.situations import database, state, tsa, workers
 
@@ -70,8 +73,8 @@ class Side:
         """One hook, update-status if no other is named."""
         for file, name in _FILES.items():
             setattr(charm.worker_keys, name, self.folder / file)
-        memory.STATE = self.folder.with_name(f"{self.name}-state")
-        memory._SERVED = memory.STATE / "served-workers.json"
+        paths.STATE = self.folder.with_name(f"{self.name}-state")
+        memory._SERVED = paths.STATE / "served-workers.json"
         mine = vars(self._rooms)
         mine.clear()
         mine.update(self._own)

@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """Machines with GPUs of AMD and Intel, as folders."""
 
-from gpu.inventory import Inventory
+from gpu_agent.model.inventory import Inventory
 from tests.fakes import make_dev, make_tree, maker_card
 
 NODES = "sys/class/kfd/kfd/topology/nodes"

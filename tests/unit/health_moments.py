@@ -4,7 +4,8 @@
 
 import dataclasses
 
-from health.seen import Card, Figures, Holding, Look, Moment
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Holding, Look, Moment
 
 IDLE = Figures(busy=0, memory_used_mib=4, memory_total_mib=81920, energy_j=0.0, pids=(), drawing=0)
 BUSY = dataclasses.replace(IDLE, busy=80, memory_used_mib=20480, pids=(4711,))

@@ -4,11 +4,12 @@
 
 import collections
 
-from health.decided import BringBack, Suspect, TakeOut, Tell
-from health.decided import Test as Retest
-from health.judge import Judge, Policy
-from health.memory import Memory
-from health.seen import Card, Figures, Hang, Holding, Look, Message, Moment, Source
+from gpu_agent.fault_policy.judge import Judge, Policy
+from gpu_agent.fault_policy.state import Memory
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.decisions import BringBack, Suspect, TakeOut, Tell
+from gpu_agent.model.decisions import Test as Retest
+from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
 
 POLL = 15.0
 WALL = 1_800_000_000.0

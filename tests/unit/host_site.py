@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ci.concourse import volumes
-from engines import front
-from gpu.inventory import Gpu, Inventory, State
-from oci import nvidia, wrapper
-from plan.parts import GpuPlan
-from selftest.check import Outcome
-from selftest.quick import device_nodes, host_checks, known
-from selftest.settings import Settings
+from ci.concourse.worker import volumes
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import known_gpus as known
+from gpu_agent.engines import front
+from gpu_agent.model.inventory import Gpu, Inventory, State
+from gpu_agent.runtime import install
+from gpu_agent.runtime import nvidia_config as nvidia
+from gpu_agent.runtime.settings import GpuPlan
+from gpu_selftest.check import Outcome
+from gpu_selftest.quick import device_nodes, host_checks
+from gpu_selftest.settings import Settings
 from tests.unit.situations import GPUS, MACHINE, READY, RUNTIME
 
 IS_ROOT = os.geteuid() == 0
@@ -101,12 +104,12 @@ class Site:
     def install(self) -> bool:
         self.path("usr/local/bin").mkdir(parents=True, exist_ok=True)
         with self._charm():
-            done = wrapper.apply(GpuPlan(self.inventory.gpus, RUNTIME))
+            done = install.apply(GpuPlan(self.inventory.gpus, RUNTIME))
             return front.apply(nvidia_runtime=True) or done
 
     def installed(self) -> dict[str, str]:
         with self._charm():
-            told = wrapper.installed()
+            told = install.installed()
         return {path.removeprefix(str(self.root)): what for path, what in told.items()}
 
     def put(self, name: str, text: str) -> Path:

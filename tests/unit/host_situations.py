@@ -4,10 +4,10 @@
 
 import dataclasses
 
-from gpu.inventory import Inventory, State, Vendor
-from plan.host_facts import Facts
-from plan.options import Options
-from plan.state import Driver, Packaged, Toolkit
+from gpu_agent.diagnosis.facts import Facts
+from gpu_agent.model.host import Driver, Packaged, Toolkit
+from gpu_agent.model.inventory import Inventory, State, Vendor
+from options.table import Options
 from tests.unit.situations import GPUS, RUNTIME, TOOLKIT
 
 CARD, SECOND = "0000:01:00.0", "0000:02:00.0"

@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """A job with a GPU, its log, and a clock, for the tests of health.joblog."""
 
-from health.joblog import JobLog
-from health.step_log import Outcome
+from gpu_agent.reporting.joblog.job_log import JobLog
+from gpu_agent.reporting.joblog.step_stderr import Outcome
 from tests.unit.health_moments import Days, job
 
 

@@ -17,6 +17,7 @@ import types
 
 import pytest
 
+from gpu_agent.availability import cordons
 from gpu_runtime import holder_usage as usage
 from gpu_runtime import lease_manager as broker
 from gpu_runtime import lease_scheduler as leases
@@ -26,8 +27,7 @@ from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused
-from oci import cordons
-from selftest import reserve
+from gpu_selftest import gpu_reservation as reserve
 from tests.unit.lease_world import SESSION_LIMIT, TICKS, Broken
 
 # In the model one overtaking is enough: eight would need worlds of ten containers.

@@ -6,10 +6,11 @@ import dataclasses
 import datetime
 import json
 
-from health.seen import Card, Figures, Holding, Look, Message, Moment, Source
-from receipts import log
-from receipts.journal import Journal
-from receipts.ledger import Ledger
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Holding, Look, Message, Moment, Source
+from gpu_agent.reporting.receipts import log
+from gpu_agent.reporting.receipts.lease_journal import Journal
+from gpu_agent.reporting.receipts.ledger import Ledger
 
 BOOTED = 1_763_900_000.0  # 2025-11-23T12:13:20Z
 A, B = "GPU-aaaa", "GPU-bbbb"

@@ -5,13 +5,17 @@
 import dataclasses
 import datetime
 
-from oci import quarantine, retests, wrapper
+from gpu_agent import paths
+from gpu_agent.availability import retests
+from gpu_agent.reporting.notifier import device_watch_unit as devices
+from gpu_agent.reporting.notifier import wake_unit as once
+from gpu_agent.runtime import install
+from gpu_selftest import last_pass, results, service, settings
+from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.compute import environment
+from parts import selftest as automatic
 from plan import plan
-from selftest import automatic, last_pass, results, service, settings
-from selftest.check import Check, Level, Outcome
-from selftest.compute import environment
 from tests.unit.situations import TSA, gpu, situation
-from wake import devices, once
 
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
 # What the charm does where a test is due.
@@ -85,9 +89,9 @@ def worker(tmp_path, monkeypatch):
     """One with two GPUs that has never been tested."""
     charm = Charm()
     monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    monkeypatch.setattr(wrapper, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
+    monkeypatch.setattr(install, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
     monkeypatch.setattr(
         service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
     )

@@ -9,40 +9,33 @@ import yaml
 from ops import testing
 
 import charm
-import equipment
-import look
-from ci.concourse import keys, registered, service, web_health
-from ci.concourse import web as concourse_web
-from ci.concourse import worker as concourse_worker
-from driver_upgrade import walk
-from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
-from host import driver as host_driver
-from host import owner
-from host import toolkit as host_toolkit
-from oci import folders as oci_folders
+import observe as look
+from ci.concourse import rsa_keys as keys
+from ci.concourse import service
+from ci.concourse.api import worker_view as registered
+from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.web import health as web_health
+from ci.concourse.web import web as concourse_web
+from ci.concourse.worker import worker as concourse_worker
+from gpu_agent.model.host import Driver, Machine, Packaged, Toolkit
+from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from gpu_agent.model.keep import Keep
+from gpu_agent.model.verdict import Verdict
+from gpu_agent.runtime import task_mounts as oci_folders
+from gpu_agent.runtime.settings import Folder, GpuPlan
+from host import nvidia_driver as host_driver
+from host import nvidia_toolkit as host_toolkit
+from lifecycle import machine_claim as owner
+from lifecycle.driver_upgrade import steps as walk
+from options.table import parse as parse_options
 from plan import plan, status
-from plan.folders import Folder
-from plan.options import parse as parse_options
-from plan.parts import GpuPlan, HostPlan, Keep, WebPlan, WorkerPlan
-from plan.sights import Sight
-from plan.state import (
-    Database,
-    Driver,
-    Interface,
-    Machine,
-    Network,
-    Offer,
-    Packaged,
-    Quarantine,
-    RememberedIds,
-    Toolkit,
-    Tsa,
-    UnitState,
-    Verdict,
-    Web,
-    WebSecrets,
-)
+from plan.model import HostPlan
+from plan.network import Interface, Network, Offer
+from plan.state import Quarantine, RememberedIds, UnitState
 from plan.unit_id import UnitId
+from relations.model import Database, Tsa, Web, WebSecrets
+from relations.worker_view import Sight
+from steps import equipment
 from tests import once
 
 ROOT = pathlib.Path(__file__).parents[2]

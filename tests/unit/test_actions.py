@@ -10,14 +10,18 @@ import json
 import pytest
 from ops import testing
 
-import actions
-from backup import action as backup_action
-from ci.concourse import web, worker_keys
-from gpu import detect
-from oci import leases, quarantine, wrapper
-from plan.parts import GpuPlan
-from selftest import results, service, settings
-from selftest.check import Check, Level, Outcome
+from actions import dispatch as actions
+from ci.concourse.backup import backup as backup_action
+from ci.concourse.web import web
+from ci.concourse.worker import keys as worker_keys
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
+from gpu_selftest import results, service, settings
+from gpu_selftest.check import Check, Level, Outcome
 from tests.lab.commands_model import as_juju
 from tests.unit.situations import GPUS, RUNTIME, database, state, tsa
 
@@ -30,8 +34,8 @@ def pool(rooms, tmp_path, monkeypatch):
     """What is on the machine for tasks: both GPUs, the second out of use."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
-    wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(GPUS, RUNTIME)))
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
     wrapper.CORDONS.mkdir()
     dirty = {"reason": "dirty: 12.3 GiB taken without a process"}
     (wrapper.CORDONS / f"{GPUS[1].uuid}.json").write_text(json.dumps(dirty))

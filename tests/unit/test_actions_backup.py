@@ -8,9 +8,11 @@ import json
 import pytest
 from ops import testing
 
-from backup import action, database
-from ci.concourse import local_postgresql, release, schema, web
-from machine import archive, packages
+from ci.concourse import release
+from ci.concourse.backup import archive, database
+from ci.concourse.backup import backup as action
+from ci.concourse.web import local_postgresql, schema, web
+from machine import packages
 from machine import systemd as services
 from tests.unit.situations import HOST_PEM, state
 from tests.unit.situations import database as related

@@ -5,9 +5,12 @@
 import pytest
 from ops import testing
 
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import quarantine, retests
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from machine import files
-from oci import quarantine, retests, wrapper
-from plan.parts import GpuPlan
 from tests.unit.situations import GPUS, RUNTIME, state, tsa
 
 XID = "Xid 79: the GPU has fallen off the bus"
@@ -24,11 +27,11 @@ def worker(rooms, tmp_path, monkeypatch):
     """Its real quarantine and policy, in a folder."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     for (module, name), real in REAL.items():
         monkeypatch.setattr(module, name, real)
-    wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(GPUS, RUNTIME)))
+    wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
     return rooms
 
 

@@ -5,7 +5,7 @@
 import pytest
 from ops import testing
 
-from ci.concourse import local_postgresql, web
+from ci.concourse.web import local_postgresql, web
 from tests.unit.situations import state, tsa
 
 

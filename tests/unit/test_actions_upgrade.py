@@ -5,8 +5,8 @@
 import pytest
 from ops import testing
 
-from driver_upgrade import action
-from driver_upgrade.action import UpgradeError, Wish
+from actions import driver_upgrade as action
+from actions.driver_upgrade import UpgradeError, Wish
 from tests.unit.situations import state, tsa
 
 BRANCH = Wish("unit/0", "auto", "580-server", 0, 7200)

@@ -12,13 +12,16 @@ import errno
 import pytest
 from ops import testing
 
-import look
+import observe as look
 from ci.concourse import release
-from gpu.inventory import Inventory, State
-from host import facts
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.model import errors
+from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.verdict import Verdict
+from gpu_selftest import service
 from machine import download
-from plan.state import Quarantine, Verdict
-from selftest import automatic, service
+from parts import selftest as automatic
+from plan.state import Quarantine
 from tests.unit.situations import (
     GPUS,
     HOST_KEY,
@@ -116,7 +119,7 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
     """A job that takes all time or memory must not cost the worker its GPUs."""
 
     def fail():
-        raise facts.UnknownError("This machine can't be looked at: no time")
+        raise errors.UnknownError("This machine can't be looked at: no time")
 
     monkeypatch.setattr(facts, "machine", fail)
     before = state(relations=[tsa()], enable_gpu=True)

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 from ops import testing
 
-from host import facts, network
-from plan.state import Interface
+from gpu_agent.model import errors
+from host import network
+from plan.network import Interface
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 
 UPLINK = Interface("br-eth0", "bridge", ("10.0.0.7",), has_default_route=True)
@@ -112,7 +113,7 @@ def test_without_a_fit_address_web_waits_and_says_which_option_helps(context, ro
 
 def test_interfaces_that_can_not_be_read_change_nothing(context, rooms, monkeypatch):
     def fail():
-        raise facts.UnknownError("The addresses of this machine can't be told: no time")
+        raise errors.UnknownError("The addresses of this machine can't be told: no time")
 
     monkeypatch.setattr(network, "interfaces", fail)
     relation = dataclasses.replace(workers(WORKER_KEY), local_unit_data=WEB_DATA)

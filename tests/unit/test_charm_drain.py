@@ -8,15 +8,17 @@ import json
 import pytest
 from ops import testing
 
-import drain
-import release_change
-from ci.concourse import handles, release
-from ci.concourse import worker as concourse_worker
-from host import drain_record, memory
+from ci.concourse import release
+from ci.concourse.api import build_info as handles
+from ci.concourse.upgrade import upgrade as release_change
+from ci.concourse.worker import worker as concourse_worker
+from gpu_agent import paths
+from gpu_agent.reporting.joblog import build_names
+from gpu_agent.reporting.receipts.receipt import Names
+from lifecycle import drain, drain_record
 from machine import process
 from plan import draining
 from plan.draining import HAS, WAITS, Purpose
-from receipts.form import Names
 from tests.unit.situations import Release, state, tsa
 
 
@@ -145,7 +147,7 @@ def test_a_timeout_that_is_changed_meanwhile_counts_at_once(context, worker):
 def test_a_worker_that_web_gives_nothing_waits_for_no_build(context, worker, monkeypatch):
     """Its web has another release already, and could not even be told to let it land."""
     worker.wants, worker.has, worker.steps = "8.3.0", "8.2.5", ("4f0c",)
-    old = release.Release("8.2.5", memory.STATE)
+    old = release.Release("8.2.5", paths.STATE)
     monkeypatch.setattr(release, "installed", lambda: old)
     for name in ("note_if_well", "judge"):
         monkeypatch.setattr(release_change.trial, name, lambda *_: "")
@@ -243,7 +245,7 @@ def test_another_purpose_waits_for_the_first(context, worker):
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"purpose": "war"}', "null"])
 def test_a_damaged_record_is_none(context, worker, text):
     before = begun(context, worker)
-    (memory.STATE / "drain.json").write_text(text)
+    (paths.STATE / "drain.json").write_text(text)
     assert hook(context, before).message.startswith("Draining (1 step left, 0m of 2h)")
 
 
@@ -286,11 +288,11 @@ def test_a_unit_waits_for_the_one_that_drains(context, worker):
 
 def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch):
     rows = {"4f0c": Names("main", "train", "fit", "12"), "77": Names("main", "train", "fit", "12")}
-    monkeypatch.setattr(handles, "SETTINGS", memory.STATE)
-    answer = process.Completed(0, handles.as_json(rows), "")
+    monkeypatch.setattr(handles, "SETTINGS", paths.STATE)
+    answer = process.Completed(0, build_names.as_json(rows), "")
     monkeypatch.setattr(process, "run", lambda *_, **__: answer)
     worker.steps = ("4f0c", "77")
-    (memory.STATE).mkdir(exist_ok=True)
+    (paths.STATE).mkdir(exist_ok=True)
     act(context, "pause", situation(), reason="dust")
     assert draining.words(drain.look()) == "Paused: dust (1 build left)"
     assert drain.look().builds == ("main/train/fit #12",)
@@ -393,7 +395,7 @@ def test_a_reason_is_one_line(context, worker, reason):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
 def test_a_damaged_pause_is_still_one(context, worker, text):
     act(context, "pause", situation(), reason="dust")
-    (memory.STATE / "pause.json").write_text(text)
+    (paths.STATE / "pause.json").write_text(text)
     said = hook(context, situation()).message
     assert said.startswith("Paused: its reason can't be read")
 
@@ -410,10 +412,10 @@ def test_a_unit_without_a_worker_forgets_its_pause(context, worker):
     act(context, "pause", situation(), reason="dust")
     hook(context, state("web"))
     assert drain.look() is None
-    assert not [*memory.STATE.glob("pause.json")]
+    assert not [*paths.STATE.glob("pause.json")]
 
 
 def test_records_hold_nothing_secret_and_no_more_than_is_told(context, worker):
     begun(context, worker)
-    kept = json.loads((memory.STATE / "drain.json").read_text())
+    kept = json.loads((paths.STATE / "drain.json").read_text())
     assert kept.keys() == {field.name for field in dataclasses.fields(drain.Drain)}

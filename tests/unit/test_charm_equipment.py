@@ -8,15 +8,19 @@ import ops
 import pytest
 from ops import testing
 
-import actions
-import equipment
-import equipment as equipment_
-from ci.concourse import steps
-from driver_upgrade import walk
-from gpu.inventory import Inventory, State
-from host import facts, memory, software
+from actions import dispatch as actions
+from ci.concourse.restart import running_steps as steps
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
+from host import software
+from lifecycle import unit_record as memory
+from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
-from plan.parts import DriverPlan, GpuPlan, HostPlan, Keep, ToolkitPlan
+from plan.model import DriverPlan, HostPlan, ToolkitPlan
+from steps import equipment
+from steps import equipment as equipment_
 from tests.unit.host_situations import NEW, OLD, UPGRADED
 from tests.unit.situations import state, tsa
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from oci import wrapper
+from gpu_agent.runtime import policy
 from tests.unit.situations import GPUS, state, tsa
 
 BOTH = tuple(gpu.uuid for gpu in GPUS)
@@ -17,7 +17,7 @@ def hook(context, rooms, monkeypatch):
     """A hook of a worker whose tasks were given `handed_out`; what it did, in its order."""
 
     def hook(handed_out, *gpus):
-        monkeypatch.setattr(wrapper, "handed_out", lambda: handed_out)
+        monkeypatch.setattr(policy, "handed_out", lambda: handed_out)
         rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
         rooms.calls.clear()
         context.unit_status_history.clear()
@@ -49,7 +49,7 @@ def test_status_says_at_once_which_went_and_which_are_new(hook, context):
 
 
 def test_a_choice_of_the_operators_is_no_gpu_that_is_gone(context, rooms, monkeypatch):
-    monkeypatch.setattr(wrapper, "handed_out", lambda: BOTH)
+    monkeypatch.setattr(policy, "handed_out", lambda: BOTH)
     before = dataclasses.replace(state(enable_gpu=True, gpu_device_ids="1"), relations=[tsa()])
     context.run(context.on.config_changed(), before)
     said = [status.message for status in context.unit_status_history]

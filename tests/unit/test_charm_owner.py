@@ -9,7 +9,7 @@ import pathlib
 import pytest
 from ops import testing
 
-from host import owner
+from lifecycle import machine_claim as owner
 from tests.unit.situations import WORKER_KEY, database, state, tsa
 
 HOOKS = (

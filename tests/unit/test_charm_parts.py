@@ -10,8 +10,11 @@ import pytest
 from ops import testing
 
 import charm
-from ci.concourse import keys, local_postgresql, release, web, worker
-from ci.concourse import worker as concourse_worker
+from ci.concourse import release
+from ci.concourse import rsa_keys as keys
+from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import worker
+from ci.concourse.worker import worker as concourse_worker
 from machine import download, process
 from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
 

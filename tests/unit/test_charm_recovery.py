@@ -7,9 +7,11 @@ import json
 import ops
 import pytest
 
-import actions
-import recovery
-from host import memory, recovery_record
+from actions import dispatch as actions
+from gpu_agent import paths
+from lifecycle import gpu_remediation as recovery
+from lifecycle import remediation_record as recovery_record
+from lifecycle import unit_record as memory
 from tests.unit.situations import state, tsa
 
 SICK = ("GPU-0",)
@@ -36,7 +38,7 @@ def worker():
 
 
 def made():
-    record = json.loads((memory.STATE / "gpu-recovery.json").read_text())
+    record = json.loads((paths.STATE / "gpu-recovery.json").read_text())
     return [(one["step"], one["uuids"]) for one in record["made"]]
 
 

@@ -10,13 +10,15 @@ import pytest
 from ops import testing
 
 import charm
-import drain
-import look
-import ownership
-from ci.concourse import local_postgresql, web, worker
-from host import memory, owner
+import observe as look
+from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import worker
+from gpu_agent.runtime import policy
+from lifecycle import drain
+from lifecycle import machine_claim as owner
+from lifecycle import unit_record as memory
 from machine import process
-from oci import wrapper
+from steps import ownership
 from tests.unit.situations import GPUS, WORKER_KEY, database, state, tsa, workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/etc/concourse/keys")
@@ -76,7 +78,7 @@ def test_it_is_told(context, rooms, monkeypatch, where, situation, error, kind, 
     monkeypatch.setattr(room, name, fails(error))
     gpus = situation.get("gpus", ())
     if gpus:
-        monkeypatch.setattr(wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
+        monkeypatch.setattr(policy, "handed_out", lambda: tuple(one.uuid for one in GPUS))
         rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
     before = state(
         situation.get("mode", "worker"),
@@ -100,7 +102,7 @@ def test_a_key_that_can_not_be_added_keeps_nothing_else_from_being_done(
 
 
 def test_without_the_tags_of_what_is_left_the_rest_is_tested(context, rooms, monkeypatch):
-    monkeypatch.setattr(wrapper, "handed_out", lambda: tuple(one.uuid for one in GPUS))
+    monkeypatch.setattr(policy, "handed_out", lambda: tuple(one.uuid for one in GPUS))
     rooms.inventory = dataclasses.replace(rooms.inventory, gpus=GPUS[:1])
     monkeypatch.setattr(worker, "apply", fails(STOPPED))
     context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))

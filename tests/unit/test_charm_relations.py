@@ -8,8 +8,8 @@ import json
 import pytest
 from ops import testing
 
-from ci.concourse import worker_keys
-from plan.state import Database
+from ci.concourse.worker import keys as worker_keys
+from relations.model import Database
 from tests import certificates
 from tests.unit.situations import (
     HOST_KEY,

@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from ci.concourse import farewell
+from ci.concourse.worker import delete_worker as farewell
 from machine import files, process
 from machine import process as machine_process
 

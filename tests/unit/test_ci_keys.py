@@ -10,9 +10,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from ci.concourse import keys, web
+from ci.concourse import rsa_keys as keys
+from ci.concourse.web import web
 from machine import systemd_escaping as escaping
-from plan.ssh import public_key
+from options.ssh import public_key
 from tests import once
 
 PEM = once.rsa_key(1)

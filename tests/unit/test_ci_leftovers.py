@@ -4,7 +4,7 @@
 
 import pytest
 
-from ci.concourse import leftovers
+from ci.concourse.worker import leftovers
 from machine import process_cleanup
 
 NAT_CHAIN = "CNI-3d0c8c26654b89f946d489da"

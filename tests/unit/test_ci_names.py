@@ -18,11 +18,14 @@ import urllib.parse
 
 import pytest
 
-from ci.concourse import api, handles, names
-from health.naming import Naming
-from health.seen import Moment
+from ci.concourse.api import api
+from ci.concourse.api import build_info as handles
+from ci.concourse.api import build_info_program as names
+from gpu_agent.model.observations import Moment
+from gpu_agent.reporting.joblog import build_names
+from gpu_agent.reporting.joblog.build_info import Naming
+from gpu_agent.reporting.receipts.receipt import Names
 from machine import systemd_escaping as escaping
-from receipts.form import Names
 from tests.unit.receipt_rig import holding
 
 HANDLE = "4c0a7b3e-1111-4222-8333-000000000001"
@@ -121,7 +124,7 @@ def ask(settings, *containers, capsys):
 def test_a_handle_becomes_team_pipeline_job_and_build(web, settings, capsys):
     status, out, err = ask(settings, HANDLE, OTHER, capsys=capsys)
     assert (status, err) == (0, "")
-    assert handles.read(out) == {HANDLE: TRAIN}
+    assert build_names.read(out) == {HANDLE: TRAIN}
     assert web.asked[0] == "/api/v1/teams"
     assert f"/api/v1/teams/vision%2Feu/containers/{HANDLE}" in web.asked
 
@@ -130,7 +133,7 @@ def test_a_one_off_build_has_no_pipeline_and_no_job(web, settings, capsys):
     step = {key: text for key, text in STEP.items() if not key.startswith(("pipeline", "job"))}
     web.containers = {("main", HANDLE): step}
     _, out, _ = ask(settings, HANDLE, capsys=capsys)
-    assert handles.read(out) == {HANDLE: Names("main", "", "", "42")}
+    assert build_names.read(out) == {HANDLE: Names("main", "", "", "42")}
 
 
 def test_nothing_secret_is_said_whatever_goes_wrong(web, settings, capsys):
@@ -212,7 +215,7 @@ def test_a_name_that_its_author_chose_is_one_short_printable_line(
 ):
     web.containers = {("main", HANDLE): {**STEP, **change}}
     _, out, _ = ask(settings, HANDLE, capsys=capsys)
-    assert handles.read(out)[HANDLE].pipeline == expected
+    assert build_names.read(out)[HANDLE].pipeline == expected
 
 
 @pytest.mark.parametrize("change", [{"job_name": 7}, {"build_name": None}, {"pipeline_name": []}])

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ci.concourse import registered
+from ci.concourse.api import worker_view as registered
 from machine import polling as waiting
-from plan.sights import ABSENT, Sight, digest
+from relations.worker_view import ABSENT, Sight, digest
 from tests.unit.test_ci_names import PASSWORD, Web, drip, drip_headers, endless, mine, silent
 
 PATH = "/api/v1/workers"

@@ -9,8 +9,9 @@ import re
 
 import pytest
 
-from ci.concourse import restart, steps
-from ci.concourse import steps as concourse_steps
+from ci.concourse.restart import lossless as restart
+from ci.concourse.restart import running_steps as concourse_steps
+from ci.concourse.restart import running_steps as steps
 from machine import (
     cgroup_freezer,
     files,

@@ -12,14 +12,17 @@ import re
 
 import pytest
 
-from ci.concourse import certificates, service, steps, volumes
-from ci.concourse import web as concourse_web
-from ci.concourse import worker as concourse_worker
+from ci.concourse import service
+from ci.concourse.restart import running_steps as steps
+from ci.concourse.web import web as concourse_web
+from ci.concourse.worker import trusted_cas as certificates
+from ci.concourse.worker import volumes
+from ci.concourse.worker import worker as concourse_worker
 from machine import files as machine_files
 from machine import polling as waiting
 from machine import systemd
 from plan import plan
-from plan.state import Tsa
+from relations.model import Tsa
 from tests.unit.situations import HOST_PEM, gpu_unit, unit
 
 GO_DURATION = re.compile(r"([0-9]+)s")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ci.concourse import steps
+from ci.concourse.restart import running_steps as steps
 from machine import files
 
 

@@ -7,14 +7,18 @@ import time
 
 import pytest
 
-import release_change
-from ci.concourse import release, trial, web, web_health, worker
+from ci.concourse import release
 from ci.concourse.release import Release
+from ci.concourse.upgrade import trial
+from ci.concourse.upgrade import upgrade as release_change
+from ci.concourse.web import health as web_health
+from ci.concourse.web import web
+from ci.concourse.worker import worker
 from machine import polling as waiting
 from machine import process
 from machine import systemd as services
 from plan import plan, status
-from plan.state import Tsa
+from relations.model import Tsa
 from tests.unit.situations import TSA, unit
 
 NEW, OLD = (Release(version, pathlib.Path("/r", version)) for version in ("8.3.0", "8.2.5"))

@@ -8,7 +8,8 @@ import socket
 
 import pytest
 
-from ci.concourse import web, web_health
+from ci.concourse.web import health as web_health
+from ci.concourse.web import web
 from machine import files, systemd
 
 

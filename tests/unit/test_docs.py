@@ -12,12 +12,12 @@ import sys
 import pytest
 import yaml
 
-from health import faults
-from receipts.form import OUTCOMES, GpuReceipt, Receipt
-from selftest.burnin import level as burnin
-from selftest.compute import level as compute
-from selftest.isolation import level as isolation
-from selftest.quick import gpu_checks, host_checks
+from gpu_agent.fault_policy import fault_table as faults
+from gpu_agent.reporting.receipts.receipt import OUTCOMES, GpuReceipt, Receipt
+from gpu_selftest.burnin import level as burnin
+from gpu_selftest.compute import level as compute
+from gpu_selftest.isolation import level as isolation
+from gpu_selftest.quick import gpu_checks, host_checks
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -9,10 +9,10 @@ import shlex
 
 import pytest
 
-from gpu.xid import Log
-from plan.options import Minimums
-from selftest.check import Outcome
-from selftest.quick import gpu_checks
+from gpu_agent.gpu.vendors.nvidia.xid import Log
+from gpu_selftest.check import Outcome
+from gpu_selftest.quick import gpu_checks
+from options.table import Minimums
 from tests.unit.host_site import Room, Site
 from tests.unit.situations import GPUS, ROOT, parse
 from tests.unit.test_selftest_gpu_checks import HEALTHY

@@ -8,15 +8,20 @@ import types
 
 import pytest
 
-from driver_upgrade import action, pool, walk
-from driver_upgrade.action import UpgradeError
+from actions import driver_upgrade as action
+from actions.driver_upgrade import UpgradeError
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import quarantine
+from gpu_agent.gpu.vendors.nvidia import driver_state
+from gpu_agent.model.host import Driver
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
-from host import driver, driver_change, driver_record
+from gpu_selftest import service, settings
+from host import nvidia_driver_change as driver_change
+from lifecycle.driver_upgrade import gpu_pool as pool
+from lifecycle.driver_upgrade import record as driver_record
+from lifecycle.driver_upgrade import steps as walk
 from machine import locks
-from oci import quarantine, wrapper
-from plan.state import Driver
-from selftest import service, settings
 from tests.unit import driver_world
 from tests.unit.driver_world import NEW, OLD, OTHER, WISH, Killed, is_done, settle, upgrade
 from tests.unit.situations import GPUS
@@ -108,7 +113,7 @@ def test_refused_in_words_and_nothing_changed(world, case, way):
 
 
 def test_no_driver_is_nothing_to_upgrade(world, monkeypatch):
-    monkeypatch.setattr(driver, "look", Driver)
+    monkeypatch.setattr(driver_state, "look", Driver)
     with pytest.raises(UpgradeError, match="There is no driver of NVIDIA's on this machine"):
         upgrade(world)
 

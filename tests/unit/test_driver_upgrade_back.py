@@ -7,14 +7,17 @@ import datetime
 
 import pytest
 
+from actions import driver_upgrade as action
+from actions.driver_upgrade import UpgradeError
 from ci.concourse import release
-from driver_upgrade import action, pool, walk
-from driver_upgrade.action import UpgradeError
-from host import driver_record, facts
+from gpu_agent.availability import quarantine
+from gpu_agent.model import errors
+from gpu_selftest import service, settings
+from gpu_selftest.check import Level, Outcome
+from lifecycle.driver_upgrade import gpu_pool as pool
+from lifecycle.driver_upgrade import record as driver_record
+from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
-from oci import quarantine
-from selftest import service, settings
-from selftest.check import Level, Outcome
 from tests.unit import driver_world
 from tests.unit.driver_world import KEPT, NEW, OLD, WISH, Killed, is_done, settle, upgrade
 from tests.unit.situations import GPUS
@@ -261,5 +264,5 @@ def test_without_an_upgrade_there_is_nothing_to_settle_or_say(world):
 
 def test_what_can_not_be_read_is_not_taken_for_no_upgrade(world):
     driver_record.path().mkdir(parents=True)
-    with pytest.raises(facts.UnknownError):
+    with pytest.raises(errors.UnknownError):
         settle(world)

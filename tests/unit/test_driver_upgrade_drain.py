@@ -4,12 +4,12 @@
 
 import pytest
 
-import drain
-from ci.concourse import worker as concourse_worker
-from driver_upgrade import action
-from driver_upgrade.action import UpgradeError
-from host import drain_record, driver_record
-from host.driver_record import Step
+from actions import driver_upgrade as action
+from actions.driver_upgrade import UpgradeError
+from ci.concourse.worker import worker as concourse_worker
+from lifecycle import drain, drain_record
+from lifecycle.driver_upgrade import record as driver_record
+from lifecycle.driver_upgrade.record import Step
 from tests.unit import drain_rig, driver_world
 from tests.unit.driver_world import NEW, OLD, is_done, settle, upgrade
 from tests.unit.situations import Rooms

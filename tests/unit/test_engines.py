@@ -11,13 +11,18 @@ import subprocess
 import pytest
 from ops import testing
 
-from engines import docker, docker_unit, front, json_text, podman, registration
-from engines.error import EngineError
+from gpu_agent.engines import front
+from gpu_agent.engines import registry as registration
+from gpu_agent.engines.docker import containerd_unit as docker_unit
+from gpu_agent.engines.docker import daemon_json as docker
+from gpu_agent.engines.docker import json_edit as json_text
+from gpu_agent.engines.engine import EngineError, EnginesPlan
+from gpu_agent.engines.podman import config as podman
+from gpu_agent.model.keep import Keep
 from machine import files, systemd
 from machine import process as machine_process
 from machine.process import Completed
 from plan import plan
-from plan.parts import EnginesPlan, Keep
 from tests.unit.situations import gpu_unit, refused, state, tsa
 
 OURS = {"path": "/opt/gpu-ci/engines/gpu-ci"}

@@ -4,8 +4,8 @@
 
 import pytest
 
-from engines import docker_unit
-from engines.error import EngineError
+from gpu_agent.engines.docker import containerd_unit as docker_unit
+from gpu_agent.engines.engine import EngineError
 from machine import systemd
 
 

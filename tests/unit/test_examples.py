@@ -9,9 +9,9 @@ import tarfile
 import pytest
 import yaml
 
-from gpu.inventory import Vendor
+from gpu_agent.model.inventory import Vendor
 from plan.gpus import choose
-from plan.tags import of_gpus
+from plan.labels import of_gpus
 from tests.unit.situations import ROOT, gpu, situation, sliced
 
 TARBALL = os.environ.get("GPUCI_CONCOURSE_TARBALL", "")

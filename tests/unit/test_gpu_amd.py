@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from gpu import detect
-from gpu.inventory import Gpu, Inventory, State, Vendor
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
 from tests.unit.gpu_rig import NODES, PCI_IDS, amd, make_place, put, uuids
 
 

@@ -9,8 +9,11 @@ import time
 
 import pytest
 
-from gpu import detect, foreign, nvml, pci, report
-from gpu.inventory import Inventory, State, Vendor
+from gpu_agent.availability import external_processes as foreign
+from gpu_agent.gpu.kernel import pci
+from gpu_agent.gpu.vendors import detect, report
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.model.inventory import Inventory, State, Vendor
 from tests.fakes import Card, make_tree
 from tests.unit.situations import GPUS
 

@@ -7,10 +7,10 @@ import types
 import pynvml
 import pytest
 
-from gpu import figures
-from gpu.events import Events
-from gpu.nvml_device import Device
-from health import wire
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.gpu.vendors.nvidia import nvml_metrics as figures
+from gpu_agent.gpu.vendors.nvidia.nvml_device import Device
+from gpu_agent.gpu.vendors.nvidia.nvml_events import Events
 
 UUID, ADDRESS = "GPU-0", "0000:01:00.0"
 

@@ -6,8 +6,9 @@ import ctypes
 
 import pytest
 
-from gpu import health, nvml
-from gpu.health import Health
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from gpu import detect
-from gpu.inventory import Gpu, Inventory, State, Vendor
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
 from tests.unit.gpu_rig import PCI_IDS, integrated, intel, make_place, put, uuids
 
 

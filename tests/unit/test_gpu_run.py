@@ -15,14 +15,14 @@ import types
 
 import pytest
 
-import gpu_run.__main__
-from gpu_run import client, request, service
-from gpu_run import service as gpu_run_service
-from gpu_run.caller import GoneError
-from gpu_run.request import BadRequestError, Request
-from machine import app, process, systemd_transient
+from gpu_agent import install as app
+from gpu_agent.gpu_run import client, request, service
+from gpu_agent.gpu_run.caller import GoneError
+from gpu_agent.gpu_run.request import BadRequestError, Request
+from machine import process, systemd_transient
+from options.part import Part
+from parts import gpu_run as parts_gpu_run
 from plan import plan
-from plan.options import Part
 from plan.state import Failure
 from tests.unit.situations import gpu_unit, parse, refused, state, tsa
 
@@ -156,7 +156,7 @@ def systemd(monkeypatch, tmp_path):
 
 
 def ensure(found):
-    return service.ensure(found, plan.make(found))
+    return parts_gpu_run.ensure(found, plan.make(found))
 
 
 def with_group(group, **changed):
@@ -236,7 +236,7 @@ def test_a_hook_says_that_the_group_is_missing_and_the_worker_works(context, roo
     def ensure(_state, _wanted):
         raise service.GpuRunError("There is no group 'x'")
 
-    monkeypatch.setattr(gpu_run_service, "ensure", ensure)
+    monkeypatch.setattr(parts_gpu_run, "ensure", ensure)
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert (after.unit_status.name, after.unit_status.message) == (
         "blocked",

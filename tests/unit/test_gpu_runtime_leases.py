@@ -12,7 +12,7 @@ from gpu_runtime import lease_manager as broker
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime.lease_table import Holder, Table, Waiter
 from gpu_runtime.policy import Policy
-from selftest import reserve
+from gpu_selftest import gpu_reservation as reserve
 from tests.unit import lease_model
 from tests.unit.lease_model import explore
 from tests.unit.lease_world import DEVICES, Broken, Container, World

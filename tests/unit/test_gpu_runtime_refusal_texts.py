@@ -8,8 +8,9 @@ import types
 
 import pytest
 
-from gpu_run import __main__ as service
-from gpu_run.request import Request
+from gpu_agent import paths as installed
+from gpu_agent.gpu_run import __main__ as service
+from gpu_agent.gpu_run.request import Request
 from gpu_runtime import lease_manager as broker
 from gpu_runtime import policy, rootfs, signals
 from gpu_runtime import queue_messages as line
@@ -19,7 +20,6 @@ from gpu_runtime.grant import Grant
 from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused, failed
-from oci import wrapper as installed
 from tests.unit.grants import AMD_GPUS, NVIDIA, content
 
 IDS = [device.id for device in NVIDIA.devices]

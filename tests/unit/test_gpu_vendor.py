@@ -8,8 +8,9 @@ import os
 
 import pytest
 
-from gpu import detect, nvml, report
-from gpu.inventory import Inventory, State, Vendor
+from gpu_agent.gpu.vendors import detect, report
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.model.inventory import Inventory, State, Vendor
 from tests.fakes import Card
 from tests.unit.gpu_rig import amd, integrated, intel, make_place
 from tests.unit.situations import GPUS

@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from gpu import xid
-from gpu.xid import Log, Message, Severity
+from gpu_agent.gpu.vendors.nvidia import xid
+from gpu_agent.gpu.vendors.nvidia.xid import Log, Message, Severity
 from tests.fakes import fakekmsg
 
 SAID = "pid=4711, name=python3, Ch 00000008"

@@ -6,8 +6,10 @@ import pathlib
 
 import pytest
 
-from health import asker, wire
-from health.seen import Card, Figures, Hang, Look, Message, Source
+from gpu_agent.gpu.probe import driver_probe as asker
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Hang, Look, Message, Source
 from machine import child_process as children
 
 CARD = Card("GPU-0", 0, "0000:01:00.0", "A100", ("GPU-0",))

@@ -4,8 +4,8 @@
 
 import pytest
 
-from health.decided import BringBack, Suspect, TakeOut, Tell
-from health.decided import Test as Retest
+from gpu_agent.model.decisions import BringBack, Suspect, TakeOut, Tell
+from gpu_agent.model.decisions import Test as Retest
 from tests.unit.health_world import World, only
 
 CAUSE = "GPUs are lost"

@@ -7,14 +7,17 @@ import pathlib
 
 import pytest
 
-from gpu import detect
-from gpu.inventory import Inventory, State
-from health import service, settings
-from machine import app, process
-from oci import retests
+from gpu_agent import install as app
+from gpu_agent.availability import retests
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.health import service as health_service
+from gpu_agent.health import settings
+from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.quarantine import Quarantine
+from machine import process
+from options.part import Part
+from parts import health_watch as service
 from plan import plan, status
-from plan.options import Part
-from plan.quarantined import Quarantine
 from plan.state import Failure
 from plan.status import Kind, Running
 from tests.unit.situations import GPUS, gpu_unit, state, tsa, unit
@@ -63,7 +66,7 @@ def systemd(monkeypatch, tmp_path):
         monkeypatch.setattr(module, name, tmp_path / path)
     # Where systemd has such folders is relative to its own roots.
     roots = {"run": "gpu-ci/health", "state": "gpu-ci/health", "logs": "gpu-ci"}
-    monkeypatch.setattr(service, "_folders", lambda: roots)
+    monkeypatch.setattr(health_service, "_folders", lambda: roots)
     refresh(tmp_path / "app", "one")
     return systemd
 
@@ -143,7 +146,7 @@ def test_a_value_that_cannot_be_used_leaves_it_as_it_is(systemd, option):
 
 def test_one_that_does_not_start_is_said_and_hinders_nothing_else(systemd):
     systemd.fault = process.CommandError(["systemctl"], 1, "no")
-    with pytest.raises(service.WatchError, match="journalctl -u gpu-ci-health"):
+    with pytest.raises(health_service.WatchError, match="journalctl -u gpu-ci-health"):
         ensure(gpu_unit())
     systemd.fault = None
     assert ensure(gpu_unit())
@@ -251,7 +254,7 @@ def test_a_hook_with_a_driver_that_hangs_ends_and_says_so(context, rooms):
 
 def test_why_it_cannot_be_had_is_said_and_the_rest_is_done(context, rooms, monkeypatch):
     def fail(*_):
-        raise service.WatchError("The GPUs are not watched: no. See journalctl")
+        raise health_service.WatchError("The GPUs are not watched: no. See journalctl")
 
     monkeypatch.setattr(service, "ensure", fail)
     after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))

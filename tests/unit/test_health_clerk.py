@@ -8,12 +8,16 @@ import logging
 
 import pytest
 
-from health import clerk, decided, settings
-from health.clerk import Clerk
-from health.decided import BringBack, Suspect, TakeOut, Tell
-from health.seen import Card, Moment
+from gpu_agent import paths
+from gpu_agent.availability import quarantine, retests
+from gpu_agent.health import executor as clerk
+from gpu_agent.health import settings
+from gpu_agent.health.executor import Clerk
+from gpu_agent.model import decisions as decided
+from gpu_agent.model.card import Card
+from gpu_agent.model.decisions import BringBack, Suspect, TakeOut, Tell
+from gpu_agent.model.observations import Moment
 from machine import files
-from oci import quarantine, retests
 
 CARD = Card("GPU-0", 3, "0000:01:00.0", "A100", ("GPU-0",))
 OUT = TakeOut("GPU-0", "off-bus", "off the bus: it has fallen off", "isolation", "reboot")
@@ -54,7 +58,7 @@ class Desk:
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     return tmp_path
 

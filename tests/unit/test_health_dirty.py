@@ -7,9 +7,11 @@ import json
 
 import pytest
 
-from health import dirty as watched
-from health.dirty import Dirty
-from oci import cordons, dirty, wrapper
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import cordons
+from gpu_agent.availability import residual_memory_dirty as dirty
+from gpu_agent.health import residual_memory_watch as watched
+from gpu_agent.health.residual_memory_watch import Dirty
 from tests.unit.health_moments import BUSY, IDLE, Days, card, job
 
 TAKEN = dataclasses.replace(IDLE, memory_used_mib=12595)

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from health.freed import Freed
-from oci import retests
+from gpu_agent.availability import retests
+from gpu_agent.health.idle_notifier import Freed
 from tests.unit.health_moments import Days, job
 
 OUT = {"GPU-0": "quarantined: Xid 79: it has fallen off the bus"}

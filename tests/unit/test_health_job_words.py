@@ -6,10 +6,12 @@ import pathlib
 
 import pytest
 
-from health import conditions, faults, job_words
-from health.decided import Tell
-from health.job_words import Used
-from health.seen import Card
+from gpu_agent.fault_policy import conditions
+from gpu_agent.fault_policy import fault_table as faults
+from gpu_agent.model.card import Card
+from gpu_agent.model.decisions import Tell
+from gpu_agent.reporting.joblog import messages as job_words
+from gpu_agent.reporting.joblog.messages import Used
 from tests.fakes import fakecards
 
 

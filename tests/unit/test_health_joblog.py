@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from health.decided import TakeOut, Tell
-from health.step_log import Outcome
-from oci import quarantine
+from gpu_agent import paths
+from gpu_agent.model.decisions import TakeOut, Tell
+from gpu_agent.reporting.joblog.step_stderr import Outcome
 from tests.unit.health_moments import BUSY, FIRST, IDLE, card, job
 from tests.unit.joblog_rig import Watch
 
@@ -24,7 +24,7 @@ SEGFAULT = Tell("GPU-0", "job", "Xid 31, ...", hardware=False, xid=31)
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     return Watch(tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_the_job_whose_gpu_dies_is_told_and_no_other(watch):
 
 def test_it_is_told_whether_the_gpu_is_out_of_use(watch):
     watch.turn()
-    quarantine.PATH.mkdir()
+    paths.PATH.mkdir()
     out = TakeOut("GPU-0", "xid", "Xid 79", "isolation", "Reboot the machine")
     (said,) = watch.turn(out, DEAD)
     assert said == DIED, "only what is written down counts: the watch may just observe"

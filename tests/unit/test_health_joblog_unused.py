@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from health.step_log import Outcome
-from receipts.journal import Journal
+from gpu_agent.reporting.joblog.step_stderr import Outcome
+from gpu_agent.reporting.receipts.lease_journal import Journal
 from tests.unit.health_moments import BUSY, IDLE, job
 from tests.unit.joblog_rig import Watch
 

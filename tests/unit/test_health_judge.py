@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from health import faults
-from health.decided import BringBack, TakeOut, Tell
-from health.decided import Test as Retest
-from health.fault import LEVELS, Action
-from health.seen import Look, Message, Source
+from gpu_agent.fault_policy import fault_table as faults
+from gpu_agent.fault_policy.fault import LEVELS, Action
+from gpu_agent.model.decisions import BringBack, TakeOut, Tell
+from gpu_agent.model.decisions import Test as Retest
+from gpu_agent.model.observations import Look, Message, Source
 from tests.unit.health_world import WELL, World, kinds, only
 
 XID79 = "Xid 79: the GPU has fallen off the bus"

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from health.decided import BringBack, TakeOut, Tell
-from health.decided import Test as Retest
-from health.judge import Judge
-from health.memory import Memory
-from health.seen import Source
+from gpu_agent.fault_policy.judge import Judge
+from gpu_agent.fault_policy.state import Memory
+from gpu_agent.model.decisions import BringBack, TakeOut, Tell
+from gpu_agent.model.decisions import Test as Retest
+from gpu_agent.model.observations import Source
 from tests.unit.health_world import World, kinds, only
 
 XID79 = "Xid 79: the GPU has fallen off the bus"

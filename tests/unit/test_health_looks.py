@@ -8,10 +8,12 @@ import shutil
 
 import pytest
 
-from gpu import figures, nvml
-from gpu.inventory import State
-from health import looks, wire
-from health.seen import Figures
+from gpu_agent.gpu.probe import collectors as looks
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.gpu.vendors.nvidia import nvml_metrics as figures
+from gpu_agent.model.card import Figures
+from gpu_agent.model.inventory import State
 from tests import fakes
 
 CARDS = [fakes.Card(0), fakes.Card(1)]

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from health import memory as memories
-from health.decided import BringBack, TakeOut, Tell
-from health.decided import Test as Retest
-from health.fault import LEVELS, Action
-from health.faults import BY_NAME, JOB_XIDS, TABLE
-from health.memory import Memory
-from health.seen import Figures, Hang, Look, Message, Source
+from gpu_agent.fault_policy import state as memories
+from gpu_agent.fault_policy.fault import LEVELS, Action
+from gpu_agent.fault_policy.fault_table import BY_NAME, JOB_XIDS, TABLE
+from gpu_agent.fault_policy.state import Memory
+from gpu_agent.model.card import Figures
+from gpu_agent.model.decisions import BringBack, TakeOut, Tell
+from gpu_agent.model.decisions import Test as Retest
+from gpu_agent.model.observations import Hang, Look, Message, Source
 from tests.unit.health_world import WELL, World
 
 GPUS = 3

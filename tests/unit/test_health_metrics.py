@@ -8,10 +8,12 @@ import types
 
 import pytest
 
-from gpu import health
-from health import exporter, metrics
-from health.decided import Suspect
-from health.seen import Card, Figures, Hang, Holding, Look, Message, Moment, Source
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.decisions import Suspect
+from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
+from gpu_agent.reporting.metrics import collector as metrics
+from gpu_agent.reporting.metrics import definitions as exporter
 
 CARDS = (
     Card("GPU-a", 0, "0000:01:00.0", "A100-SXM4-80GB", ("GPU-a",)),

@@ -7,11 +7,12 @@ import random
 
 import pytest
 
-from health.decided import BringBack, Suspect, TakeOut, Tell
-from health.decided import Test as Retest
-from health.fault import Action
-from health.faults import BY_NAME
-from health.seen import Figures, Source
+from gpu_agent.fault_policy.fault import Action
+from gpu_agent.fault_policy.fault_table import BY_NAME
+from gpu_agent.model.card import Figures
+from gpu_agent.model.decisions import BringBack, Suspect, TakeOut, Tell
+from gpu_agent.model.decisions import Test as Retest
+from gpu_agent.model.observations import Source
 from tests.unit.health_world import POLL, World
 
 HOURS = 24

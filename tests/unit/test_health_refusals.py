@@ -8,9 +8,9 @@ import pathlib
 
 import pytest
 
+from gpu_agent.reporting.metrics import refusal_reasons as refusals
+from gpu_agent.reporting.metrics.refusal_reasons import Decided, Journal
 from gpu_runtime.decision_log import Decision
-from health import refusals
-from health.refusals import Decided, Journal
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -5,10 +5,10 @@
 import threading
 import time
 
+from gpu_agent.health.gone_leases import Returned
+from gpu_agent.model.observations import Holding, Moment
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import JOB, Holder
-from health.returned import Returned
-from health.seen import Holding, Moment
 
 GONE = Holding("gpu-run-1.scope", "", ("GPU-0",), 1.0, in_use=False, kind=JOB)
 

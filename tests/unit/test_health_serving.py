@@ -15,9 +15,9 @@ import time
 
 import pytest
 
-from health import serving
+from gpu_agent.reporting.metrics import server as serving
 from machine import tcp_connections as sockets
-from plan.options import Options
+from options.table import Options
 
 
 @pytest.fixture

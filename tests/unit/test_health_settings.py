@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health import settings
-from health.seen import Card
-from health.settings import Settings
+from gpu_agent.health import settings
+from gpu_agent.health.settings import Settings
+from gpu_agent.model.card import Card
 
 CARD = Card("GPU-0", 0, "0000:01:00.0", "A100-SXM4-80GB", ("GPU-0",))
 FULL = Settings(

@@ -9,10 +9,13 @@ import socket
 
 import pytest
 
-from gpu import kmsg, sysfs_figures, wedged
-from health import wire
-from health.seen import Card, Figures, Look, Message, Source
-from health.sources import Sources
+from gpu_agent.gpu.kernel import drm_events as wedged
+from gpu_agent.gpu.kernel import sysfs_metrics as sysfs_figures
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.gpu.vendors.nvidia import kernel_log as kmsg
+from gpu_agent.health.sources import Sources
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Look, Message, Source
 from tests.unit.test_health_asker import Child
 
 ADDRESS = "0000:03:00.0"

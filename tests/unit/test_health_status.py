@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from health.decided import TakeOut
-from oci import quarantine
+from gpu_agent import paths
+from gpu_agent.availability import quarantine
+from gpu_agent.model.decisions import TakeOut
 from plan import plan, status
 from tests.unit.health_world import World
 from tests.unit.situations import TSA, gpu, situation
@@ -15,7 +16,7 @@ from tests.unit.situations import TSA, gpu, situation
 
 def said(world, monkeypatch, tmp_path):
     """Status after the clerk has written what the judge decided last."""
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     for one in world.of(TakeOut):
         quarantine.put(one.uuid, one.reason, one.fault, one.level, one.remedy, by=quarantine.WATCH)
     given = situation(gpu(0), gpu(1))

@@ -7,12 +7,12 @@ import itertools
 
 import pytest
 
-from health.seen import Moment
-from health.told import Waker
+from gpu_agent.health.charm_notifier import Waker
+from gpu_agent.model.observations import Moment
+from gpu_agent.reporting.notifier import device_watch as watch
 from machine import process
 from machine import process as machine_process
 from machine.process import Completed
-from wake import watch
 
 
 class Juju:

@@ -4,8 +4,8 @@
 
 import pytest
 
-from health.seen import Figures
-from health.unused import PATIENCE, Idle, is_used
+from gpu_agent.model.card import Figures
+from gpu_agent.reporting.joblog.idle_jobs import PATIENCE, Idle, is_used
 
 IDLE = {"busy": 0, "memory_used_mib": 4, "memory_total_mib": 81920, "pids": ()}
 

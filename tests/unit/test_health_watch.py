@@ -8,14 +8,16 @@ import select
 
 import pytest
 
+from gpu_agent.health import lease_reader as leased
+from gpu_agent.health import loop as watch
+from gpu_agent.health.loop import Watch
+from gpu_agent.health.settings import Settings
+from gpu_agent.model.card import Card
+from gpu_agent.model.decisions import TakeOut
+from gpu_agent.model.observations import Holding, Look, Message, Source
 from gpu_runtime import policy
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
-from health import leased, watch
-from health.decided import TakeOut
-from health.seen import Card, Holding, Look, Message, Source
-from health.settings import Settings
-from health.watch import Watch
 
 CARD = Card("GPU-0", 0, "0000:01:00.0", "A100", ("GPU-0",))
 MESSAGE = Message(5.0, "GPU-0", Source.EVENT, xid=79)

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from health import wire
-from health.seen import Card, Figures
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.model.card import Card, Figures
 
 UUIDS = frozenset({"GPU-0", "GPU-1"})
 FULL = Figures(

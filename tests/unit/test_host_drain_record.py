@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from host import drain_record, memory
+from gpu_agent import paths
+from lifecycle import drain_record
 from plan.draining import Drain, Purpose
 
 FOUND = Drain(Purpose.RELEASE, "Concourse 8.4.0", "worker/1", "boot", 7200, 900.0, 1000.0)
@@ -16,7 +17,7 @@ FOUND = Drain(Purpose.RELEASE, "Concourse 8.4.0", "worker/1", "boot", 7200, 900.
 @pytest.fixture
 def rooms(monkeypatch, tmp_path):
     now = {"boot": "boot", "now": 1000.0}
-    monkeypatch.setattr(memory, "STATE", tmp_path)
+    monkeypatch.setattr(paths, "STATE", tmp_path)
     monkeypatch.setattr(drain_record, "boot", lambda: now["boot"])
     monkeypatch.setattr(drain_record, "now", lambda: now["now"])
     drain_record.write(FOUND)
@@ -25,7 +26,7 @@ def rooms(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("step", [-86400.0, 86400.0])
 def test_clock_that_is_set_changes_nothing(monkeypatch, tmp_path, step):
-    monkeypatch.setattr(memory, "STATE", tmp_path)
+    monkeypatch.setattr(paths, "STATE", tmp_path)
     begun = dataclasses.replace(
         FOUND, boot=drain_record.boot(), asked=drain_record.now(), since=drain_record.now()
     )

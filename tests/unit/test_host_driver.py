@@ -8,9 +8,11 @@ import pathlib
 
 import pytest
 
-from host import driver, driver_packages, facts, kernel_modules
+from gpu_agent.gpu.vendors.nvidia import driver_packages, driver_state, kernel_modules
+from gpu_agent.model import errors
+from gpu_agent.model.host import Driver
+from host import nvidia_driver as driver
 from machine import packages, process
-from plan.state import Driver
 from tests.fakes.kernelmodule import module
 
 KERNEL = "6.8.0-60-generic"
@@ -54,24 +56,24 @@ def put(path, content: str | bytes = ""):
 
 
 def test_machine_without_any(root):
-    assert driver.look(root) == Driver(kernel=KERNEL, next_kernel=KERNEL)
+    assert driver_state.look(root) == Driver(kernel=KERNEL, next_kernel=KERNEL)
 
 
 def test_what_a_killed_hook_has_left_by_halves_is_ours(root, dpkg):
     put(root / LIBRARIES / "libnvidia-ml.so.580.65.06")
-    assert not driver.look(root).ours
+    assert not driver_state.look(root).ours
     have, ours = dpkg
     ours.add("libnvidia-compute-580-server")
-    assert driver.look(root).ours
+    assert driver_state.look(root).ours
     have["libnvidia-compute-570"] = "570.1.2-0ubuntu1"  # somebody else's is whole
-    assert not driver.look(root).ours
+    assert not driver_state.look(root).ours
 
 
 def test_loaded_module_by_either_file(root):
     put(root / "proc/driver/nvidia/version", PROC_VERSION)
-    assert driver.look(root).loaded == "580.65.06"
+    assert driver_state.look(root).loaded == "580.65.06"
     put(root / "sys/module/nvidia/version", "580.95.05\n")
-    assert driver.look(root).loaded == "580.95.05"
+    assert driver_state.look(root).loaded == "580.95.05"
 
 
 @pytest.mark.parametrize(
@@ -92,33 +94,33 @@ def test_module_on_the_disk(root, name, content, version, listed):
         others = "kernel/x/not-nvidia.ko: a\nkernel/nvidia-580srv/nvidia-drm.ko: b\n"
         put(root / f"lib/modules/{KERNEL}/modules.dep", f"{others}{name}: kernel/c.ko\n")
     elif "else" in name:
-        assert driver.look(root).modules == ()
+        assert driver_state.look(root).modules == ()
         return
-    assert driver.look(root).modules == ((KERNEL, version),)
+    assert driver_state.look(root).modules == ((KERNEL, version),)
 
 
 def test_module_that_was_removed_is_none_though_it_is_listed(root):
     put(root / f"lib/modules/{KERNEL}/modules.dep", "kernel/nvidia-580/nvidia.ko:\n")
-    assert driver.look(root).modules == ()
+    assert driver_state.look(root).modules == ()
 
 
 def test_next_kernel_is_where_the_link_leads_else_the_highest(root):
     for name in ("6.8.0-9-generic", NEXT, "6.8.0-99-generic.old"):
         put(root / f"boot/vmlinuz-{name}")
     put(root / f"lib/modules/{NEXT}/kernel/nvidia-580srv/nvidia.ko", module("580.95.05"))
-    found = driver.look(root)
+    found = driver_state.look(root)
     assert (found.next_kernel, found.modules) == (NEXT, ((NEXT, "580.95.05"),))
     (root / "boot/vmlinuz").symlink_to(f"vmlinuz-{KERNEL}")
-    assert driver.look(root).next_kernel == KERNEL
+    assert driver_state.look(root).next_kernel == KERNEL
     (root / "boot/vmlinuz").unlink()
     (root / "boot/vmlinuz").symlink_to("vmlinuz-5.15.0-1-gone")
-    assert driver.look(root).next_kernel == NEXT
+    assert driver_state.look(root).next_kernel == NEXT
 
 
 def test_no_boot_folder(root):
     (root / f"boot/vmlinuz-{KERNEL}").unlink()
     (root / "boot").rmdir()
-    assert driver.look(root).next_kernel == ""
+    assert driver_state.look(root).next_kernel == ""
 
 
 def test_container_has_no_kernel_of_its_own(root):
@@ -126,7 +128,7 @@ def test_container_has_no_kernel_of_its_own(root):
     put(root / f"lib/modules/{KERNEL}/kernel/nvidia-580srv/nvidia.ko", module("580.95.05"))
     put(root / "sys/module/nvidia/version", "580.65.06\n")
     nvswitch(root)
-    assert driver.look(root) == Driver(container=True, kernel=KERNEL, loaded="580.65.06")
+    assert driver_state.look(root) == Driver(container=True, kernel=KERNEL, loaded="580.65.06")
 
 
 @pytest.mark.parametrize("linked", [True, False])
@@ -137,19 +139,19 @@ def test_library(root, linked):
         put(root / LIBRARIES / "libnvidia-ml.so.570.1.2")
     else:
         put(root / LIBRARIES / "libnvidia-ml.so.1")
-    assert driver.look(root).library == "580.65.06"
+    assert driver_state.look(root).library == "580.65.06"
 
 
 def test_library_without_its_file_or_a_version(root):
     (root / LIBRARIES).mkdir(parents=True)
     (root / LIBRARIES / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.65.06")
-    assert driver.look(root).library == ""
+    assert driver_state.look(root).library == ""
     put(root / LIBRARIES / "libnvidia-ml.so.580.65.06")
-    assert driver.look(root).library == "580.65.06"
+    assert driver_state.look(root).library == "580.65.06"
     (root / LIBRARIES / "libnvidia-ml.so.580.65.06").rename(root / LIBRARIES / "x")
     (root / LIBRARIES / "libnvidia-ml.so.1").unlink()
     put(root / LIBRARIES / "libnvidia-ml.so.1")
-    assert driver.look(root).library == ""
+    assert driver_state.look(root).library == ""
 
 
 MOUNT = "101 90 0:50 / /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.65.06 ro - tmpfs none rw\n"
@@ -166,9 +168,9 @@ MOUNT = "101 90 0:50 / /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.65.06 ro - 
 )
 def test_libraries_that_lxd_has_bound_in(root, path, content, bound):
     put(root / path, content)
-    assert not driver.look(root).bound
+    assert not driver_state.look(root).bound
     put(root / "run/systemd/container", "lxc")
-    assert driver.look(root).bound is bound
+    assert driver_state.look(root).bound is bound
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_libraries_that_lxd_has_bound_in(root, path, content, bound):
 def test_secure_boot(root, content, on):
     if content is not None:
         put(root / SECURE_BOOT, content)
-    assert driver.look(root).secure_boot is on
+    assert driver_state.look(root).secure_boot is on
 
 
 def nvswitch(root, vendor="0x10de", kind="0x068000"):
@@ -197,16 +199,16 @@ def nvswitch(root, vendor="0x10de", kind="0x068000"):
 )
 def test_nvswitch(root, vendor, kind, found):
     nvswitch(root, vendor, kind)
-    assert driver.look(root).nvswitch is found
+    assert driver_state.look(root).nvswitch is found
 
 
 def test_what_modprobe_said_lasts_until_the_next_boot(root, monkeypatch):
     said = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
     record = root / "var/lib/gpu-ci/driver-refused.json"
     put(record, json.dumps({"boot": BOOT, "said": said}))
-    assert driver.look(root).refused == said
+    assert driver_state.look(root).refused == said
     put(root / "proc/sys/kernel/random/boot_id", "another\n")
-    assert driver.look(root).refused == ""
+    assert driver_state.look(root).refused == ""
 
 
 @pytest.mark.parametrize(
@@ -225,8 +227,8 @@ def test_what_cannot_be_read_is_no_absence(root, name, monkeypatch):
                 method,
                 lambda self, *a, real=real, **k: refuse() if self == path else real(self, *a, **k),
             )
-    with pytest.raises(facts.UnknownError, match="Too many open files"):
-        driver.look(root)
+    with pytest.raises(errors.UnknownError, match="Too many open files"):
+        driver_state.look(root)
 
 
 def refuse(*_):
@@ -286,10 +288,10 @@ UBUNTU = {
 )
 def test_branch_and_version_of_the_packages(root, dpkg, have, branch, version):
     dpkg[0].update(have)
-    found = driver.look(root)
+    found = driver_state.look(root)
     assert (found.branch, found.version, found.ours) == (branch, version, False)
     dpkg[1].update(have)
-    assert driver.look(root).ours is bool(have)
+    assert driver_state.look(root).ours is bool(have)
 
 
 RECOMMENDED = "nvidia-driver-580-server-open linux-modules-nvidia-580-server-open-generic\n"

@@ -7,9 +7,12 @@ import stat
 
 import pytest
 
-from host import driver_change, driver_packages, driver_record, memory
-from host.driver_change import Choice
-from host.driver_record import Record, Step
+from gpu_agent import paths
+from gpu_agent.gpu.vendors.nvidia import driver_packages
+from host import nvidia_driver_change as driver_change
+from host.nvidia_driver_change import Choice
+from lifecycle.driver_upgrade import record as driver_record
+from lifecycle.driver_upgrade.record import Record, Step
 from machine import apt, packages
 
 OLD = Choice("580-server", "580.9.1", {"nvidia-utils-580-server": "580.9.1-0ubuntu1"})
@@ -99,7 +102,7 @@ def test_processes_with_a_node_open_are_named_but_not_those_that_a_reload_stops(
 
 @pytest.mark.parametrize("step", Step)
 def test_a_record_is_read_as_it_was_written(monkeypatch, tmp_path, step):
-    monkeypatch.setattr(memory, "STATE", tmp_path / "state")
+    monkeypatch.setattr(paths, "STATE", tmp_path / "state")
     assert driver_record.read() is None
     record = Record(
         OLD, NEW, step, back=True, failed=frozenset({"GPU-1", "GPU-0"}), why="x", seen="1"

@@ -4,13 +4,15 @@
 
 import pytest
 
-import equipment
-from driver_upgrade import walk
-from host import driver, kernel_modules, software
-from host import kernel_modules as host_kernel_modules
+from gpu_agent.gpu.vendors.nvidia import kernel_modules
+from gpu_agent.gpu.vendors.nvidia import kernel_modules as host_kernel_modules
+from host import nvidia_driver as driver
+from host import software
+from lifecycle.driver_upgrade import steps as walk
 from machine import packages, process, systemd
 from machine import systemd as services
-from plan.parts import HostPlan
+from plan.model import HostPlan
+from steps import equipment
 
 SERVICES = driver._SERVICES
 MODULES = ("nvidia_peermem", "nvidia_uvm", "nvidia")

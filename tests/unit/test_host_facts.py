@@ -12,8 +12,9 @@ import subprocess
 
 import pytest
 
-from host import facts
-from plan.state import Machine, Toolkit
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.model import errors
+from gpu_agent.model.host import Machine, Toolkit
 
 TABLE = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 SOCKET = "/run/containerd/containerd.sock"
@@ -128,7 +129,7 @@ def test_a_toolkit_that_a_busy_machine_kept_from_answering_is_no_toolkit_without
 ):
     monkeypatch.setattr(facts, "_ANSWER", 0.5)
     path = script(root / "usr/bin/nvidia-container-runtime", said)
-    with pytest.raises(facts.UnknownError) as caught:
+    with pytest.raises(errors.UnknownError) as caught:
         facts.machine(root)
     begin = "This machine can't be looked at, so nothing is changed for now: "
     assert str(caught.value).startswith(f"{begin}{path} --version {why}")
@@ -141,7 +142,7 @@ def test_a_toolkit_for_which_there_is_no_process_left_is_unknown(root, monkeypat
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(facts.UnknownError, match="can't be started: Resource temporarily"):
+    with pytest.raises(errors.UnknownError, match="can't be started: Resource temporarily"):
         facts.machine(root)
 
 
@@ -252,7 +253,7 @@ def test_a_rival_that_can_not_be_looked_at_is_not_none(root, monkeypatch, file, 
     listeners(root, (77, SOCKET, LISTENS))
     running(root, 101, "/usr/bin/containerd", V2.format("containerd.service"), 77)
     fail_at(monkeypatch, root / "proc/101" / file, number)
-    with pytest.raises(facts.UnknownError, match=re.escape(os.strerror(number))):
+    with pytest.raises(errors.UnknownError, match=re.escape(os.strerror(number))):
         facts.machine(root)
 
 
@@ -266,7 +267,7 @@ def test_who_can_not_be_looked_at_does_not_matter_where_all_owners_are_known(roo
 
 def test_a_table_of_sockets_that_can_not_be_read_is_not_an_empty_one(root, monkeypatch):
     fail_at(monkeypatch, root / "proc/net/unix", errno.ENFILE)
-    with pytest.raises(facts.UnknownError, match="Too many open files in system"):
+    with pytest.raises(errors.UnknownError, match="Too many open files in system"):
         facts.machine(root)
 
 

@@ -4,7 +4,9 @@
 
 import pytest
 
-from host import memory, network
+from ci.concourse.worker import container_network
+from gpu_agent import paths
+from lifecycle import unit_record as memory
 from machine import packages, process
 from plan.state import RememberedIds
 
@@ -19,8 +21,8 @@ def machine(tmp_path, monkeypatch):
         ran.append(argv)
         live.write_text("1\n")
 
-    monkeypatch.setattr(network, "_DROP_IN", drop_in)
-    monkeypatch.setattr(network, "_LIVE", live)
+    monkeypatch.setattr(container_network, "_DROP_IN", drop_in)
+    monkeypatch.setattr(container_network, "_LIVE", live)
     monkeypatch.setattr(process, "run", run)
     monkeypatch.setattr(packages, "ensure_installed", lambda *names: False)
     return drop_in, live, ran
@@ -28,20 +30,20 @@ def machine(tmp_path, monkeypatch):
 
 def test_forwarding_is_on_now_and_after_a_reboot(machine):
     drop_in, live, ran = machine
-    assert network.ensure()
+    assert container_network.ensure()
     assert drop_in.read_text().endswith("\nnet.ipv4.ip_forward = 1\n")
     assert ran == [["/usr/sbin/sysctl", "-q", "-w", "net.ipv4.ip_forward=1"]]
-    assert not network.ensure()
+    assert not container_network.ensure()
     assert len(ran) == 1
     live.write_text("0\n")
-    assert network.ensure()
+    assert container_network.ensure()
     assert len(ran) == 2
 
 
 def test_a_machine_that_forwards_already_is_only_written_down(machine):
     drop_in, live, ran = machine
     live.write_text("1\n")
-    assert network.ensure()
+    assert container_network.ensure()
     assert drop_in.exists()
     assert ran == []
 
@@ -53,26 +55,26 @@ def test_the_tools_for_rules_are_installed(machine, monkeypatch):
         asked.extend(names)
         return True
 
-    network.ensure()
+    container_network.ensure()
     monkeypatch.setattr(packages, "ensure_installed", ensure_installed)
-    assert network.ensure()
+    assert container_network.ensure()
     assert asked == ["iptables", "nftables"]
 
 
 def test_removal_leaves_what_others_may_rest_on_until_the_next_boot(machine):
     drop_in, live, ran = machine
-    network.ensure()
-    assert network.remove()
+    container_network.ensure()
+    assert container_network.remove()
     assert not drop_in.exists()
     assert live.read_text() == "1\n"
     assert len(ran) == 1
-    assert not network.remove()
+    assert not container_network.remove()
 
 
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     folder = tmp_path / "gpu-ci"
-    monkeypatch.setattr(memory, "STATE", folder)
+    monkeypatch.setattr(paths, "STATE", folder)
     monkeypatch.setattr(memory, "_IDS", folder / "gpu-ids.json")
     monkeypatch.setattr(memory, "_LEAVING", folder / "leaving")
     return folder

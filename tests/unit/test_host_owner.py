@@ -7,12 +7,15 @@ import multiprocessing
 
 import pytest
 
-import drain
-import ownership
-from ci.concourse import local_postgresql, web, worker
-from host import memory, owner
+from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import worker
+from gpu_agent import paths
+from lifecycle import drain
+from lifecycle import machine_claim as owner
+from lifecycle import unit_record as memory
 from machine import files
 from plan.unit_id import UnitId
+from steps import ownership
 
 CHARM = "name: gpu-ci-worker\nsummary: x\n"
 
@@ -20,7 +23,7 @@ CHARM = "name: gpu-ci-worker\nsummary: x\n"
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
     """A folder in the place of this machine's root."""
-    monkeypatch.setattr(memory, "STATE", tmp_path / "state")
+    monkeypatch.setattr(paths, "STATE", tmp_path / "state")
     monkeypatch.setattr(memory, "_IDS", tmp_path / "state/gpu-ids.json")
     monkeypatch.setattr(memory, "_LEAVING", tmp_path / "state/leaving")
     monkeypatch.setattr(owner, "RECORD", tmp_path / "state/owner.json")
@@ -90,7 +93,7 @@ def test_the_record_outlives_all_that_else_is_remembered(machine, monkeypatch):
     assert removed == ["leaving", "owner.json", ".lock"]
     monkeypatch.setattr(files, "ensure_absent", absent)
     owner.give_up()
-    assert not memory.STATE.exists()
+    assert not paths.STATE.exists()
 
 
 def test_an_agent_that_can_not_be_looked_for_is_none_that_is_gone(machine, monkeypatch):

@@ -4,7 +4,7 @@
 
 import pytest
 
-from host import rival_sources
+from host import apt_sources as rival_sources
 
 URI = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
 

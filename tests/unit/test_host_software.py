@@ -4,9 +4,13 @@
 
 import pytest
 
-from host import driver, extra_packages, settings, software, toolkit
+from gpu_agent.model.keep import Keep
+from host import extra_packages, software
+from host import kernel_settings as settings
+from host import nvidia_driver as driver
+from host import nvidia_toolkit as toolkit
 from machine import apt_errors, packages
-from plan.parts import DriverPlan, HostPlan, Keep, ToolkitPlan
+from plan.model import DriverPlan, HostPlan, ToolkitPlan
 
 PLAN = HostPlan(
     driver=DriverPlan(),

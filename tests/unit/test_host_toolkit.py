@@ -11,10 +11,11 @@ import time
 
 import pytest
 
-from host import toolkit
-from machine import download, openpgp, packages, repositories
-from plan.parts import ToolkitPlan
-from plan.state import Packaged
+from gpu_agent.model.host import Packaged
+from host import nvidia_toolkit as toolkit
+from host import openpgp
+from machine import download, packages, repositories
+from plan.model import ToolkitPlan
 
 DAY = 86400
 PLAN = ToolkitPlan("1.20.0-1", "https://mirror.test/x")

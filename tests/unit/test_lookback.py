@@ -8,9 +8,9 @@ import ops
 import pytest
 from ops import testing
 
-from ci.concourse import worker
-from host import memory
-from plan.sights import Sight, digest
+from ci.concourse.worker import worker
+from gpu_agent import paths
+from relations.worker_view import Sight, digest
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
 
@@ -219,7 +219,7 @@ def test_the_workers_of_a_web_that_goes_are_no_less_there(pair, monkeypatch):
 
 
 def test_what_a_web_served_is_forgotten_with_it(pair):
-    served = memory.STATE.with_name("web-state") / "served-workers.json"
+    served = paths.STATE.with_name("web-state") / "served-workers.json"
     pair.web.run()
     assert served.exists()
     before = dict(pair.web.state.config)

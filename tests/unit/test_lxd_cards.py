@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from plan import host_facts
+from gpu_agent.diagnosis import facts as host_facts
 from tests.unit import lxd_host
 from tests.unit.lxd_host import ONE, THREE, TWO, VGA, card
 

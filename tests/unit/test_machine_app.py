@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from machine import app, process
+from gpu_agent import install as app
+from machine import process
 from tests.unit.situations import ROOT
 
 FILES = {

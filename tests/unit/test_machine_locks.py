@@ -14,7 +14,7 @@ import pytest
 from ops import testing
 
 from gpu_runtime.lease_store import Store
-from host import owner
+from lifecycle import machine_claim as owner
 from machine import locks
 from tests.unit.situations import state
 

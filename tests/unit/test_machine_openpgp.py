@@ -13,8 +13,9 @@ import time
 
 import pytest
 
-from host import toolkit
-from machine import openpgp, process
+from host import nvidia_toolkit as toolkit
+from host import openpgp
+from machine import process
 from tests.fakes import forger
 
 pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason="not installed: gpg")

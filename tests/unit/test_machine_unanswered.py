@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from machine import unanswered
+from ci.concourse.worker import http_watchdog as unanswered
 
 SRC = pathlib.Path(unanswered.__file__).parents[1]
 # No descriptor is left for a socket.

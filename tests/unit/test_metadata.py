@@ -10,9 +10,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import yaml
 
-import actions
-from ci.concourse import worker
-from plan.options import parse
+from actions import dispatch as actions
+from ci.concourse.worker import worker
+from options.table import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

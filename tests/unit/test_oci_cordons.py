@@ -4,9 +4,11 @@
 
 import pytest
 
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import cordons
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime import policy
-from oci import cordons, wrapper
-from plan.parts import GpuPlan
 from tests.unit.situations import gpu, sliced
 
 FOREIGN = ("GPU-0", "in use outside CI: pid 4711 (python3)")
@@ -22,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 def read_by_the_wrapper(tmp_path):
     path = tmp_path / "policy.json"
     cards = (gpu(0), sliced(1, "1g.10gb", "1g.10gb"), gpu(2))
-    path.write_text(wrapper.policy_text(GpuPlan(cards, "/usr/bin/nvidia-container-runtime")))
+    path.write_text(install.policy_text(GpuPlan(cards, "/usr/bin/nvidia-container-runtime")))
     found = policy.read(str(path))
     assert found is not None
     return found.cordoned()

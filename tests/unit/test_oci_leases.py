@@ -12,13 +12,15 @@ import time
 
 import pytest
 
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.model.leases import Lease
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime import holder_usage as usage
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder, Waiter
-from oci import leases, wrapper
-from plan.parts import GpuPlan
-from plan.state import Lease
 from tests.unit.situations import gpu, sliced
 
 RUNTIME = "/usr/bin/nvidia-container-runtime"
@@ -76,7 +78,7 @@ class Worker:
         (self.root / path).write_text(text)
 
     def allow(self, *gpus, **options):
-        wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(gpus, RUNTIME, **options)))
+        wrapper.POLICY.write_text(install.policy_text(GpuPlan(gpus, RUNTIME, **options)))
 
     def cordon(self, name, reason):
         wrapper.CORDONS.mkdir(exist_ok=True)

@@ -4,9 +4,9 @@
 
 import pytest
 
+from gpu_agent.availability import lease_report as leases
 from gpu_runtime import proc
 from gpu_runtime.lease_table import CONTAINER, JOB
-from oci import leases
 from tests.unit.test_oci_leases import TASK, Worker
 
 TRAIN, UNIT = "4f0c" * 16, "gpu-run-1a2b3c4d5e6f.scope"

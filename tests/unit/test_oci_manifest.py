@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from oci import manifest, wrapper
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install, manifest
 from tests.unit.host_site import ENGINES_CONFIG, ENGINES_FRONT, Site
 
 
@@ -83,7 +84,7 @@ def test_the_manifest_tells_every_file_that_was_installed(site):
 
 def test_without_a_wrapper_there_is_no_manifest(tmp_path, monkeypatch):
     monkeypatch.setattr(wrapper, "FRONT", tmp_path / "runc")
-    assert wrapper.installed() == {}
+    assert install.installed() == {}
 
 
 def test_a_link_to_runc_that_stays_for_engines_is_nobodys_business(site):

@@ -8,7 +8,7 @@ import re
 import pytest
 import tomlkit
 
-from oci import nvidia
+from gpu_agent.runtime import nvidia_config as nvidia
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 RUNC = "/opt/concourse/current/bin/runc"

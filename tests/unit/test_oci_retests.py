@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from oci import retests
-from selftest.check import Level
+from gpu_agent.availability import retests
+from gpu_selftest.check import Level
 
 RUN = "20261121T170000Z-1a2b"
 XID = "Xid 13 twice in 24 h, from different jobs"

@@ -7,11 +7,13 @@ import subprocess
 
 import pytest
 
-from gpu.inventory import Vendor
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.model.inventory import Vendor
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime import policy
 from machine import templates
-from oci import quarantine, wrapper
-from plan.parts import GpuPlan
 from tests.unit.situations import RUNTIME, gpu, sliced
 
 NODES = ("/dev/kfd", "/dev/dri/renderD128")
@@ -19,7 +21,7 @@ NODES = ("/dev/kfd", "/dev/dri/renderD128")
 
 def read(tmp_path, *gpus, **given):
     path = tmp_path / "policy.json"
-    path.write_text(wrapper.policy_text(GpuPlan(gpus, **{"nvidia_runtime": RUNTIME, **given})))
+    path.write_text(install.policy_text(GpuPlan(gpus, **{"nvidia_runtime": RUNTIME, **given})))
     found = policy.read(str(path))
     assert found is not None
     return found
@@ -33,7 +35,7 @@ def test_the_policy_word_for_word():
     cards = gpu(0, arch="8.0", brand="nvidia"), sliced(3, "1g.10gb", "1g.10gb")
     made = GpuPlan(cards, RUNTIME, driver="535.183.01", cuda="12.2")
     model = "NVIDIA A100-SXM4-80GB"
-    assert json.loads(wrapper.policy_text(made)) == {
+    assert json.loads(install.policy_text(made)) == {
         "version": 3,
         "allocation": "exclusive",
         "gpus_per_task": 1,
@@ -80,7 +82,7 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.hijack_limit, found.privileged) == (1800, False)
     assert [device.watched for device in found.devices] == [["/dev/nvidia0"], [], []]
-    assert found.cordons == [str(wrapper.CORDONS), str(quarantine.PATH)]
+    assert found.cordons == [str(wrapper.CORDONS), str(paths.PATH)]
     assert devices(found) == [
         (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
         (3, "MIG-3-0", "GPU-3", "NVIDIA A100-SXM4-80GB"),

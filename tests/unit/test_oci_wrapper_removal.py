@@ -7,11 +7,12 @@ import subprocess
 
 import pytest
 
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install, policy
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
 from gpu_runtime.refusal import Refused
-from oci import wrapper
 from tests.unit.grants import content
 
 PLACES = {
@@ -46,31 +47,31 @@ def hold(call):
 def test_a_store_in_which_somebody_has_a_gpu_stays_until_that_is_over(machine):
     with subprocess.Popen(["sleep", "1000"]) as owner:
         hold((owner.pid, Host()._started(owner.pid)))
-        assert wrapper.remove()
+        assert install.remove()
         assert not wrapper.FRONT.exists()
         assert [*Store(str(wrapper.STORE)).read().holders] == ["ID"]
-        assert not wrapper.remove(), "nothing is left to remove yet"
+        assert not install.remove(), "nothing is left to remove yet"
         owner.kill()
-    assert wrapper.remove()
+    assert install.remove()
     assert not wrapper.RUN.exists()
-    assert not wrapper.remove()
+    assert not install.remove()
 
 
 def test_its_logs_go_and_the_receipts_beside_them_stay(machine):
     logs = [wrapper.LOG.with_name(name) for name in ("oci.log", "oci.log.1", "receipts.log")]
     for log in logs:
         log.write_text("{}\n")
-    assert wrapper.remove()
+    assert install.remove()
     assert [*wrapper.LOG.parent.iterdir()] == [logs[2]]
     logs[2].unlink()
-    assert wrapper.remove()
+    assert install.remove()
     assert not wrapper.LOG.parent.exists()
 
 
 def test_a_store_that_cannot_be_read_stays(machine):
     hold(Host().me())
     (wrapper.STORE / "leases.json").write_text("{")
-    assert wrapper.remove()
+    assert install.remove()
     assert wrapper.STORE.exists()
 
 
@@ -80,14 +81,14 @@ def test_holders_of_whom_it_cannot_be_told_stay(machine, monkeypatch):
 
     hold((1, 1))
     monkeypatch.setattr(Host, "is_gone", fail)
-    assert wrapper.remove()
+    assert install.remove()
     assert wrapper.STORE.exists()
 
 
 def test_where_nothing_is_tasks_get_no_gpu_and_where_the_front_is_that_is_damage(machine):
     with pytest.raises(Refused, match="No such file"):
-        wrapper.allowed()
+        policy.allowed()
     wrapper.POLICY.write_text(json.dumps(content()))
-    assert len(wrapper.allowed().devices) == 2
-    wrapper.remove()
-    assert wrapper.allowed() is None
+    assert len(policy.allowed().devices) == 2
+    install.remove()
+    assert policy.allowed() is None

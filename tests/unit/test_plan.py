@@ -8,14 +8,19 @@ import subprocess
 
 import pytest
 
+from ci.concourse.options.release import ReleaseOptions
+from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
 from ci.concourse.upstream import PINNED_SHA256
-from gpu.inventory import Inventory, MigDevice, State
+from gpu_agent.model.inventory import Inventory, MigDevice, State
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
+from options.table import MODES
 from plan import plan
-from plan.offers import GpuOffer
-from plan.options import MODES
-from plan.parts import GpuPlan, HostPlan, Keep, Plan, ReleasePlan, WebPlan, WorkerPlan
-from plan.release_options import ReleaseOptions
-from plan.state import Network, Offer, RememberedIds, Tsa, Web, WebSecrets
+from plan.gpu_offers import GpuOffer
+from plan.model import HostPlan, Plan
+from plan.network import Network, Offer
+from plan.state import RememberedIds
+from relations.model import Tsa, Web, WebSecrets
 from tests.unit.situations import (
     DATABASE,
     GPUS,

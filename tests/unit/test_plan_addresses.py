@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from plan import addresses, plan
-from plan.parts import Keep
-from plan.state import Interface, Network, Offer
+from ci.concourse.plan import addresses
+from gpu_agent.model.keep import Keep
+from plan import plan
+from plan.network import Interface, Network, Offer
 from tests.unit.situations import ETH0, said, unit
 
 UPLINK = "10.0.0.7"

@@ -8,28 +8,21 @@ import os
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from ci.concourse.options.release import ReleaseOptions
+from ci.concourse.options.web import WebOptions
+from ci.concourse.options.worker import WorkerOptions
+from ci.concourse.plan.model import WebPlan, WorkerPlan
 from ci.concourse.upstream import WEB_REQUEST_TIMEOUT
-from gpu.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from gpu_agent.model.host import Machine, Toolkit
+from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
+from options.table import ALLOCATIONS, MODES, PRIVILEGED, VENDORS, Options
 from plan import plan, status
 from plan.gpus import choose, problem_with
-from plan.options import ALLOCATIONS, MODES, PRIVILEGED, VENDORS, Options
-from plan.parts import GpuPlan, Keep, WebPlan, WorkerPlan
-from plan.release_options import ReleaseOptions
-from plan.state import (
-    Database,
-    Interface,
-    Machine,
-    Network,
-    Offer,
-    RememberedIds,
-    Toolkit,
-    Tsa,
-    UnitState,
-    Web,
-    WebSecrets,
-)
-from plan.web_options import WebOptions
-from plan.worker_options import WorkerOptions
+from plan.network import Interface, Network, Offer
+from plan.state import RememberedIds, UnitState
+from relations.model import Database, Tsa, Web, WebSecrets
 
 KEY = "ssh-rsa AAAA"
 PATH = "/usr/bin/nvidia-container-runtime"

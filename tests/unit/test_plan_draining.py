@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from ci.concourse.options.worker import drain_timeout
+from options.table import parse
+from options.values import OptionError
 from plan import draining
 from plan.draining import HAS, WAITS, Drain, Pause, Purpose, Rest, Rules
-from plan.option_values import OptionError
-from plan.options import parse
-from plan.worker_options import drain_timeout
 from tests.unit.situations import DEFAULTS
 
 DRAIN = Drain(Purpose.RELEASE, "Concourse 8.4.0", "worker/1", "boot", 7200, 100.0, since=100.0)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from plan.gpu_recovery import DAY, HOUR, Cure, Made, Patient, Site, Step, decide
+from plan.gpu_remediation import DAY, HOUR, Cure, Made, Patient, Site, Step, decide
 
 NOW = 1_790_000_000.0
 UPTIME = 7 * DAY

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import State, Vendor
+from gpu_agent.model.inventory import State, Vendor, devices
 from plan import plan, status
-from plan.gpus import Choice, choose, devices, problem_with
+from plan.gpus import Choice, choose, problem_with
+from plan.labels import of_gpus
 from plan.state import RememberedIds
-from plan.tags import of_gpus
 from tests.unit.situations import TOOLKIT, TSA, gpu, situation, sliced
 
 

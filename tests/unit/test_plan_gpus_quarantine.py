@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from gpu_agent.model.verdict import Verdict
 from plan import plan, status
-from plan.state import Quarantine, Verdict
-from plan.tags import NO_GPU_LEFT
+from plan.labels import NO_GPU_LEFT
+from plan.state import Quarantine
 from tests.unit.situations import TSA, gpu, situation
 
 XID = Quarantine(

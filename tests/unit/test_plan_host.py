@@ -6,11 +6,14 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import State, Vendor
-from plan import host, plan
-from plan.options import Part
-from plan.parts import DriverPlan, HostPlan, Keep, ToolkitPlan
-from plan.state import Failure, Packaged, Toolkit
+from gpu_agent.model.host import Packaged, Toolkit
+from gpu_agent.model.inventory import State, Vendor
+from gpu_agent.model.keep import Keep
+from options.part import Part
+from plan import host_software as host
+from plan import plan
+from plan.model import DriverPlan, HostPlan, ToolkitPlan
+from plan.state import Failure
 from tests.unit.host_situations import CONTAINER, LOADED, METAL, NEW, NEXT, NOW, OLD
 from tests.unit.situations import TOOLKIT, gpu, parse, refused, said, situation, unit
 

@@ -7,12 +7,17 @@ import itertools
 
 import pytest
 
-from gpu.inventory import Inventory, State, Vendor
-from plan import gpu_states, gpus, host_states, status, toolkit_states
-from plan.host_facts import Facts, Kind
-from plan.options import Options
-from plan.parts import GpuPlan, Plan, WorkerPlan
-from plan.state import Driver, Packaged
+from ci.concourse.plan.model import WorkerPlan
+from gpu_agent.diagnosis import driver_states as gpu_states
+from gpu_agent.diagnosis import states as host_states
+from gpu_agent.diagnosis import toolkit_states
+from gpu_agent.diagnosis.facts import Facts, Kind
+from gpu_agent.model.host import Driver, Packaged
+from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.runtime.settings import GpuPlan
+from options.table import Options
+from plan import diagnosis, gpus, status
+from plan.model import Plan
 from plan.status import Line, Running
 from tests.unit.host_situations import (
     CONTAINER,
@@ -297,5 +302,5 @@ def test_what_the_charm_ends_by_itself_is_waited_for(auto_reboot, kind, remedy):
 
 def test_where_no_gpu_is_asked_for_there_is_no_state():
     state = dataclasses.replace(unit(facts(toolkit=None)), inventory=None)
-    assert host_states.facts(state) is None
+    assert diagnosis.facts(state) is None
     assert gpus.problem_with(state, gpus.Choice()) is None

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import Inventory, State, Vendor
+from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
 from plan import plan
-from plan.parts import GpuPlan, Keep
-from plan.state import Tsa
+from relations.model import Tsa
 from tests.unit.situations import (
     GPUS,
     OUTSIDE,

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import State
+from gpu_agent.model.inventory import State
 from plan import plan, status
-from plan.offers import Elsewhere, GpuOffer, shared
+from plan.gpu_offers import Elsewhere, GpuOffer, shared
 from tests.unit.situations import gpu, gpu_unit, situation, sliced, unit
 
 HERE, THERE = "a" * 32, "b" * 32

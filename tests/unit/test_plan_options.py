@@ -8,13 +8,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ci.concourse.options.release import ReleaseOptions
+from ci.concourse.options.web import WebOptions
+from ci.concourse.options.worker import WorkerOptions
 from ci.concourse.upstream import PINNED_SHA256
-from plan.options import Minimums, Options, Part
-from plan.options import parse as parse_options
-from plan.release_options import ReleaseOptions
-from plan.ssh import public_key
-from plan.web_options import WebOptions
-from plan.worker_options import WorkerOptions
+from options.part import Part
+from options.ssh import public_key
+from options.table import Minimums, Options
+from options.table import parse as parse_options
 from tests.unit.situations import DEFAULTS, parse, refused
 
 RSA = rsa.generate_private_key(65537, 2048)

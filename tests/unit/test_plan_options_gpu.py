@@ -5,7 +5,7 @@
 import pytest
 import yaml
 
-from plan.option_values import HOST_PACKAGES
+from options.values import HOST_PACKAGES
 from tests.unit.situations import ROOT, parse, refused
 
 

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ed25519
 from cryptography.utils import CryptographyDeprecationWarning
 
-from plan.ssh import public_key
+from options.ssh import public_key
 
 
 def certificate():

@@ -7,13 +7,18 @@ import string
 
 import pytest
 
-from plan import plan, problem_texts, status
+from ci.concourse.plan.model import WebPlan, WorkerPlan
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime.settings import GpuPlan
+from options.part import Part
+from plan import messages as problem_texts
+from plan import plan, status
 from plan.gpus import Choice
-from plan.options import Part
-from plan.parts import GpuPlan, Keep, Plan, WebPlan, WorkerPlan
+from plan.model import Plan
 from plan.problems import Problem, Reason, problem
-from plan.state import Failure, Tsa, Web, WebSecrets
+from plan.state import Failure
 from plan.status import Kind, Line, Running
+from relations.model import Tsa, Web, WebSecrets
 from tests.unit import situations
 from tests.unit.situations import gpu, unit
 

@@ -4,9 +4,9 @@
 
 import pytest
 
-from gpu.inventory import Vendor
+from gpu_agent.model.inventory import Vendor
 from plan.gpus import choose
-from plan.tags import of_gpus
+from plan.labels import of_gpus
 from tests.unit.situations import gpu, situation, sliced
 
 

@@ -4,7 +4,7 @@
 
 import pytest
 
-from plan import toolkit_policy
+from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
 
 CVES_OF = {
     "1.14.0": 10,

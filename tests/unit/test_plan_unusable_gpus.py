@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import Inventory, State
+from gpu_agent.model.host import Packaged, Toolkit
+from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.keep import Keep
 from plan import plan
-from plan.parts import Keep
-from plan.state import Packaged, RememberedIds, Toolkit
+from plan.state import RememberedIds
 from tests.unit.situations import GPUS, READY, RUNTIME, gpu_unit, said, unit
 
 GPU_PROBLEMS = {

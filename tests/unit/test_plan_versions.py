@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from plan import versions
+from gpu_agent.model import versions
 
 
 @pytest.mark.parametrize(

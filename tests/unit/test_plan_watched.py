@@ -4,8 +4,9 @@
 
 import dataclasses
 
-from gpu.inventory import State
-from plan import gpus, watched
+from gpu_agent.model.inventory import State
+from parts import health_watch as watched
+from plan import gpus
 from plan.state import Quarantine
 from tests.unit.situations import gpu, situation, sliced
 

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 from ops import testing
 
-from ci.concourse import keys, worker_keys
-from plan.ssh import public_key
-from plan.state import Interface
+from ci.concourse import rsa_keys as keys
+from ci.concourse.worker import keys as worker_keys
+from options.ssh import public_key
+from plan.network import Interface
 from tests import once
 from tests.fakes.public_charm import PublicWeb, PublicWorker
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from receipts import log
-from receipts.form import GpuReceipt, Receipt, UnsoundError, cut, parse
+from gpu_agent.reporting.receipts import log
+from gpu_agent.reporting.receipts.receipt import GpuReceipt, Receipt, UnsoundError, cut, parse
 
 FULL = Receipt(
     "2026-11-23T14:05:06.789Z",

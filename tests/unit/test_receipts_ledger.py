@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from health.decided import TakeOut, Tell
-from health.seen import Figures, Look, Message, Source
-from receipts.account import throttles
-from receipts.form import Names
+from gpu_agent.model.card import Figures
+from gpu_agent.model.decisions import TakeOut, Tell
+from gpu_agent.model.observations import Look, Message, Source
+from gpu_agent.reporting.receipts.account import throttles
+from gpu_agent.reporting.receipts.receipt import Names
 from tests.unit.receipt_rig import BUSY, IDLE, A, B, Rig, card, holding
 
 

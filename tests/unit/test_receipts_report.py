@@ -10,10 +10,11 @@ import json
 import pytest
 from ops import testing
 
-import actions
-from ci.concourse import handles
-from receipts import action, log, report
-from receipts.form import GpuReceipt, Receipt
+from actions import dispatch as actions
+from actions import gpu_report as action
+from ci.concourse.api import build_info as handles
+from gpu_agent.reporting.receipts import log, report
+from gpu_agent.reporting.receipts.receipt import GpuReceipt, Receipt
 from tests.unit.situations import state
 
 NOW = datetime.datetime(2026, 11, 23, 15, 0, tzinfo=datetime.timezone.utc)

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from health.decided import Tell
+from gpu_agent.model.decisions import Tell
+from gpu_agent.reporting.receipts import ledger as ledger_module
+from gpu_agent.reporting.receipts import log
+from gpu_agent.reporting.receipts.receipt import Names
 from machine import files
-from receipts import ledger as ledger_module
-from receipts import log
-from receipts.form import Names
 from tests.unit.receipt_rig import BUSY, IDLE, A, B, Rig, holding
 from tests.unit.test_machine_log_rotation import files_end_at
 

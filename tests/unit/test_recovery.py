@@ -8,19 +8,24 @@ import time
 
 import pytest
 
-import recovery
-from gpu.health import Health, RemappedRows
-from gpu.inventory import State
-from host import gpu_reset, kernel_modules, memory, recovery_record
+from gpu_agent import paths
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.availability import quarantine, retests
+from gpu_agent.gpu.vendors.nvidia import kernel_modules
+from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, RemappedRows
+from gpu_agent.model.host import Driver
+from gpu_agent.model.inventory import State
+from gpu_agent.model.leases import Lease
+from gpu_selftest import service
+from lifecycle import gpu_remediation as recovery
+from lifecycle import remediation_record as recovery_record
 from machine import files, locks, process
 from machine import isolated_call as apart
 from machine import systemd as services
 from machine import systemd_transient as transient
-from oci import leases, quarantine, retests
 from plan import plan
-from plan.gpu_recovery import Step
-from plan.state import Driver, Lease
-from selftest import service
+from plan.gpu_remediation import Step
 from tests.unit.situations import TSA, gpu, situation
 
 WELL = Health(recovery_action=0, persistence=True)
@@ -63,9 +68,9 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site()
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    monkeypatch.setattr(memory, "STATE", tmp_path)
+    monkeypatch.setattr(paths, "STATE", tmp_path)
     monkeypatch.setattr(kernel_modules, "boot", lambda _: site.boot)
     monkeypatch.setattr(time, "clock_gettime", lambda _: site.uptime)
     monkeypatch.setattr(recovery, "_ask", lambda uuids: {u: site.health[u] for u in uuids})
@@ -236,10 +241,10 @@ def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site, monkeypatc
 def test_a_damaged_record_allows_no_reboot_for_a_day(site, caplog, text):
     site.wish("reboot")
     site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
-    (memory.STATE / "gpu-recovery.json").write_text(text, encoding="latin-1")
+    (paths.STATE / "gpu-recovery.json").write_text(text, encoding="latin-1")
     assert site.hook() == ()
     assert "is damaged" in caplog.text
-    assert json.loads((memory.STATE / "gpu-recovery.json").read_text())["made"]
+    assert json.loads((paths.STATE / "gpu-recovery.json").read_text())["made"]
 
 
 class Systemd:

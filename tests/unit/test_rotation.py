@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 from ops import testing
 
-from ci.concourse import keys, worker
-from plan import sights
+from ci.concourse import rsa_keys as keys
+from ci.concourse.worker import worker
 from relations import tsa as relations_tsa
+from relations import worker_view as sights
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 

@@ -9,12 +9,15 @@ import pathlib
 
 import pytest
 
-from gpu.inventory import MigDevice
+from gpu_agent import paths
+from gpu_agent.availability import cordons, quarantine, retests
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.model.inventory import MigDevice
+from gpu_agent.model.leases import Lease
+from gpu_selftest import last_pass, results, run, service, settings
+from gpu_selftest import retests as asked
+from gpu_selftest.check import Check, Level, Outcome
 from machine import locks
-from oci import cordons, leases, quarantine, retests
-from plan.state import Lease
-from selftest import asked, last_pass, results, run, service, settings
-from selftest.check import Check, Level, Outcome
 from tests.unit.situations import gpu
 
 QUICK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
@@ -93,7 +96,7 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr(module.datetime, "datetime", Clock)
     monkeypatch.setattr(asked.time, "monotonic", site.seconds)
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(settings, "read", lambda: site.kept)
     monkeypatch.setattr(leases, "holders", lambda: site.held)
     monkeypatch.setattr(cordons, "reasons", lambda: site.foreign)
@@ -311,7 +314,7 @@ def test_a_clock_that_was_set_back_stops_no_test(site):
 
 def test_what_only_the_operator_brings_back_stays_out_whatever_passes(site):
     out()
-    path = pathlib.Path(quarantine.PATH, "GPU-0.json")
+    path = pathlib.Path(paths.PATH, "GPU-0.json")
     path.write_text(path.read_text().replace('"level": "quick"', '"level": ""'))
     site.hook()
     assert quarantined() == ["GPU-0"]

@@ -7,13 +7,18 @@ import json
 
 import pytest
 
-from oci import quarantine, wrapper
-from plan.options import Minimums, Part
-from plan.state import Failure, Packaged, Verdict
-from selftest import asked as selftest_asked
-from selftest import automatic, last_pass, service, settings
-from selftest.check import Check, Level, Outcome
-from selftest.compute import environment
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import quarantine
+from gpu_agent.model.host import Packaged
+from gpu_agent.model.verdict import Verdict
+from gpu_agent.runtime import install
+from gpu_selftest import last_pass, service, settings, verdict
+from gpu_selftest import retests as selftest_asked
+from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.compute import environment
+from options.part import Part
+from options.table import Minimums
+from plan.state import Failure
 from tests.unit.selftest_charm import CHECK, RUNS, present, worker
 from tests.unit.situations import gpu_unit, situation
 
@@ -113,7 +118,7 @@ def test_status_is_told_what_was_in_the_way_but_not_what_changes_by_the_minute(c
     why = "GPU 0 is in use by container 0b7c1f8e (task, 3 min)"
     result = dataclasses.replace(charm.last.results[0], text=why)
     charm.last = dataclasses.replace(charm.last, results=(result,))
-    assert automatic.verdict() == Verdict("incomplete", failure="GPU 0 is in use")
+    assert verdict.verdict() == Verdict("incomplete", failure="GPU 0 is in use")
 
 
 def test_one_that_a_killed_hook_has_started_is_followed_to_its_end(charm):
@@ -302,7 +307,7 @@ def test_a_runtime_of_engines_that_nobody_has_put_right_is_what_it_was(charm, mo
     """With a bad option of the engines', the charm leaves it alone: a change of it still shows."""
     ours = f"{wrapper.ENGINES}/gpu-ci"
     found = dict.fromkeys(("/x", ours), "as installed")
-    monkeypatch.setattr(wrapper, "installed", lambda: dict(found))
+    monkeypatch.setattr(install, "installed", lambda: dict(found))
     charm.ensure()
     assert settings.read().files == found
     found.update(dict.fromkeys(found, "changed"))

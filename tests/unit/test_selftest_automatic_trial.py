@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 
-from host import facts, toolkit
-from oci import wrapper
-from plan.state import Machine, Packaged, Toolkit
-from selftest import service
-from selftest.check import Check, Level, Outcome
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.model.host import Machine, Packaged, Toolkit
+from gpu_agent.runtime import install
+from gpu_selftest import service
+from gpu_selftest.check import Check, Level, Outcome
+from host import nvidia_toolkit as toolkit
 from tests.unit.selftest_charm import RUNS, worker
 
 TRIED = {
@@ -38,7 +39,7 @@ def trying(tmp_path, monkeypatch):
     monkeypatch.setattr(toolkit, "keep", lambda: charm.say("kept"))
     monkeypatch.setattr(toolkit, "look", lambda: BACK["packaged"])
     monkeypatch.setattr(facts, "machine", go_back)
-    monkeypatch.setattr(wrapper, "apply", lambda _: charm.say("wrapper"))
+    monkeypatch.setattr(install, "apply", lambda _: charm.say("wrapper"))
     charm.report(subject="the toolkit before")
     charm.found = dataclasses.replace(charm.found, **TRIED)
     return charm

@@ -15,16 +15,18 @@ import time
 
 import pytest
 
-from gpu import health, nvml, xid
-from gpu.health import Health, Sample
-from gpu.inventory import MigDevice, State, Vendor
-from gpu.xid import Log, Message
-from selftest import reserve, results
-from selftest.burnin import level as burnin
-from selftest.check import Outcome
-from selftest.compute import environment, work
-from selftest.pulse import Pulse
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors.nvidia import nvml, xid
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, Sample
+from gpu_agent.gpu.vendors.nvidia.xid import Log, Message
+from gpu_agent.model.inventory import MigDevice, State, Vendor
+from gpu_selftest import gpu_reservation as reserve
+from gpu_selftest import results
+from gpu_selftest.burnin import level as burnin
+from gpu_selftest.check import Outcome
+from gpu_selftest.compute import environment, work
+from gpu_selftest.settings import Settings
+from gpu_selftest.starvation_clock import Pulse
 from tests.unit.situations import GPUS
 
 FIRST, SECOND = GPUS[:2]

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from gpu import health
-from gpu.health import Health, Sample, Sram
-from gpu.xid import Log, Message
-from selftest.burnin import checks as burnin_checks
-from selftest.burnin.checks import Course, Load, UnderLoad
-from selftest.burnin.picture import Moment
-from selftest.check import Outcome
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, Sample, Sram
+from gpu_agent.gpu.vendors.nvidia.xid import Log, Message
+from gpu_selftest.burnin import checks as burnin_checks
+from gpu_selftest.burnin.checks import Course, Load, UnderLoad
+from gpu_selftest.burnin.plot import Moment
+from gpu_selftest.check import Outcome
+from gpu_selftest.settings import Settings
 from tests.unit.situations import GPUS
 
 WELL = Health(

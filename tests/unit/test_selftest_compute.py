@@ -10,14 +10,17 @@ import json
 
 import pytest
 
-from gpu import nvml
-from gpu.inventory import Vendor
-from selftest import containers, pulse, reserve, results
-from selftest.check import Outcome
-from selftest.compute import baseline, environment
-from selftest.compute import level as compute
-from selftest.compute.environment import Environment, UnavailableError
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.model.inventory import Vendor
+from gpu_selftest import gpu_reservation as reserve
+from gpu_selftest import results
+from gpu_selftest import starvation_clock as pulse
+from gpu_selftest.check import Outcome
+from gpu_selftest.compute import baseline, environment
+from gpu_selftest.compute import level as compute
+from gpu_selftest.compute.environment import Environment, UnavailableError
+from gpu_selftest.isolation import containers
+from gpu_selftest.settings import Settings
 from tests.unit.situations import gpu, sliced
 
 PASSED, WARNING, FAILED = Outcome.PASSED, Outcome.WARNING, Outcome.FAILED

@@ -6,14 +6,18 @@ import json
 
 import pytest
 
-from gpu.inventory import Inventory, State, Vendor
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import cordons, quarantine, retests
+from gpu_agent.availability import known_gpus as known
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.availability import operator as cordon
+from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
-from oci import cordons, leases, quarantine, retests, wrapper
-from plan.parts import GpuPlan
-from selftest import cordon
-from selftest.quick import known
 from tests.unit.situations import RUNTIME, gpu, sliced
 
 XID = "Xid 79: the GPU has fallen off the bus"
@@ -39,7 +43,7 @@ class Unit:
 
     def allow(self, *gpus):
         self.inventory = Inventory(State.READY, gpus)
-        wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(gpus, RUNTIME)))
+        wrapper.POLICY.write_text(install.policy_text(GpuPlan(gpus, RUNTIME)))
 
     def run(self, action, wish, reason="swapping the fan"):
         if action == "gpu-cordon":
@@ -61,7 +65,7 @@ class Unit:
 def unit(tmp_path, monkeypatch):
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     path = tmp_path / "inventory.json"
     for function in (known.read, known.add, known.forget):
@@ -167,8 +171,8 @@ def test_uncordon_lifts_either(unit):
 
 
 def test_a_damaged_file_can_be_lifted(unit):
-    quarantine.PATH.mkdir()
-    (quarantine.PATH / "GPU-1.json").write_text("{")
+    paths.PATH.mkdir()
+    (paths.PATH / "GPU-1.json").write_text("{")
     assert leases.report()["gpu-1"].startswith("cordoned: out of use, A100")
     assert unit.run("gpu-uncordon", "1")["was"].startswith("cordoned by the operator: out of use")
     assert out() == []

@@ -11,11 +11,11 @@ import zipfile
 
 import pytest
 
-from selftest import results
-from selftest.compute import environment, wheels, work
-from selftest.compute.environment import Environment, UnavailableError
-from selftest.compute.wheels import ArchiveError
-from selftest.compute.work import UnsupportedError, WorkFailedError
+from gpu_selftest import results
+from gpu_selftest.compute import environment, wheels, work
+from gpu_selftest.compute.environment import Environment, UnavailableError
+from gpu_selftest.compute.wheels import ArchiveError
+from gpu_selftest.compute.work import UnsupportedError, WorkFailedError
 from tests.fakes.wheelhouse import as_tar, as_zip
 
 ENTRY = r"^([a-z0-9-]+)==([^ ]+).*\\$((?:\n    --hash=sha256:\S+.*)+)"

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from ci.concourse import release
-from plan.state import Toolkit
-from selftest.check import Outcome
+from gpu_agent.model.host import Toolkit
+from gpu_selftest.check import Outcome
 from tests.unit.host_site import (
     CONFIG,
     ENGINES_CONFIG,

@@ -8,12 +8,12 @@ import random
 
 import pytest
 
-from gpu.health import Health, RemappedRows, Sram
-from gpu.inventory import MigDevice, Vendor
-from gpu.xid import Log, Message
-from selftest.check import Level, Outcome
-from selftest.quick import gpu_checks
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, RemappedRows, Sram
+from gpu_agent.gpu.vendors.nvidia.xid import Log, Message
+from gpu_agent.model.inventory import MigDevice, Vendor
+from gpu_selftest.check import Level, Outcome
+from gpu_selftest.quick import gpu_checks
+from gpu_selftest.settings import Settings
 from tests.unit.situations import GPUS
 
 HEALTHY = Health(

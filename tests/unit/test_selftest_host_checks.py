@@ -8,16 +8,18 @@ import shutil
 
 import pytest
 
-from ci.concourse.volumes import VolumeError
-from gpu import detect
-from gpu.inventory import Inventory, State, Vendor
-from host import driver as host_driver
-from host import facts
+from ci.concourse.worker.volumes import VolumeError
+from gpu_agent.availability import known_gpus as known
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.gpu.vendors.nvidia import driver_state
+from gpu_agent.model import errors
+from gpu_agent.model.host import Driver, Toolkit
+from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_selftest import results
+from gpu_selftest.check import Level, Outcome
+from gpu_selftest.quick import host_checks
 from machine import packages
-from plan.state import Driver, Toolkit
-from selftest import results
-from selftest.check import Level, Outcome
-from selftest.quick import host_checks, known
 from tests.unit.host_site import (
     ENVIRONMENT,
     IS_ROOT,
@@ -120,7 +122,7 @@ def looked(site, monkeypatch, machine=None):
 
 def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(site, monkeypatch):
     def fail():
-        raise facts.UnknownError("no time: nvidia-container-runtime --version")
+        raise errors.UnknownError("no time: nvidia-container-runtime --version")
 
     look = looked(site, monkeypatch, machine=fail)
     results = host_checks.run(site.settings, look)
@@ -318,14 +320,14 @@ def test_the_state_of_the_driver_is_that_of_the_table(site, monkeypatch):
     found = Driver(
         kernel="6.8", modules=(("6.8", "580.65.06"),), loaded="580.54.01", version="580.65.06"
     )
-    monkeypatch.setattr(host_driver, "look", lambda: found)
+    monkeypatch.setattr(driver_state, "look", lambda: found)
     look = looked(site, monkeypatch)
     failed = red(host_checks.run(site.settings, look))
     assert failed.text == (
         "driver and library differ: reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
     )
     assert failed.remedy == "sudo reboot when no job runs"
-    monkeypatch.setattr(host_driver, "look", lambda: dataclasses.replace(found, ours=True))
+    monkeypatch.setattr(driver_state, "look", lambda: dataclasses.replace(found, ours=True))
     failed = red(host_checks.run(site.settings, looked(site, monkeypatch)))
     assert failed.remedy.endswith(", or juju config worker auto-reboot=true")
     rebooting = dataclasses.replace(site.settings, auto_reboot=True)
@@ -337,7 +339,7 @@ def test_a_driver_that_can_not_be_looked_at_fails_nothing(site, monkeypatch):
     def fail():
         raise packages.PackageError("dpkg-query ran out of time", passes=True)
 
-    monkeypatch.setattr(host_driver, "look", fail)
+    monkeypatch.setattr(driver_state, "look", fail)
     look = looked(site, monkeypatch)
     assert look.unknown == "dpkg-query ran out of time"
     results = host_checks.run(site.settings, look)

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from selftest.check import Level, Outcome
-from selftest.quick import host_size
-from selftest.settings import Settings
+from gpu_selftest.check import Level, Outcome
+from gpu_selftest.quick import host_size
+from gpu_selftest.settings import Settings
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
-from gpu.inventory import Inventory, State, Vendor
-from selftest.check import Outcome
-from selftest.quick import host_checks, known
+from gpu_agent.availability import known_gpus as known
+from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_selftest.check import Outcome
+from gpu_selftest.quick import host_checks
 from tests.unit.host_site import Room, Site, named, red
 from tests.unit.situations import GPUS
 

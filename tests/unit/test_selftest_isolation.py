@@ -12,20 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from gpu.inventory import Gpu, Vendor
+from gpu_agent import paths as wrapper
+from gpu_agent.model.inventory import Gpu, Vendor
 from gpu_runtime import container_spec as spec
+from gpu_selftest.check import Level, Outcome
+from gpu_selftest.isolation import container_view as views
+from gpu_selftest.isolation import containers, probe, rootfs
+from gpu_selftest.isolation import escape_attempts as doors
+from gpu_selftest.isolation import level as isolation
+from gpu_selftest.isolation import task_bundle as bundle
+from gpu_selftest.isolation.container_view import Node
+from gpu_selftest.isolation.inspector import Inspector
+from gpu_selftest.isolation.rootfs import Mount
+from gpu_selftest.isolation.task_bundle import Kind
+from gpu_selftest.settings import Settings
+from gpu_selftest.starvation_clock import StarvedError
 from machine import process
-from oci import wrapper
-from selftest import bundle, containers, probe, rootfs
-from selftest.bundle import Kind
-from selftest.check import Level, Outcome
-from selftest.isolation import doors, views
-from selftest.isolation import level as isolation
-from selftest.isolation.inspector import Inspector
-from selftest.isolation.views import Node
-from selftest.pulse import StarvedError
-from selftest.rootfs import Mount
-from selftest.settings import Settings
 from tests.unit.situations import ROOT
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "task.json").read_text())

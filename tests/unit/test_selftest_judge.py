@@ -4,9 +4,9 @@
 
 import pytest
 
-from selftest.check import Outcome, Said
-from selftest.compute import answers, baseline, floors, judge
-from selftest.compute.measured import Findings, Rate, Target
+from gpu_selftest.check import Outcome, Said
+from gpu_selftest.compute import answers, baseline, floors, judge
+from gpu_selftest.compute.measurements import Findings, Rate, Target
 from tests.unit.situations import gpu
 
 PASSED, WARNING, FAILED = Outcome.PASSED, Outcome.WARNING, Outcome.FAILED

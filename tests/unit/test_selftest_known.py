@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import Vendor
-from selftest.quick import known
-from selftest.quick.known import Known
+from gpu_agent.availability import known_gpus as known
+from gpu_agent.availability.known_gpus import Known
+from gpu_agent.model.inventory import Vendor
 
 ONE = Known("GPU-1", Vendor.NVIDIA, "NVIDIA L4", "0000:01:00.0", 0, allowed=True)
 TWO = Known(

@@ -10,12 +10,12 @@ import signal
 import pytest
 
 from ci.concourse import release
+from gpu_selftest import __main__ as command
+from gpu_selftest import results, run, service, settings
+from gpu_selftest.check import Level, Outcome
+from gpu_selftest.quick import host_checks
+from gpu_selftest.results import Report
 from machine import locks
-from selftest import __main__ as command
-from selftest import results, run, service, settings
-from selftest.check import Level, Outcome
-from selftest.quick import host_checks
-from selftest.results import Report
 from tests.unit.situations import GPUS
 
 KEPT = settings.Settings("worker/0", gpus=GPUS[:2])

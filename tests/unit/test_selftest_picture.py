@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from gpu import health
-from gpu.health import Sample
-from selftest.burnin import picture
-from selftest.burnin.picture import Moment
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Sample
+from gpu_selftest.burnin import plot as picture
+from gpu_selftest.burnin.plot import Moment
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOT = health.HARDWARE_THERMAL | health.HARDWARE_SLOWDOWN

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from gpu.inventory import Gpu, Vendor
-from selftest import report, results
-from selftest.check import Check, Level, Outcome
-from selftest.results import Report
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_selftest import report, results
+from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.results import Report
 
 REMEDY = "replace the card; then juju run worker/0 gpu-selftest"
 INVENTORY = Check("inventory", Level.QUICK, "no GPU is lost")

@@ -9,11 +9,13 @@ import threading
 
 import pytest
 
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import cordons, quarantine
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder, Waiter
-from oci import cordons, quarantine, wrapper
-from selftest import reserve
+from gpu_selftest import gpu_reservation as reserve
 from tests.unit.grants import MIG_GPUS, golden
 from tests.unit.wrapper_rig import GPUS, ROOT, Rig
 
@@ -27,13 +29,13 @@ def rig(tmp_path, monkeypatch):
     monkeypatch.setattr(wrapper, "STORE", rig.store)
     monkeypatch.setattr(wrapper, "POLICY", rig.policy_path)
     monkeypatch.setattr(wrapper, "CORDONS", tmp_path / "cordons")
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     allow(rig)
     return rig
 
 
 def allow(rig, **changes):
-    rig.policy(cordons=[str(wrapper.CORDONS), str(quarantine.PATH)], **changes)
+    rig.policy(cordons=[str(wrapper.CORDONS), str(paths.PATH)], **changes)
 
 
 def create(rig, *params, name="ID"):

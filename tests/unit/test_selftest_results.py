@@ -11,9 +11,9 @@ import re
 
 import pytest
 
-from selftest import results
-from selftest.check import Check, Level, Outcome
-from selftest.results import Report
+from gpu_selftest import results
+from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.results import Report
 
 ECC = Check("ecc", Level.QUICK, "the memory is well", unit="errors", each_gpu=True)
 MADE = (

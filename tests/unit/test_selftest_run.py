@@ -6,16 +6,20 @@ import dataclasses
 
 import pytest
 
-from gpu.inventory import Inventory, State
-from oci import leases, quarantine, wrapper
-from plan.state import Lease, Machine, Toolkit
-from selftest import last_pass, results, run
-from selftest.check import Check, Level, Outcome
-from selftest.isolation import level as isolation_level
-from selftest.quick import host_checks
-from selftest.settings import Settings
+from gpu_agent import paths
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.availability import quarantine
+from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.model.host import Machine, Toolkit
+from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.leases import Lease
+from gpu_selftest import last_pass, results, run
+from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.isolation import level as isolation_level
+from gpu_selftest.quick import host_checks
+from gpu_selftest.settings import Settings
 from tests.unit.situations import GPUS
-from wake import nodes
 
 FIRST, SECOND = (gpu.uuid for gpu in GPUS)
 PREVENTED = Outcome.PREVENTED
@@ -38,7 +42,7 @@ passed, failed, prevented, skipped = (
 def kept(tmp_path, monkeypatch):
     """The reports that were kept; quarantine is in a folder of the test's own."""
     kept = []
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(last_pass, "PATH", tmp_path / "proven")
     monkeypatch.setattr(last_pass, "TESTED", tmp_path / "run" / "selftest.done")
     monkeypatch.setattr(results, "save", kept.append)

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from gpu_selftest import results, service
+from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.results import Report
 from machine import locks, process, templates
 from machine import systemd as services
 from machine import systemd_transient as transient
-from selftest import results, service
-from selftest.check import Check, Level, Outcome
-from selftest.results import Report
 
 RUN = "20261121T170000Z-1a2b"
 DRIVER = Check("driver", Level.QUICK, "the driver answers")

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from gpu.inventory import Vendor
-from selftest import settings
-from selftest.settings import Settings
+from gpu_agent.model.inventory import Vendor
+from gpu_selftest import settings
+from gpu_selftest.settings import Settings
 from tests.unit.situations import gpu, sliced
 
 NODES = ("/dev/kfd", "/dev/dri/renderD128")

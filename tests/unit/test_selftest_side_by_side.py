@@ -9,16 +9,18 @@ import types
 
 import pytest
 
-from gpu.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.runtime import policy
 from gpu_runtime.refusal import Refused
-from oci import wrapper
-from selftest import containers, reserve
-from selftest import containers as selftest_containers
-from selftest.bundle import Kind
-from selftest.check import Outcome
-from selftest.containers import ContainerError
-from selftest.isolation import doors, views
-from selftest.isolation import level as isolation
+from gpu_selftest import gpu_reservation as reserve
+from gpu_selftest.check import Outcome
+from gpu_selftest.isolation import container_view as views
+from gpu_selftest.isolation import containers
+from gpu_selftest.isolation import containers as selftest_containers
+from gpu_selftest.isolation import escape_attempts as doors
+from gpu_selftest.isolation import level as isolation
+from gpu_selftest.isolation.containers import ContainerError
+from gpu_selftest.isolation.task_bundle import Kind
 
 UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
 GPUS = tuple(
@@ -85,7 +87,7 @@ class Worker:
         device = types.SimpleNamespace
         allowed = device(devices=[device(id=gpu.uuid) for gpu in gpus])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wrapper, "allowed", lambda: allowed)
+            patch.setattr(policy, "allowed", lambda: allowed)
             settings = types.SimpleNamespace(gpus=gpus)
             return isolation.run(settings, gpus, self.said.append)
 

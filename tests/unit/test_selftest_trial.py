@@ -7,13 +7,17 @@ import json
 
 import pytest
 
-from host import facts, toolkit
+from gpu_agent import paths
+from gpu_agent.availability import quarantine
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.model import errors
+from gpu_agent.model.host import Machine, Packaged, Toolkit
+from gpu_selftest import results
+from gpu_selftest.check import Level, Outcome, Result
+from host import nvidia_toolkit as toolkit
+from host import toolkit_trial as trial
 from machine import packages
-from oci import quarantine
 from plan import plan
-from plan.state import Machine, Packaged, Toolkit
-from selftest import results, trial
-from selftest.check import Level, Outcome, Result
 from tests.unit.situations import gpu, situation
 
 BEFORE, TRIED = "1.19.1-1", "1.20.0-1"
@@ -64,7 +68,7 @@ class Site:
 @pytest.fixture
 def site(monkeypatch, tmp_path):
     made = Site()
-    monkeypatch.setattr(quarantine, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
     monkeypatch.setattr(results, "read", lambda: made.report)
     monkeypatch.setattr(toolkit, "keep", made.keep)
     monkeypatch.setattr(toolkit, "roll_back", made.roll_back)
@@ -143,7 +147,7 @@ def test_gpus_that_it_failed_on_are_in_use_again_and_no_others(site):
     third, operators = gpu(2).uuid, gpu(3).uuid
     quarantine.put(third, "no container", "lease", "isolation", "compare")
     site.tell((CARD, FIRST, Outcome.FAILED), (CONTAINER, SECOND, Outcome.FAILED))
-    path = quarantine.PATH / f"{third}.json"
+    path = paths.PATH / f"{third}.json"
     entry = json.loads(path.read_text())
     path.write_text(json.dumps({**entry, "since": "2026-11-21T16:59:59Z"}))
     quarantine.put(FIRST, "too hot", "throttle", "quick", "fan")
@@ -164,7 +168,7 @@ def test_one_that_cannot_go_is_told(site):
 
 def test_a_machine_that_cannot_be_looked_at_afterwards_is_looked_at_later(site, monkeypatch):
     def starved():
-        raise facts.unknown("no time")
+        raise errors.unknown("no time")
 
     monkeypatch.setattr(facts, "machine", starved)
     site.tell((CONTAINER, FIRST, Outcome.FAILED))

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from selftest import pulse, results, run, service, settings, watchdog
-from selftest.check import Level
-from selftest.pulse import Pulse
+from gpu_selftest import results, run, service, settings, watchdog
+from gpu_selftest import starvation_clock as pulse
+from gpu_selftest.check import Level
+from gpu_selftest.starvation_clock import Pulse
 from tests.unit.hanging import ELSEWHERE, hanging, the_result
 from tests.unit.situations import GPUS, sliced
 

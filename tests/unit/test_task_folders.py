@@ -8,12 +8,13 @@ import json
 import pytest
 from ops import testing
 
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime import install
+from gpu_agent.runtime import task_mounts as folders
+from gpu_agent.runtime.settings import Folder
 from gpu_runtime import task_mounts as given
-from oci import folders, wrapper
+from options.part import Part
 from plan import plan
-from plan.folders import Folder
-from plan.options import Part
-from plan.parts import Keep
 from tests.unit.situations import gpu_unit, parse, refused, said, state, tsa, unit
 
 DATA = Folder("/srv/data", "/srv/data", writable=False)
@@ -133,7 +134,7 @@ def test_another_runc_would_give_none():
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "LIST", tmp_path / "gpu-ci" / given.FILE)
     wrapped = []
-    monkeypatch.setattr(wrapper, "apply", wrapped.append)
+    monkeypatch.setattr(install, "apply", wrapped.append)
     return folders.LIST, wrapped
 
 
@@ -156,7 +157,7 @@ def test_for_folders_alone_the_wrapper_hands_out_no_gpu(place):
     _, wrapped = place
     folders.ensure((DATA,), None)
     assert wrapped == [None]
-    assert json.loads(wrapper.policy_text(None)) == {"version": 3, "gpus": []}
+    assert json.loads(install.policy_text(None)) == {"version": 3, "gpus": []}
 
 
 def test_what_tasks_are_refused_for(place):

@@ -12,8 +12,9 @@ import types
 
 import pytest
 
+from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.reporting.notifier import device_watch as watch
 from machine import process
-from wake import nodes, watch
 
 CARD = ("nvidia0", "nvidiactl")
 

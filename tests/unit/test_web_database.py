@@ -8,10 +8,12 @@ import socket
 import pytest
 from ops import testing
 
-from ci.concourse import service, web_files, web_health
+from ci.concourse import service
+from ci.concourse.web import files as web_files
+from ci.concourse.web import health as web_health
 from machine import systemd
 from plan import plan
-from plan.state import Database
+from relations.model import Database
 from tests import certificates
 from tests.unit.situations import DATABASE, WEB, database, state, unit
 

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
-from ci.concourse import service, web_files, web_health
-from ci.concourse import web as concourse_web
+from ci.concourse import service
+from ci.concourse.web import files as web_files
+from ci.concourse.web import health as web_health
+from ci.concourse.web import web as concourse_web
 from machine import files, templates
 from machine import systemd_escaping as escaping
 from plan import plan

@@ -4,9 +4,9 @@
 
 import pytest
 
-from ci.concourse import variables
-from plan.encryption import Keys, keys
-from plan.web_values import key_form
+from ci.concourse.options import web_variables as variables
+from ci.concourse.options.encryption import Keys, keys
+from ci.concourse.options.web_values import key_form
 from tests.unit.situations import parse, refused, said, unit
 
 K16, K32, OTHER = "0123456789abcdef", "0123456789abcdef0123456789abcdef", "fedcba9876543210"

@@ -11,8 +11,11 @@ import pytest
 from cryptography import x509
 from ops import testing
 
-from ci.concourse import service, web_files, web_health, web_tls
-from plan import certificates as read
+from ci.concourse import service
+from ci.concourse.web import files as web_files
+from ci.concourse.web import health as web_health
+from ci.concourse.web import tls as web_tls
+from options import certificates as read
 from plan import plan
 from tests import certificates, once
 from tests.unit.situations import database, parse, refused, said, state, unit

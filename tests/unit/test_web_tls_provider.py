@@ -11,7 +11,9 @@ import ops
 import pytest
 from ops import testing
 
-from ci.concourse import service, web_health, web_tls
+from ci.concourse import service
+from ci.concourse.web import health as web_health
+from ci.concourse.web import tls as web_tls
 from tests import once
 from tests.unit.situations import database, state
 

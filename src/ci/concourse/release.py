@@ -17,10 +17,10 @@ import shutil
 import time
 import typing
 
+from ci.concourse.plan.model import ReleasePlan
 from ci.concourse.upstream import RELEASES, tarball, works_with
+from gpu_agent.model import versions
 from machine import download, files, process
-from plan import versions
-from plan.parts import ReleasePlan
 
 ROOT: typing.Final = pathlib.Path("/opt/concourse")
 CURRENT: typing.Final = ROOT / "current"

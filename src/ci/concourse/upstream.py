@@ -4,7 +4,7 @@
 
 import typing
 
-from plan import versions
+from gpu_agent.model import versions
 
 TSA_PORT: typing.Final = 2222
 # Of the worker's two servers, to which web's connections come through the tunnel.

@@ -13,7 +13,7 @@ import time
 import looks
 from worker import CGROUPS, until
 
-from ci.concourse import worker_ports
+from ci.concourse.worker import ports as worker_ports
 from machine import ports
 
 LOG = pathlib.Path("/var/log/gpu-ci/oci.log")

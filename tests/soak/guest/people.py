@@ -23,11 +23,11 @@ from doors import (
 from looks import ABSENT, DENIED, GIVEN, opened
 from worker import CGROUPS, until
 
-from engines import registration
-from gpu_run import service
-from machine import app
-from oci import leases
-from plan.parts import EnginesPlan
+from gpu_agent import install as app
+from gpu_agent.availability import lease_report as leases
+from gpu_agent.engines import registry as registration
+from gpu_agent.engines.engine import EnginesPlan
+from gpu_agent.gpu_run import service
 
 POLICY = pathlib.Path("/etc/gpu-ci/policy.json")
 STORE = pathlib.Path("/run/gpu-ci/leases/leases.json")

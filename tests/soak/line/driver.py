@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from oci import leases
+from gpu_agent.availability import lease_report as leases
 
 AT_ONCE = 6
 # In seconds. Those who wait look twice a second, on a machine that is busy with this.

@@ -1,0 +1,188 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the machine itself says: architecture, NVIDIA runtime, what is in Concourse's way."""
+
+import contextlib
+import hashlib
+import pathlib
+import platform
+import re
+import typing
+
+from gpu_agent.model import errors
+from gpu_agent.model.host import Machine, Toolkit
+from machine import process
+
+# Not /usr/local/nvidia/toolkit, where NVIDIA's GPU operator puts a script of this name: it sets
+# XDG_CONFIG_HOME anew, which would take our private configuration away from the runtime.
+_RUNTIMES: typing.Final = (
+    "usr/bin/nvidia-container-runtime",
+    "usr/local/bin/nvidia-container-runtime",
+)
+# Debian's names (dpkg-architecture); others are left as the kernel says them.
+_ARCHITECTURES: typing.Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+# containerd puts this folder first on its PATH (containerd 2.3.1 plugins/services/opt/service.go).
+_FOREIGN_RUNC: typing.Final = "opt/containerd/bin/runc"
+_SOCKET: typing.Final = "/run/containerd/containerd.sock"
+_OURS: typing.Final = pathlib.Path("/opt/concourse")
+_OUR_SERVICE: typing.Final = "concourse-worker.service"
+
+# In seconds; it takes some hundredths of one.
+_ANSWER: typing.Final = 10
+# __SO_ACCEPTCON (Linux include/uapi/linux/net.h): this socket listens.
+_LISTENS: typing.Final = 0x10000
+
+
+def architecture() -> str:
+    """Debian's name of this machine's architecture, such as `amd64`."""
+    machine = platform.machine()
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
+    """Look at the machine whose files lie below `root`.
+
+    Raises:
+        UnknownError: the machine has no time for that now, or something can't be looked at.
+    """
+    foreign = root / _FOREIGN_RUNC
+    try:
+        return Machine(
+            architecture=architecture(),
+            toolkit=_toolkit(root),
+            rival=_rival(root / "proc"),
+            foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
+            instance=instance(root),
+            boot=boot(root),
+        )
+    except OSError as error:
+        raise errors.unknown(error) from error
+
+
+def instance(root: pathlib.Path) -> str:
+    """What a system container is called on its host, as LXD gives it; empty on a machine."""
+    if not _is_container(root):
+        return ""
+    return (root / "proc/sys/kernel/hostname").read_text().strip()
+
+
+def boot(root: pathlib.Path) -> str:
+    """What tells this machine's kernel from every other; empty if that can't be told.
+
+    In a container systemd-nspawn (nspawn.c, setup_boot_id) and LXC (conf.c, lxc_setup_boot_id) put
+    an id of their own in the place of the kernel's. LXD shows the whole of /proc below /dev/.lxc
+    to one that may have containers in it (`security.nesting`), as Juju's do.
+    """
+    proc = root / ("dev/.lxc/proc" if _is_container(root) else "proc")
+    try:
+        told = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return ""
+    # What is told to other units is of no use for anything else.
+    return hashlib.sha256(f"gpu-ci-worker {told}".encode()).hexdigest()[:32] if told else ""
+
+
+def _is_container(root: pathlib.Path) -> bool:
+    return (root / "run/systemd/container").exists()
+
+
+def _toolkit(root: pathlib.Path) -> Toolkit | None:
+    for name in _RUNTIMES:
+        path = root / name
+        if path.is_file():
+            return Toolkit(str(path), _version(path))
+    return None
+
+
+def _version(runtime: pathlib.Path) -> str:
+    """What `--version` says; empty if it does not say.
+
+    It ends with an error after its own version where it finds no runc to ask for another.
+
+    Raises:
+        UnknownError: it had no time, or no memory, to say it.
+    """
+    argv = [str(runtime), "--version"]
+    try:
+        done = process.run(argv, timeout=_ANSWER, check=False, told=False)
+    except process.CommandError as error:
+        if error.starved:
+            raise errors.unknown(error) from error
+        return ""
+    match = re.search(r"^NVIDIA Container Runtime version (\S+)", done.stdout, re.MULTILINE)
+    if match:
+        return match.group(1)
+    failure = process.CommandError(argv, done.returncode, done.stderr)
+    if done.returncode and failure.starved:
+        raise errors.unknown(failure)
+    return ""
+
+
+def _rival(proc: pathlib.Path) -> str:
+    """Who besides Concourse listens on containerd's socket.
+
+    One that starts later removes the socket of the one before, which goes on listening, so there
+    may be several.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix")}
+    if not wanted:
+        return ""
+    owned: set[str] = set()
+    closed: PermissionError | None = None
+    for folder in proc.iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            found = wanted & _open_files(folder)
+            name = _owner(folder) if found else ""
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        except PermissionError as error:  # one with more rights than this program has
+            closed = error
+            continue
+        if name:
+            return name
+        owned |= found
+    if closed and owned != wanted:
+        raise closed
+    return ""
+
+
+def _listeners(table: pathlib.Path) -> list[str]:
+    """Inodes of the sockets that listen under containerd's path (proc(5), /proc/net/unix).
+
+    Every user can have a socket whose path holds any bytes, newlines among them.
+    """
+    row = rf"^\S+: \S+ \S+ ([0-9A-F]{{8}}) \S+ \S+ +([0-9]+) (?:/var)?{re.escape(_SOCKET)}$"
+    rows = re.findall(row, table.read_text(errors="replace"), re.MULTILINE)
+    return [inode for flags, inode in rows if int(flags, 16) & _LISTENS]
+
+
+def _open_files(folder: pathlib.Path) -> set[str]:
+    """What the files are that a process has open; those that it closes meanwhile are left out.
+
+    Raises:
+        OSError: it has ended, or can't be looked at.
+    """
+    found: set[str] = set()
+    for link in (folder / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(link.readlink()))
+    return found
+
+
+def _owner(folder: pathlib.Path) -> str:
+    """Name of a process's service, else of its program; empty if Concourse's own.
+
+    Raises:
+        OSError: it has ended, or can't be looked at.
+    """
+    program = (folder / "exe").readlink()
+    groups = (folder / "cgroup").read_text(errors="replace")
+    service = re.search(r"/([^/\n]+\.service)$", groups, re.MULTILINE)
+    name = service.group(1) if service else program.name
+    return "" if program.is_relative_to(_OURS) or name == _OUR_SERVICE else name

@@ -1,0 +1,127 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""GPUs on the PCI bus, as the kernel lists them in /sys: there before any driver is."""
+
+import collections.abc
+import dataclasses
+import pathlib
+import re
+import typing
+
+from gpu_agent.gpu.kernel import sysfs as kernel
+from gpu_agent.model.inventory import Inventory, State, Vendor
+
+# Vendor ids and classes of pci.ids. Class 03 is a display controller, of which 00 is VGA, 02 is 3D
+# and 80 another; 1200 is a processing accelerator: that is what AMD's Instincts from MI200 on say
+# they are, and Intel's NPUs, which are no GPUs. Audio functions, USB ports, NVSwitches and
+# Mellanox NICs have other classes.
+_VENDORS: typing.Final = {Vendor.NVIDIA: 0x10DE, Vendor.AMD: 0x1002, Vendor.INTEL: 0x8086}
+_CLASSES: typing.Final = {
+    Vendor.NVIDIA: (0x0300, 0x0302),
+    Vendor.AMD: (0x0300, 0x0380, 0x1200),
+    Vendor.INTEL: (0x0300, 0x0380),
+}
+
+# Where Debian's package pci.ids and other distributions' hwdata put it.
+_NAMES: typing.Final = ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One GPU on the bus.
+
+    Attributes:
+        address: domain, bus, device, function in lower case, such as `0000:01:00.0`.
+        driver: name of the kernel driver that is bound to it, such as `nvidia`; or empty.
+        product: the PCI device id, such as 0x20b2.
+    """
+
+    address: str
+    driver: str = ""
+    product: int = 0
+
+    @property
+    def is_for_guests(self) -> bool:
+        """Whether it was set aside for virtual machines.
+
+        Drivers for that are `vfio-pci` and its kin for one vendor (`nvgrace-gpu-vfio-pci`,
+        `xe-vfio-pci`), Xen's `pciback`, and AMD's `gim`, which cuts cards into virtual functions.
+        """
+        return "vfio" in self.driver or self.driver.endswith("pciback") or self.driver == "gim"
+
+
+def gpus(root: pathlib.Path, vendor: Vendor) -> tuple[Device, ...]:
+    """All GPUs of one maker that /sys below `root` shows, in the order of their addresses.
+
+    In a container these are the host's, whether they were passed in or not.
+    """
+    folder = root / "sys/bus/pci/devices"
+    devices = sorted(folder.iterdir()) if folder.is_dir() else []
+    return tuple(_device(device) for device in devices if _is_gpu(device, vendor))
+
+
+def _is_gpu(device: pathlib.Path, vendor: Vendor) -> bool:
+    # A virtual function is a slice of a card, for guests, and no card of its own.
+    if (device / "physfn").exists():
+        return False
+    of_vendor = kernel.number(device / "vendor") == _VENDORS[vendor]
+    return of_vendor and kernel.number(device / "class") >> 8 in _CLASSES[vendor]
+
+
+def _device(device: pathlib.Path) -> Device:
+    driver = device / "driver"
+    return Device(
+        address=device.name.lower(),
+        driver=driver.readlink().name if driver.is_symlink() else "",
+        product=kernel.number(device / "device"),
+    )
+
+
+def addresses(devices: collections.abc.Iterable[Device]) -> str:
+    """The devices' addresses for an operator."""
+    return ", ".join(device.address for device in devices)
+
+
+def undriven(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inventory:
+    """Why none of these can be used, where no driver that computes has any of them."""
+    usable = [device for device in devices if not device.is_for_guests]
+    nouveau = [device for device in usable if device.driver == "nouveau"]
+    for state, those in (
+        (State.NOUVEAU, nouveau),
+        (State.NO_DRIVER, usable),
+        (State.VFIO, list(devices)),
+    ):
+        if those:
+            return Inventory(state, detail=addresses(those), vendor=vendor)
+    return Inventory(State.NO_GPU, vendor=vendor)
+
+
+def integrated_only(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inventory:
+    """That these are all there is, and nobody said that such GPUs should be used."""
+    return Inventory(
+        State.NO_GPU,
+        detail=f"{vendor.display} {addresses(devices)} is part of the processor: "
+        f"gpu-vendor={vendor.value} would use it",
+        vendor=vendor,
+    )
+
+
+def model(root: pathlib.Path, device: Device, vendor: Vendor) -> str:
+    """A GPU's name as sold, from this machine's pci.ids; empty where that does not know it.
+
+    pci.ids writes the chip first: `Navi 31 [Radeon RX 7900 XT/7900 XTX]`.
+    """
+    for path in _NAMES:
+        ids = kernel.text(root / path) + "\n"
+        section = re.search(rf"^{_VENDORS[vendor]:04x}  .*\n((?:[\t#].*\n)*)", ids, re.MULTILINE)
+        entry = rf"^\t{device.product:04x}  (?:.*\[(.+)\]|(.+))$"
+        found = section and re.search(entry, section.group(1), re.MULTILINE)
+        if found:
+            return with_vendor(found.group(1) or found.group(2), vendor)
+    return ""
+
+
+def with_vendor(name: str, vendor: Vendor) -> str:
+    """A GPU's name with its maker before it, as NVML writes them too."""
+    has_it = name.lower().startswith(vendor.value)
+    return name if has_it else f"{vendor.display} {name}"

@@ -1,0 +1,231 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Looks at GPUs in the child that asks the drivers: NVIDIA's through NVML, others' in /sys."""
+
+import collections.abc
+import contextlib
+import os
+import pathlib
+import time
+import typing
+
+from gpu_agent.gpu.kernel import pci
+from gpu_agent.gpu.kernel import sysfs_metrics as sysfs_figures
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.gpu.vendors.nvidia import inventory as nvidia
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.gpu.vendors.nvidia import nvml_metrics as figures
+from gpu_agent.gpu.vendors.nvidia.nvml_device import Device, is_for_want
+from gpu_agent.gpu.vendors.nvidia.nvml_events import Events
+from gpu_agent.model.card import Figures
+from gpu_agent.model.inventory import Vendor
+from machine import exhaustion as scarcity
+
+# A GPU that comes back, as by a new scan of the bus, is there for a new session alone. In seconds.
+_ANEW: typing.Final = 60
+# A driver that is being loaded or replaced, as at boot, is absent or does not fit for a while:
+# so many looks in a row say nothing of the GPUs.
+_PATIENCE: typing.Final = 1
+# Events that can't be waited for fail at once, again and again.
+_BETWEEN_SETS: typing.Final = 5
+
+Tell = collections.abc.Callable[[wire.Said], None]
+
+
+class NvidiaLooks:
+    """NVIDIA's GPUs, in one session of NVML's that goes on from look to look.
+
+    Args:
+        cards: PCI addresses by UUID.
+        root: where /sys lies; NVML is always this machine's.
+        tell: says a line to the parent.
+
+    Attributes:
+        missing: UUIDs of those that PCI's list has and the driver does not, at the last look.
+        gone: UUIDs of those that PCI's list lacks too.
+    """
+
+    def __init__(
+        self, cards: collections.abc.Mapping[str, str], root: pathlib.Path, tell: Tell
+    ) -> None:
+        self._cards, self._root, self._tell = cards, root, tell
+        self.missing, self.gone = tuple[str, ...](), tuple[str, ...]()
+        self._session: contextlib.ExitStack | None = None
+        self._binding: typing.Any = None
+        self._devices: dict[str, Device] = {}
+        self._opened, self._stale, self._failed = 0.0, False, 0
+        self._events: Events | None = None
+        self._events_at, self._noted = float("-inf"), ""
+
+    @property
+    def has_events(self) -> bool:
+        """Whether NVML has something to wait for."""
+        return self._events is not None
+
+    def look(self) -> str:
+        """Tell the figures of each GPU; why that can't be done now, or empty."""
+        self.missing, self.gone = (), ()
+        if not self._cards:
+            return ""
+        try:
+            self._open()
+            self._failed = 0
+            bad = self._look_at_all()
+        except nvml.NvmlError as error:
+            return _line(str(error)) if is_for_want(error.__cause__) else self._fail(str(error))
+        except figures.ScarceError as error:
+            return _line(str(error))
+        except OSError as error:
+            return _line(f"{error.filename}: {error.strerror}")
+        self._stale = bad
+        self.register()
+        return ""
+
+    def wait(self, seconds: float) -> bool:
+        """Tell the events that come within so long; whether they end, so that a look is due."""
+        end = time.monotonic() + seconds
+        while self._events and (left := end - time.monotonic()) > 0:
+            try:
+                told = self._events.wait(max(1, int(left * 1000)))
+            except self._binding.NVMLError as error:
+                self._forget_events()
+                self._note(f"NVML's events end: {error}")
+                return True
+            if told:
+                self._tell(wire.Event(told.uuid, told.fault, told.xid, told.text))
+        return False
+
+    def register(self) -> None:
+        """Have events of all GPUs that answered at the last look."""
+        now = time.monotonic()
+        if not self._session or now - self._events_at < _BETWEEN_SETS:
+            return
+        if self._events and self._events.watched >= self._devices.keys():
+            return
+        self._forget_events()
+        self._events_at = now
+        try:
+            self._events = Events(self._binding, self._devices)
+        except self._binding.NVMLError as error:
+            self._note(f"without NVML's events: {error}")
+            return
+        if not self._events.watched:
+            self._forget_events()
+            self._note("without NVML's events: no GPU has them")
+
+    def _open(self) -> None:
+        if self._stale and time.monotonic() - self._opened > _ANEW:
+            self._close()
+        if self._session:
+            return
+        with contextlib.ExitStack() as stack:
+            self._binding = stack.enter_context(nvml.session())
+            self._session = stack.pop_all()
+        self._opened = time.monotonic()
+
+    def _close(self) -> None:
+        self._forget_events()
+        self._devices = {}
+        session, self._session = self._session, None
+        if session:
+            with contextlib.suppress(nvml.NvmlError):
+                session.close()
+
+    def _look_at_all(self) -> bool:
+        """Whether one of them does not answer."""
+        bus = {device.address for device in pci.gpus(self._root, Vendor.NVIDIA)}
+        silent: dict[str, Figures | None] = {}
+        for uuid, address in self._cards.items():
+            try:
+                found = self._figures(uuid, address)
+            except figures.NoDeviceError:
+                found = None
+            if found and not found.failure:
+                self._tell(wire.One(uuid, found))
+                continue
+            silent[uuid] = found
+            self._devices.pop(uuid, None)
+        answering = [self._cards[uuid] for uuid in self._cards.keys() - silent.keys()]
+        for uuid, found in silent.items():
+            if self._cards[uuid] not in bus:
+                self.gone += (uuid,)
+            elif not nvidia.is_passed(self._cards[uuid], self._root, answering):
+                continue  # Taken away from this container: nothing is wrong with it.
+            elif found:
+                self._tell(wire.One(uuid, found))
+            else:
+                self.missing += (uuid,)
+        return bool(silent)
+
+    def _figures(self, uuid: str, address: str) -> Figures:
+        try:
+            if uuid not in self._devices:
+                self._devices[uuid] = figures.find(self._binding, uuid, address)
+                self._tell(wire.Beat())  # to wake a GPU takes a second or more
+            found = figures.read(self._devices[uuid])
+        except self._binding.NVMLError as error:
+            found = Figures(failure=str(error))
+        return found if not found.failure else Figures(failure=_line(found.failure))
+
+    def _fail(self, words: str) -> str:
+        """NVML can't be used at all: each GPU's failure, where that lasts.
+
+        Not where the machine is out of files: the library and the driver's nodes can't be opened
+        then, and read as absent.
+        """
+        self._close()
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if scarcity.is_told_by(error):
+                return f"{error.filename}: {error.strerror}"
+        self._failed += 1
+        if self._failed <= _PATIENCE:
+            return _line(words)
+        for uuid, address in self._cards.items():
+            if nvidia.is_passed(address, self._root):
+                self._tell(wire.One(uuid, Figures(failure=_line(words))))
+        return ""
+
+    def _note(self, text: str) -> None:
+        """Have it in the log, once as long as nothing else is to be said."""
+        if text != self._noted:
+            self._noted = text
+            self._tell(wire.Note(_line(text)))
+
+    def _forget_events(self) -> None:
+        events, self._events = self._events, None
+        if events:
+            with contextlib.suppress(self._binding.NVMLError):
+                events.close()
+
+
+class SysfsLooks:
+    """GPUs of AMD's and Intel's; arguments and attributes as for NvidiaLooks."""
+
+    def __init__(
+        self, cards: collections.abc.Mapping[str, str], root: pathlib.Path, tell: Tell
+    ) -> None:
+        self._cards, self._root, self._tell = cards, root, tell
+        self.missing, self.gone = tuple[str, ...](), tuple[str, ...]()
+
+    def look(self) -> str:
+        """Tell the figures of each GPU; why that can't be done now, or empty."""
+        self.missing, self.gone = (), ()
+        for uuid, address in self._cards.items():
+            try:
+                found = sysfs_figures.read(self._root, address)
+            except OSError as error:
+                return _line(f"{error.filename}: {error.strerror}")
+            if found:
+                self._tell(wire.One(uuid, found))
+            elif (self._root / "sys/bus/pci/devices" / address).exists():
+                self.missing += (uuid,)
+            else:
+                self.gone += (uuid,)
+        return ""
+
+
+def _line(words: str) -> str:
+    """NVML's words as the wire takes them."""
+    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:200]

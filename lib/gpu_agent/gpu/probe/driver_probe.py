@@ -1,0 +1,237 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Asks the drivers through a child, and never waits for it: silence is an answer.
+
+A child that says nothing for too long is in a call that does not return. It is killed and left
+alone, and the next one tries. Twice in a row is a driver that hangs.
+"""
+
+import collections.abc
+import logging
+import os
+import pathlib
+import sys
+import time
+import typing
+
+from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.gpu.probe.probe_program import BEAT
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Hang, Look, Message, Seen, Source
+from machine import child_process as children
+
+POLL: typing.Final = 15
+"""Seconds from one look to the next."""
+
+# For one GPU's queries, or what else a child does between two lines. In seconds, as all here.
+_DEADLINE: typing.Final = 7
+# Until a child runs: that is the machine's business, not a driver's.
+_START: typing.Final = 30
+_AFTER_A_HANG: typing.Final = 15
+_MISSES: typing.Final = 2  # in a row, after which it is tried less often
+# Children that were killed in a call and have not ended yet; with so many, no other joins them.
+_MOST_LEFT: typing.Final = 3
+# From one child that ended by itself to the next: twice as long each time, up to that of a hang.
+_PAUSE: typing.Final = 1
+# Who reads so late after the limit has slept himself.
+_LATE: typing.Final = 1
+# Who asks for looks as fast as messages come gets no more of them than this.
+_BETWEEN_LOOKS: typing.Final = 1
+
+_log = logging.getLogger(__name__)
+
+Start = collections.abc.Callable[[collections.abc.Sequence[Card], pathlib.Path], children.Child]
+Clock = collections.abc.Callable[[], float]
+
+
+def boottime() -> float:
+    """Seconds since boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def start(cards: collections.abc.Sequence[Card], root: pathlib.Path) -> children.Child:
+    """A child of this program's own Python and modules.
+
+    Raises:
+        OSError: it can't be started.
+        EndedError: it has ended at once.
+    """
+    # Without `site`, which costs a tenth of its start and a megabyte.
+    argv = [sys.executable, "-B", "-S", "-m", "health.child", str(os.getpid()), str(root)]
+    path = os.pathsep.join(str(pathlib.Path(place).absolute()) for place in sys.path if place)
+    child = children.Child(argv, {**os.environ, "PYTHONPATH": path})
+    try:
+        child.say(wire.pack_cards(cards))
+    except children.EndedError:
+        child.kill()
+        raise
+    return child
+
+
+class Asker:
+    """One child after the other; `turn` is to be called when there is something to read or due.
+
+    Args:
+        cards: the GPUs to ask about.
+        root: where /sys lies.
+        poll: seconds from one look to the next.
+        begin: starts a child.
+        clock: seconds since boot.
+    """
+
+    def __init__(
+        self,
+        cards: collections.abc.Sequence[Card],
+        root: pathlib.Path = pathlib.Path("/"),
+        poll: float = POLL,
+        begin: Start = start,
+        clock: Clock = boottime,
+    ) -> None:
+        self._cards, self._root, self._poll = cards, root, poll
+        self._begin, self._clock = begin, clock
+        self._uuids = frozenset(card.uuid for card in cards)
+        self._child: children.Child | None = None
+        self._figures: dict[str, Figures] = {}
+        self._misses = self._crashes = 0
+        # Whether the child runs, is at a look, is to look again; was given time beside its limit.
+        self._begun = self._looking = self._again = self._spared = False
+        self._try_at = self._look_at = self._due = self._limit = clock()
+        self._waited = 0.0
+        self._said = ""
+
+    def fileno(self) -> int | None:
+        """What can be read when the child has said something; None without one."""
+        return self._child.fileno() if self._child else None
+
+    def due(self) -> float:
+        """When `turn` is due by the clock, whatever comes."""
+        if not self._child:
+            return self._try_at if self._cards else float("inf")
+        return self._limit if self._looking else min(self._limit, self._next_look())
+
+    def poll_now(self) -> None:
+        """Have a look as soon as can be."""
+        self._again = True
+
+    def poll_every(self, seconds: float) -> None:
+        """Have so much time from one look to the next from now on."""
+        if seconds != self._poll:
+            self._due += seconds - self._poll
+            self._poll = seconds
+
+    def turn(self) -> list[Seen]:
+        """What the child has said since, or its silence."""
+        now = self._clock()
+        seen: list[Seen] = []
+        if not self._child and self._cards and now >= self._try_at:
+            self._start(now)
+        if self._child:
+            try:
+                seen += self._talk(self._child, now)
+            except (children.EndedError, wire.GarbledError) as error:
+                self._ended(f"what asks the drivers has failed: {error}", now)
+        if self._child and now >= self._limit:
+            seen += self._silent(self._child, now)
+        return seen
+
+    def close(self) -> None:
+        """Let go of the child, whatever it does."""
+        if self._child:
+            self._child.kill()
+        self._child, self._try_at = None, float("inf")
+
+    def _start(self, now: float) -> None:
+        if children.left() >= _MOST_LEFT:
+            self._say("nobody asks the drivers until a call of before has returned")
+            self._try_at = now + _AFTER_A_HANG
+            return
+        try:
+            self._child = self._begin(self._cards, self._root)
+        except (OSError, children.EndedError) as error:
+            self._ended(f"what asks the drivers can't be started: {error}", now)
+            return
+        self._figures = {}
+        self._begun, self._looking, self._again, self._look_at = False, True, False, now
+        self._limit, self._spared, self._waited = now + _START, False, 0.0
+
+    def _talk(self, child: children.Child, now: float) -> list[Seen]:
+        """Hear it, and ask for the look that is due."""
+        seen: list[Seen] = []
+        lines = child.lines()
+        for line in lines:
+            seen += self._heard(wire.unpack(line, self._uuids), now)
+        if not self._looking and now >= self._next_look():
+            child.say(b"look")
+            self._looking, self._again, self._look_at = True, False, now
+            self._figures = {}
+            lines.append(b"")
+        if lines and self._begun:
+            self._limit = now + _DEADLINE + (0 if self._looking else BEAT)
+            self._spared, self._waited = False, child.waited()
+        return seen
+
+    def _heard(self, said: wire.Said, now: float) -> list[Seen]:
+        match said:
+            case wire.Event():
+                told = Message(now, said.uuid, Source.EVENT, said.fault, said.xid, said.text)
+                return [told]
+            case wire.One():
+                self._figures[said.uuid] = said.figures
+            case wire.End():
+                return self._looked(said, now)
+            case wire.Note():
+                self._say(said.text)
+            case wire.Begun():
+                self._begun = True
+            case wire.Beat():
+                pass
+        return []
+
+    def _looked(self, end: wire.End, now: float) -> list[Seen]:
+        self._looking = False
+        self._due = max(now, self._look_at + self._poll)
+        figures, self._figures = self._figures, {}
+        if self._misses >= _MISSES:
+            _log.warning("the driver answers again")
+        self._misses = self._crashes = 0
+        if end.scarce:
+            self._say(f"the GPUs can't be looked at: {end.scarce}")
+            return []
+        return [Look(self._look_at, figures, frozenset(end.missing), frozenset(end.gone))]
+
+    def _next_look(self) -> float:
+        return self._look_at + _BETWEEN_LOOKS if self._again else self._due
+
+    def _silent(self, child: children.Child, now: float) -> list[Seen]:
+        """It has been silent for too long, and not for want of a processor here or there."""
+        late = now - self._limit > _LATE
+        starved = child.waited() - self._waited > _DEADLINE / 2
+        if not self._spared and (late or starved):
+            self._spared, self._limit = True, now + (_DEADLINE if starved else _LATE)
+            return []
+        if not self._begun:
+            self._ended("what asks the drivers does not begin", now)
+            return []
+        self._misses += 1
+        _log.warning("a call into a driver has not returned; %s in a row", self._misses)
+        child.kill()
+        self._child = None
+        self._try_at = now if self._misses < _MISSES else now + _AFTER_A_HANG
+        return [Hang(now, self._misses)]
+
+    def _ended(self, why: str, now: float) -> None:
+        """The child is of no use, for which no driver is to blame: another one, soon."""
+        self._say(why)
+        if self._child:
+            self._child.kill()
+        self._child = None
+        # The first one at once, then after one second, two, four ...
+        pause = _PAUSE * 2 ** (self._crashes - 1) if self._crashes else 0
+        self._try_at = now + min(_AFTER_A_HANG, pause)
+        self._crashes = min(self._crashes + 1, 10)
+
+    def _say(self, text: str) -> None:
+        """Once as long as nothing else is to be said."""
+        if text != self._said:
+            self._said = text
+            _log.warning("%s", text)

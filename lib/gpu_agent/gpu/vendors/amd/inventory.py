@@ -1,0 +1,172 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""AMD's GPUs, as amdgpu's compute interface KFD lists them; ROCm itself is not asked."""
+
+import dataclasses
+import pathlib
+import re
+import typing
+
+from gpu_agent.gpu.kernel import pci
+from gpu_agent.gpu.kernel import sysfs as kernel
+from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
+
+_KFD: typing.Final = "/dev/kfd"
+# Linux drivers/gpu/drm/amd/amdkfd/kfd_topology.h, HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE:
+# memory of the GPU's own, all of it in sight of the processor or not.
+_FRAME_BUFFER: typing.Final = (1, 2)
+# Ubuntu's package libdrm-common.
+_LIBDRM_NAMES: typing.Final = "usr/share/libdrm/amdgpu.ids"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """One node of KFD's topology that computes and can be opened here: a GPU, or a partition.
+
+    Attributes:
+        gpu: the GPU's place on the bus without its function, such as `0000:05:00`.
+        partition: its number among the partitions of that GPU; 0 for a whole one.
+        unique_id: a number that stays with the card, 0 where it has none; partitions have their
+            GPU's on most kernels.
+        render: name of its render node, such as `renderD128`.
+        target: what compilers call it, in decimal, such as 90402 for gfx942.
+        memory_mib: its own memory in MiB.
+    """
+
+    gpu: str
+    partition: int
+    unique_id: int
+    render: str
+    target: int
+    memory_mib: int
+
+    def is_of(self, gpu: pci.Device) -> bool:
+        """Whether this is that GPU, or a partition of it."""
+        return gpu.address.startswith(f"{self.gpu}.")
+
+
+def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
+    """This machine's AMD GPUs, or what stands between it and them.
+
+    Args:
+        root: where /sys, /dev and /run lie.
+        integrated: whether those count that are part of a processor.
+    """
+    # The driver radeon has cards that ROCm never ran on, among them servers' display chips.
+    found = [gpu for gpu in pci.gpus(root, Vendor.AMD) if gpu.driver != "radeon"]
+    counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
+    if found and not counted:
+        return pci.integrated_only(found, Vendor.AMD)
+    here = driven = [gpu for gpu in counted if gpu.driver == "amdgpu"]
+    if not driven:
+        return pci.undriven(counted, Vendor.AMD)
+    nodes = _nodes(root)
+    if kernel.in_container(root):
+        here = [gpu for gpu in driven if _is_passed(root, gpu, nodes)]
+        if not here:
+            return Inventory(State.NOT_PASSED, detail=pci.addresses(driven), vendor=Vendor.AMD)
+    pairs = [(gpu, node) for gpu in here for node in nodes if node.is_of(gpu)]
+    if not pairs or not (root / _KFD.lstrip("/")).exists():
+        return Inventory(State.NO_KFD, detail=pci.addresses(here), vendor=Vendor.AMD)
+    answered = {gpu for gpu, _ in pairs}
+    return Inventory(
+        State.READY,
+        gpus=tuple(_gpu(root, index, *pair, nodes) for index, pair in enumerate(pairs)),
+        driver=kernel.module_version(root, "amdgpu"),
+        lost=tuple(gpu.address for gpu in here if gpu not in answered),
+        vendor=Vendor.AMD,
+    )
+
+
+def is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
+    """Whether a GPU is part of a processor that is no accelerator of its own, as the MI300A is.
+
+    The third byte of its metrics is the format: 1 is that of cards and of the MI300 family, 2 and
+    3 those of processors (Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h).
+    """
+    # Cards before Vega have none.
+    metrics = root / f"sys/bus/pci/devices/{gpu.address}/gpu_metrics"
+    return kernel.beginning(metrics, 3)[2:] in (b"\x02", b"\x03")
+
+
+def _is_passed(root: pathlib.Path, gpu: pci.Device, nodes: list[_Node]) -> bool:
+    """Whether a container was given this GPU or a partition of it."""
+    render = kernel.drm_nodes(root, gpu.address).get("render", "")
+    own = bool(render) and (root / "dev/dri" / render).exists()
+    return own or any(node.is_of(gpu) for node in nodes)
+
+
+def _nodes(root: pathlib.Path) -> list[_Node]:
+    """What KFD lists and what /dev has the render node of, in KFD's order, each such node once.
+
+    /dev has render nodes for more partitions than there are: an MI300 reserves eight.
+    """
+    folders = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    nodes: dict[str, _Node] = {}
+    for folder in sorted(folders, key=lambda path: int(path.name)):
+        told = _numbers(folder / "properties")
+        render = f"renderD{told.get('drm_render_minor', 0)}"
+        if told.get("simd_count") and (root / "dev/dri" / render).exists():
+            nodes.setdefault(render, _node(told, render, _memory_mib(folder)))
+    return list(nodes.values())
+
+
+def _node(told: dict[str, int], render: str, memory_mib: int) -> _Node:
+    # Bus, device and function; the partition is in the function or, on some kernels, in the
+    # highest four bits (kfd_topology.c, kfd_topology_add_device).
+    location = told.get("location_id", 0)
+    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7
+    return _Node(
+        gpu=f"{told.get('domain', 0):04x}:{bus:02x}:{device:02x}",
+        partition=location >> 28 or function,
+        unique_id=told.get("unique_id", 0),
+        render=render,
+        target=told.get("gfx_target_version", 0),
+        memory_mib=memory_mib,
+    )
+
+
+def _numbers(path: pathlib.Path) -> dict[str, int]:
+    """KFD's properties: a name and a decimal number on each line."""
+    pairs = [line.split() for line in kernel.text(path).splitlines()]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _memory_mib(folder: pathlib.Path) -> int:
+    banks = [_numbers(bank / "properties") for bank in (folder / "mem_banks").glob("*")]
+    own = [bank for bank in banks if bank.get("heap_type") in _FRAME_BUFFER]
+    return sum(bank.get("size_in_bytes", 0) for bank in own) >> 20
+
+
+def _gpu(root: pathlib.Path, index: int, gpu: pci.Device, node: _Node, nodes: list[_Node]) -> Gpu:
+    return Gpu(
+        index=index,
+        uuid=_uuid(node, nodes),
+        vendor=Vendor.AMD,
+        model=_model(root, gpu, node),
+        memory_mib=node.memory_mib,
+        pci_address=gpu.address,
+        minor=-1,
+        nodes=(_KFD, kernel.dri_path(root, gpu.address, "render", node.render)),
+    )
+
+
+def _uuid(node: _Node, nodes: list[_Node]) -> str:
+    if not node.unique_id:
+        return f"PCI-{node.gpu}.{node.partition}"
+    shared = sum(other.unique_id == node.unique_id for other in nodes) > 1
+    return f"GPU-{node.unique_id:016x}" + (f"-{node.partition}" if shared else "")
+
+
+def _model(root: pathlib.Path, gpu: pci.Device, node: _Node) -> str:
+    """A GPU's name, by whoever knows it best; KFD itself says `ip discovery` of all newer ones."""
+    folder = root / f"sys/bus/pci/devices/{gpu.address}"
+    if name := kernel.text(folder / "product_name"):  # from the board; servers' cards only
+        return pci.with_vendor(name, Vendor.AMD)
+    # libdrm's file tells the cards apart that have one chip: `744C, C8, AMD Radeon RX 7900 XTX`.
+    entry = rf"^{gpu.product:04X},\s*{kernel.number(folder / 'revision'):02X},\s*(.+)$"
+    known = re.search(entry, kernel.text(root / _LIBDRM_NAMES), re.MULTILINE)
+    if name := known.group(1).strip() if known else pci.model(root, gpu, Vendor.AMD):
+        return pci.with_vendor(name, Vendor.AMD)
+    major, minor, step = node.target // 10000, node.target // 100 % 100, node.target % 100
+    return f"AMD gfx{major}{minor:x}{step:x}" if node.target else f"AMD {gpu.product:#06x}"

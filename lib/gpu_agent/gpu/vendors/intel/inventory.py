@@ -1,0 +1,84 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Intel's GPUs, as their drivers i915 and xe show them under DRM."""
+
+import pathlib
+import typing
+
+from gpu_agent.gpu.kernel import pci
+from gpu_agent.gpu.kernel import sysfs as kernel
+from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
+
+_DRIVERS: typing.Final = ("i915", "xe")
+# The graphics of every Intel processor; cards are elsewhere (intel-gpu-tools,
+# lib/igt_device_scan.h, INTEGRATED_I915_GPU_PCI_ID).
+_INTEGRATED: typing.Final = "0000:00:02."
+
+
+def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
+    """This machine's Intel GPUs, or what stands between it and them.
+
+    Args:
+        root: where /sys, /dev and /run lie.
+        integrated: whether those count that are part of a processor.
+    """
+    found = pci.gpus(root, Vendor.INTEL)
+    counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
+    if found and not counted:
+        return pci.integrated_only(found, Vendor.INTEL)
+    driven = [gpu for gpu in counted if gpu.driver in _DRIVERS]
+    if not driven:
+        return pci.undriven(counted, Vendor.INTEL)
+    nodes = [(gpu, _nodes(root, gpu)) for gpu in driven]
+    usable = [(gpu, paths) for gpu, paths in nodes if paths]
+    without = tuple(gpu.address for gpu, paths in nodes if not paths)
+    contained = kernel.in_container(root)
+    if not usable:
+        state = State.NOT_PASSED if contained else State.NO_DRIVER
+        return Inventory(state, detail=", ".join(without), vendor=Vendor.INTEL)
+    return Inventory(
+        State.READY,
+        gpus=tuple(_gpu(root, index, *pair) for index, pair in enumerate(usable)),
+        driver=kernel.module_version(root, usable[0][0].driver),
+        lost=() if contained else without,
+        vendor=Vendor.INTEL,
+    )
+
+
+def is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
+    """Whether a GPU is part of a processor, which has no memory of its own."""
+    # A virtual machine may have been given a card at that address.
+    return gpu.address.startswith(_INTEGRATED) and not _memory_mib(root, gpu)
+
+
+def _nodes(root: pathlib.Path, gpu: pci.Device) -> tuple[str, ...]:
+    """Paths of its nodes that are here, card before render; empty without the render node."""
+    names = kernel.drm_nodes(root, gpu.address)
+    paths = [kernel.dri_path(root, gpu.address, kind, name) for kind, name in names.items()]
+    here = tuple(path for path in paths if path)
+    return here if "render" in names and paths[-1] else ()
+
+
+def _memory_mib(root: pathlib.Path, gpu: pci.Device) -> int:
+    """Memory of its own in MiB; 0 where the driver tells none, as i915 does in Linux's own tree.
+
+    Intel's build of i915 has `lmem_total_bytes` on the card, xe a file for each tile.
+    """
+    folder = root / f"sys/bus/pci/devices/{gpu.address}"
+    card = kernel.drm_nodes(root, gpu.address).get("card", "")
+    files = [folder / "drm" / card / "lmem_total_bytes"]
+    files += folder.glob("tile*/physical_vram_size_bytes")
+    return sum(kernel.number(file) for file in files) >> 20
+
+
+def _gpu(root: pathlib.Path, index: int, gpu: pci.Device, nodes: tuple[str, ...]) -> Gpu:
+    return Gpu(
+        index=index,
+        uuid=f"PCI-{gpu.address}",
+        vendor=Vendor.INTEL,
+        model=pci.model(root, gpu, Vendor.INTEL) or f"Intel {gpu.product:#06x}",
+        memory_mib=_memory_mib(root, gpu),
+        pci_address=gpu.address,
+        minor=-1,
+        nodes=nodes,
+    )

@@ -1,0 +1,54 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""NVIDIA's driver: what there is of it, and having it installed, loaded, matched and let go."""
+
+import pathlib
+
+from gpu_agent.gpu.vendors.nvidia import driver_files, driver_packages, kernel_modules
+from gpu_agent.model import errors
+from gpu_agent.model.host import Driver
+from machine import packages
+
+
+def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
+    """What there is of NVIDIA's driver. The packages are always this machine's.
+
+    Args:
+        root: where /proc, /sys, /etc, /usr, /lib and /boot lie.
+
+    Raises:
+        host.facts.UnknownError: something of it can't be looked at.
+        machine.packages.PackageError: dpkg can't tell.
+    """
+    found = driver_packages.look()
+    if found.versions:
+        ours = bool(found.versions.keys() & packages.owned(driver_packages.OWNER))
+    else:
+        ours = _is_half_ours()
+    try:
+        container = (root / "run/systemd/container").exists()
+        running = kernel_modules.kernel(root)
+        following = "" if container else kernel_modules.next_kernel(root)
+        kernels = () if container else (running, following)
+        return Driver(
+            container=container,
+            kernel=running,
+            next_kernel=following,
+            modules=kernel_modules.on_disk(root, tuple(dict.fromkeys(kernels))),
+            loaded=kernel_modules.loaded(root),
+            library=driver_files.library(root),
+            branch=found.branch,
+            version=found.version,
+            ours=ours,
+            bound=container and driver_files.is_bound(root),
+            secure_boot=driver_files.is_secure_boot(root),
+            refused=kernel_modules.refused(root),
+            nvswitch=not container and driver_files.has_nvswitch(root),
+        )
+    except OSError as error:
+        raise errors.unknown(error) from error
+
+
+def _is_half_ours() -> bool:
+    """Whether a killed hook has left packages of ours that are not wholly installed."""
+    return bool(packages.begun(driver_packages.OWNER))

@@ -1,0 +1,108 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What NVML tells at once of NVIDIA's GPUs: Xids, memory errors, a recovery that it asks for."""
+
+import collections.abc
+import ctypes
+import dataclasses
+import typing
+
+from gpu_agent.gpu.vendors.nvidia.nvml_device import Device
+
+# The name of a fault in health.faults for each type of event, by nvml.h of CUDA 13.
+_XID: typing.Final = 0x8
+_RECOVERY: typing.Final = 0x8000
+_FAULTS: typing.Final = {
+    0x2: ("ecc", "double bit ECC error"),
+    0x800: ("remap-failed", "memory could not be retired"),
+    0x2000: ("poison", "fatal poison error"),
+    0x4000: ("lost", "GPU unavailable"),
+    _RECOVERY: ("recovery", "recovery action"),
+}
+# What NVML writes where no MIG device is meant.
+_WHOLE: typing.Final = 0xFFFFFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """One event.
+
+    Attributes:
+        uuid: the GPU's; of a MIG device its GPU's.
+        fault: the name of a row in health.faults; empty: `xid` decides.
+        xid: its number; None where it is none.
+        text: a few words.
+    """
+
+    uuid: str
+    fault: str
+    xid: int | None
+    text: str
+
+
+class Events:
+    """An event set of these GPUs, each with the types that it has; others are left out.
+
+    Attributes:
+        watched: UUIDs of the GPUs that events can come of.
+
+    Raises:
+        NVMLError: NVML has no event sets here.
+    """
+
+    def __init__(self, binding: typing.Any, devices: collections.abc.Mapping[str, Device]) -> None:
+        self._binding, self.watched = binding, set[str]()
+        self._devices = {_address(device): (uuid, device) for uuid, device in devices.items()}
+        self._set = binding.nvmlEventSetCreate()
+        wanted = _XID
+        for kind in _FAULTS:
+            wanted |= kind
+        for uuid, device in devices.items():
+            try:
+                types = wanted & binding.nvmlDeviceGetSupportedEventTypes(device.handle)
+                if types:
+                    binding.nvmlDeviceRegisterEvents(device.handle, types, self._set)
+                    self.watched.add(uuid)
+            except binding.NVMLError:  # its look tells what is wrong with it
+                continue
+
+    def wait(self, milliseconds: int) -> Told | None:
+        """The next event; None where none came within so long, or none that says anything.
+
+        Raises:
+            NVMLError: events can't be waited for, as where a GPU is lost.
+        """
+        try:
+            found = self._binding.nvmlEventSetWait_v2(self._set, milliseconds)
+        except self._binding.NVMLError_Timeout:
+            return None
+        return self._told(found)
+
+    def close(self) -> None:
+        """Forget the set."""
+        self._binding.nvmlEventSetFree(self._set)
+
+    def _told(self, found: typing.Any) -> Told | None:
+        address = ctypes.cast(found.device, ctypes.c_void_p).value
+        uuid, device = self._devices.get(address or 0, ("", None))
+        if device is None:
+            return None
+        if found.eventType == _XID:
+            text = ""
+            if found.gpuInstanceId != _WHOLE:
+                text = f"GPU instance {found.gpuInstanceId}, compute {found.computeInstanceId}"
+            return Told(uuid, "", int(found.eventData), text)
+        if found.eventType not in _FAULTS:
+            return None
+        fault, text = _FAULTS[found.eventType]
+        if found.eventType == _RECOVERY:
+            # The event does not tell which action, nor whether it is over.
+            action = device.recovery_action()
+            if action == 0:
+                return None
+            text = text if action is None else f"{text} {action}"
+        return Told(uuid, fault, None, text)
+
+
+def _address(device: Device) -> int:
+    return ctypes.cast(device.handle, ctypes.c_void_p).value or 0

@@ -1,0 +1,227 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""`python3 -m health`: what gpu-ci-health.service runs."""
+
+import collections.abc
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import sys
+import time
+import types
+import typing
+
+from gpu_agent.availability import quarantine
+from gpu_agent.fault_policy.judge import Judge, Policy
+from gpu_agent.fault_policy.state import Memory
+from gpu_agent.health import lease_reader as leased
+from gpu_agent.health import settings
+from gpu_agent.health.charm_notifier import Waker
+from gpu_agent.health.executor import MEMORY, SUSPECT, Clerk
+from gpu_agent.health.gone_leases import Returned
+from gpu_agent.health.idle_notifier import Freed
+from gpu_agent.health.loop import Part, Watch
+from gpu_agent.health.residual_memory_watch import Dirty
+from gpu_agent.health.settings import Settings
+from gpu_agent.health.sources import Sources
+from gpu_agent.model.decisions import Decision, Tell
+from gpu_agent.model.observations import Moment, Seen
+from gpu_agent.reporting.joblog.build_info import Naming
+from gpu_agent.reporting.joblog.job_log import JobLog
+from gpu_agent.reporting.metrics import server as serving
+from gpu_agent.reporting.metrics.collector import Metrics
+from gpu_agent.reporting.receipts import lease_journal as journal
+from gpu_agent.reporting.receipts.ledger import Ledger
+from machine import files
+from machine import sd_notify as notify
+
+UNTOLD: typing.Final = "untold"
+"""In settings.RUN: the charm does not know yet what has changed."""
+
+# In seconds. A refresh takes the charm's files away for a moment.
+_PATIENCE: typing.Final = 60.0
+# From look to look while somebody has a GPU.
+_HELD: typing.Final = 5.0
+_SIGNALS: typing.Final = (signal.SIGTERM, signal.SIGINT)
+
+_log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Whether the watch is to end: use as a context manager.
+
+    Attributes:
+        descriptor: it has something to read when it is.
+    """
+
+    def __init__(self, dispatch: str) -> None:
+        self._dispatch = pathlib.Path(dispatch)
+        self._is_asked, self._missed = False, float("inf")
+        self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> "Ending":
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for one in _SIGNALS:
+            signal.signal(one, self._ask)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        # From now on nothing more is waited for: a second signal ends it at once.
+        for one in _SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        os.close(self.descriptor)
+        os.close(self._writer)
+
+    def is_due(self) -> bool:
+        """Whether systemd has asked for it, or the charm is gone for good."""
+        now = time.monotonic()
+        self._missed = float("inf") if self._dispatch.exists() else min(self._missed, now)
+        if now - self._missed > _PATIENCE:
+            _log.info("the charm is gone: nobody is left to watch for")
+            return True
+        return self._is_asked
+
+    def _ask(self, _number: int, _frame: types.FrameType | None) -> None:
+        self._is_asked = True
+
+
+class _Woken:
+    """Sources that the leases' changes end early."""
+
+    def __init__(self, sources: Sources, changes: leased.Changes, ending: Ending) -> None:
+        self._sources, self._changes = sources, changes
+        sources.wake_on(ending.descriptor)
+        if changes.descriptor is not None:
+            sources.wake_on(changes.descriptor)
+
+    def poll_now(self) -> None:
+        """Have a look at all GPUs as soon as can be."""
+        self._sources.poll_now()
+
+    def take(self, timeout: float) -> list[Seen]:
+        """What came; what the kernel told of the leases is read before they are."""
+        seen = self._sources.take(timeout)
+        self._changes.settle()
+        return seen
+
+
+class _Pace:
+    """Looks that are closer together while somebody has a GPU: his receipt is made of them."""
+
+    def __init__(self, sources: Sources, usual: float) -> None:
+        self._sources, self._usual = sources, usual
+
+    def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
+        held = moment.holdings is None or any(one.in_use for one in moment.holdings)
+        self._sources.poll_every(min(_HELD, self._usual) if held else self._usual)
+
+
+class _Looks:
+    """The look at a GPU's memory after each lease, with a poll when it is time for it."""
+
+    def __init__(self, sources: _Woken) -> None:
+        self._sources, self._dirty = sources, Dirty()
+
+    def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
+        self._dirty.turn(moment, decisions)
+        if self._dirty.wants_look(moment):
+            self._sources.poll_now()
+
+
+class _Observed:
+    """Jobs that are told nothing of a GPU's failure, since it stays in use."""
+
+    def __init__(self, joblog: JobLog) -> None:
+        self._joblog = joblog
+
+    def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
+        told = [one for one in decisions if not (isinstance(one, Tell) and one.hardware)]
+        self._joblog.turn(moment, told)
+
+
+def main() -> int:
+    """Watch until systemd wants it to end, or the charm is gone."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        found = settings.parse(settings.PATH.read_bytes())
+    except (OSError, ValueError) as error:
+        _log.error("%s: %s; the charm's next event writes it anew", settings.PATH, error)
+        return 1
+    files.ensure_directory(settings.RUN, mode=0o700)
+    # Where it stands still, the judge says so at its first turn.
+    files.ensure_absent(settings.RUN / SUSPECT)
+    with contextlib.ExitStack() as stack:
+        ending = stack.enter_context(Ending(found.dispatch))
+        changes = stack.enter_context(leased.Changes(found.store))
+        sources = Sources(found.cards, poll=found.poll_seconds)
+        stack.callback(sources.close)
+        pace = _Pace(sources, found.poll_seconds)
+        watch = _composed(found, _Woken(sources, changes, ending), pace, stack)
+        notify.ready()
+        _log.info("watching %d GPUs", len(found.cards))
+        while not ending.is_due():
+            watch.turn()
+            notify.alive()
+        notify.stopping()
+    return 0
+
+
+def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.ExitStack) -> Watch:
+    judge = Judge(Policy(found.mode, found.max_quarantined, found.recovery), _memory())
+    _adopt(judge)
+    waker = Waker(found.unit, settings.RUN / UNTOLD)
+    stack.callback(waker.close)
+    clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
+    naming, joblog = Naming(), JobLog(found.job_log, found.unused)
+    stack.callback(naming.close)
+    parts: list[Part] = [clerk, Freed(found.recovery, waker.want), waker, pace]
+    parts.append(Returned(found.store))
+    # What is only observed keeps nothing from tasks.
+    parts += [joblog, _Looks(sources)] if found.mode == settings.ON else [_Observed(joblog)]
+    parts += [naming, Ledger(names=naming), *_metrics(found, naming, stack)]
+    return Watch(found, sources, judge, parts, lambda: clerk.is_waiting or waker.is_waiting)
+
+
+def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> list[Part]:
+    """The metrics, where somebody may ask for them."""
+    if not found.metrics_port:
+        return []
+    version = pathlib.Path(__file__).resolve().parents[2].name
+    metrics = Metrics(version, found.mode, found.poll_seconds, journal.PATH, naming)
+    server = serving.serve(found.metrics_port, metrics.text)
+    if server:
+        stack.callback(server.close)
+    return [metrics]
+
+
+def _adopt(judge: Judge) -> None:
+    """Have it know of each record that the watch wrote, and may have been killed over."""
+    try:
+        for one in quarantine.read():
+            if one.by == quarantine.WATCH:
+                judge.adopt(one.uuid, one.check, one.reason, one.level, one.remedy)
+    except OSError as error:
+        _log.warning("what is out of use can't be read: %s", error)
+
+
+def _memory() -> Memory:
+    """What the judge knew before; nothing where that is lost."""
+    path = settings.STATE / MEMORY
+    try:
+        text = files.read_text(path)
+        return Memory.parse(text) if text else Memory()
+    except (OSError, ValueError) as error:
+        _log.warning("%s: %s", path, error)
+        return Memory()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

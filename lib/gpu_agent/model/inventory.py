@@ -1,0 +1,143 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What was found on this machine, frozen: the words that every other room uses for GPUs."""
+
+import dataclasses
+import enum
+import re
+import typing
+
+
+class Vendor(enum.Enum):
+    """Makers of GPUs, by the name that tags and options use."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+
+    @property
+    def display(self) -> str:
+        """The name as an operator writes it in a sentence."""
+        return {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}[self.value]
+
+
+class State(enum.Enum):
+    """What stands between this machine and a usable GPU; READY when nothing does.
+
+    NOUVEAU and those with NVML in their name are NVIDIA's alone, NO_KFD is AMD's. What is not told
+    of an Inventory that is HUNG, such as its driver's version, is not known.
+    """
+
+    READY = "ready"
+    NO_GPU = "no GPU"
+    VFIO = "bound to vfio-pci"
+    NOUVEAU = "nouveau loaded"
+    NO_DRIVER = "no driver"
+    NOT_PASSED = "in a container without the device"
+    NO_LIBRARY = "no NVML library"
+    MISMATCH = "driver and library differ"
+    NVML_ERROR = "NVML failed"
+    HUNG = "the driver does not answer"
+    NO_KFD = "not in KFD"
+
+
+@dataclasses.dataclass(frozen=True)
+class MigDevice:
+    """One slice of a GPU whose MIG mode is on. `uuid` begins with `MIG-`."""
+
+    uuid: str
+    profile: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU as its driver reports it; a partition of an AMD GPU is a GPU of its own.
+
+    Attributes:
+        index: NVML's index, or the place in the order of PCI addresses, at the time of
+            detection; it changes when another GPU is lost.
+        uuid: what tasks are given to name it, and what stays with the card where it has such a
+            thing. NVIDIA: `GPU-` and 32 hex digits with dashes. AMD: `GPU-` and the 16 hex
+            digits of KFD's unique_id. Without one, and for Intel: `PCI-` and the PCI address; for
+            a partition of an AMD GPU that has no id of its own, `:` and the partition follow.
+        vendor: the maker.
+        model: the product's name, such as `NVIDIA A100-SXM4-80GB` or `AMD Instinct MI300X`.
+        memory_mib: total memory in MiB as the driver reports it, a little under the size as sold;
+            0 where it reports none, as for GPUs that share the machine's memory.
+        pci_address: domain, bus, device, function in lower case, such as `0000:01:00.0`.
+        minor: the minor number N of `/dev/nvidiaN`; -1 for the others, which have no such thing.
+        arch: CUDA's compute capability, such as `8.0`; empty for the others, or if unknown.
+        brand: NVIDIA's brand as NVIDIA_REQUIRE_* names it, such as `tesla`; empty the same.
+        mig_enabled: whether MIG mode is on: then the card itself can't be handed out.
+        mig: its MIG devices; empty unless MIG mode is on.
+        nodes: absolute paths of the device nodes that a container needs, by names that survive a
+            reboot where there are such; empty for NVIDIA, whose runtime knows them.
+    """
+
+    index: int
+    uuid: str
+    vendor: Vendor
+    model: str
+    memory_mib: int
+    pci_address: str
+    minor: int
+    mig_enabled: bool = False
+    mig: tuple[MigDevice, ...] = ()
+    nodes: tuple[str, ...] = ()
+    arch: str = ""
+    brand: str = ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The UUIDs that tasks are given for it: its own, or those of its MIG devices."""
+        if self.mig_enabled:
+            return tuple(device.uuid for device in self.mig)
+        return (self.uuid,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """All GPUs of one vendor in this machine, or the state that keeps them from use.
+
+    Attributes:
+        state: READY when `gpus` can be used.
+        gpus: what can be used, in the order of their indexes; empty in every other state.
+        driver: version of the loaded kernel driver, such as `580.95.05`; empty if there is none
+            or, as for the drivers that come with the kernel, it has no version of its own.
+        cuda: highest CUDA version of that driver, such as `13.0`; empty if unknown.
+        lost: PCI addresses of GPUs that the driver has but that can't be used: they do not
+            answer NVML, are not in KFD, or have no device node.
+        detail: what exactly was seen, for the operator: PCI addresses, NVML's own words.
+        vendor: whose GPUs were looked for; the one that was found where any would do.
+    """
+
+    state: State
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    lost: tuple[str, ...] = ()
+    detail: str = ""
+    vendor: Vendor = Vendor.NVIDIA
+
+
+# Sizes that GPUs are sold with, in GiB; NVML reports up to a tenth less.
+_SOLD_GIB: typing.Final = (
+    2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288,
+)  # fmt: skip
+
+
+def devices(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """The ids that tasks are given for these GPUs: UUIDs, where MIG mode is on of MIG devices."""
+    return tuple(dict.fromkeys(device for gpu in gpus for device in gpu.devices))
+
+
+def memory_gib(gpu: Gpu) -> int:
+    """What a task has of a GPU at least, as sold, in GiB; 0 if unknown.
+
+    A profile of MIG tells it: `1g.10gb`, `1g.10gb+me`.
+    """
+    if gpu.mig_enabled:
+        told = [re.search(r"(?<![0-9])([0-9]{1,4})gb", device.profile) for device in gpu.mig]
+        return min((int(match.group(1)) if match else 0 for match in told), default=0)
+    gib = gpu.memory_mib / 1024
+    return next((size for size in _SOLD_GIB if gib <= size <= gib * 1.1), round(gib))

@@ -1,0 +1,54 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What web's API says of containers, taken apart: nothing in it is trusted.
+
+Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
+not choose what an operator's terminal does: what is not printable is replaced, what is too long is
+cut (receipts.form.cut).
+"""
+
+import collections.abc
+import json
+import typing
+
+from gpu_agent.reporting.receipts.receipt import Names, cut
+
+
+class AnswerError(ValueError):
+    """Web answered something else than it should; the text says what."""
+
+
+def as_json(found: collections.abc.Mapping[str, Names]) -> str:
+    """What `read` reads."""
+    rows = {key: [one.team, one.pipeline, one.job, one.build] for key, one in found.items()}
+    return json.dumps(rows)
+
+
+def read(text: str) -> dict[str, Names]:
+    """What `as_json` told of.
+
+    Raises:
+        AnswerError: it is something else.
+    """
+    rows = _table(text.encode(errors="replace"))
+    found: dict[str, Names] = {}
+    for container, row in rows.items():
+        words = typing.cast("list[object]", row) if isinstance(row, list) else []
+        if len(words) != 4 or not all(isinstance(word, str) for word in words):
+            raise AnswerError("it has no names of containers")
+        found[container] = Names(*(cut(str(word)) for word in words))
+    return found
+
+
+def _parsed(answer: bytes) -> object:
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise AnswerError("web's answer is no JSON") from error
+
+
+def _table(answer: bytes) -> dict[str, object]:
+    found = _parsed(answer)
+    if not isinstance(found, dict):
+        raise AnswerError("web's answer is no object")
+    return typing.cast("dict[str, object]", found)

@@ -1,0 +1,35 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""One wake of the charm, as a systemd unit that another one of ours starts when it ends.
+
+What takes longer than a hook, as a burn-in, is told by Juju's status within seconds of its end,
+however it ends, and whether or not its program came to say so.
+"""
+
+import pathlib
+import typing
+
+from gpu_agent.reporting.notifier import device_watch as watch
+from machine import systemd as services
+from machine import templates
+
+SERVICE: typing.Final = "gpu-ci-wake.service"
+
+_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
+
+
+def install(unit: str) -> bool:
+    """Have the unit, which nobody starts yet. Return True if anything had to be changed.
+
+    Args:
+        unit: Juju's name of this unit, such as `worker/0`.
+    """
+    content = templates.render(
+        SERVICE, command=watch.command(unit), dispatch=_DISPATCH, limit=f"{watch.HOOKS:.0f}"
+    )
+    return services.ensure_unit(SERVICE, content, boot=False)
+
+
+def remove() -> bool:
+    """Take it away. Return True if anything was there."""
+    return services.remove_unit(SERVICE)

@@ -1,0 +1,52 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The folders of the host that tasks get, as task-mounts names them. Pure.
+
+Whether one is there, and whether nobody can put another in its place, is looked at when a task
+begins (lib/gpu_runtime/task_mounts.py).
+"""
+
+import dataclasses
+
+from gpu_agent.model.inventory import Gpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """A folder of the host that every task gets.
+
+    Attributes:
+        source: its path on the host.
+        target: its path in the container.
+        writable: whether tasks may write to it.
+    """
+
+    source: str
+    target: str
+    writable: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuPlan:
+    """What tasks on this worker may get: the allowed GPUs in index order, all of one vendor.
+
+    Attributes:
+        nvidia_runtime: absolute path of nvidia-container-runtime; empty for other vendors' GPUs.
+        allocation: `exclusive` or `shared`.
+        gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
+        wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
+        hijack_limit: how long a hijack may keep them after the step, in seconds; 0: no limit.
+        privileged_tasks: `no-gpu` or `gpu`.
+        driver: version of NVIDIA's driver, and
+        cuda: the highest CUDA version of it; empty for other vendors' GPUs, or if unknown.
+    """
+
+    gpus: tuple[Gpu, ...]
+    nvidia_runtime: str
+    allocation: str = "exclusive"
+    gpus_per_task: int = 1
+    wait_timeout: int = 240
+    hijack_limit: int = 1800
+    privileged_tasks: str = "no-gpu"
+    driver: str = ""
+    cuda: str = ""

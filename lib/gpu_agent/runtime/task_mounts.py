@@ -1,0 +1,48 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The list of folders that the wrapper gives to tasks (lib/gpu_runtime/task_mounts.py)."""
+
+import collections.abc
+import dataclasses
+import json
+
+from gpu_agent import paths as wrapper
+from gpu_agent.model.keep import Keep
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import Folder, GpuPlan
+from gpu_runtime import task_mounts as folders
+from gpu_runtime.refusal import Refused
+from machine import files
+
+LIST = wrapper.CONFIG / folders.FILE
+
+
+def ensure(wanted: collections.abc.Sequence[Folder] | Keep, gpu: GpuPlan | Keep | None) -> bool:
+    """Have tasks get these folders from now on. Return True if anything had to be changed.
+
+    Where they get no GPU, and so there would be no wrapper, it is installed for the folders alone.
+
+    Raises:
+        machine.process.CommandError: the wrapper's back end could not be compiled.
+    """
+    if isinstance(wanted, Keep):
+        return False
+    if not wanted:
+        return files.ensure_absent(LIST)
+    changed = install.apply(None) if gpu is None else False
+    files.ensure_directory(LIST.parent)
+    given = [dataclasses.asdict(folder) for folder in wanted]
+    content = {"version": folders.VERSION, "folders": given}
+    return files.ensure_file(LIST, json.dumps(content, indent=1) + "\n") or changed
+
+
+def refused() -> str:
+    """Why tasks are refused by now for a folder that they were promised; empty if they are not."""
+    try:
+        given = folders.read(str(LIST))
+    except Refused as error:
+        return str(error)
+    for folder in given:
+        if why := folders.what_is_wrong(folder.source):
+            return f"{folder.source}: {why}"
+    return ""

@@ -1,0 +1,109 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Starts workload/, the program that makes a GPU work, and takes its answer."""
+
+import collections.abc
+import json
+import pathlib
+import typing
+
+from gpu_selftest.compute.environment import Environment
+from gpu_selftest.starvation_clock import Pulse, StarvedError
+from machine import process
+
+PROGRAM: typing.Final = pathlib.Path(__file__).with_name("workload")
+
+
+class WorkFailedError(Exception):
+    """The work broke off. The text is the last that it said, or how it ended."""
+
+
+class UnsupportedError(Exception):
+    """PyTorch has nothing that runs on this GPU, which says nothing against the GPU."""
+
+
+def argv(environment: Environment, mode: str, device: str, *options: str) -> list[str]:
+    """How a mode of workload/ is started; see its `--help` for modes and options."""
+    return [*environment.command, str(PROGRAM), mode, "--device", device, *options]
+
+
+def variables(device: str, gpus: collections.abc.Iterable[str]) -> dict[str, str]:
+    """What it needs in its environment on this machine; in a container it needs nothing.
+
+    Args:
+        device: `cuda` or `cpu`.
+        gpus: ids of the GPUs or MIG devices that it may use.
+    """
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus) if device == "cuda" else ""}
+
+
+def ask(
+    environment: Environment,
+    mode: str,
+    device: str,
+    gpus: collections.abc.Iterable[str],
+    *,
+    timeout: float,
+    scratch: str = "",
+) -> dict[str, typing.Any]:
+    """Run one mode on this machine and return its answer.
+
+    Args:
+        environment: where it runs.
+        mode: of workload/.
+        device: `cuda` or `cpu`.
+        gpus: ids of the GPUs or MIG devices that it may use.
+        timeout: in seconds; then it is killed.
+        scratch: a folder that it may write to.
+
+    Raises:
+        WorkFailedError: if it crashed, took too long, or answered nothing.
+        UnsupportedError: if PyTorch has nothing that runs there.
+        StarvedError: if the machine had no time, memory or room for it.
+    """
+    options = ["--scratch", scratch] if scratch else []
+    clock = Pulse()
+    clock.start(timeout)
+    try:
+        done = process.run(
+            argv(environment, mode, device, *options),
+            timeout=timeout,
+            env=variables(device, gpus),
+        )
+    except process.CommandError as error:
+        words = broke_off(error.returncode, error.stderr, timeout)
+        hangs = error.returncode is None and clock.is_sure(timeout)
+        raise (StarvedError if error.starved and not hangs else WorkFailedError)(words) from error
+    finally:
+        clock.stop()
+    return answer(done.stdout)
+
+
+def answer(stdout: str) -> dict[str, typing.Any]:
+    """What the program answered: its last line.
+
+    Raises:
+        WorkFailedError: if that is no answer.
+        UnsupportedError: if PyTorch has nothing that runs there.
+    """
+    lines = stdout.splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise WorkFailedError("it ended and gave no answer")
+    told = typing.cast("dict[str, typing.Any]", found)
+    if "unsupported" in told:
+        raise UnsupportedError(str(told["unsupported"]))
+    return told
+
+
+def broke_off(returncode: int | None, stderr: str, timeout: float) -> str:
+    """How it ended that did not end well, in words."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if returncode is None:
+        return f"no answer within {timeout:g} s"
+    if returncode < 0:
+        return f"it was killed by signal {-returncode}" + (f": {lines[-1]}" if lines else "")
+    return lines[-1] if lines else f"it ended with exit status {returncode} and said nothing"

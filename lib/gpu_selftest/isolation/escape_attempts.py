@@ -1,0 +1,168 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The checks of isolation, and the containers that try to get more than their lease. No deeds."""
+
+import dataclasses
+import typing
+
+from gpu_agent import paths as wrapper
+from gpu_selftest.check import Check, Level
+from gpu_selftest.isolation.containers import Kind, Step
+from gpu_selftest.isolation.rootfs import Mount
+from gpu_selftest.quick import runtime_checks as wrapper_checks
+
+_ANEW: typing.Final = (
+    "have wrapper and configuration written anew, on all units, by "
+    "`juju config APP enable-gpu=false`, then `juju config APP enable-gpu=true`"
+)
+_STORE: typing.Final = (
+    f"`sudo rm {wrapper.STORE}/leases.json`, which is made anew of what runs; then {_ANEW}"
+)
+
+LEASE: typing.Final = Check(
+    "lease",
+    Level.ISOLATION,
+    "a task sees the GPU of its lease, and no other",
+    remedy=f"compare with what the wrapper granted (`sudo tail {wrapper.LOG}`); {_ANEW}",
+    each_gpu=True,
+)
+NO_LEASE: typing.Final = Check(
+    "no-lease",
+    Level.ISOLATION,
+    "get, put, and a task with GPU_COUNT=0 see no GPU, whatever their image asks for",
+    remedy=_ANEW,
+)
+DEVICE_CGROUP: typing.Final = Check(
+    "device-cgroup",
+    Level.ISOLATION,
+    "the kernel refuses a container every GPU's device that it was not given, by device rules or, "
+    "in a container like LXD's, by its user namespace",
+    remedy="see that this kernel has device control groups (`grep -e CONFIG_CGROUP_BPF= -e "
+    "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, have runc anew: "
+    f"{wrapper_checks.UNPACK}",
+)
+# runc sets no device rules there: they would need rights over the host (runc 1.3
+# libcontainer/cgroups/devices/v2.go). What has no node is kept from it by the user namespace.
+UNNEST: typing.Final = (
+    "on the host, have LXD make no nodes for it: `lxc config unset <instance> "
+    "security.syscalls.intercept.mknod`, `lxc restart <instance>`; then juju run APP/leader "
+    "gpu-selftest"
+)
+DISJOINT: typing.Final = Check(
+    "disjoint", Level.ISOLATION, "two tasks at once get different GPUs", remedy=_STORE
+)
+RECLAIM: typing.Final = Check(
+    "reclaim",
+    Level.ISOLATION,
+    "the GPU of a task that was killed is handed out again, and nothing of that task has it still",
+    remedy=_STORE,
+    unit="s",
+    source="gpu_runtime.holder_usage: the store's look, and the killing of what is left, take "
+    "less than one",
+)
+EXEC_ENVIRONMENT: typing.Final = Check(
+    "exec-environment",
+    Level.ISOLATION,
+    "the variables of a step and of a hijacked session name the GPU of the lease",
+    remedy=_ANEW,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Door:
+    """A way in which an image or a pipeline may ask for more than its lease.
+
+    Attributes:
+        check: what it is tested as.
+        step: a container that tries it.
+        refusable: whether the wrapper may also refuse such a container.
+    """
+
+    check: Check
+    step: Step
+    refusable: bool = False
+
+
+def _door(name: str, proves: str, remedy: str = _ANEW) -> Check:
+    return Check(name, Level.ISOLATION, proves, remedy=remedy)
+
+
+_ENVIRONMENT: typing.Final = _door(
+    "environment", "variables that are set twice or malformed bring no more than the lease"
+)
+_ALL: typing.Final = "runtime.nvidia.com/gpu=all"
+DOORS: typing.Final = (
+    Door(
+        _door("image-all", "an image with NVIDIA_VISIBLE_DEVICES=all gets its lease alone"),
+        Step(image_env=("NVIDIA_VISIBLE_DEVICES=all",), params=("GPU_COUNT=1",)),
+    ),
+    Door(
+        _door("cuda-version-only", "an image with nothing but CUDA_VERSION gets its lease alone"),
+        Step(image_env=("CUDA_VERSION=12.4.1",), params=("GPU_COUNT=1",)),
+    ),
+    Door(
+        _door(
+            "annotation",
+            "annotations that ask for devices bring no more than the lease",
+            f"annotation-prefixes must be [] in {wrapper_checks.CONFIG}: {_ANEW}",
+        ),
+        # An image names its user, which Concourse makes an annotation. That one counts where
+        # annotation-prefixes is [""], which `nvidia-ctk config --set` makes of nothing.
+        Step(params=("GPU_COUNT=1",), annotations={"cdi.k8s.io/gpu-ci": _ALL, "user": _ALL}),
+    ),
+    Door(
+        _door(
+            "volume-mount",
+            "mounts that ask for devices bring no more than the lease",
+            "accept-nvidia-visible-devices-as-volume-mounts must be false in "
+            f"{wrapper_checks.CONFIG}: {_ANEW}",
+        ),
+        Step(
+            params=("GPU_COUNT=1",),
+            mounts=(Mount("/dev/null", "/var/run/nvidia-container-devices/all", ("bind",)),),
+        ),
+    ),
+    Door(
+        _ENVIRONMENT,
+        Step(
+            image_env=(
+                *("NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=all", "GPU_COUNT=all"),
+                *("NVIDIA_VISIBLE_DEVICES", "=all", "AMD_VISIBLE_DEVICES=all"),
+                *("DOCKER_RESOURCE_GPU=all", "NVIDIA_GDS=enabled", "CUDA_VERSION=12.4.1"),
+            ),
+            params=("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0,1", "GPU_COUNT=1"),
+        ),
+        refusable=True,
+    ),
+    Door(
+        _ENVIRONMENT,
+        Step(image_env=("ATC_EXTERNAL_URL=http://image", "GPU_COUNT=all")),
+        refusable=True,
+    ),
+)
+
+NVIDIA_ONLY: typing.Final = frozenset(door.check for door in DOORS) - {_ENVIRONMENT}
+
+# A task that asks for nothing unusual.
+PLAIN: typing.Final = Step(params=("GPU_COUNT=1",))
+# Containers that are to see no GPU, by what they are called.
+_GREEDY: typing.Final = ("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=12.4.1")
+WITHOUT: typing.Final = {
+    "get": Step(Kind.GET, image_env=_GREEDY),
+    "put": Step(Kind.PUT, image_env=_GREEDY),
+    "task": Step(image_env=_GREEDY, params=("GPU_COUNT=0",)),
+}
+# A task whose image lies about its GPUs: nothing of that may reach its processes.
+UNTRUE: typing.Final = Step(
+    image_env=(
+        *("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=-1", "GPU_COUNT=8"),
+        "GPU_CI_DEVICES=[]",
+    ),
+    params=("NVIDIA_VISIBLE_DEVICES=all", "GPU_COUNT=1"),
+)
+
+CHECKS: typing.Final = (
+    *(LEASE, NO_LEASE),
+    *dict.fromkeys(door.check for door in DOORS),
+    *(EXEC_ENVIRONMENT, DISJOINT, RECLAIM, DEVICE_CGROUP),
+)

@@ -1,0 +1,142 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A container as Concourse 8.3 describes it to containerd: config.json and the process file. Pure.
+
+The shape is that of its unprivileged steps (worker/runtime/spec/spec.go, mounts.go, namespaces.go,
+capabilities.go), but for the network files and the program that waits.
+"""
+
+import collections.abc
+import enum
+import typing
+
+from gpu_selftest.isolation.rootfs import Mount
+
+
+class Kind(enum.Enum):
+    """What a step does, told by the folder that it works in (atc/engine/step_factory.go).
+
+    A task's is the beginning of the SHA-256 of its name; this one's name is `selftest`.
+    """
+
+    TASK = "/tmp/build/d354caf9"  # noqa: S108 Concourse's, inside the container
+    GET = "/tmp/build/get"  # noqa: S108
+    PUT = "/tmp/build/put"  # noqa: S108
+
+
+# The control group below which all of them are.
+CGROUP: typing.Final = "gpu-ci-selftest"
+
+# What web puts between the image's variables and the author's (atc/exec/step_metadata.go).
+_BORDER: typing.Final = "ATC_EXTERNAL_URL"
+
+_PATH: typing.Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CAPABILITIES: typing.Final = [
+    f"CAP_{name}"
+    for name in """
+    AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID
+    SETPCAP SETUID SYS_CHROOT
+    """.split()
+]
+# Of what its profile leaves out (seccomp.go), that which programs for GPUs are known to try. They
+# get EPERM, as they would there, and are to cope.
+_DENIED_CALLS: typing.Final = """
+    bpf get_mempolicy io_uring_enter io_uring_register io_uring_setup mbind move_pages
+    perf_event_open pidfd_getfd process_vm_readv process_vm_writev set_mempolicy unshare
+    userfaultfd
+""".split()
+_NO_SUID: typing.Final = ["nosuid", "noexec"]
+_SYSTEM_MOUNTS: typing.Final = (
+    ("/proc", "proc", "proc", [*_NO_SUID, "nodev"]),
+    ("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
+    (
+        "/dev/pts",
+        "devpts",
+        "devpts",
+        [*_NO_SUID, "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+    ),
+    ("/dev/shm", "tmpfs", "shm", [*_NO_SUID, "nodev", "mode=1777"]),  # noqa: S108
+    ("/dev/mqueue", "mqueue", "mqueue", [*_NO_SUID, "nodev"]),
+    ("/sys", "sysfs", "sysfs", [*_NO_SUID, "nodev", "ro"]),
+    ("/sys/fs/cgroup", "cgroup", "cgroup", [*_NO_SUID, "nodev", "ro"]),
+)
+_NAMESPACES: typing.Final = ("pid", "ipc", "uts", "mount", "network", "user", "cgroup")
+
+
+def variables(
+    image: collections.abc.Iterable[str], params: collections.abc.Iterable[str]
+) -> list[str]:
+    """All variables of a step: the image's, then those of the task's author."""
+    return [_PATH, *image, f"{_BORDER}=http://127.0.0.1:8080", *params]
+
+
+def process(
+    argv: collections.abc.Sequence[str], environment: list[str], folder: str = "/"
+) -> dict[str, typing.Any]:
+    """One process of a container, as its root, without a terminal."""
+    sets = ("bounding", "effective", "inheritable", "permitted")
+    return {
+        "user": {"uid": 0, "gid": 0},
+        "args": [*argv],
+        "env": environment,
+        "cwd": folder,
+        "capabilities": dict.fromkeys(sets, _CAPABILITIES),
+    }
+
+
+def config(
+    group: str,
+    root: str,
+    init: dict[str, typing.Any],
+    mounts: collections.abc.Iterable[Mount],
+    annotations: collections.abc.Mapping[str, str],
+    highest_id: int,
+) -> dict[str, typing.Any]:
+    """A container's config.json.
+
+    Args:
+        group: its control group below CGROUP, the last part of which is its id. When a lease ends,
+            so do the containers beside the holder's that have its GPU open
+            (gpu_runtime.holder_usage), and runc
+            opens all nodes that it mounts: what is made at once must not be beside each other.
+        root: the folder that becomes its root.
+        init: its first process.
+        mounts: what it gets of this machine.
+        annotations: beside Concourse's own.
+        highest_id: the highest user and group id here: whoever is root in there is that.
+    """
+    binds = (_mount(mount.destination, "bind", mount.source, [*mount.options]) for mount in mounts)
+    return {
+        "ociVersion": "1.3.0",
+        "process": init,
+        "root": {"path": root},
+        "hostname": group.rpartition("/")[2],
+        "mounts": [*(_mount(*mount) for mount in _SYSTEM_MOUNTS), *binds],
+        "hooks": {},
+        "annotations": {"user": "", **annotations},
+        # From the top: a relative one would lie in the group of whoever starts the self-test.
+        "linux": _linux(f"/{CGROUP}/{group}", highest_id),
+    }
+
+
+def _linux(cgroup: str, highest_id: int) -> dict[str, typing.Any]:
+    mapping = [
+        {"containerID": 0, "hostID": highest_id, "size": 1},
+        {"containerID": 1, "hostID": 1, "size": highest_id - 1},
+    ]
+    fuse = {"allow": True, "type": "c", "major": 10, "minor": 229, "access": "rwm"}
+    return {
+        "uidMappings": mapping,
+        "gidMappings": mapping,
+        "resources": {"devices": [fuse]},
+        "cgroupsPath": cgroup,
+        "namespaces": [{"type": kind} for kind in _NAMESPACES],
+        "seccomp": {
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "syscalls": [{"names": _DENIED_CALLS, "action": "SCMP_ACT_ERRNO"}],
+        },
+    }
+
+
+def _mount(destination: str, kind: str, source: str, options: list[str]) -> dict[str, typing.Any]:
+    return {"destination": destination, "type": kind, "source": source, "options": options}

@@ -1,0 +1,173 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Whether the GPUs' device nodes are there, are theirs, and let a task in that is not root."""
+
+import collections.abc
+import dataclasses
+import grp
+import os
+import pathlib
+import re
+import stat
+import typing
+
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.gpu.kernel import sysfs as kernel
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_selftest.check import Check, Level, Outcome, Result
+
+CHECK: typing.Final = Check(
+    "device-nodes",
+    Level.QUICK,
+    "every GPU's device nodes are there and a task that is not root can open them",
+    source="Linux Documentation/admin-guide/devices.txt; /proc/devices",
+    each_gpu=True,
+)
+
+# Linux Documentation/admin-guide/devices.txt, character devices.
+_NVIDIA_MAJOR: typing.Final = 195
+_DRI_MAJOR: typing.Final = 226
+_NVIDIA_CONTROL_MINOR: typing.Final = 255  # NVIDIA open-gpu-kernel-modules nv-chardev-numbers.h
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """A device node that tasks need.
+
+    Attributes:
+        path: absolute.
+        major: what it must be; None where the kernel does not say.
+        minor: the same.
+        make: the command that makes it.
+        optional: whether a task computes without it.
+    """
+
+    path: str
+    major: int | None
+    minor: int
+    make: str
+    optional: bool = False
+
+    @property
+    def is_nvidias(self) -> bool:
+        """Whether NVIDIA's driver, and its runtime in a container, have charge of it."""
+        return pathlib.PurePath(self.path).name.startswith("nvidia")
+
+
+def run(gpus: collections.abc.Sequence[Gpu], root: pathlib.Path) -> list[Result]:
+    """A result for each of these GPUs, all of one vendor, and one for what they share."""
+    majors = _majors(root)
+    results = [_judge(_own(gpu), gpu.uuid, root) for gpu in gpus]
+    shared = _shared(gpus, majors)
+    return [_judge(shared, "", root), *results] if shared else results
+
+
+def _own(gpu: Gpu) -> list[_Node]:
+    """The nodes of one GPU alone."""
+    if gpu.vendor is Vendor.NVIDIA:
+        make = f"sudo nvidia-modprobe -c={gpu.minor}"
+        return [_Node(f"/dev/nvidia{gpu.minor}", _NVIDIA_MAJOR, gpu.minor, make)]
+    return [
+        _Node(path, _DRI_MAJOR, -1, _of_the_kernel("drm")) for path in gpu.nodes if "/dri/" in path
+    ]
+
+
+def _shared(
+    gpus: collections.abc.Sequence[Gpu], majors: collections.abc.Mapping[str, int]
+) -> list[_Node]:
+    """The nodes that every task with a GPU gets."""
+    if any(gpu.vendor is Vendor.NVIDIA for gpu in gpus):
+        uvm, make = majors.get("nvidia-uvm"), "sudo nvidia-modprobe -u -c=0"
+        control = _NVIDIA_CONTROL_MINOR
+        return [
+            _Node("/dev/nvidiactl", _NVIDIA_MAJOR, control, f"sudo nvidia-modprobe -c={control}"),
+            # Without it CUDA does not start, though nvidia-smi does (NVIDIA/gpu-operator#2685).
+            _Node("/dev/nvidia-uvm", uvm, 0, make),
+            _Node("/dev/nvidia-uvm-tools", uvm, 1, make, optional=True),
+        ]
+    others = sorted({path for gpu in gpus for path in gpu.nodes if "/dri/" not in path})
+    names = {path: pathlib.Path(path).name for path in others}
+    return [
+        _Node(path, majors.get(names[path]), 0, _of_the_kernel(names[path])) for path in others
+    ]
+
+
+def _of_the_kernel(subsystem: str) -> str:
+    """How nodes come back that the kernel makes itself: udev has but their links and modes."""
+    return (
+        f"sudo udevadm trigger --subsystem-match={subsystem}; where that does not bring it back, "
+        "reboot: the kernel makes such nodes when it finds the GPU"
+    )
+
+
+def _judge(nodes: list[_Node], gpu: str, root: pathlib.Path) -> Result:
+    """The gravest of what is wrong with some nodes; the others are told too."""
+    wrong = [(node, *found) for node in nodes if (found := _fault(node, root))]
+    if not wrong:
+        paths = ", ".join(node.path for node in nodes)
+        return CHECK.result(Outcome.PASSED, f"{paths} can be opened", gpu=gpu)
+    wrong.sort(key=lambda one: one[0].optional)
+    _, what, _ = wrong[0]
+    clauses = "; ".join(f"{node.path} {clause}" for node, _, clause in wrong)
+    remedies = dict.fromkeys(_remedy(node, what, root) for node, what, _ in wrong)
+    outcome = Outcome.WARNING if wrong[0][0].optional else Outcome.FAILED
+    text = f"device node {what}: {clauses}"
+    return CHECK.result(outcome, text, gpu=gpu, remedy="; ".join(remedies))
+
+
+def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
+    """What is wrong with a node, in a word and as a clause."""
+    path = root / node.path.lstrip("/")
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing", "is not there"
+    if not stat.S_ISCHR(found.st_mode):
+        return "wrong", "is no character device"
+    number = re.search(r"[0-9]+$", path.resolve().name)
+    minor = int(number.group()) if node.minor < 0 and number else node.minor
+    expected = node.major if node.major is not None else os.major(found.st_rdev), minor
+    numbers = os.major(found.st_rdev), os.minor(found.st_rdev)
+    if numbers != expected:
+        seen, right = (f"{major}:{minor}" for major, minor in (numbers, expected))
+        return "wrong", f"has the numbers {seen}, not {right}"
+    mode = stat.S_IMODE(found.st_mode)
+    # The wrapper puts tasks into the group of a node that it hands out itself.
+    if mode & 0o006 == 0o006 or (not node.is_nvidias and mode & 0o060 == 0o060):
+        return None
+    owner = f"{found.st_uid}:{_group(found.st_gid)}"
+    return "closed", f"has mode {mode:04o} ({owner}), so only root can open it"
+
+
+def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
+    if instance := facts.instance(root):
+        return (
+            f"lxc config device set {instance} <device> mode=0666 on the host (of {node.path})"
+            if what == "closed"
+            else f"lxc config device add {instance} {pathlib.Path(node.path).name} unix-char "
+            f"source={node.path} mode=0666 on the host"
+        )
+    if what != "closed":
+        # A reboot empties /dev, so that only what no reboot makes has to be removed by hand.
+        remove = f"sudo rm {node.path}; " if what == "wrong" and node.is_nvidias else ""
+        return remove + node.make
+    if node.is_nvidias:
+        return (
+            f"sudo chmod 666 {node.path}; to keep it, `options nvidia NVreg_DeviceFileMode=0666` "
+            "in /etc/modprobe.d/nvidia-nodes.conf, and no rule in /etc/udev/rules.d that says "
+            "otherwise"
+        )
+    return f"sudo chmod 660 {node.path}; to keep it, look for the rule in /etc/udev/rules.d"
+
+
+def _majors(root: pathlib.Path) -> dict[str, int]:
+    """Numbers of the kernel's character devices by the driver's name; none of block devices."""
+    said = kernel.text(root / "proc/devices").partition("Block devices:")[0]
+    return {name: int(number) for number, name in re.findall(r"^ *([0-9]+) (\S+)$", said, re.M)}
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

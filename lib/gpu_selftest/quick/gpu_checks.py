@@ -1,0 +1,292 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The quick checks of each GPU, from its driver's own words. Pure: what was read is given."""
+
+import collections.abc
+import dataclasses
+import typing
+
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
+from gpu_agent.gpu.vendors.nvidia.xid import Log
+from gpu_agent.model import inventory, versions
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_selftest.check import Check, Level, Outcome, Result, Said
+from gpu_selftest.quick import gpu_errors
+from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
+from gpu_selftest.settings import Settings
+
+# How close to its limit a GPU may be before somebody should look at the cooling.
+_NARROW_MARGIN: typing.Final = 5
+
+_UNDER_LOAD: typing.Final = "; a job has it, so it is not judged"
+
+_AZURE: typing.Final = "Azure/azurehpc-health-checks, ECC check"
+
+_REASONS: typing.Final = {
+    health.HARDWARE_THERMAL: "hardware thermal slowdown",
+    health.SOFTWARE_THERMAL: "software thermal slowdown",
+    health.POWER_BRAKE: "hardware power brake",
+}
+
+
+def _check(name: str, proves: str, source: str, unit: str = "", *, condemns: bool = True) -> Check:
+    return Check(
+        name, Level.QUICK, proves, source=source, unit=unit, each_gpu=True, condemns=condemns
+    )
+
+
+NVML: typing.Final = _check(
+    "nvml", "NVML answers what it is asked of the GPU", "nvml.h of CUDA 13"
+)
+ECC: typing.Final = _check(
+    "ecc", "no memory error was left uncorrected since the driver was loaded", _AZURE, "errors"
+)
+SRAM_ECC: typing.Final = _check(
+    "sram-ecc", "no cache or register error was left uncorrected", _AZURE, "errors"
+)
+REMAPPED_ROWS: typing.Final = _check(
+    "remapped-rows", "every bad row of memory could be remapped", _AZURE, "rows"
+)
+RETIRED_PAGES: typing.Final = _check(
+    "retired-pages", "no page of memory waits to be retired, and few were", _AZURE, "pages"
+)
+RECOVERY_ACTION: typing.Final = _check(
+    "recovery-action",
+    "the driver asks for no recovery",
+    "nvml.h of CUDA 13, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
+)
+THROTTLE: typing.Final = _check(
+    "throttle",
+    "nothing but idleness, the power limit or a setting lowers the clock",
+    "Azure/azurehpc-health-checks, clock throttling; nvml.h of CUDA 13, nvmlClocksEventReasons",
+    # A job's load has it too, and the heat after it: burn-in tells whether it is the card's fault.
+    condemns=False,
+)
+PCIE_WIDTH: typing.Final = _check(
+    "pcie-width",
+    "all PCIe lanes of GPU and slot are in use",
+    "the GPU's own maximum; the slot's max_link_width in /sys",
+    "lanes",
+)
+TEMPERATURE: typing.Final = _check(
+    "temperature",
+    "the GPU is cooler than where it slows down",
+    "the GPU's own limit",
+    "°C",
+    condemns=False,  # as above
+)
+PERSISTENCE: typing.Final = _check(
+    "persistence", "the driver stays loaded between jobs", "DCGM diag, level 1"
+)
+XID: typing.Final = _check(
+    "xid",
+    "the kernel's log has no Xid that calls for a reset, a reboot or a repair",
+    "NVIDIA's Xid catalogue, October 2025; k8s-device-plugin, internal/rm/health.go",
+)
+MEMORY: typing.Final = _check(
+    "memory", "the GPU has the memory that was asked for", "option min-gpu-memory-gib", "GiB"
+)
+COMPUTE_CAPABILITY: typing.Final = _check(
+    "compute-capability",
+    "the GPU has the compute capability that was asked for",
+    "option min-compute-capability",
+)
+
+
+def _nvml(case: Case) -> Said:
+    if case.health.failure:
+        text = f"NVML says {case.health.failure}"
+        return Said(Outcome.FAILED, text, case.health.failure, case.reset)
+    if case.health.trouble:
+        text = f"NVML does not answer all: {case.health.trouble}"
+        return Said(Outcome.WARNING, text, case.health.trouble, case.reset)
+    return Said(Outcome.PASSED, "it answers", "no error")
+
+
+def _throttle(case: Case) -> Said:
+    reasons = case.health.reasons
+    if reasons is None:
+        return NOT_TOLD
+    bits = f"0x{reasons:x}"
+    named = " and ".join(words for bit, words in _REASONS.items() if reasons & bit)
+    if not named:
+        # It goes along with the two hardware reasons, or stands alone on older GPUs.
+        named = "hardware slowdown" if reasons & health.HARDWARE_SLOWDOWN else ""
+    if not named:
+        return Said(Outcome.PASSED, "idle" if reasons & health.IDLE else "not throttled", bits)
+    clock, power_brake = case.health.sm_clock_mhz, reasons & health.POWER_BRAKE
+    text = f"throttled: {named}" + ("" if clock is None else f", at {clock} MHz")
+    if case.busy:
+        return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", bits)
+    # Three looks within 0.2 s tell nothing of the next minute: the watch looks for that, and
+    # burn-in judges it under a load of its own.
+    return Said(Outcome.WARNING, text, bits, _power(case) if power_brake else case.cool)
+
+
+def _power(case: Case) -> str:
+    return (
+        f"Look at the power supply and the power cables of GPU {case.gpu.index}: the machine "
+        f"holds it back; {case.again}"
+    )
+
+
+def _pcie_width(case: Case) -> Said:
+    width, possible = case.health.pcie_width, case.health.pcie_width_max
+    if not width or not possible:
+        return NOT_TOLD
+    threshold = f"at least {possible}"
+    if width < possible:
+        remedy = (
+            f"Switch the machine off, seat GPU {case.gpu.index} ({case.gpu.pci_address}) and its "
+            f"riser or cable anew, and clean the contacts; {case.again}"
+        )
+        text = f"PCIe x{width} of x{possible}: some lanes are not in use"
+        return Said(Outcome.FAILED, text, width, remedy, threshold)
+    return Said(Outcome.PASSED, f"x{width}", width, threshold=threshold)
+
+
+def _temperature(case: Case) -> Said:
+    degrees, margin = case.health.temperature, case.health.temperature_margin
+    if degrees is None:
+        return NOT_TOLD
+    if margin is None:
+        return Said(Outcome.SKIPPED, f"{degrees} °C; the GPU does not tell its limit", degrees)
+    limit = degrees + margin
+    threshold = f"below {limit}, better {limit - _NARROW_MARGIN}"
+    text = f"{degrees} °C, {margin} °C below its limit"
+    if margin > _NARROW_MARGIN:
+        return Said(Outcome.PASSED, text, degrees, threshold=threshold)
+    if margin <= 0:
+        text = f"too hot: {degrees} °C, {-margin} °C above its limit"
+    if case.busy:
+        return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", degrees)
+    outcome = Outcome.FAILED if margin <= 0 else Outcome.WARNING
+    return Said(outcome, text, degrees, case.cool, threshold)
+
+
+def _persistence(case: Case) -> Said:
+    on = case.health.persistence
+    if on is None:
+        return NOT_TOLD
+    if on:
+        return Said(Outcome.PASSED, "persistence mode is on", "on")
+    # Ubuntu's service begins with persistence mode off, and has nothing to enable.
+    remedy = (
+        f"`juju ssh {case.settings.unit} sudo nvidia-smi -pm 1` (where that is a container, on "
+        "its host), or each job waits for the driver to start; to keep it over reboots, take "
+        "--no-persistence-mode out of what `sudo systemctl edit --full nvidia-persistenced` shows"
+    )
+    return Said(Outcome.WARNING, "persistence mode is off", "off", remedy)
+
+
+def _memory(case: Case) -> Said:
+    wanted, gpu = case.settings.min_gpu_memory_gib, case.gpu
+    if not wanted:
+        return Said(Outcome.SKIPPED, "no minimum is set")
+    if case.health.memory_mib is not None:
+        gpu = dataclasses.replace(gpu, memory_mib=case.health.memory_mib)
+    size, threshold = inventory.memory_gib(gpu), f"at least {wanted}"
+    if not size:
+        return NOT_TOLD
+    what = "each MIG device" if gpu.mig_enabled else "the GPU"
+    if size < wanted:
+        text = f"{size} GiB of memory: {what} has less than the {wanted} GiB asked for"
+        remedy = _leave_out(case, f"min-gpu-memory-gib={size}")
+        return Said(Outcome.FAILED, text, size, remedy, threshold)
+    return Said(Outcome.PASSED, f"{what} has {size} GiB", size, threshold=threshold)
+
+
+def _compute_capability(case: Case) -> Said:
+    wanted, found = case.settings.min_compute_capability, case.health.compute_capability
+    if not wanted:
+        return Said(Outcome.SKIPPED, "no minimum is set")
+    if found is None:
+        return NOT_TOLD
+    has, threshold = ".".join(map(str, found)), f"at least {wanted}"
+    if tuple(found) < versions.numbers(wanted):
+        text = f"compute capability {has}: less than the {wanted} asked for"
+        remedy = _leave_out(case, f"min-compute-capability={has}")
+        return Said(Outcome.FAILED, text, has, remedy, threshold)
+    return Said(Outcome.PASSED, has, has, threshold=threshold)
+
+
+def _leave_out(case: Case, lower: str) -> str:
+    command = f"juju config {case.settings.application}"
+    others = [str(gpu.index) for gpu in case.settings.gpus if gpu.uuid != case.gpu.uuid]
+    less = f"by `{command} {lower}`; {case.again}"
+    if not others:
+        return f"Ask for less {less}"
+    without = f"{command} gpu-device-ids={','.join(others)}"
+    return f"Leave GPU {case.gpu.index} out by `{without}`, or ask for less {less}"
+
+
+class _Row(typing.NamedTuple):
+    check: Check
+    judge: collections.abc.Callable[[Case], Said]
+    threshold: str
+
+
+_MEMORY_ROW: typing.Final = _Row(MEMORY, _memory, "min-gpu-memory-gib")
+_ROWS: typing.Final = (
+    _Row(NVML, _nvml, "no error"),
+    _Row(
+        ECC,
+        gpu_errors.ecc,
+        "0 uncorrected since the driver was loaded; better at most 20,000,000 corrected",
+    ),
+    _Row(
+        SRAM_ECC,
+        gpu_errors.sram_ecc,
+        "0 uncorrected since the driver was loaded; better 0 ever, at most 10,000 corrected",
+    ),
+    _Row(REMAPPED_ROWS, gpu_errors.remapped_rows, "at most 512, none failed; better none pending"),
+    _Row(RETIRED_PAGES, gpu_errors.retired_pages, "none pending, fewer than 62"),
+    _Row(RECOVERY_ACTION, gpu_errors.recovery_action, "none"),
+    _Row(THROTTLE, _throttle, "no thermal slowdown, hardware slowdown or power brake"),
+    _Row(PCIE_WIDTH, _pcie_width, "all of GPU and slot"),
+    _Row(TEMPERATURE, _temperature, "below where it slows down"),
+    _Row(PERSISTENCE, _persistence, "on"),
+    _Row(XID, gpu_errors.xid, "none that calls for a reset, a reboot or a repair"),
+    _MEMORY_ROW,
+    _Row(COMPUTE_CAPABILITY, _compute_capability, "min-compute-capability"),
+)
+CHECKS: typing.Final = tuple(row.check for row in _ROWS)
+# These do not ask NVML.
+_WITHOUT_NVML: typing.Final = (NVML, XID)
+
+
+def run(
+    settings: Settings,
+    healths: collections.abc.Mapping[str, Health],
+    xids: Log,
+    gpus: tuple[Gpu, ...],
+    busy: collections.abc.Collection[str] = (),
+) -> list[Result]:
+    """Make all quick checks of these GPUs; of other makers' the memory's size alone.
+
+    Args:
+        settings: what is asked of GPUs.
+        healths: of each NVIDIA GPU among them, by its id.
+        xids: what the kernel's log has.
+        gpus: which.
+        busy: ids of those that a job has.
+    """
+    results: list[Result] = []
+    for gpu in gpus:
+        if gpu.vendor is Vendor.NVIDIA:
+            told = healths[gpu.uuid]
+            case = Case(settings, gpu, told, xids, gpu.uuid in busy or bool(told.computing))
+            results += [_result(row, case) for row in _ROWS]
+        else:
+            why = f"{gpu.vendor.display}: health is read of NVIDIA's GPUs only"
+            results.append(NVML.result(Outcome.SKIPPED, why, gpu=gpu.uuid))
+            results.append(_result(_MEMORY_ROW, Case(settings, gpu, Health(), xids)))
+    return results
+
+
+def _result(row: _Row, case: Case) -> Result:
+    failure, gpu = case.health.failure, case.gpu.uuid
+    if failure and row.check not in _WITHOUT_NVML:
+        return row.check.result(Outcome.PREVENTED, f"nvml failed: {failure}", gpu=gpu)
+    return row.check.told(row.judge(case), gpu, row.threshold)

@@ -1,0 +1,403 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The checks of the machine: its GPUs against those that it had, driver, toolkit, files, size."""
+
+import dataclasses
+import pathlib
+import re
+import typing
+
+from gpu_agent.availability import known_gpus as known
+from gpu_agent.availability.known_gpus import Known
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.diagnosis import states as host_states
+from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
+from gpu_agent.diagnosis.facts import Facts, pass_in
+from gpu_agent.gpu.kernel import sysfs as kernel
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.gpu.vendors.nvidia import driver_state
+from gpu_agent.model import errors, versions
+from gpu_agent.model.host import Driver, Machine
+from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
+from gpu_selftest.check import Check, Level, Outcome, Result
+from gpu_selftest.quick import device_nodes, host_size, worker_checks
+from gpu_selftest.quick import runtime_checks as wrapper_checks
+from gpu_selftest.settings import Settings
+from machine import packages
+from options.table import Options
+
+INVENTORY: typing.Final = Check(
+    "inventory",
+    Level.QUICK,
+    "every GPU that this machine has had is here and answers",
+    source=str(known.PATH),
+)
+DRIVER: typing.Final = Check(
+    "driver",
+    Level.QUICK,
+    "the kernel's driver and the vendor's library fit each other and find the GPUs",
+)
+DRIVER_VERSION: typing.Final = Check(
+    "driver-version",
+    Level.QUICK,
+    "the driver is at least as new as the operator asks",
+    source="option min-driver-version",
+)
+TOOLKIT: typing.Final = Check(
+    "toolkit",
+    Level.QUICK,
+    "NVIDIA's container toolkit has no known vulnerability",
+    source="NVIDIA's product-security bulletins up to 5850",
+)
+CUDA_TOOLKIT: typing.Final = Check(
+    "cuda-toolkit",
+    Level.QUICK,
+    "the report names the CUDA toolkits of the machine itself, which no task needs",
+    condemns=False,
+)
+CHECKS: typing.Final = (
+    INVENTORY,
+    DRIVER,
+    DRIVER_VERSION,
+    TOOLKIT,
+    CUDA_TOOLKIT,
+    wrapper_checks.WRAPPER,
+    wrapper_checks.LAUNCHER,
+    wrapper_checks.CONFIGURATION,
+    device_nodes.CHECK,
+    *host_size.CHECKS,
+    *worker_checks.CHECKS,
+)
+
+# Where NVIDIA's installer and packages put it, and Debian's and Ubuntu's own package.
+_CUDA_HOMES: typing.Final = ("usr/local/cuda", "usr/local/cuda-*", "opt/cuda", "usr/lib/cuda")
+# What tells its version there: from CUDA 11.1 on, and before that.
+_CUDA_VERSIONS: typing.Final = (
+    ("version.json", r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([0-9.]{1,20})"'),
+    ("version.txt", r"^CUDA Version ([0-9.]{1,20})"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What was seen of the machine.
+
+    Attributes:
+        inventory: its GPUs now.
+        machine: the software beside them.
+        known: the GPUs that it has had.
+        damage: why those can't be told; empty where they can.
+        unknown: why the software can't be told; empty where it can.
+        root: where the machine's files lie.
+        driver: what there is of NVIDIA's driver, if it is NVIDIA's GPUs.
+    """
+
+    inventory: Inventory
+    machine: Machine
+    known: tuple[Known, ...] = ()
+    damage: str = ""
+    unknown: str = ""
+    root: pathlib.Path = pathlib.Path("/")
+    driver: Driver = Driver()
+
+    @property
+    def lost(self) -> tuple[Known, ...]:
+        """GPUs that were here and are not."""
+        return tuple(gpu for gpu in self.known if self._is_lost(gpu))
+
+    def is_withdrawn(self, gpu: Known) -> bool:
+        """Whether a GPU that is gone from this container is still one of its host's."""
+        there = (self.root / "sys/bus/pci/devices" / gpu.pci_address).exists()
+        answers_not = gpu.pci_address in self.inventory.lost
+        return bool(self.machine.instance) and there and not answers_not
+
+    def _is_lost(self, gpu: Known) -> bool:
+        """Whether nothing but a fault, or a hand on the machine, explains that it is not there.
+
+        AMD's and Intel's have their ids from their place, or are partitions of a card, which come
+        and go as they are configured. Of another maker than that whose GPUs are used now, it is
+        enough that the bus has it.
+        """
+        if gpu.uuid in {one.uuid for one in self.inventory.gpus}:
+            return False
+        if gpu.vendor is not self.inventory.vendor:
+            return not (self.root / "sys/bus/pci/devices" / gpu.pci_address).exists()
+        places = {one.pci_address for one in self.inventory.gpus}
+        return gpu.vendor is Vendor.NVIDIA or gpu.pci_address not in places
+
+    @property
+    def all_lost(self) -> bool:
+        """Whether there is no GPU left because all are lost, so that no driver is to blame."""
+        state = self.inventory.state
+        gone = state is State.NO_GPU or (state is State.NVML_ERROR and bool(self.inventory.lost))
+        return gone and any(gpu.allowed for gpu in self.lost)
+
+
+def look(settings: Settings) -> Look:
+    """See how the machine is. NVML may take its time, or hang with its driver."""
+    seen = Look(detect.detect(settings.vendor), Machine(facts.architecture()))
+    try:
+        seen = dataclasses.replace(seen, machine=facts.machine())
+        if seen.inventory.vendor is Vendor.NVIDIA:
+            seen = dataclasses.replace(seen, driver=driver_state.look())
+    except (errors.UnknownError, packages.PackageError) as error:
+        seen = dataclasses.replace(seen, unknown=str(error))
+    try:
+        return dataclasses.replace(seen, known=known.read())
+    except known.KnownError as error:
+        return dataclasses.replace(seen, damage=str(error))
+
+
+def run(settings: Settings, look: Look) -> list[Result]:
+    """Make the checks of the machine. GPUs that are new are known from now on.
+
+    What can't be checked because of a failure says which: `driver failed`.
+    """
+    found = [*_inventory(settings, look), _driver(settings, look)]
+    usable = look.inventory.state is State.READY
+    culprit = "inventory" if look.all_lost else "driver"
+    prevented = f"{culprit} failed"
+    found.append(_driver_version(settings, look, "" if usable else prevented))
+    found.append(_toolkit(settings, look))
+    found.append(_cuda_toolkit(look.root))
+    blocked = [result.check for result in found if result.outcome is Outcome.FAILED]
+    found += _files(settings, look, f"{blocked[0]} failed" if blocked else "")
+    if gpus := _allowed(settings, look):
+        found += [
+            device_nodes.CHECK.result(Outcome.PREVENTED, "inventory failed", gpu=result.gpu)
+            for result in found
+            if result.check == INVENTORY.id and result.outcome is Outcome.FAILED
+        ]
+        found += device_nodes.run(gpus, look.root)
+    else:
+        why = "inventory failed" if usable else prevented
+        found.append(device_nodes.CHECK.result(Outcome.PREVENTED, why))
+    found += host_size.run(settings, look.root)
+    found += worker_checks.run(look.root)
+    # A write that fails would take the verdict with it.
+    if usable and found[-1].outcome is not Outcome.FAILED:
+        _learn(settings, look)
+    return found
+
+
+def _learn(settings: Settings, look: Look) -> None:
+    """Know from now on the GPUs that are here, as the operator knows them.
+
+    Those of another maker are no task's any more, partitions that are no more are forgotten.
+    """
+    if look.damage:
+        return
+    path = look.root / str(known.PATH).lstrip("/")
+    indexes = {gpu.uuid: gpu.index for gpu in settings.gpus}
+    here = {
+        gpu.uuid: Known(
+            uuid=gpu.uuid,
+            vendor=gpu.vendor,
+            model=gpu.model,
+            pci_address=gpu.pci_address,
+            index=indexes.get(gpu.uuid, gpu.index),
+            allowed=gpu.uuid in indexes or not indexes,
+        )
+        for gpu in look.inventory.gpus
+    }
+    others = [gpu for gpu in look.known if gpu.uuid not in here and gpu not in look.lost]
+    # One in whose place there is another card was taken out.
+    places = {gpu.pci_address for gpu in here.values()}
+    foreign = [
+        gpu
+        for gpu in others
+        if gpu.vendor is not look.inventory.vendor and gpu.pci_address not in places
+    ]
+    known.add(
+        (*here.values(), *(dataclasses.replace(gpu, allowed=False) for gpu in foreign)), path
+    )
+    for gpu in others:
+        if gpu not in foreign:
+            known.forget(gpu.uuid, path)
+
+
+def _allowed(settings: Settings, look: Look) -> tuple[Gpu, ...]:
+    """The GPUs as they are now that tasks may get; all where that is not decided."""
+    uuids = {gpu.uuid for gpu in settings.gpus} or {gpu.uuid for gpu in look.inventory.gpus}
+    return tuple(gpu for gpu in look.inventory.gpus if gpu.uuid in uuids)
+
+
+def _inventory(settings: Settings, look: Look) -> list[Result]:
+    inventory = look.inventory
+    if look.damage:
+        remedy = f"sudo rm {known.PATH}, if no GPU is missing; then the self-test again"
+        return [INVENTORY.result(Outcome.WARNING, look.damage, remedy=remedy)]
+    if inventory.state is not State.READY and not look.all_lost:
+        return [INVENTORY.result(Outcome.PREVENTED, "driver failed")]
+    missed = [_missed(settings, look, gpu) for gpu in look.lost]
+    strangers = set(inventory.lost) - {gpu.pci_address for gpu in look.known}
+    missed += [
+        INVENTORY.result(
+            Outcome.WARNING,
+            f"the driver has a GPU at {address} that does not answer, and never did",
+            remedy=f"sudo dmesg | grep -e {address} -e NVRM; reboot, or reseat it",
+        )
+        for address in sorted(strangers)
+    ]
+    if any(result.outcome is Outcome.FAILED for result in missed):
+        return missed
+    earlier = {gpu.uuid for gpu in look.known}
+    new = [gpu for gpu in inventory.gpus if gpu.uuid not in earlier]
+    count = len(inventory.gpus)
+    text = f"{count} GPU{'s' * (count != 1)}"
+    if look.known and new:
+        text += ", new: " + ", ".join(f"{gpu.model} at {gpu.pci_address}" for gpu in new)
+    return [INVENTORY.result(Outcome.PASSED, text, value=count), *missed]
+
+
+def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
+    """What a GPU that is gone comes to; one that was no task's fails nothing.
+
+    Nor does one that somebody has taken out of a container: its host has it as before.
+    """
+    forget = f"juju run {settings.unit} gpu-uncordon gpu={gpu.uuid}"
+    if look.is_withdrawn(gpu):
+        return INVENTORY.result(
+            Outcome.WARNING,
+            f"GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) is passed into this container "
+            "no more",
+            gpu=gpu.uuid,
+            remedy=f"{pass_in(look.machine.instance, gpu.pci_address)} on its host; if it was "
+            f"taken out for good: {forget}",
+        )
+    seen = "does not answer" if gpu.pci_address in look.inventory.lost else "is gone"
+    text = f"lost: GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) {seen}"
+    instead = [one.uuid for one in look.inventory.gpus if one.pci_address == gpu.pci_address]
+    if instead and instead[0] not in {one.uuid for one in look.known}:
+        text += f"; {instead[0]} is in its place"
+    return INVENTORY.result(
+        Outcome.FAILED if gpu.allowed else Outcome.WARNING,
+        text,
+        gpu=gpu.uuid,
+        remedy="sudo dmesg | grep -e 'fallen off the bus' -e Xid; reboot, or power off and reseat "
+        f"the card. If it was taken out: {forget}",
+    )
+
+
+def _facts(settings: Settings, look: Look) -> Facts:
+    return Facts(
+        inventory=look.inventory,
+        driver=look.driver,
+        toolkit=look.machine.toolkit,
+        options=Options(
+            gpu_vendor=settings.vendor,
+            gpu_driver=settings.gpu_driver,
+            auto_reboot=settings.auto_reboot,
+            allow_vulnerable_toolkit=settings.allow_vulnerable_toolkit,
+        ),
+        unit=settings.unit,
+    )
+
+
+def _driver(settings: Settings, look: Look) -> Result:
+    inventory = look.inventory
+    if look.all_lost:
+        return DRIVER.result(Outcome.PREVENTED, "inventory failed")
+    obstacle = host_states.of_gpus(_facts(settings, look))
+    if obstacle is None:
+        version = inventory.driver or "the kernel's own"
+        text = f"{inventory.vendor.display} driver {version}"
+        text += f", CUDA {inventory.cuda}" if inventory.cuda else ""
+        return DRIVER.result(Outcome.PASSED, text, value=version)
+    short, what = inventory.state.value, obstacle.what
+    text = what if what.startswith(f"{short}:") else f"{short}: {what}"
+    return DRIVER.result(Outcome.FAILED, text, remedy=obstacle.remedy)
+
+
+def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
+    wanted, found = settings.min_driver_version, look.inventory.driver
+    if not wanted:
+        return DRIVER_VERSION.result(Outcome.SKIPPED, "min-driver-version is not set")
+    if prevented:
+        return DRIVER_VERSION.result(Outcome.PREVENTED, prevented)
+    if not found:
+        return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version of its own")
+    threshold = f"at least {wanted}"
+    if versions.numbers(found) >= versions.numbers(wanted):
+        return DRIVER_VERSION.result(Outcome.PASSED, found, value=found, threshold=threshold)
+    nvidias = look.inventory.vendor is Vendor.NVIDIA
+    install = f"sudo ubuntu-drivers install --gpgpu nvidia:{versions.numbers(wanted)[0]}-server"
+    return DRIVER_VERSION.result(
+        Outcome.FAILED,
+        f"driver too old: {found} is below min-driver-version {wanted}",
+        value=found,
+        threshold=threshold,
+        remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
+        f"juju config {settings.application} min-driver-version=",
+    )
+
+
+def _cuda_toolkit(root: pathlib.Path) -> Result:
+    """Which CUDA toolkits the machine has; a missing one is no fault."""
+    homes = {path.resolve() for pattern in _CUDA_HOMES for path in sorted(root.glob(pattern))}
+    found = {
+        match.group(1): f"/{home.relative_to(root.resolve())}"
+        for home in sorted(homes)
+        for name, pattern in _CUDA_VERSIONS
+        if (match := re.search(pattern, kernel.text(home / name), re.MULTILINE))
+    }
+    if not found:
+        return CUDA_TOOLKIT.result(
+            Outcome.SKIPPED, "no CUDA toolkit on the machine; images bring their own"
+        )
+    text = ", ".join(f"CUDA {version} in {home}" for version, home in found.items())
+    return CUDA_TOOLKIT.result(Outcome.PASSED, text, value=", ".join(found))
+
+
+def _toolkit(settings: Settings, look: Look) -> Result:
+    toolkit = look.machine.toolkit
+    vendors = {gpu.vendor for gpu in settings.gpus} or {look.inventory.vendor}
+    if Vendor.NVIDIA not in vendors:
+        return TOOLKIT.result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
+    if look.unknown:
+        return TOOLKIT.result(Outcome.PREVENTED, look.unknown)
+    threshold = f"at least {toolkit_policy.SAFE}"
+    # What our GPUs need, whatever else may be found now.
+    inventory = dataclasses.replace(look.inventory, vendor=Vendor.NVIDIA)
+    seen = dataclasses.replace(_facts(settings, look), inventory=inventory)
+    obstacle = host_states.of_toolkit(seen)
+    version = toolkit.version if toolkit else ""
+    known = toolkit_policy.advisories(version)
+    has = ", ".join(f"{one.cve} (CVSS {one.severity})" for one in known)
+    if obstacle is None and not known:
+        return TOOLKIT.result(Outcome.PASSED, version, value=version, threshold=threshold)
+    if obstacle is None:
+        return TOOLKIT.result(
+            Outcome.WARNING,
+            f"toolkit vulnerable, and allowed: {version} has {has}",
+            value=version,
+            threshold=threshold,
+            remedy=f"juju config {settings.application} allow-vulnerable-toolkit=false",
+        )
+    text = {
+        "toolkit vulnerable": f"toolkit vulnerable: {version} has {has}",
+        "toolkit without a version": f"toolkit's version unknown: {obstacle.what}",
+    }.get(obstacle.state, f"{obstacle.state}: {obstacle.what}")
+    return TOOLKIT.result(
+        Outcome.FAILED,
+        text,
+        value=toolkit and version,
+        threshold=threshold,
+        remedy=obstacle.remedy,
+    )
+
+
+def _files(settings: Settings, look: Look, prevented: str) -> list[Result]:
+    checks = (wrapper_checks.WRAPPER, wrapper_checks.LAUNCHER, wrapper_checks.CONFIGURATION)
+    if not settings.files:
+        why = prevented or "the wrapper is not installed yet; juju status says why"
+        return [check.result(Outcome.PREVENTED, why) for check in checks]
+    if wrapper_checks.is_configured(settings):
+        configuration = wrapper_checks.check_configuration(settings, look.root)
+    else:
+        configuration = checks[2].result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
+    if look.unknown:
+        launcher = wrapper_checks.LAUNCHER.result(Outcome.PREVENTED, look.unknown)
+    else:
+        launcher = wrapper_checks.check_launcher(settings, look.machine, look.root)
+    return [wrapper_checks.check_wrapper(settings, look.root), launcher, configuration]

@@ -1,0 +1,163 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Whether the wrapper, its launcher and the NVIDIA runtime's configuration are those of the charm.
+
+And whether they are what a task really goes through.
+"""
+
+import collections.abc
+import contextlib
+import os
+import pathlib
+import typing
+
+from ci.concourse import release, service
+from ci.concourse.worker import worker
+from gpu_agent import paths as wrapper
+from gpu_agent.model.host import Machine
+from gpu_agent.runtime import manifest
+from gpu_agent.runtime import nvidia_config as nvidia
+from gpu_selftest.check import Check, Level, Outcome, Result
+from gpu_selftest.settings import Settings
+from machine import process_cleanup as leftovers
+
+_REMEDY: typing.Final = (
+    "find out who changed it; the charm puts it back at its next event, within 5 minutes"
+)
+
+WRAPPER: typing.Final = Check(
+    "wrapper",
+    Level.QUICK,
+    "the wrapper, which gives tasks their GPUs, and the runtime gpu-ci, which gives podman's and "
+    "Docker's containers theirs, are those that the charm installed",
+    remedy=_REMEDY,
+)
+LAUNCHER: typing.Final = Check(
+    "launcher",
+    Level.QUICK,
+    "Concourse's containerd finds the wrapper in place of runc",
+    remedy=_REMEDY,
+)
+CONFIGURATION: typing.Final = Check(
+    "runtime-config",
+    Level.QUICK,
+    "NVIDIA's runtime takes GPUs from the wrapper alone, and hands on to the real runc",
+    remedy=_REMEDY,
+)
+
+# The private configuration of NVIDIA's runtime.
+CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
+# A release counts as unpacked as long as the charm's note lies beside it (ci.concourse.release).
+UNPACK: typing.Final = (
+    f"`sudo rm {release.CURRENT}/.release.json`; the charm unpacks Concourse anew at "
+    "its next event, within 5 minutes"
+)
+
+_SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / worker.SERVICE
+_ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
+# How many files one result names.
+_NAMED: typing.Final = 3
+
+
+def check_wrapper(settings: Settings, root: pathlib.Path) -> Result:
+    """Compare all that `oci.wrapper.installed` told, but what the other two checks look at."""
+    others = (str(wrapper.LAUNCHER), str(CONFIG), str(CONFIG.parent))
+    files = {path: told for path, told in settings.files.items() if path not in others}
+    changed = _changed(files, root)
+    if not changed:
+        return WRAPPER.result(Outcome.PASSED, f"{len(files)} files and folders are as installed")
+    shown = changed[:_NAMED]
+    if more := len(changed) - len(shown):
+        shown.append(f"{more} more")
+    return WRAPPER.result(Outcome.FAILED, f"wrapper changed: {', '.join(shown)}")
+
+
+def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> Result:
+    """Compare the launcher, and look whether the worker that is here goes through it.
+
+    A worker that promises no GPU need not: the self-test comes before it gets one.
+    """
+    path = str(wrapper.LAUNCHER)
+    changed = _changed({path: settings.files.get(path, "")}, root)
+    if changed:
+        return LAUNCHER.result(Outcome.FAILED, f"launcher changed: {changed[0]}")
+    # A tag that the charm alone gives.
+    promised = '"--tag=gpu-type=' in _text(root, _SERVICE)
+    names = (pathlib.Path(wrapper.CONTAINERD).name,)
+    pids = leftovers.processes_running(release.ROOT, names, root / "proc")
+    without = [str(pid) for pid in pids if not _has_wrapper_first(root / f"proc/{pid}/environ")]
+    named = f'CONCOURSE_CONTAINERD_BIN="{path}"' in _text(root, _ENVIRONMENT)
+    rival, foreign = machine.rival, machine.foreign_runc
+    faults = (
+        (foreign, f"{foreign} is found before the wrapper", f"sudo rm {foreign}"),
+        (
+            rival,
+            f"{rival} owns /run/containerd/containerd.sock, which Concourse needs",
+            f"sudo systemctl disable --now {rival}, or use another machine",
+        ),
+        (
+            promised and without,
+            f"the PATH of Concourse's containerd ({', '.join(without)}) begins elsewhere",
+            f"sudo systemctl restart {worker.SERVICE}, through which builds live",
+        ),
+        (promised and not named, f"{_ENVIRONMENT} does not name it", _REMEDY),
+    )
+    for is_so, seen, remedy in faults:
+        if is_so:
+            text = f"launcher not in use: {seen}"
+            return LAUNCHER.result(Outcome.FAILED, text, remedy=remedy)
+    if without or not named:
+        return LAUNCHER.result(Outcome.PASSED, "as installed; no worker with GPUs was started yet")
+    use = "in use" if pids else "the worker is not running"
+    return LAUNCHER.result(Outcome.PASSED, f"as installed, {use}")
+
+
+def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
+    """Compare the runtime's private configuration, and what it means."""
+    ours = (str(CONFIG.parent), str(CONFIG))
+    found = _changed({path: settings.files[path] for path in ours}, root)
+    content = _text(root, CONFIG)
+    if content:
+        found += [f"{CONFIG}: {fault}" for fault in nvidia.faults(content, wrapper.RUNC)]
+    if found:
+        return CONFIGURATION.result(
+            Outcome.FAILED, f"NVIDIA runtime's configuration changed: {', '.join(found)}"
+        )
+    runc = (root / wrapper.RUNC.lstrip("/")).resolve()
+    if not os.access(runc, os.X_OK):
+        wrong = f"{wrapper.RUNC} is missing or no program"
+    elif runc == (root / str(wrapper.FRONT).lstrip("/")).resolve():
+        wrong = f"{wrapper.RUNC} leads back to the wrapper, without end"
+    else:
+        return CONFIGURATION.result(Outcome.PASSED, f"as installed; hands on to {wrapper.RUNC}")
+    return CONFIGURATION.result(
+        Outcome.FAILED,
+        f"runc not found: {wrong}",
+        remedy=UNPACK,
+    )
+
+
+def is_configured(settings: Settings) -> bool:
+    """Whether the charm has written a configuration for NVIDIA's runtime."""
+    return str(CONFIG) in settings.files
+
+
+def _changed(files: collections.abc.Mapping[str, str], root: pathlib.Path) -> list[str]:
+    clauses = {path: manifest.difference(root / path.lstrip("/"), files[path]) for path in files}
+    return [f"{path} {clause}" for path, clause in clauses.items() if clause]
+
+
+def _text(root: pathlib.Path, path: pathlib.Path) -> str:
+    """What a file says; empty if it is not there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return (root / str(path).lstrip("/")).read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _has_wrapper_first(environ: pathlib.Path) -> bool:
+    try:
+        variables = environ.read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it has ended
+    path = next((entry[5:] for entry in variables if entry.startswith(b"PATH=")), b"")
+    return path.split(b":")[0] == os.fsencode(wrapper.BIN)

@@ -1,0 +1,92 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What web's API says of containers, taken apart: nothing in it is trusted.
+
+Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
+not choose what an operator's terminal does: what is not printable is replaced, what is too long is
+cut (receipts.form.cut).
+"""
+
+import pathlib
+import re
+import typing
+
+from gpu_agent.reporting.joblog import build_names
+from gpu_agent.reporting.receipts.receipt import Names, cut
+
+SETTINGS: typing.Final = pathlib.Path("/etc/concourse/web.env")
+"""Of the web on this machine, written by ci.concourse.web for root alone; without it none is."""
+
+LOGIN_PATH: typing.Final = "/sky/issuer/token"
+"""Where web gives a token for a password (8.3.0 fly/commands/login.go)."""
+
+CLIENT: typing.Final = ("fly", "Zmx5")
+"""What fly itself says that it is there; the same for all, and no secret."""
+
+SCOPE: typing.Final = "openid profile email federated:id groups"
+
+TEAMS_PATH: typing.Final = "/api/v1/teams"
+
+_TOKEN: typing.Final = re.compile(r"[\x21-\x7e]{1,8192}")
+_HANDLE: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_MOST_TEAMS: typing.Final = 500
+_LONGEST_TEAM: typing.Final = 200
+
+
+def is_handle(container: str) -> bool:
+    """Whether a container's id can be one of web's handles."""
+    return _HANDLE.fullmatch(container) is not None
+
+
+def token(answer: bytes) -> str:
+    """The token in the answer to a password.
+
+    Raises:
+        AnswerError: there is none.
+    """
+    found = build_names._table(answer).get("access_token")
+    if not isinstance(found, str) or not _TOKEN.fullmatch(found):
+        raise build_names.AnswerError("web gave no token")
+    return found
+
+
+def teams(answer: bytes) -> tuple[str, ...]:
+    """The names of the teams in the answer to TEAMS_PATH, as web has them.
+
+    Raises:
+        AnswerError: it is no list of teams.
+    """
+    found = build_names._parsed(answer)
+    if not isinstance(found, list):
+        raise build_names.AnswerError("web gave no list of teams")
+    entries = typing.cast("list[object]", found)[:_MOST_TEAMS]
+    names = [entry.get("name") for entry in map(_as_table, entries)]
+    return tuple(
+        name for name in names if isinstance(name, str) and 0 < len(name) <= _LONGEST_TEAM
+    )
+
+
+def names(answer: bytes, team: str, container: str) -> Names | None:
+    """Whose step a container is, of the answer about it (atc.Container, 8.3.0 atc/container.go).
+
+    Returns:
+        None where the answer is about another container.
+
+    Raises:
+        AnswerError: it is no container.
+    """
+    found = build_names._table(answer)
+    if found.get("id") != container:
+        return None
+
+    def text(name: str) -> str:
+        value = found.get(name, "")
+        if not isinstance(value, str):
+            raise build_names.AnswerError(f"{name} of a container is no text")
+        return cut(value)
+
+    return Names(cut(team), text("pipeline_name"), text("job_name"), text("build_name"))
+
+
+def _as_table(entry: object) -> dict[str, object]:
+    return typing.cast("dict[str, object]", entry) if isinstance(entry, dict) else {}

@@ -1,0 +1,151 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""Whether the web here does its work: what it answers, and whether it has its database."""
+
+import os
+import pathlib
+import socket
+import time
+import typing
+
+from ci.concourse import service
+from ci.concourse.web import database_tls
+from machine import exhaustion as scarcity
+from machine import files
+from machine import http_deadline as deadline
+from machine import systemd as services
+from options import certificates
+
+ENVIRONMENT: typing.Final = service.CONFIG / "web.env"
+CERTIFICATE: typing.Final = service.KEYS / "tls_certificate.pem"
+# There since a hook has seen that web has no database.
+LOST: typing.Final = pathlib.Path("/run/gpu-ci/web-lost-database")
+
+_SILENT: typing.Final = "no answer"
+_PATIENCE: typing.Final = 2.0  # seconds; a database that a CI can work with answers in 0.1
+_FOR_ALL: typing.Final = 10.0  # seconds; a relation may name any number of hosts
+
+
+def healthy() -> bool:
+    """Whether web answers, within a second."""
+    port = _port()
+    return port is not None and service.answers(port, "/api/v1/info")
+
+
+def listens() -> bool:
+    """Whether web has come as far in its start as to take connections, however busy it is by now.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be asked.
+    """
+    port = _port()
+    return port is not None and _refusal(None, ("127.0.0.1", port)) in ("", _SILENT)
+
+
+def certificate_end() -> tuple[str, bool]:
+    """The last day of web's certificate if that is near, and whether it is over; else empty.
+
+    Near is what is left of its time when it should long have been renewed: a tenth of it, and at
+    most 14 days.
+    """
+    try:
+        begin, end, day = certificates.lifetime(files.read_text(CERTIFICATE) or "")
+    except ValueError:  # there is none, or one that is written anew with web's other files
+        return "", False
+    left = end - time.time()
+    near = left < min(14 * 86400.0, (end - begin) / 10)
+    return (day, left < 0) if near else ("", False)
+
+
+def lost_database() -> str:
+    """The address of a database that web can't reach, and why; empty where nothing is known to be.
+
+    Web ends by itself where it starts without its database. Once that is back and web answers,
+    those ends count no more: web does not keep failing.
+
+    Raises:
+        OSError: the machine is out of something, so that it can't be told.
+    """
+    found = unreachable_database() or _unusable_database()
+    if found:
+        files.ensure_directory(LOST.parent)
+        files.ensure_file(LOST, "")
+    elif LOST.exists() and healthy():
+        services.forget_failure("concourse-web.service")
+        files.ensure_absent(LOST)
+    return found
+
+
+def unreachable_database() -> str:
+    """The same, but of one that web can't connect to: nobody is there, or it is not trusted."""
+    folder = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET")
+    if folder is not None:
+        path = pathlib.Path(folder, ".s.PGSQL.5432")
+        why = _refusal(socket.AF_UNIX, str(path))
+        return f"at {folder} ({why})" if why else ""
+    hosts = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_HOST")
+    port = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_PORT") or ""
+    told, end = list[str](), time.monotonic() + _FOR_ALL
+    for host in (hosts or "").split(",") if port.isdigit() else ():
+        if time.monotonic() > end:
+            told.append("others, which were not asked")
+            break
+        why = _refusal(None, (host, int(port))) or _distrust(host, int(port))
+        if not why:
+            return ""
+        told.append(f"{f'[{host}]' if ':' in host else host}:{port} ({why})")
+    return " and ".join(told)
+
+
+def _distrust(host: str, port: int) -> str:
+    """Why a web that does not answer refuses a database that does; empty where it answers."""
+    if healthy():
+        return ""
+    mode = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SSLMODE")
+    ca = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_CA_CERT")
+    return database_tls.refusal(host, port, mode or "disable", ca or "", _PATIENCE)
+
+
+def _unusable_database() -> str:
+    """What web itself says of its database, as 8.3 and later do."""
+    port = _port()
+    told = service.asked(port, "/api/v1/health", _PATIENCE + 1) if port is not None else None
+    fields = _object(_object(told).get("database"))
+    if fields.get("status") != "unhealthy":
+        return ""
+    host = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_HOST")
+    where = host or service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET") or ""
+    return f"{where} (web says: {str(fields.get('error', ''))[:60]})"
+
+
+def _object(told: object) -> dict[str, object]:
+    """An object of JSON; empty where it is none."""
+    return typing.cast(dict[str, object], told) if isinstance(told, dict) else {}
+
+
+def _port() -> int | None:
+    port = service.setting(ENVIRONMENT, "CONCOURSE_BIND_PORT")
+    return int(port) if port is not None else None
+
+
+def _refusal(family: int | None, address: typing.Any) -> str:
+    """Why nobody at an address takes a connection; empty where somebody does."""
+    try:
+        if family is None:
+            with deadline.sockets(_PATIENCE) as connect:
+                connect(address, _PATIENCE, None).close()
+        else:
+            with socket.socket(family) as one:
+                one.settimeout(_PATIENCE)
+                one.connect(address)
+    except OSError as error:
+        if scarcity.is_told_by(error):
+            raise
+        number = error.errno
+        return _SILENT if isinstance(error, TimeoutError) else _words(number)
+    return ""
+
+
+def _words(number: int | None) -> str:
+    # A resolver's errors have numbers of their own, below 0.
+    return os.strerror(number).lower() if number and number > 0 else "its name is not known"

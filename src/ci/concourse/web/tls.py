@@ -1,0 +1,103 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The key of web's certificate, and the request for one, where another application signs it."""
+
+import ipaddress
+import pathlib
+import typing
+import uuid
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from ci.concourse import service
+from ci.concourse.web import health as web_health
+from machine import files
+from options import certificates
+
+_KEY: typing.Final = service.KEYS / "tls_requested_key.pem"
+_REQUEST: typing.Final = service.KEYS / "tls_request.pem"
+
+
+def request(names: tuple[str, ...]) -> str:
+    """A request for a certificate for these names and addresses, in PEM.
+
+    It is the same until other names are wanted, or the certificate is near its end. None, which is
+    empty, where there are no names.
+    """
+    had = pending()
+    if not names or (had and _is_for(had, names) and not _is_renewal_due(_REQUEST)):
+        return had if names else ""
+    service.ensure_keys_folder()
+    key = files.read_text(_KEY)
+    if not key:
+        key = _new_key()
+        files.ensure_file(_KEY, key, mode=0o600)
+    made = _signed(names, key)
+    files.ensure_file(_REQUEST, made, mode=0o600)
+    return made
+
+
+def pending() -> str:
+    """The request that was made last; empty if there is none."""
+    return files.read_text(_REQUEST) or ""
+
+
+def certificate(offered: str) -> certificates.Tls | None:
+    """What web is to show: what is offered for its key, else what it has by that key already."""
+    key = files.read_text(_KEY) or ""
+    for chain in (offered, files.read_text(web_health.CERTIFICATE) or ""):
+        if key and chain and certificates.fits(chain, key):
+            return certificates.Tls(chain, key)
+    return None
+
+
+def remove() -> bool:
+    """Remove key and request. Return True if any was there."""
+    removed = files.ensure_absent(_KEY)
+    return files.ensure_absent(_REQUEST) or removed
+
+
+def _is_for(pem: str, names: tuple[str, ...]) -> bool:
+    try:
+        asked = x509.load_pem_x509_csr(pem.encode())
+        found = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    return list(found.value) == [_name(name) for name in names]
+
+
+def _is_renewal_due(made: pathlib.Path) -> bool:
+    """Whether the certificate in use is near its end, and the request not one for its renewal."""
+    if not web_health.certificate_end()[0]:
+        return False
+    begin, end, _ = certificates.lifetime(web_health.CERTIFICATE.read_text())
+    return made.stat().st_mtime < (begin + end) / 2
+
+
+def _new_key() -> str:
+    # Whoever signs may want RSA.
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, none).decode()
+
+
+def _signed(names: tuple[str, ...], key: str) -> str:
+    private = serialization.load_pem_private_key(key.encode(), password=None)
+    # A renewal must not look like the request before.
+    different = x509.NameAttribute(NameOID.X500_UNIQUE_IDENTIFIER, str(uuid.uuid4()))
+    subject = [x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64]), different]
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject))
+    alternatives = x509.SubjectAlternativeName([_name(name) for name in names])
+    builder = builder.add_extension(alternatives, critical=False)
+    made = builder.sign(typing.cast(rsa.RSAPrivateKey, private), hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)

@@ -1,0 +1,35 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The watch on the worker's process: where it hangs, systemd starts it anew, and builds go on."""
+
+import pathlib
+import typing
+
+from ci.concourse.worker import http_watchdog as unanswered
+from machine import files, templates
+from machine import systemd as services
+
+SERVICE: typing.Final = "concourse-worker-watch.service"
+_PROGRAM: typing.Final = pathlib.Path("/usr/local/lib/concourse-worker-watch")
+# In seconds. A worker whose disk is busy may take minutes to list its volumes, and a start does
+# not mend that.
+_PATIENCE: typing.Final = 300
+
+
+def ensure(port: int) -> bool:
+    """Have the watch run beside the worker. Return True if anything had to be changed.
+
+    Args:
+        port: where the worker tells whether it is well.
+    """
+    program = files.read_text(pathlib.Path(unanswered.__file__)) or ""
+    wrote = files.ensure_file(_PROGRAM, program)
+    content = templates.render(SERVICE, program=_PROGRAM, port=port, patience=_PATIENCE)
+    wrote |= services.ensure_unit(SERVICE, content)
+    return services.ensure_running(SERVICE, restart=wrote) or wrote
+
+
+def remove() -> bool:
+    """Take the watch away. Return True if anything of it was there."""
+    removed = services.remove_unit(SERVICE)
+    return files.ensure_absent(_PROGRAM) or removed

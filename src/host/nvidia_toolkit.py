@@ -1,0 +1,362 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""NVIDIA's container toolkit from NVIDIA's repository: one version, which nothing else moves.
+
+NVIDIA renews the subkeys of its key, so the key is fetched, and taken only if its primary key has
+the fingerprint that is pinned here.
+"""
+
+import collections.abc
+import dataclasses
+import json
+import logging
+import time
+import typing
+
+from gpu_agent import paths
+from gpu_agent.diagnosis import machine as facts
+from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
+from gpu_agent.model.host import Packaged
+from host import apt_sources as rival_sources
+from host import openpgp
+from machine import download, files, packages, repositories
+from plan.model import ToolkitPlan
+
+# All at one version: their dependencies on each other use `=` since 1.18.
+PACKAGES: typing.Final = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+# Of NVIDIA's primary key, which lasts while its subkeys change: ten public installers pin it, one
+# checked it against https://nvidia.github.io/libnvidia-container/gpgkey (2026-05-03), and it has
+# signed stable/deb/amd64/InRelease of 2026-09-18 (NVIDIA/libnvidia-container 69f4ab79).
+FINGERPRINT: typing.Final = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+
+_OWNER: typing.Final = "toolkit"
+_NAME: typing.Final = "nvidia-container-toolkit"
+_BASE: typing.Final = "nvidia-container-toolkit-base"
+_RECORD: typing.Final = paths.STATE / "toolkit.json"
+_KEY_LIMIT: typing.Final = 256 << 10  # bytes; NVIDIA's has about 4 KiB
+# How long, in seconds, a toolkit that is installed waits until a key that has expired, which it
+# does not need, is asked for again.
+_PATIENCE: typing.Final = 86400
+# apt_preferences(5): above 1000 even a downgrade is made; below 0 nothing is installed.
+_ALWAYS, _NEVER = 1001, -1
+_NVIDIA: typing.Final = "https://nvidia.github.io/"
+# What NVIDIA's repository has and no distribution.
+_LIKE_NVIDIA: typing.Final = "nvidia-container-* libnvidia-container* nvidia-docker*"
+
+_log = logging.getLogger(__name__)
+Progress = collections.abc.Callable[[str], None]
+
+
+class ToolkitError(packages.PackageError):
+    """The toolkit can't be had as planned. The text says why, with the next step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Key:
+    """The repository's key as it was taken.
+
+    Attributes:
+        text: ASCII-armoured.
+        given: by option, and not fetched.
+        expires: seconds since the epoch; 0: never.
+        sought: when it was fetched, or that last failed; the same unit.
+    """
+
+    text: str = ""
+    given: bool = False
+    expires: int = 0
+    sought: float = 0.0
+
+    @property
+    def expired(self) -> bool:
+        return 0 < self.expires <= time.time()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """What must not be forgotten.
+
+    Attributes:
+        key: the one in use.
+        previous: the version before the one that is on trial; empty where none is.
+        bad: versions that no container worked with.
+    """
+
+    key: _Key = _Key()
+    previous: str = ""
+    bad: tuple[str, ...] = ()
+
+
+def look() -> Packaged:
+    """What there is of the toolkit as packages.
+
+    Raises:
+        machine.packages.PackageError: dpkg can't tell.
+    """
+    version = packages.installed(_BASE).get(_BASE, "")
+    # What a killed hook has left is finished by the next one.
+    ours = _BASE in (packages.owned(_OWNER) if version else packages.begun(_OWNER))
+    record = _read()
+    # Both are one where the other version could not be had.
+    previous = record.previous if record.previous != version else ""
+    return Packaged(version, ours, previous, record.bad)
+
+
+def ensure(plan: ToolkitPlan, progress: Progress) -> bool:
+    """Have the toolkit's packages at the planned version, and kept there.
+
+    A toolkit that somebody else installed at that version is left alone.
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        machine.packages.PackageError: that can't be done; the text says why, with the next step.
+        machine.process.CommandError: a program failed in a way that is not foreseen.
+    """
+    have = packages.installed(*PACKAGES)
+    ours = packages.owned(_OWNER)
+    foreign = {name: have[name] for name in PACKAGES if name in have and name not in ours}
+    _refuse_others(foreign, plan.version)
+    if foreign.keys() == set(PACKAGES):
+        return False
+    settled = have == dict.fromkeys(PACKAGES, plan.version)
+    if not settled:
+        _refuse_rival_sources(plan)
+    before = _read().key
+    key = _renewed(plan, before, progress) if settled else _wanted(plan, before, progress)
+    try:
+        return _apply(plan, key, ours.get(_BASE, ""), progress)
+    except packages.PackageError as error:
+        fresh = _fresher(plan, before, key, progress) if error.signature else None
+        if fresh is None:
+            raise
+        _apply(plan, fresh, ours.get(_BASE, ""), progress)
+        return True
+
+
+def roll_back(plan: ToolkitPlan, to: str, progress: Progress) -> bool:
+    """Go back to another version, and remember the planned one as bad.
+
+    Where that fails, what to go back to stays known: the next hook plans for it.
+
+    Args:
+        plan: what was tried.
+        to: the version to have instead, such as `1.19.1-1`.
+        progress: told what is done.
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        machine.packages.PackageError, machine.process.CommandError: as `ensure` does.
+    """
+    record = _read()
+    bad = dict.fromkeys((*record.bad, plan.version))
+    _write(dataclasses.replace(record, previous=to, bad=tuple(bad)))
+    return ensure(dataclasses.replace(plan, version=to), progress)
+
+
+def keep() -> bool:
+    """End the trial of the version that is here: containers work with it. True if it was on."""
+    record = _read()
+    if record.previous:
+        _write(dataclasses.replace(record, previous=""))
+    return bool(record.previous)
+
+
+def release() -> bool:
+    """Give up the repository, its key, the pins and the holds, and forget what was bad.
+
+    The packages stay until the unit goes (machine.packages.remove_installed).
+
+    Returns:
+        Whether anything was changed.
+
+    Raises:
+        machine.packages.PackageError: a hold can't be taken away.
+    """
+    changed = repositories.remove(_NAME)
+    changed |= packages.release_holds(_OWNER)
+    changed |= files.ensure_absent(_RECORD)
+    return changed
+
+
+def _refuse_others(foreign: collections.abc.Mapping[str, str], version: str) -> None:
+    for name, have in foreign.items():
+        if have == version:
+            continue
+        refused = toolkit_policy.advisories(have) or toolkit_policy.is_too_old(have)
+        take = "" if refused else f"set nvidia-container-toolkit-version={have}, or "
+        raise ToolkitError(
+            f"{name} {have} is on this machine, which this charm did not install and leaves as it "
+            f"is, but {version} is wanted: {take}remove it with sudo apt-get remove "
+            f"{' '.join(foreign)}"
+        )
+
+
+def _refuse_rival_sources(plan: ToolkitPlan) -> None:
+    found = rival_sources.naming(_uri(plan), "/", facts.architecture())
+    if found:
+        raise ToolkitError(
+            f"{found[0]} names {_uri(plan)} with a key of its own, and apt refuses to work with "
+            "two keys for one repository (Conflicting values set for option Signed-By): put it "
+            f"aside with sudo mv {found[0]} {found[0]}.disabled"
+        )
+
+
+def _apply(plan: ToolkitPlan, key: _Key, before: str, progress: Progress) -> bool:
+    """As `ensure`, where `before` is the version of ours that is here; empty if none is."""
+    record = _read()
+    leaves = before not in ("", plan.version, *record.bad)
+    previous = record.previous or before if leaves else record.previous
+    if (record.key, record.previous) != (key, previous):
+        _write(dataclasses.replace(record, key=key, previous=previous))
+    changed = _ensure_repository(plan, key, record, before)
+    try:
+        changed |= packages.ensure(_OWNER, dict.fromkeys(PACKAGES, plan.version), progress)
+    except packages.PackageError as error:
+        if not error.passes and not packages.owned(_OWNER):
+            # A repository that gave nothing must not stand in the way of the machine's others.
+            repositories.remove(_NAME)
+        raise
+    if previous == plan.version:
+        keep()  # What was on trial is gone.
+    return changed
+
+
+def _ensure_repository(plan: ToolkitPlan, key: _Key, record: _Record, before: str) -> bool:
+    """Have apt know the repository; at a new address not before its lists are to be had."""
+    known = repositories.uris()
+    changed = repositories.ensure(_repository(plan, key.text))
+    if not before or not known or _uri(plan) in known:
+        return changed
+    try:
+        packages.refresh()
+    except packages.PackageError:
+        # Else the operator's own apt fails over it.
+        mirror = known[0].removesuffix(_uri(dataclasses.replace(plan, mirror="")))
+        former = dataclasses.replace(plan, version=before, mirror=mirror)
+        repositories.ensure(_repository(former, record.key.text))
+        _write(record)
+        raise
+    return changed
+
+
+def _uri(plan: ToolkitPlan) -> str:
+    return f"{plan.mirror}/stable/deb/{facts.architecture()}"
+
+
+def _repository(plan: ToolkitPlan, key: str) -> repositories.Repository:
+    # apt can pin all of a host, not of a repository, and a mirror's may have the distribution too.
+    others = "*" if plan.mirror.startswith(_NVIDIA) else _LIKE_NVIDIA
+    return repositories.Repository(
+        name=_NAME,
+        uri=_uri(plan),
+        suites="/",
+        key=key,
+        pins=((" ".join(PACKAGES), plan.version, _ALWAYS), (others, "", _NEVER)),
+    )
+
+
+def _wanted(plan: ToolkitPlan, have: _Key, progress: Progress) -> _Key:
+    """The key to take the packages by: given, as it was taken before, or fetched."""
+    if plan.key:
+        return _given(plan, have)
+    if have.text and not have.given and not have.expired and _is_nvidias(have.text):
+        return have
+    return _fetched(plan, progress)
+
+
+def _is_nvidias(text: str) -> bool:
+    """Whether a key that was taken is the one that is pinned: an older charm was deceived."""
+    try:
+        return openpgp.alone(text)[0] == FINGERPRINT
+    except openpgp.KeyUnreadableError:
+        return False
+
+
+def _renewed(plan: ToolkitPlan, have: _Key, progress: Progress) -> _Key:
+    """The same where all is installed, so that a key which can't be renewed stops nothing."""
+    if not have.expired or have.given or plan.key:
+        return _wanted(plan, have, progress)
+    # By the wall clock, as the record lasts over boots. It may have been set back.
+    if 0 <= time.time() - have.sought < _PATIENCE:
+        return have
+    try:
+        return _fetched(plan, progress)
+    except ToolkitError as error:
+        _log.warning("the toolkit stays as it is: %s", error)
+        return dataclasses.replace(have, sought=time.time())
+
+
+def _fresher(plan: ToolkitPlan, before: _Key, key: _Key, progress: Progress) -> _Key | None:
+    """Another key than the one that failed: NVIDIA signs with a subkey that ours lacks yet."""
+    if plan.key or key != before:
+        return None
+    try:
+        fresh = _fetched(plan, progress)
+    except ToolkitError as error:
+        _log.warning("no newer key of the toolkit's repository: %s", error)
+        return None
+    return fresh if fresh.text != key.text else None
+
+
+def _given(plan: ToolkitPlan, have: _Key) -> _Key:
+    try:
+        if have.given and have.text == openpgp.alone(plan.key)[1]:
+            return have
+        packages.ensure_installed("gpg")
+        key = openpgp.read(plan.key)
+    except openpgp.KeyUnreadableError as error:
+        raise ToolkitError(
+            f"nvidia-toolkit-key can't be used: {error}. Give the public key of {plan.mirror}, "
+            'ASCII-armoured: set nvidia-toolkit-key="$(cat KEY.asc)"'
+        ) from error
+    return _Key(key.text, given=True, expires=key.expires)
+
+
+def _fetched(plan: ToolkitPlan, progress: Progress) -> _Key:
+    url = f"{plan.mirror}/gpgkey"
+    progress("fetching the key of NVIDIA's container toolkit")
+    remedy = "Check nvidia-toolkit-mirror, or give the key with nvidia-toolkit-key"
+    try:
+        text = download.text(url, _KEY_LIMIT, remedy)
+    except download.DownloadError as error:
+        passes = isinstance(error, download.UnreachableError)
+        raise ToolkitError(str(error), passes=passes) from error
+    packages.ensure_installed("gpg")
+    try:
+        key = openpgp.read(text)
+    except openpgp.KeyUnreadableError as error:
+        raise ToolkitError(f"{url} is not NVIDIA's key: {error}. {remedy}") from error
+    if key.fingerprint != FINGERPRINT:
+        raise ToolkitError(
+            f"{url} is not NVIDIA's key: its fingerprint should be {FINGERPRINT} but is "
+            f"{key.fingerprint}. Nothing was installed. {remedy}, if that key is your mirror's own"
+        )
+    if key.expired:
+        day = time.strftime("%Y-%m-%d", time.gmtime(key.expires))
+        raise ToolkitError(
+            f"{url} has expired on {day}, and there is no newer one yet. Nothing was installed. "
+            "Give one with nvidia-toolkit-key, or wait for NVIDIA: the next event asks again"
+        )
+    return _Key(key.text, expires=key.expires, sought=time.time())
+
+
+def _read() -> _Record:
+    text = files.read_text(_RECORD)
+    if text is None:
+        return _Record()
+    found = json.loads(text)
+    return _Record(_Key(**found["key"]), found["previous"], tuple(found["bad"]))
+
+
+def _write(record: _Record) -> None:
+    files.ensure_directory(_RECORD.parent)
+    files.ensure_file(_RECORD, json.dumps(dataclasses.asdict(record), indent=1) + "\n")

@@ -1,0 +1,112 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""A drain or a pause of the worker that has begun: a file each, which reboots and hooks keep."""
+
+import dataclasses
+import json
+import logging
+import time
+import typing
+
+from gpu_agent import paths
+from gpu_agent.gpu.vendors.nvidia import kernel_modules
+from machine import files
+from plan.draining import Drain, Pause, Purpose
+
+_DRAIN: typing.Final = "drain.json"
+_PAUSE: typing.Final = "pause.json"
+
+_log = logging.getLogger(__name__)
+
+
+def boot() -> str:
+    """The id of this boot."""
+    return kernel_modules.boot(kernel_modules.ROOT)
+
+
+def now() -> float:
+    """Seconds since boot, time asleep included: no change of the clock makes a drain longer."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def drain() -> Drain | None:
+    """The drain that has begun; None if none has. A damaged file is no drain, and goes.
+
+    A worker that was drained for nothing else than a reboot is to run again after it. Any other
+    drain begins anew at a boot.
+
+    Raises:
+        OSError: that can't be told, or kept.
+    """
+    text = files.read_text(paths.STATE / _DRAIN)
+    if text is None:
+        return None
+    try:
+        plain = json.loads(text)
+        plain |= {"purpose": Purpose(plain["purpose"]), "skipped": tuple(plain["skipped"])}
+        found = Drain(**plain)
+    except (ValueError, KeyError, TypeError):
+        _log.warning("%s is damaged: what it was for begins anew", paths.STATE / _DRAIN)
+        remove()
+        return None
+    if found.purpose is Purpose.REBOOT and found.boot != boot():
+        remove()
+        return None
+    here, latest = boot(), now()
+    if found.boot != here or max(found.asked, found.since, found.turn_since) > latest:
+        # 0 says that it has not begun. A charm before this one wrote seconds since the epoch.
+        found = dataclasses.replace(
+            found,
+            boot=here,
+            asked=latest,
+            since=latest if found.since else 0.0,
+            turn_since=latest if found.turn_since else 0.0,
+        )
+        write(found)
+    return found
+
+
+def write(found: Drain) -> None:
+    """Keep a drain.
+
+    Raises:
+        OSError: it can't be kept.
+    """
+    plain = dataclasses.asdict(found) | {"purpose": found.purpose.value}
+    files.ensure_directory(paths.STATE)
+    files.ensure_file(paths.STATE / _DRAIN, json.dumps(plain) + "\n")
+
+
+def remove() -> bool:
+    """Forget the drain. Return True if there was one."""
+    return files.ensure_absent(paths.STATE / _DRAIN)
+
+
+def pause() -> Pause | None:
+    """The operator's pause; None if there is none. A damaged file is one without its reason.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    text = files.read_text(paths.STATE / _PAUSE)
+    if text is None:
+        return None
+    try:
+        return Pause(str(json.loads(text)["reason"]))
+    except (ValueError, KeyError, TypeError):
+        return Pause("its reason can't be read")
+
+
+def write_pause(found: Pause) -> None:
+    """Keep a pause.
+
+    Raises:
+        OSError: it can't be kept.
+    """
+    files.ensure_directory(paths.STATE)
+    files.ensure_file(paths.STATE / _PAUSE, json.dumps(dataclasses.asdict(found)) + "\n")
+
+
+def remove_pause() -> bool:
+    """Forget the pause. Return True if there was one."""
+    return files.ensure_absent(paths.STATE / _PAUSE)

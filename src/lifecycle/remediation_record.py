@@ -1,0 +1,121 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What the charm has done for sick GPUs by itself: a file, written before each step is made.
+
+So a hook that is killed in the midst of a step makes no second one, and a machine that comes up
+again knows what it was rebooted for.
+"""
+
+import dataclasses
+import json
+import logging
+import time
+import typing
+
+from gpu_agent import paths
+from gpu_agent.gpu.vendors.nvidia import kernel_modules
+from machine import files
+from plan.gpu_remediation import Made, Step
+
+_NAME: typing.Final = "gpu-recovery.json"
+_KEPT: typing.Final = 50
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What was done, and what is to follow.
+
+    Attributes:
+        made: the steps, the oldest first.
+        boot: the id of the boot in which the last reboot was asked for; empty: none is to be
+            followed up.
+        outcome: what came of the last reset, in words; empty: it is not known.
+    """
+
+    made: tuple[Made, ...] = ()
+    boot: str = ""
+    outcome: str = ""
+
+
+def read() -> Record:
+    """What was done. A damaged file counts as a reboot just now: it may have told of one.
+
+    Raises:
+        OSError: it can't be read, or a damaged one can't be replaced.
+    """
+    try:
+        text = files.read_text(paths.STATE / _NAME)
+        if text is None:
+            return Record()
+        found = json.loads(text)
+        made = tuple(
+            Made(
+                Step(one["step"]),
+                tuple(map(str, one["uuids"])),
+                float(one["at"]),
+                str(one.get("boot", "")),  # a charm before this one noted neither
+                float(one.get("since_boot", 0)),
+            )
+            for one in found["made"]
+        )
+        return Record(made, str(found["boot"]), str(found["outcome"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        _log.warning("%s is damaged: no machine is rebooted for a day", paths.STATE / _NAME)
+        record = Record((_now(Step.REBOOT, ()),))
+        _write(record)
+        return record
+
+
+def begin(step: Step, uuids: tuple[str, ...]) -> None:
+    """Note a step that is about to be made.
+
+    Raises:
+        OSError: it can't be noted, so that it must not be made.
+    """
+    before = read()
+    made = (*before.made, _now(step, uuids))[-_KEPT:]
+    boot = kernel_modules.boot(kernel_modules.ROOT) if step is Step.REBOOT else before.boot
+    _write(Record(made, boot, ""))
+
+
+def _now(step: Step, uuids: tuple[str, ...]) -> Made:
+    boot = kernel_modules.boot(kernel_modules.ROOT)
+    return Made(step, uuids, time.time(), boot, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def conclude(outcome: str) -> None:
+    """Note what came of a reset.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    _write(dataclasses.replace(read(), outcome=outcome))
+
+
+def returned() -> tuple[str, ...]:
+    """The GPUs that this machine was rebooted for, once it is up again; later: none.
+
+    Raises:
+        OSError: that can't be told.
+    """
+    record = read()
+    if not record.boot or record.boot == kernel_modules.boot(kernel_modules.ROOT):
+        return ()
+    _write(dataclasses.replace(record, boot=""))
+    reboots = [made for made in record.made if made.step is Step.REBOOT]
+    return reboots[-1].uuids if reboots else ()
+
+
+def forget() -> bool:
+    """Forget all of it. Return True if there was anything."""
+    return files.ensure_absent(paths.STATE / _NAME)
+
+
+def _write(record: Record) -> None:
+    plain = dataclasses.asdict(record)
+    for made in plain["made"]:
+        made["step"] = made["step"].value
+    files.ensure_directory(paths.STATE)
+    files.ensure_file(paths.STATE / _NAME, json.dumps(plain) + "\n")

@@ -1,0 +1,174 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The self-test as the charm runs it by itself, and what the last one came to."""
+
+import dataclasses
+import typing
+
+from gpu_agent import paths as wrapper
+from gpu_agent.availability import quarantine, retests
+from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
+from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.verdict import Verdict
+from gpu_agent.reporting.notifier import device_watch_unit as devices
+from gpu_agent.reporting.notifier import wake_unit as once
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import GpuPlan
+from gpu_selftest import due as gpu_selftest_due
+from gpu_selftest import last_pass, service, settings
+from gpu_selftest import retests as asked
+from gpu_selftest import verdict as gpu_selftest_verdict
+from gpu_selftest.check import Level, Progress
+from gpu_selftest.compute import environment
+from gpu_selftest.settings import Settings
+from host import toolkit_trial as trial
+from options.part import Part
+from plan import gpus
+from plan.model import Plan
+from plan.state import UnitState
+
+# How long a hook follows a test of isolation, in seconds: it takes 60 at most, and ends itself
+# after 90.
+_PATIENCE: typing.Final = 120
+# How long it waits for one by hand or at boot, in seconds: all but compute and burn-in are done.
+_COURTESY: typing.Final = 30
+
+
+def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
+    """Have self-test and node watch on this machine, and test where what it proves has changed.
+
+    Args:
+        state: what this unit was decided on.
+        wanted: what it is to be.
+        progress: told what happens.
+
+    Returns:
+        The same with what the self-test says.
+
+    Raises:
+        service.SelftestError: it ended without a verdict.
+        machine.app.AppError: the machine has no room for its programs.
+        machine.packages.PackageError: a toolkit that no container works with can't go back now.
+    """
+    inventory, on_start = state.inventory, state.options.selftest_on_start
+    if inventory is None or state.leaving:
+        remove()
+        return state
+    progress = _after(gpus.change(state, wanted.choice), progress)
+    subject = _subject(state, wanted, inventory)
+    service.install(on_start=on_start)
+    devices.install(state.unit, state.nodes)
+    once.install(state.unit)
+    unknown, tried = "", bool(state.packaged.previous)
+    # Without Concourse's runc no container can be made: that says nothing of a GPU.
+    testable = isinstance(wanted.gpu, GpuPlan) and bool(state.installed)
+    state, subject = _tried(state, wanted, inventory, subject, progress)
+    due = gpu_selftest_due._due(subject, repaired=state.repaired)
+    if (on_start or tried) and testable and due:
+        unknown = _test(due, progress)
+        after, _ = _tried(state, wanted, inventory, subject, progress)
+        if after is not state:
+            state = after
+            unknown = _test(Level.ISOLATION, progress)
+    if testable:
+        asked.ensure(progress)
+    if not unknown and (ended := service.broken_off()):
+        unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
+    found = Verdict("incomplete", failure=unknown) if unknown else gpu_selftest_verdict.verdict()
+    return dataclasses.replace(state, quarantined=quarantine.read(), verdict=found)
+
+
+def _after(said: str, progress: Progress) -> Progress:
+    """The same, told after what is said already."""
+    return (lambda line: progress(f"{said}; {line}")) if said else progress
+
+
+def _tried(
+    state: UnitState, wanted: Plan, inventory: Inventory, subject: str, progress: Progress
+) -> tuple[UnitState, str]:
+    """End a toolkit's trial if there is a verdict; what is here then, and is to be proven.
+
+    By a test that ended after its hook, too, or that the operator has run.
+    """
+    after = trial.end(state, wanted, subject, progress)
+    if after is state:
+        return state, subject
+    if isinstance(wanted.gpu, GpuPlan):
+        # What it was upgraded from works again before this hook ends.
+        install.apply(wanted.gpu)
+    return after, _subject(after, wanted, inventory)
+
+
+def _subject(state: UnitState, wanted: Plan, inventory: Inventory) -> str:
+    """Have the self-test know what it must, and return the name of what it is to prove."""
+    if inventory.state is State.NOT_PASSED:  # others may have them meanwhile
+        last_pass.forget_verdict()
+    current = _settings(state, wanted)
+    settings.write(current)
+    return last_pass.subject(current, inventory, state.machine)
+
+
+def _test(level: Level, progress: Progress) -> str:
+    """Test quick or isolation, or follow the test that a killed hook has started.
+
+    Returns:
+        Why there is no verdict yet; empty if there is.
+
+    Raises:
+        service.SelftestError: it ended without one.
+    """
+    running = service.running()
+    if running and not Level.ISOLATION.includes(running.level):
+        return f"it is due, and one of level {running.level.value} still runs"
+    if not running and (other := service.wait_for_others(_COURTESY)):
+        return f"it is due, and another still runs: {other}"
+    name = running.run if running else service.start(level)
+    report = service.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
+    return "" if report else "it still runs"
+
+
+def remove() -> bool:
+    """Take both from this machine; what was found out stays. True if anything was there."""
+    # Before the service, whose end would have the charm woken.
+    rooms = (devices, once, gpu_reset, service, environment, settings, retests)
+    removed = [room.remove() for room in rooms]
+    return any(removed)
+
+
+def _settings(state: UnitState, wanted: Plan) -> Settings:
+    """What the self-test must know; while the GPUs can't be used, those that were here before."""
+    earlier, options = settings.read(), state.options
+    chosen = tuple(
+        dataclasses.replace(gpu, index=index)
+        for index, gpu in zip(wanted.choice.indexes, wanted.choice.gpus, strict=True)
+    )
+    ready = isinstance(wanted.gpu, GpuPlan)
+    wheels = state.wheels
+    if wheels is None:  # Juju does not tell
+        wheels = earlier.wheels if earlier else ""
+    return Settings(
+        unit=state.unit,
+        vendor=options.gpu_vendor,
+        gpus=chosen if ready or not earlier else earlier.gpus,
+        allocation=options.gpu_allocation,
+        min_gpu_memory_gib=options.minimums.gpu_memory_gib,
+        min_compute_capability=options.minimums.compute_capability,
+        min_driver_version=options.minimums.driver_version,
+        min_cpus=options.minimums.cpus,
+        min_memory_gib=options.minimums.memory_gib,
+        gpu_driver=options.gpu_driver,
+        auto_reboot=options.auto_reboot,
+        allow_vulnerable_toolkit=options.allow_vulnerable_toolkit,
+        files=_files(state, earlier) if ready or not earlier else earlier.files,
+        wheels=wheels,
+    )
+
+
+def _files(state: UnitState, earlier: Settings | None) -> dict[str, str]:
+    """What wrapper and engines' runtime must be, as they have just been made."""
+    found, last = install.installed(), earlier.files if earlier else {}
+    if Part.ENGINES not in state.options.frozen:
+        return found
+    # With such options nobody has put the runtime right.
+    tasks = {path: told for path, told in found.items() if not wrapper.is_for_engines(path)}
+    return tasks | {path: told for path, told in last.items() if wrapper.is_for_engines(path)}

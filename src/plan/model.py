@@ -1,0 +1,94 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The parts of a plan: frozen types only."""
+
+import dataclasses
+
+from ci.concourse.plan import model
+from gpu_agent.engines import engine
+from gpu_agent.model import keep
+from gpu_agent.runtime import settings as runtime_settings
+from gpu_agent.runtime.settings import Folder
+from plan.gpu_offers import GpuOffer
+from plan.gpus import Choice, Unusable
+from plan.problems import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class DriverPlan:
+    """Which of NVIDIA's drivers to have, by packages of the distribution.
+
+    Attributes:
+        branch: such as `580-server`; empty: the one recommended for this GPU, or on a machine that
+            has one of ours, that.
+        userspace: in a container, the exact version that the libraries must have, such as
+            `580.65.06`; empty on a machine.
+        fabric_manager: the GPUs need it.
+    """
+
+    branch: str = ""
+    userspace: str = ""
+    fabric_manager: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolkitPlan:
+    """Which container toolkit of NVIDIA's to have, and from where.
+
+    Attributes:
+        version: of all its packages, such as `1.20.0-1`.
+        mirror: base URL of its repository, without a slash at its end.
+        key: the repository's public key, ASCII-armoured; empty: it is fetched from there, and
+            taken only if it has the fingerprint that NVIDIA's is known by.
+    """
+
+    version: str
+    mirror: str
+    key: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPlan:
+    """What the GPUs need of the host. A part that is None is given up, Keep stays as it is.
+
+    What is given up loses its sources, pins and holds; its packages stay until the unit goes.
+
+    Attributes:
+        packages: further ones that the operator wants.
+        settings: whether the kernel's limits and services are set for GPU work.
+        nvidia: whether those are among them that NVIDIA's driver has.
+    """
+
+    driver: DriverPlan | keep.Keep | None = None
+    toolkit: ToolkitPlan | keep.Keep | None = None
+    packages: tuple[str, ...] = ()
+    settings: bool = False
+    nvidia: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What this unit should be. A part that is None must not be there, Keep stays as it is.
+
+    Attributes:
+        choice: the GPUs that gpu-device-ids allows here.
+        unusable: UUIDs of GPUs that the wrapper gives to tasks and that are of no use to them now,
+            each with what is the matter.
+        reboot: the driver that is installed takes a reboot, and the charm may do that.
+        offer: what other units are told of the GPUs here; None: nothing new.
+        folders: those of the host that tasks get.
+        engines: which engines' containers can have GPUs.
+    """
+
+    problems: tuple[Problem, ...]
+    release: model.ReleasePlan | None
+    gpu: runtime_settings.GpuPlan | keep.Keep | None
+    worker: model.WorkerPlan | keep.Keep | None
+    web: model.WebPlan | keep.Keep | None
+    choice: Choice = Choice()
+    unusable: Unusable = ()
+    host: HostPlan | keep.Keep = keep.Keep.AS_IS
+    reboot: bool = False
+    offer: GpuOffer | None = None
+    folders: tuple[Folder, ...] | keep.Keep = ()
+    engines: engine.EnginesPlan | keep.Keep | None = None
