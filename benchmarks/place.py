@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from gpu_agent import paths
 from gpu_agent.model.inventory import Gpu, MigDevice, Vendor
 from gpu_agent.paths import PYTHON
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime import lease_manager as broker
 from gpu_runtime.holder_usage import Host
@@ -30,7 +32,7 @@ BUNDLES = SCRATCH / "bundles"
 ROOT_OF_RUNC = SCRATCH / "runc"
 IMAGE = "image/volume"  # beside the volumes that are copies of it
 SPEC_BYTES = 27_000  # of a task's config.json under the real Concourse 8.3
-RUNC = Path(oci.wrapper.RUNC)
+RUNC = Path(paths.RUNC)
 
 
 def _checked(result: int) -> None:
@@ -116,6 +118,7 @@ class Wrapper:
         policy_path = self.folder / "policy.json"
         self.front.write_text(
             templates.render(
+                paths.TEMPLATES,
                 "runc",
                 runc=runc,
                 python=PYTHON,
@@ -127,7 +130,7 @@ class Wrapper:
             )
         )
         self.front.chmod(0o755)
-        content = json.loads(oci.wrapper.policy_text(GpuPlan(gpus, str(runc))))
+        content = json.loads(install.policy_text(GpuPlan(gpus, str(runc))))
         policy_path.write_text(json.dumps({**content, "cordons": [], **policy}))
 
     def give_back(self) -> None:

@@ -137,7 +137,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
         """Have the machine for this unit; keys of workers that are gone are revoked before.
 
         Raises:
-            host.owner.TakenError: another unit has it.
+            lifecycle.machine_claim.TakenError: another unit has it.
         """
         if mine := owner.has(self._id):
             self._authorize_workers()

@@ -27,7 +27,7 @@ from gpu_agent.model.inventory import Inventory, Vendor
 from gpu_agent.model.verdict import Verdict
 from gpu_agent.runtime import policy
 from gpu_agent.runtime import task_mounts as folders
-from gpu_selftest import verdict as gpu_selftest_verdict
+from gpu_selftest import verdict as last_test
 from host import network
 from host import nvidia_toolkit as toolkit
 from lifecycle import drain
@@ -52,7 +52,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     """What there is to know of this unit.
 
     Raises:
-        host.facts.UnknownError: the machine can't be looked at now.
+        gpu_agent.diagnosis.machine.UnknownError: the machine can't be looked at now.
     """
     options = juju.read_options(model)
     asked = options.enable_gpu and options.has_worker
@@ -100,7 +100,7 @@ def at_gpus(options: Options) -> Gpus:
         OSError: that can't be told now.
     """
     seen, inventory = nodes.present(), detect.in_time(options.gpu_vendor)
-    return seen, inventory, gpu_selftest_verdict.verdict(), quarantine.read()
+    return seen, inventory, last_test.verdict(), quarantine.read()
 
 
 def at_idle_gpus() -> int:
@@ -123,7 +123,8 @@ def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged, str, str
         was rebooted last.
 
     Raises:
-        OSError, machine.packages.PackageError, host.facts.UnknownError: that can't be told now.
+        OSError, machine.packages.PackageError, gpu_agent.diagnosis.machine.UnknownError: that
+        can't be told now.
     """
     rebooted_for = memory.rebooted_for()
     if inventory is None:
@@ -139,7 +140,7 @@ def at_network(model: juju.Model) -> Network:
     """Where others could reach this unit's web.
 
     Raises:
-        host.facts.UnknownError: the machine's addresses can't be told now.
+        gpu_agent.diagnosis.machine.UnknownError: the machine's addresses can't be told now.
     """
     return tsa.network(model, network.interfaces(), web.peer_address())
 

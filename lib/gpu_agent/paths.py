@@ -1,20 +1,16 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What this unit must not forget between two hooks, in small files under /var/lib/gpu-ci."""
+"""The well-known paths of this machine that more than one room has to do with."""
 
-import pathlib
 import typing
 from pathlib import Path
 
-STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci")
+TEMPLATES = Path(__file__).resolve().with_name("templates")  # what the agent renders
 
-
-CORDONS: typing.Final = pathlib.Path("/run/gpu-ci/cordons")
+STATE: typing.Final = Path("/var/lib/gpu-ci")  # what must not be forgotten between two hooks
+QUARANTINE: typing.Final = STATE / "quarantine"
+CORDONS: typing.Final = Path("/run/gpu-ci/cordons")
 """The folder: a file `<UUID>.json` with the reason each."""
-
-
-PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/quarantine")
-
 
 PYTHON = "/usr/bin/python3"  # the distribution's own: 3.10 on Ubuntu 22.04, 3.12 on 24.04
 RUNC = "/opt/concourse/current/bin/runc"
@@ -28,12 +24,11 @@ SELFTEST = BIN / "gpu-selftest"
 LIB = HOME / "lib"
 # A link. Its name is from before that of the package: fronts of that time call it still.
 BACK_END = LIB / "gpuci"
-LINK = Path(
-    "/usr/local/bin/runc-gpu-wrapper"
-)  # for people; its name keeps it out of containerd's way
+# For people; its name keeps it out of containerd's way.
+LINK = Path("/usr/local/bin/runc-gpu-wrapper")
 CONFIG = Path("/etc/gpu-ci")
 POLICY = CONFIG / "policy.json"
-# The runtime of podman and Docker (see engines.front).
+# The runtime of podman and Docker (see gpu_agent.engines.front).
 ENGINES = HOME / "engines"
 ENGINES_CONFIG = CONFIG / "engines"
 RUN = Path("/run/gpu-ci")

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-test as the charm runs it by itself, and what the last one came to."""
+"""Whether a self-test is due, and of which level."""
 
 import datetime
 import time
@@ -14,7 +14,7 @@ from gpu_selftest.check import Level, Outcome, Result
 _TRY_AGAIN: typing.Final = 300
 
 
-def _due(subject: str, *, repaired: bool) -> Level | None:
+def due(subject: str, *, repaired: bool) -> Level | None:
     """Which level is to be tested now; None if nothing is due."""
     last = results.read()
     if last is None or last.subject != subject or not last_pass.is_tested():

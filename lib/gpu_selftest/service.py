@@ -8,6 +8,7 @@ may be held.
 
 import dataclasses
 import datetime
+import pathlib
 import re
 import typing
 
@@ -24,6 +25,7 @@ from machine import systemd as services
 from machine import systemd_escaping as escaping
 from machine import systemd_transient as transient
 
+TEMPLATES: typing.Final = pathlib.Path(__file__).resolve().with_name("templates")
 LAUNCHER: typing.Final = wrapper.BIN / "gpu-selftest"
 BOOT: typing.Final = "gpu-ci-selftest.service"
 RUN: typing.Final = "gpu-ci-selftest-run.service"
@@ -79,18 +81,22 @@ def install(*, on_start: bool) -> bool:
         Whether anything had to be changed.
 
     Raises:
-        machine.app.AppError: the machine has no room for the programs that they run.
+        gpu_agent.install.AppError: the machine has no room for the programs that they run.
     """
     changed = app.ensure()
     files.ensure_directory(LAUNCHER.parent)
     launcher = templates.render(
-        "gpu-selftest", app=app.HOME / app.CURRENT, stamp=app.STAMP, python=wrapper.PYTHON
+        TEMPLATES,
+        "gpu-selftest",
+        app=app.HOME / app.CURRENT,
+        stamp=app.STAMP,
+        python=wrapper.PYTHON,
     )
     changed |= files.ensure_file(LAUNCHER, launcher, mode=0o755)
     if not on_start:
         return services.remove_unit(BOOT) or changed
     service = templates.render(
-        "gpu-ci-selftest.service", launcher=LAUNCHER, release=release.CURRENT
+        TEMPLATES, "gpu-ci-selftest.service", launcher=LAUNCHER, release=release.CURRENT
     )
     return services.ensure_unit(BOOT, service) or changed
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-test as the charm runs it by itself, and what the last one came to."""
+"""What the last self-test came to."""
 
 from gpu_agent.model.verdict import Verdict
 from gpu_selftest import results

@@ -25,6 +25,13 @@ LIMITS: typing.Final = {Level.QUICK: 22.0, Level.ISOLATION: 90.0}
 _FEW: typing.Final = 8
 _MORE: typing.Final = 3.0
 
+# The modules that ask drivers. What waits in others, for dpkg or a disk, says nothing of a GPU.
+_ASKING: typing.Final = ("gpu_agent.gpu.", "gpu_agent.availability.external_processes")
+_ABOUT_PACKAGES: typing.Final = frozenset(
+    f"gpu_agent.gpu.vendors.nvidia.{name}"
+    for name in ("driver_files", "driver_packages", "driver_state", "kernel_modules")
+)
+
 
 class Watchdog:
     """Ends this process with a report when the checks hang.
@@ -120,12 +127,16 @@ class Watchdog:
         )
 
 
+def _asks_drivers(module: str) -> bool:
+    return module.startswith(_ASKING) and module not in _ABOUT_PACKAGES
+
+
 def _asked() -> types.FrameType | None:
     """Where the main thread is, if it is in the room that asks drivers, or in what that calls."""
     # Documented, for such purposes as this one.
     frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     innermost = frames.get(threading.main_thread().ident or 0)
     frame = innermost
-    while frame and not str(frame.f_globals.get("__name__")).startswith("gpu."):
+    while frame and not _asks_drivers(str(frame.f_globals.get("__name__"))):
         frame = frame.f_back
     return innermost if frame else None

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""NVIDIA's driver: what there is of it, and having it installed, loaded, matched and let go."""
+"""NVIDIA's driver: have it installed, loaded, matched and let go."""
 
 import collections.abc
 import dataclasses
@@ -30,7 +30,7 @@ _ENABLED: typing.Final = paths.STATE / "driver-services.json"
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["DriverError", "end_reload", "ensure", "look", "release", "reload"]
+__all__ = ["DriverError", "end_reload", "ensure", "release", "reload"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +46,17 @@ def ensure(plan: DriverPlan, progress: Progress) -> bool:
 
     A driver that is there stays at its version. A kernel that came since, and runs or is to run
     after the next boot, gets its module. What modprobe says against loading is no error here:
-    `look` tells it.
+    driver_state.look tells it.
 
     Returns:
         Whether anything was changed.
 
     Raises:
         machine.packages.PackageError: that can't be done; the text says why, with the next step.
-        host.facts.UnknownError: what there is can't be told.
+        gpu_agent.diagnosis.machine.UnknownError: what there is can't be told.
     """
     found = driver_state.look()
-    if driver_state._is_half_ours():
+    if driver_state.is_half_ours():
         apt.end_interruption()
         found = driver_state.look()
     if found.is_anothers:

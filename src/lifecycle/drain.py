@@ -46,9 +46,9 @@ for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   /usr/bin/sleep 15
 done
 """
-_CODE: typing.Final = pathlib.Path(__file__).resolve().parents[1]
+_CODE: typing.Final = pathlib.Path(__file__).resolve().parents[2]
 _PATH: typing.Final = f"{_CODE}/lib:{_CODE}/src"
-_NAMES: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.names")
+_NAMES: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.api.build_info_program")
 
 Progress = collections.abc.Callable[[str], None]
 _log = logging.getLogger(__name__)

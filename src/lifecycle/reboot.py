@@ -34,7 +34,8 @@ def prepare(
         sick: the GPUs that need it.
 
     Raises:
-        host.facts.UnknownError: the reboot, or what goes before it, can't be noted.
+        gpu_agent.diagnosis.machine.UnknownError: the reboot, or what goes before it, can't be
+            noted.
     """
     _forget_what_helped(state)
     if not may:

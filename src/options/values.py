@@ -30,11 +30,11 @@ _UUID = re.compile(
     re.IGNORECASE,
 )
 # A name whose last part is a number is taken for an address by resolvers.
-_HOST_NAME = re.compile(
+HOST_NAME = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?",
     re.IGNORECASE,
 )
-_HOST_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+HOST_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 
 class OptionError(ValueError):

@@ -1,12 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which GPUs the health watch looks after. Pure."""
+"""The watch as the charm has it run: which GPUs it looks after, and how."""
 
 import pathlib
 import typing
 
 from gpu_agent import paths
-from gpu_agent import paths as wrapper
 from gpu_agent.health import service, settings
 from gpu_agent.health.settings import Settings
 from gpu_agent.model.card import Card
@@ -81,7 +80,7 @@ def ensure(state: UnitState, wanted: Plan) -> bool:
     if {Part.WATCH, Part.GPU, Part.UNIT} & state.frozen:
         return False
     if state.options.gpu_health == "off":
-        return service._stop()
+        return service.stop()
     found = _settings(state, wanted)
     if found.cards or settings.PATH.exists():
         return service.install(found)
@@ -122,9 +121,9 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         cards=cards(state, wanted.choice, known),
         driver=driver[0] if driver else earlier.driver,
         cuda=driver[1] if driver else earlier.cuda,
-        store=str(wrapper.STORE),
-        cordons=(str(wrapper.CORDONS), str(paths.PATH)),
-        quarantine=str(paths.PATH),
+        store=str(paths.STORE),
+        cordons=(str(paths.CORDONS), str(paths.QUARANTINE)),
+        quarantine=str(paths.QUARANTINE),
         max_quarantined=options.max_quarantined,
         job_log=options.job_log,
         unused=options.gpu_unused,

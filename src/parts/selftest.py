@@ -14,10 +14,9 @@ from gpu_agent.reporting.notifier import device_watch_unit as devices
 from gpu_agent.reporting.notifier import wake_unit as once
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
-from gpu_selftest import due as gpu_selftest_due
-from gpu_selftest import last_pass, service, settings
+from gpu_selftest import due as next_test
+from gpu_selftest import last_pass, service, settings, verdict
 from gpu_selftest import retests as asked
-from gpu_selftest import verdict as gpu_selftest_verdict
 from gpu_selftest.check import Level, Progress
 from gpu_selftest.compute import environment
 from gpu_selftest.settings import Settings
@@ -47,7 +46,7 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
 
     Raises:
         service.SelftestError: it ended without a verdict.
-        machine.app.AppError: the machine has no room for its programs.
+        gpu_agent.install.AppError: the machine has no room for its programs.
         machine.packages.PackageError: a toolkit that no container works with can't go back now.
     """
     inventory, on_start = state.inventory, state.options.selftest_on_start
@@ -63,7 +62,7 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     # Without Concourse's runc no container can be made: that says nothing of a GPU.
     testable = isinstance(wanted.gpu, GpuPlan) and bool(state.installed)
     state, subject = _tried(state, wanted, inventory, subject, progress)
-    due = gpu_selftest_due._due(subject, repaired=state.repaired)
+    due = next_test.due(subject, repaired=state.repaired)
     if (on_start or tried) and testable and due:
         unknown = _test(due, progress)
         after, _ = _tried(state, wanted, inventory, subject, progress)
@@ -74,7 +73,7 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
         asked.ensure(progress)
     if not unknown and (ended := service.broken_off()):
         unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
-    found = Verdict("incomplete", failure=unknown) if unknown else gpu_selftest_verdict.verdict()
+    found = Verdict("incomplete", failure=unknown) if unknown else verdict.verdict()
     return dataclasses.replace(state, quarantined=quarantine.read(), verdict=found)
 
 

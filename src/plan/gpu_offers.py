@@ -9,7 +9,8 @@ import collections.abc
 import dataclasses
 import typing
 
-# The ids of cards that have none of their own: their place in a machine (gpu.inventory.Gpu).
+# The ids of cards that have none of their own: their place in a machine
+# (gpu_agent.model.inventory.Gpu).
 _PLACE: typing.Final = "PCI-"
 
 

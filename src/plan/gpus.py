@@ -144,7 +144,7 @@ def problem_with(state: UnitState, choice: Choice) -> Problem | None:
 
 
 def unusable(state: UnitState, choice: Choice) -> Unusable:
-    """GPUs that the wrapper gives to tasks and that are of no use to them now (plan.parts.Plan).
+    """GPUs that the wrapper gives to tasks and that are of no use to them now (plan.model.Plan).
 
     It goes by what was right before, as long as nothing that tasks could have is here.
     """

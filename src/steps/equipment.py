@@ -21,8 +21,8 @@ def ensure(plan: HostPlan | Keep, progress: collections.abc.Callable[[str], None
 
     Raises:
         machine.packages.PackageError: something can't be had; what comes before it is there.
-        selftest.service.SelftestError: the upgraded driver can't be tested.
-        host.facts.UnknownError: the machine can't be looked at now.
+        gpu_selftest.service.SelftestError: the upgraded driver can't be tested.
+        gpu_agent.diagnosis.machine.UnknownError: the machine can't be looked at now.
     """
     if plan is Keep.AS_IS:
         return False

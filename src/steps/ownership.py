@@ -13,19 +13,20 @@ import typing
 from ci.concourse import release
 from ci.concourse.options import worker as worker_options
 from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import container_network as network
 from ci.concourse.worker import worker
-from gpu_agent import paths as wrapper
 from gpu_agent.engines import registry as registration
 from gpu_agent.gpu_run import service as gpu_run
+from gpu_agent.health import service as watch
 from gpu_agent.reporting.receipts import log as receipts
-from host import network, software
+from gpu_agent.runtime import install as wrapper
+from host import software
 from lifecycle import drain
 from lifecycle import machine_claim as owner
 from lifecycle import remediation_record as recovery_record
 from lifecycle import unit_record as memory
 from machine import files
 from options.values import OptionError
-from parts import health_watch as watch
 from parts import selftest as automatic
 from plan.unit_id import UnitId
 
@@ -44,7 +45,7 @@ def take(
         progress: told what takes long.
 
     Raises:
-        host.owner.TakenError: if another unit has it.
+        lifecycle.machine_claim.TakenError: if another unit has it.
     """
     found = None if owner.read() else _found(unit, mode, new=new)
     former = owner.claim(unit, found)

@@ -76,10 +76,10 @@ class Host:
         }  # fmt: skip
 
     def web(self, *worker_keys, die_at=-1):
-        return self.call("ci.concourse.web.apply", self.web_plan(*worker_keys), die_at=die_at)
+        return self.call("ci.concourse.web.web.apply", self.web_plan(*worker_keys), die_at=die_at)
 
     def worker(self, **changes):
-        return self.call("ci.concourse.worker.apply", self.worker_plan(**changes))
+        return self.call("ci.concourse.worker.worker.apply", self.worker_plan(**changes))
 
     def both(self):
         """Web and worker as they are in most tests; whether each is well."""
@@ -87,10 +87,10 @@ class Host:
         return self.call("tests.functional.ci_driver.both", *plans, say=False)["result"]
 
     def key(self):
-        return self.call("ci.concourse.worker_keys.ensure", "", say=False)["result"]
+        return self.call("ci.concourse.worker.keys.ensure", "", say=False)["result"]
 
     def healthy(self):
-        names = ("ci.concourse.web.healthy", "ci.concourse.worker.healthy")
+        names = ("ci.concourse.web.web.healthy", "ci.concourse.worker.worker.healthy")
         return [self.call(name, say=False)["result"] for name in names]
 
     def main_pid(self, unit):

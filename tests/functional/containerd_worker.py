@@ -61,9 +61,9 @@ touch "$LAB/ready"
 # What the charm does: `apply(GpuPlan)` or `remove()`, and says whether that changed anything.
 CHARM = """
 import json, sys
-from gpu.inventory import Gpu, Vendor
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
 runtime, options, *indexes = sys.argv[1:]
 gpus = tuple(
     Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,

@@ -103,9 +103,9 @@ rm -rf /var/lib/gpu-ci /sys/module/* /srv/busy /srv/refuses /run/systemd/contain
 """
 CALL = """
 import dataclasses, json, sys
-from host import driver
+from host import nvidia_driver as driver
 from machine import packages, process
-from plan.parts import DriverPlan
+from plan.model import DriverPlan
 commands, said, answers, run = [], [], [], process.run
 process.run = lambda argv, **more: commands.append(argv) or run(argv, **more)
 for name, more in json.load(sys.stdin):

@@ -91,10 +91,10 @@ gpu-ci = ["/opt/gpu-ci/engines/gpu-ci"]
 # What the charm does: `apply(GpuPlan)`.
 CHARM = """
 import json, sys
-from engines import front
-from gpu.inventory import Gpu, Vendor
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent.engines import front
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
 options, *indexes = sys.argv[1:]
 gpus = tuple(
     Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
@@ -108,8 +108,8 @@ front.apply(nvidia_runtime=True)
 # The charm's own registration; where no systemd is, Docker gets the signal that it would send.
 REGISTER = """
 import os, signal, sys
-from engines import docker, docker_unit, registration
-from plan.parts import EnginesPlan
+from gpu_agent.engines.docker import daemon_json as docker, docker_unit, registration
+from gpu_agent.engines.engine import EnginesPlan
 docker_unit.ensure = docker_unit.remove = lambda: False
 def reload(_):
     os.kill(int(sys.argv[1]), signal.SIGHUP)

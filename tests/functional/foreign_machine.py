@@ -21,8 +21,8 @@ HOST, CONTAINER = "pid:[4026531836]", "pid:[4026532448]"
 ASK = """
 import json, pathlib, sys, time
 from plan.state import Lease
-from gpu import foreign, nvml
-from gpu.inventory import Inventory, State
+from gpu_agent.availability import external_processes as foreign, nvml
+from gpu_agent.model.inventory import Inventory, State
 asked = json.loads(sys.argv[1])
 waits = []
 def sleep(seconds):

@@ -16,26 +16,26 @@ from tests.lab.cgroups import hierarchy, is_unified
 
 APPLY = """
 import json, sys
-from gpu import detect
-from gpu.inventory import Vendor
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.model.inventory import Vendor
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
 found = detect.detect()
 runtime = sys.argv[1] if found.vendor is Vendor.NVIDIA else ""
 wrapper.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
 """
 RUN = """
 import dataclasses, json, signal, sys
-from gpu import detect
-from selftest.isolation import level as isolation
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors import detect
+from gpu_selftest.isolation import level as isolation
+from gpu_selftest.settings import Settings
 # A shell starts its background jobs with SIGINT ignored, and so all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gpus = detect.detect().gpus
 def progress(text):
     print(text, file=sys.stderr, flush=True)
 if "nested" in sys.argv:
-    from selftest import containers
+    from gpu_selftest.isolation import containers
     containers.is_nested = lambda: True
 if "unseen" in sys.argv:
     from gpu_runtime.holder_usage import Host

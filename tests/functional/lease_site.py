@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 
+from gpu_agent import paths
 from tests.functional.containerd_worker import ROOT
 
 LONG = "sleep 1000"
 ACT = """
 import json, sys
-from oci import cordons, leases
+from gpu_agent.availability import cordons, leases
 name, *words = sys.argv[1:]
 if name == "release":
     said = leases.release(*words[:2], force=len(words) > 2)
@@ -114,7 +115,7 @@ def act(worker, *words):
 
 def with_rights_of_the_watch(*argv):
     """The command that runs another one with no more rights than the watch's unit has."""
-    unit = (ROOT / "templates" / "gpu-ci-health.service").read_text()
+    unit = (paths.TEMPLATES / "gpu-ci-health.service").read_text()
     (names,) = re.findall("^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
     rights = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in names.split())
     return ["setpriv", f"--bounding-set=-all,{rights}", "--no-new-privs", *argv]

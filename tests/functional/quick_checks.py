@@ -18,13 +18,13 @@ COMMAND = [
     "-c",
     """
 import dataclasses, json, pathlib, sys
-from gpu import health, xid
-from gpu.inventory import Gpu, Vendor
-from selftest.quick import gpu_checks
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors.nvidia import nvml_health as health, xid
+from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_selftest.quick import gpu_checks
+from gpu_selftest.settings import Settings
 
 def samples(uuids, count):
-    with health.watch(uuids) as sample:
+    with gpu_agent.health.loop(uuids) as sample:
         return [{uuid: dataclasses.asdict(one) for uuid, one in sample().items()}
                 for _ in range(count)]
 

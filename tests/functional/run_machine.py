@@ -17,12 +17,12 @@ SLICE = "/gpurun.slice/gpu-run-"
 # As a hook does it, from a charm that lies in /srv/charm.
 DO = """
 import pathlib
-from machine import app
+from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), {current!r}
-from gpu import detect
-from gpu_run import service
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.gpu_run import service
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
 def policy(**values):
     given = dict(nvidia_runtime='/usr/bin/false', wait_timeout=60) | values
     wrapper.POLICY.parent.mkdir(exist_ok=True)

@@ -35,7 +35,7 @@ def installed(host):
         "tar xzf /opt/concourse/current/resource-types/mock/rootfs.tgz -C rootfs; "
         "chown -R 4294967294:4294967294 rootfs"
     )
-    first = host.call("ci.concourse.local_postgresql.ensure")
+    first = host.call("ci.concourse.web.local_postgresql.ensure")
     assert first["result"] is True
     quoted = ODD.replace("'", "''")
     # Not in argv: systemd-run puts in what it knows for ${HOME}.
@@ -63,7 +63,7 @@ def test_local_postgresql_lets_in_only_its_own_user_and_is_left_alone(installed)
     query = "psql -h /var/run/postgresql -d concourse -tAc 'SELECT current_user'"
     assert installed.sh(f"cd /; runuser -u concourse -- {query}").strip() == "concourse"
     assert installed.sh(f"cd /; runuser -u nobody -- {query} || echo no").strip() == "no"
-    again = installed.call("ci.concourse.local_postgresql.ensure")
+    again = installed.call("ci.concourse.web.local_postgresql.ensure")
     assert again["result"] is False
     assert changing(again["commands"]) == []
 
@@ -128,7 +128,7 @@ def test_new_worker_key_is_reloaded_without_a_restart(running):
     running.worker(private_key=other, name="worker-1")
     until(lambda: running.known("worker-1"))
     # Else web would go on giving it tasks for a while.
-    running.call("ci.concourse.worker.retire", 5)
+    running.call("ci.concourse.worker.worker.retire", 5)
 
 
 def test_key_reload_is_made_up_for_if_the_hook_was_killed_before_it(running):
@@ -156,7 +156,7 @@ def test_hook_killed_at_any_point_and_run_again_ends_in_the_same_state(running, 
 
 def test_worker_is_connected_as_long_as_web_lets_it_in(running):
     def connected():
-        done = running.call("ci.concourse.worker.is_connected", say=False)
+        done = running.call("ci.concourse.worker.worker.is_connected", say=False)
         return done["result"], done["seconds"]
 
     until(lambda: connected()[0])
@@ -228,15 +228,15 @@ getent group concourse || :
 
 def test_retired_worker_leaves_the_cluster_even_with_a_task_and_does_not_come_back(running):
     start_task(running, "retired")
-    done = running.call("ci.concourse.worker.retire", 3)
+    done = running.call("ci.concourse.worker.worker.retire", 3)
     assert 3 <= done["seconds"] < 120
     assert done["said"] == ["Retiring the worker: its builds have 3 s left"]
     assert running.known("worker-0") is None
     assert "worker-0" not in running.fly("workers")
     assert running.sh("systemctl is-enabled concourse-worker", check=False).strip() == "disabled"
     assert running.main_pid("concourse-worker") == 0
-    assert running.call("ci.concourse.worker.retire", 3)["result"] is False
-    running.call("ci.concourse.worker.take_up")
+    assert running.call("ci.concourse.worker.worker.retire", 3)["result"] is False
+    running.call("ci.concourse.worker.worker.take_up")
     assert running.sh("systemctl is-enabled concourse-worker").strip() == "enabled"
     until(lambda: running.known("worker-0"))
 
@@ -244,9 +244,11 @@ def test_retired_worker_leaves_the_cluster_even_with_a_task_and_does_not_come_ba
 def test_a_worker_that_web_takes_no_more_waits_for_no_builds(running):
     """As on a removed application: web hears of it at the same time, and revokes the key."""
     until(lambda: running.known("worker-0"))
-    running.call("ci.concourse.web.apply", {**running.web_plan(), "worker_keys": []})
+    running.call("ci.concourse.web.web.apply", {**running.web_plan(), "worker_keys": []})
     running.sh("systemctl restart concourse-web")
-    done = running.call("ci.concourse.worker.retire", 240, constants={"FAREWELL_SECONDS": 2})
+    done = running.call(
+        "ci.concourse.worker.worker.retire", 240, constants={"FAREWELL_SECONDS": 2}
+    )
     assert done["seconds"] < 120
     assert done["said"][0] == "Retiring the worker: its builds have 240 s left"
     last = r"Retiring the worker: web takes nothing of it any more, its builds have [12] s left"
@@ -256,10 +258,10 @@ def test_a_worker_that_web_takes_no_more_waits_for_no_builds(running):
 
 def test_removal_leaves_nothing_of_a_worker_with_running_tasks(running):
     start_task(running, "removed")
-    assert running.call("ci.concourse.worker.remove", say=False)["result"] is True
+    assert running.call("ci.concourse.worker.worker.remove", say=False)["result"] is True
     # Web, on the same machine, goes on.
     assert running.healthy() == [True, False]
-    assert running.call("ci.concourse.web.remove", say=False)["result"] is True
+    assert running.call("ci.concourse.web.web.remove", say=False)["result"] is True
     assert running.call("ci.concourse.release.remove", say=False)["result"] is True
     # By stdin: in argv it would find itself.
     assert running.machine.run(["/bin/sh"], stdin=LEFT).stdout == ""

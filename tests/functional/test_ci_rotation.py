@@ -26,9 +26,9 @@ def test_both_keys_are_rotated_under_a_task_that_goes_on(running):
     running.worker(tsa_public_keys=both)
     shows = running.web_plan()
     shows["secrets"]["tsa_host_key"] = new
-    assert running.call("ci.concourse.web.apply", shows)["result"] is True
+    assert running.call("ci.concourse.web.web.apply", shows)["result"] is True
     running.worker(tsa_public_keys=both[1:])
-    until(lambda: running.call("ci.concourse.worker.is_connected", say=False)["result"])
+    until(lambda: running.call("ci.concourse.worker.worker.is_connected", say=False)["result"])
 
     def seen():
         name = "tests.functional.ci_driver.seen"

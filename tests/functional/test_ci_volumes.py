@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
 CODE = """
 import pathlib, sys
-from ci.concourse import volumes
+from ci.concourse.worker import volumes
 folder = pathlib.Path(sys.argv[1])
 def proof(driver):
     try:

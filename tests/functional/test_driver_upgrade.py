@@ -35,14 +35,14 @@ UBUNTU_DRIVERS = "#!/bin/sh\n# Stands in for ubuntu-drivers.\n" + "".join(
 )
 CALL = """
 import datetime, json, sys
-from driver_upgrade import action, walk
-from gpu import detect
-from host import driver
+from actions import driver_upgrade as action, walk
+from gpu_agent.gpu.vendors import detect
+from host import nvidia_driver as driver
 from machine import packages
-from oci import quarantine
-from plan.parts import DriverPlan
-from selftest import results, run, service, settings
-from selftest.check import Check, Level, Outcome
+from gpu_agent.availability import quarantine
+from plan.model import DriverPlan
+from gpu_selftest import results, run, service, settings
+from gpu_selftest.check import Check, Level, Outcome
 given, said = json.load(sys.stdin), []
 CHECK = Check("grant", Level.ISOLATION, "each task has its GPU", each_gpu=True)
 def look():  # by the library of the driver that is there now

@@ -33,16 +33,16 @@ find /etc/docker /etc/systemd/system /opt -printf '%p %m %l\\n' | sort
 find /var/lib/gpu-ci -type f || :
 """
 REGISTER = """
-from engines import registration
-from oci import wrapper
-from plan.parts import EnginesPlan
+from gpu_agent.engines import registry as registration
+from gpu_agent import paths as wrapper
+from gpu_agent.engines.engine import EnginesPlan
 wrapper.apply(None)
 plan = EnginesPlan(("docker",), default=True, nvidia=False)
 print(registration.ensure(plan), registration.ensure(plan))
 """
 REMOVE = """
-from engines import registration
-from oci import wrapper
+from gpu_agent.engines import registry as registration
+from gpu_agent import paths as wrapper
 print(registration.remove(), registration.remove())
 wrapper.remove()
 """

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 DETECT = """
 import sys
 sys.path[:0] = ["{root}/src", "{root}/lib"]
-from gpu import detect, report
+from gpu_agent.gpu.vendors import detect, report
 print(report.as_json(detect.detect("{vendor}"), (), {{}}))
 """
 

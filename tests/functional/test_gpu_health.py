@@ -362,7 +362,7 @@ def machine(tmp_path_factory):
 
 LOOK = """
 import dataclasses, json
-from gpu import xid
+from gpu_agent.gpu.vendors.nvidia import xid
 log = xid.read()
 print(json.dumps([dataclasses.astuple(one) for one in log.messages] + [log.problem, log.complete]))
 """

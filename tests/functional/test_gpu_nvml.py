@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 T4 = Card(number=1, model="Tesla T4", memory_mib=15360)
 ASK = """
 import dataclasses, json, pathlib, sys
-from gpu import detect, report
+from gpu_agent.gpu.vendors import detect, report
 found = detect.detect(root=pathlib.Path(sys.argv[1]))
 import pynvml
 try:
@@ -203,7 +203,7 @@ def test_what_a_gpu_does_not_support_is_left_open(detect, tmp_path, monkeypatch,
 
 CHANGE = """
 import pathlib, sys
-from gpu import detect
+from gpu_agent.gpu.vendors import detect
 root, library = map(pathlib.Path, sys.argv[1:])
 print(detect.detect(root=root).state.value)
 library.unlink()

@@ -20,7 +20,7 @@ SMI = nvidiapackages.SMI.replace(
 )
 CALL = """
 import json
-from host import gpu_reset
+from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
 print(json.dumps(gpu_reset.reset({uuid!r}, persistent=True, beside={beside!r})))
 """
 

@@ -283,7 +283,13 @@ def test_a_shut_user_slice_leaves_gpu_run_the_only_way(box):
 def test_the_number_of_a_process_that_is_held_is_no_others():
     env = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"}
     held = subprocess.Popen(["/usr/bin/sleep", "1000"])
-    argv = [sys.executable, "-m", "gpu_run.pin", str(os.getpid()), str(held.pid)]
+    argv = [
+        sys.executable,
+        "-m",
+        "gpu_agent.gpu_run.scope_anchor",
+        str(os.getpid()),
+        str(held.pid),
+    ]
     with subprocess.Popen(argv, stdin=-1, stdout=-1, env=env) as pin:
         assert pin.stdout.readline() == b"held\n"
         held.kill()

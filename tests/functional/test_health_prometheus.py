@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(
 # What the charm would write; the wrapper's and the watch's folders are the machine's own.
 SETTINGS = """
 import pathlib, sys
-from gpu import detect
-from health import settings
-from health.seen import Card
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.health import settings
+from gpu_agent.model.card import Card
 from machine import files
 gpus = detect.detect().gpus
 cards = tuple(Card(one.uuid, one.index, one.pci_address, one.model, one.devices) for one in gpus)

@@ -21,13 +21,13 @@ CALL = "-u|gpu-box/0|JUJU_DISPATCH_PATH=hooks/update-status ./dispatch|"
 # As a hook does it, from a charm that lies in /srv/charm.
 DO = """
 import pathlib
-from machine import app
+from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), {current!r}
-from gpu import detect
+from gpu_agent.gpu.vendors import detect
 from gpu_runtime import policy
-from health import service, settings
-from health.seen import Card
-from oci import quarantine, retests, wrapper
+from parts import health_watch as service, settings
+from gpu_agent.model.card import Card
+from gpu_agent.availability import quarantine, retests, wrapper
 folders = str(wrapper.CORDONS), str(quarantine.PATH)
 def card(one):
     return Card(one.uuid, one.index, one.pci_address, one.model, one.devices)

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The second socket has a name that is made up to look like a row of the kernel's table.
 CODE = r"""
 import json, os, pathlib, re, socket
-from host import facts
+from gpu_agent.diagnosis import machine as facts
 seen = [facts.machine().rival]
 os.mkdir("/run/containerd")
 with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as odd:

@@ -50,7 +50,7 @@ ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced {IDLE} --verbo
 INSTALL = "[Install]\nWantedBy=multi-user.target\n"
 CALL = """
 import json, logging, pathlib, sys
-from host import settings
+from host import kernel_settings as settings
 settings._PARAMETERS = pathlib.Path("/root/params")
 logging.basicConfig(level=logging.WARNING)
 print(json.dumps([getattr(settings, sys.argv[1])(*map(json.loads, sys.argv[2:]))]))

@@ -42,9 +42,9 @@ PYTHONPATH = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
 MIRROR = "http://127.0.0.1:8080"
 CALL = """
 import json, sys
-from host import toolkit
+from host import nvidia_toolkit as toolkit
 from machine import download, packages, process
-from plan.parts import ToolkitPlan
+from plan.model import ToolkitPlan
 asked = json.load(sys.stdin)
 toolkit.FINGERPRINT = asked["fingerprint"]
 download._ATTEMPTS = 1

@@ -137,8 +137,8 @@ def as_the_service(*argv):
 SERVICE = """
 import sys
 from gpu_runtime.holder_usage import Host
-from health import step_log
-from health.seen import Holding
+from gpu_agent.reporting.joblog import step_stderr as step_log
+from gpu_agent.model.observations import Holding
 lease = Holding(sys.argv[1], sys.argv[2], (), 0.0, in_use=True)
 print(step_log.say(lease, b"[gpu-ci] GPU 0 failed\\n")[0].name)
 Host().end_steps(*sys.argv[1:3])

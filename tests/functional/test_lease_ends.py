@@ -23,9 +23,9 @@ pytestmark = NEEDS
 AS_THE_WATCH = pytest.mark.skipif(not shutil.which("setpriv"), reason="needs util-linux's setpriv")
 TURN = """
 import threading, time
-from health import leased
-from health.returned import Returned
-from health.seen import Moment
+from gpu_agent.health import lease_reader as leased
+from gpu_agent.health.gone_leases import Returned
+from gpu_agent.model.observations import Moment
 store = "/run/gpu-ci/leases"
 part = Returned(store, "/var/log/gpu-ci/oci.log")
 part.turn(Moment(1.0, 1.0, (), holdings=leased.holdings(store)), ())

@@ -239,7 +239,7 @@ def test_amds_card_comes_with_the_node_that_rocm_computes_through(lxd):
 
 
 def test_containers_that_may_have_containers_see_the_id_of_their_kernels_boot(lxd):
-    """So that two units tell whether they have one card or two of the same id (host.facts)."""
+    """So that two units tell whether they have one card or two of the same id."""
     own, shown = (f"{proc}/sys/kernel/random/boot_id" for proc in ("/proc", "/dev/.lxc/proc"))
     names = lxd.deploy(2)
     for name in names:

@@ -15,19 +15,19 @@ LAUNCHER = "/opt/gpu-ci/bin/gpu-selftest"
 # Where Juju has the charm; /srv/charm, from which it is filled, can't be written to.
 CHARM = "/srv/unit/charm"
 SETTINGS = """
-from gpu import detect
-from selftest import settings
+from gpu_agent.gpu.vendors import detect
+from gpu_selftest import settings
 settings.write(settings.Settings("worker/0", gpus=detect.detect().gpus))
 """
-INSTALL = "from selftest import service; print(service.install(on_start=True))"
+INSTALL = "from gpu_selftest import service; print(service.install(on_start=True))"
 START = """
-from selftest import service
-from selftest.check import Level
+from gpu_selftest import service
+from gpu_selftest.check import Level
 print(service.start(Level.ISOLATION))
 """
 FOLLOW = """
 import json, sys
-from selftest import service
+from gpu_selftest import service
 said = []
 report = service.follow({run!r}, 60, said.append)
 print(json.dumps([report.run, said]))
@@ -37,7 +37,7 @@ LATE = """
     import pathlib, time
     while not pathlib.Path("/run/go-on").exists():
         time.sleep(0.05)
-    from selftest import late
+    from gpu_selftest import late
     watchdog.progress(late.WORD)
 """
 
@@ -50,11 +50,11 @@ class Host(selftest_machine.Host):
     def refresh(self, word):
         """Another version of the charm takes the place of this one; then its hook runs."""
         self.sh(f"rm -rf {CHARM}; mkdir -p {CHARM}; cp -r /srv/charm/* {CHARM}")
-        main = f"{CHARM}/src/selftest/__main__.py"
+        main = f"{CHARM}/lib/gpu_selftest/__main__.py"
         before, conclude, after = self.machine.read(main).partition("\n    watchdog.conclude(")
         assert conclude
         self.machine.write(main, before + LATE + conclude + after)
-        self.machine.write(f"{CHARM}/src/selftest/late.py", f"WORD = 'version {word}'\n")
+        self.machine.write(f"{CHARM}/lib/gpu_selftest/late.py", f"WORD = 'version {word}'\n")
         return self.run(INSTALL) == "True\n"
 
     def start(self):
@@ -77,7 +77,7 @@ def host():
     with selftest_machine.started("app") as plain:
         host = Host(plain)
         yield host
-        host.run("from selftest import service; service.remove()")
+        host.run("from gpu_selftest import service; service.remove()")
 
 
 @pytest.fixture
@@ -136,17 +136,17 @@ def test_one_by_hand_keeps_its_version_and_nobody_but_root_can(refreshed):
 
 
 def test_full_disk_leaves_the_version_before_and_says_what_to_do(refreshed):
-    refreshed.run("from machine import app; app.remove()")
-    refreshed.sh(f"echo \"WORD = 'version one'\" >{CHARM}/src/selftest/late.py")
+    refreshed.run("from gpu_agent import install as app; app.remove()")
+    refreshed.sh(f"echo \"WORD = 'version one'\" >{CHARM}/lib/gpu_selftest/late.py")
     refreshed.sh(f"mkdir {HOME}; mount -t tmpfs -o size=45m tmpfs {HOME}; touch /run/go-on")
     try:
         refreshed.run(INSTALL)
         own = refreshed.current()
-        refreshed.sh(f"echo \"WORD = 'version two'\" >{CHARM}/src/selftest/late.py")
+        refreshed.sh(f"echo \"WORD = 'version two'\" >{CHARM}/lib/gpu_selftest/late.py")
         told = refreshed.machine.run([*refreshed.python, "-c", INSTALL], check=False)
         last = told.stderr.splitlines()[-1]
         assert last.startswith(
-            f"machine.app.AppError: The charm's programs can't be copied to {HOME}: "
+            f"gpu_agent.install.AppError: The charm's programs can't be copied to {HOME}: "
         )
         assert "No space left on device" in last
         assert "Make room there" in last

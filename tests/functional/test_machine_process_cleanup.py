@@ -258,7 +258,7 @@ def test_who_takes_one_container_away_reaps_nothing_of_another():
 UNTOLD = """
 import ctypes, os, pathlib, signal, sys
 from machine import process, polling as waiting
-from selftest import containers
+from gpu_selftest.isolation import containers
 program, bundles = sys.argv[1], pathlib.Path(sys.argv[2])
 process.adopt_orphans()
 

@@ -106,7 +106,7 @@ def worker(tmp_path, monkeypatch):
     """A store and a policy of two GPUs."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     wrapper.POLICY.write_text(
         install.policy_text(GpuPlan(CARDS, "/usr/bin/nvidia-container-runtime"))
     )

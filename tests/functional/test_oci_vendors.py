@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_agent import paths
 from machine import templates
 from tests.functional import gpu_machine
 
@@ -23,9 +24,9 @@ RUNC = shutil.which("runc", path="/usr/local/sbin:/usr/sbin:/usr/bin:/opt/concou
 PLAN = f"""
 import sys
 sys.path[:0] = ["{ROOT}/src", "{ROOT}/lib"]
-from gpu import detect
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent.gpu.vendors import detect
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
 print(wrapper.policy_text(GpuPlan(detect.detect().gpus, "", wait_timeout=0)))
 """
 SLEEP = "import time; time.sleep(600)"
@@ -64,6 +65,7 @@ class Worker:
         machine.fakegpu("install", "--vendor", vendor, "--count", "2")
         self.put("policy.json", machine.run(sys.executable, "-c", PLAN).stdout)
         front = templates.render(
+            paths.TEMPLATES,
             "runc",
             runc=RUNC,
             python="/usr/bin/python3",

@@ -24,10 +24,10 @@ TURNS = 8  # at most between two kills
 # `at` is on the disk before the turn that begins there, as the store of leases is on a worker.
 WRITER = """
 import json, os, pathlib, sys, time
-from health.seen import Card, Figures, Holding, Look, Moment
+from gpu_agent.model.card import Card, Figures, Holding, Look, Moment
 from machine import files
-from receipts.journal import Journal
-from receipts.ledger import Ledger
+from gpu_agent.reporting.receipts.lease_journal import Journal
+from gpu_agent.reporting.receipts.ledger import Ledger
 
 folder, leases = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 ledger = Ledger(

@@ -23,20 +23,20 @@ for second in range(int(sys.argv[-1]) // 2):
 print(json.dumps({"tflops": 1.0, "products": 30, "mismatches": 0, "ended": True}))
 """
 SETUP = """
-from gpu import detect
-from oci import wrapper
-from plan.parts import GpuPlan
-from selftest import settings
+from gpu_agent.gpu.vendors import detect
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
+from gpu_selftest import settings
 gpus = detect.detect().gpus
 wrapper.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime"))
 settings.write(settings.Settings("worker/0", gpus=gpus, files=wrapper.installed()))
 """
 RUN = """
 import json, pathlib, sys
-from selftest import reserve, settings
-from selftest.burnin import level as burnin
-from selftest.compute import environment
-from selftest.compute import work
+from gpu_selftest import gpu_reservation as reserve, settings
+from gpu_selftest.burnin import level as burnin
+from gpu_selftest.compute import environment
+from gpu_selftest.compute import work
 work.PROGRAM = pathlib.Path("/srv/load.py")
 here = environment.Environment(pathlib.Path("/srv/env"), "key")
 environment.ensure = lambda *_: here

@@ -228,11 +228,11 @@ def test_code_for_other_gpus_is_told_apart(made):
 
 RUN = """
 import dataclasses, json, pathlib, sys
-from gpu import detect
-from selftest.compute import baseline
-from selftest.compute import level as compute
-from selftest.compute import environment
-from selftest.settings import Settings
+from gpu_agent.gpu.vendors import detect
+from gpu_selftest.compute import baseline
+from gpu_selftest.compute import level as compute
+from gpu_selftest.compute import environment
+from gpu_selftest.settings import Settings
 environment.ROOT = pathlib.Path(sys.argv[1])
 gpus = detect.detect().gpus
 found = compute.run(Settings("worker/0", gpus=gpus), gpus, sys.argv[2], lambda text: None)

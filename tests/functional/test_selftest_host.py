@@ -30,18 +30,18 @@ pytestmark = NEEDS
 
 # What the charm does: install the wrapper, and keep what the self-test must know.
 INSTALL = f"""
-from gpu import detect
-from oci import wrapper
-from plan.parts import GpuPlan
-from selftest import settings
+from gpu_agent.gpu.vendors import detect
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
+from gpu_selftest import settings
 gpus = detect.detect().gpus
 wrapper.apply(GpuPlan(gpus, {RUNTIME!r}))
 settings.write(settings.Settings("worker/0", gpus=gpus, files=wrapper.installed()))
 """
 CHECK = """
 import json
-from selftest import settings
-from selftest.quick import host_checks
+from gpu_selftest import settings
+from gpu_selftest.quick import host_checks
 kept = settings.read()
 found = host_checks.run(kept, host_checks.look(kept))
 print(json.dumps([[one.check, one.gpu, one.outcome.value, one.text, one.remedy] for one in found]))

@@ -36,8 +36,8 @@ LONG = (
 # What unit's functions answer, as JSON.
 CALL = """
 import dataclasses, json, sys
-from selftest import results, service
-from selftest.check import Level
+from gpu_selftest import results, service
+from gpu_selftest.check import Level
 said = []
 def plain(value):
     return results.plain(value) if isinstance(value, results.Report) else str(value)
@@ -48,8 +48,8 @@ except service.SelftestError as error:
 print(json.dumps([result, said], default=plain))
 """
 SETTINGS = """
-from gpu import detect
-from selftest import settings
+from gpu_agent.gpu.vendors import detect
+from gpu_selftest import settings
 settings.write(settings.Settings("worker/0", gpus=detect.detect().gpus))
 """
 # Stands for the worker: what matters here is when it starts.
@@ -275,7 +275,7 @@ def test_without_a_release_of_concourse_no_test_blames_a_gpu(installed):
 
 
 def test_boot_without_a_verdict_is_known(installed):
-    tested = "from selftest import last_pass; print(last_pass.is_tested())"
+    tested = "from gpu_selftest import last_pass; print(last_pass.is_tested())"
     installed.sh(f"{LAUNCHER} --level quick", check=False)
     assert installed.run(tested) == "True\n"
     settings = installed.machine.read("/etc/gpu-ci/selftest.json")
@@ -293,7 +293,7 @@ def test_models_proxies_reach_the_test_and_nothing_else_of_the_hook_does(hanging
     proxy, hook = 'JUJU_CHARM_HTTPS_PROXY=http://u:p$4 "@proxy:3128', "JUJU_UNIT_NAME=worker/0"
     command = [*hanging.python[:-3], proxy, hook, *hanging.python[-3:]]
     start = (
-        "from selftest import service; from selftest.check import Level; "
+        "from gpu_selftest import service; from gpu_selftest.check import Level; "
         "service.start(Level.QUICK)"
     )
     hanging.machine.run([*command, "-c", start])

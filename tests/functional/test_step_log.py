@@ -143,7 +143,7 @@ def test_it_makes_no_terminal_this_programs_own(step, terminal):
     one = step(terminal=terminal)
     script = f"""
 import sys
-from machine import terminals
+from gpu_agent.reporting.joblog import process_stderr as terminals
 assert terminals.write({one.pid}, {os.getpid()}, b"x\\n", lambda: True) == 2
 try:
     open("/dev/tty")

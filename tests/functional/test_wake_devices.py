@@ -20,9 +20,9 @@ CALL = "-u|gpu-box/0|JUJU_DISPATCH_PATH=hooks/update-status ./dispatch|0"
 # As a hook does it, from a charm that lies in /srv/charm.
 DO = """
 import pathlib
-from machine import app
+from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), 'charm'
-from wake import devices, nodes
+from gpu_agent.reporting.notifier import device_watch_unit as devices, nodes
 devices._DISPATCH = pathlib.Path('/srv/dispatch')
 print({})
 """

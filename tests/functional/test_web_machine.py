@@ -52,7 +52,10 @@ with socket.create_server(("127.0.0.1", 8080)) as listener:
     one.settimeout(20)
     print(one.recv(65536), flush=True)
 """
-NAMES = f"PYTHONPATH={PYTHONPATH} /usr/bin/python3 -B -S -m ci.concourse.names some-handle 2>&1"
+NAMES = (
+    f"PYTHONPATH={PYTHONPATH} /usr/bin/python3 -B -S -m ci.concourse.api.build_info_program "
+    "some-handle 2>&1"
+)
 LOGIN = """
 read -r password; cd /; export HOME=/root
 /srv/fly -t {user} login -c http://127.0.0.1:8080 -u {user} -p "$password"
@@ -81,10 +84,10 @@ class Web(Host):
             "secrets": shared, "database": database or GOOD, "wanted": options, "tls": tls,
             "external_url": url,
         }  # fmt: skip
-        return self.call("ci.concourse.web.apply", plan)["result"]
+        return self.call("ci.concourse.web.web.apply", plan)["result"]
 
     def ask(self, name):
-        return self.call(f"ci.concourse.web_health.{name}", say=False)["result"]
+        return self.call(f"ci.concourse.web.health.{name}", say=False)["result"]
 
     def get(self, url):
         return self.machine.run(["/usr/bin/python3", "-c", GET, url], timeout=60).stdout
@@ -111,7 +114,7 @@ def web():
     with concourse_machine("web") as machine:
         host = Web(machine)
         host.release()
-        host.call("ci.concourse.local_postgresql.ensure", say=True)
+        host.call("ci.concourse.web.local_postgresql.ensure", say=True)
         host.write("/srv/ca.pem", CA)
         host.write("/srv/db.key", once.rsa_key(2))
         host.write("/srv/db.crt", certificates.made(NAME, key=2, signer=9))
@@ -271,5 +274,5 @@ def test_no_secret_shows(web):
     web.script("cat >/var/log/told; chmod 644 /var/log/told; cp /var/log/told /srv/told", OIDC)
     assert set(leaks(web.script, hidden)) == {"log /var/log/told", "file /srv/told"}
     web.script("rm /var/log/told /srv/told")
-    web.call("ci.concourse.web.remove", say=False)
+    web.call("ci.concourse.web.web.remove", say=False)
     assert web.sh("ls -A /etc/concourse 2>&-; true") == ""

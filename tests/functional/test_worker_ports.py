@@ -62,7 +62,7 @@ def machine():
         host = Worker(machine)
         host.release()
         host.sh("sysctl -qw net.ipv4.ip_forward=1")
-        host.call("ci.concourse.local_postgresql.ensure")
+        host.call("ci.concourse.web.local_postgresql.ensure")
         quoted = ODD.replace("'", "''")
         psql = ["/usr/sbin/runuser", "-u", "postgres", "--", "/usr/bin/psql", "-q"]
         machine.run(psql, stdin=f"ALTER ROLE concourse PASSWORD '{quoted}'")
@@ -146,8 +146,8 @@ def test_it_is_there_after_a_reboot(worker):
 
 
 def test_it_goes_with_the_worker_and_leaves_nothing(worker):
-    worker.call("ci.concourse.worker.retire", 5)
-    worker.call("ci.concourse.worker.remove", say=False)
+    worker.call("ci.concourse.worker.worker.retire", 5)
+    worker.call("ci.concourse.worker.worker.remove", say=False)
     left = "find /run /usr/local/lib /etc/systemd -name '*gpu-ci-ports*'"
     assert "gpu_ci" not in worker.sh(TABLE)
     assert worker.sh(left) == ""

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from ci.concourse import service
 from machine import templates
 from tests.functional import selftest_machine
 from tests.functional.lease_site import until
@@ -31,7 +32,7 @@ KillMode=process
 Restart=on-failure
 RestartSec=0.2
 """
-ENSURE = "from ci.concourse import worker_watch as w; w._PATIENCE = 2; print(w.{}) "
+ENSURE = "from ci.concourse.worker import watchdog as w; w._PATIENCE = 2; print(w.{}) "
 # Of each service, how far it is open by the scale of `systemd-analyze security`, 0 to 10.
 # They were 3.5, (no watch,) 6.2, 4.9, 9.6, 6.2 and 9.6.
 MOST_OPEN = {
@@ -134,7 +135,8 @@ def test_a_worker_that_keeps_failing_is_told_from_one_that_has_failed_once(host)
 # A hook that ends the worker's process, as before a start with new tags, and is killed then.
 ENDED = """
 import os, signal
-from ci.concourse import worker
+from ci.concourse import service
+from ci.concourse.worker import worker
 from machine import process_cleanup as leftovers
 leftovers.end_processes([worker.main_pid()])
 os.kill(os.getpid(), signal.SIGKILL)
@@ -148,7 +150,7 @@ pathlib.Path("/run/heeds").touch()
 signal.pause()
 """
 LAND = """
-from ci.concourse import worker
+from ci.concourse.worker import worker
 worker._may_have_web = lambda: True
 print(worker.land())
 """
@@ -165,7 +167,9 @@ def polite(host):
     host.sh("rm -f /run/heeds; mkdir -p /srv/volumes")
     places = {"environment": "/dev/null", "volumes": "/srv/volumes"}
     values = {**VALUES, **places, "command": "/usr/bin/python3 /srv/worker.py"}
-    install(host, POLITE, templates.render("concourse-worker.service", **values))
+    install(
+        host, POLITE, templates.render(service.TEMPLATES, "concourse-worker.service", **values)
+    )
     host.sh("systemctl enable --now concourse-worker")
     until(lambda: host.sh("ls /run/heeds", check=False).stdout, 60)
     return host
@@ -198,7 +202,7 @@ def test_a_service_is_no_more_open_than_it_was(name, tmp_path):
         pytest.skip("this systemd can't tell of a unit that is not loaded")
     path = tmp_path / name
     values = {**VALUES, "command": ["/bin/true"]} if name == "gpu-ci-wake.service" else VALUES
-    path.write_text(templates.render(name, **values))
+    path.write_text(templates.render(service.TEMPLATES, name, **values))
     said = subprocess.run(
         [analyze, "security", "--offline=yes", "--no-pager", str(path)],
         capture_output=True, text=True, check=False, timeout=60,

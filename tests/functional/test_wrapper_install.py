@@ -25,10 +25,10 @@ STRIDE = "1" if "GPUCI_SOAK" in os.environ else "3"
 # Says how many places that were; fails where the front is there and what it needs is not.
 KILLED = """
 import os, subprocess, sys
-from gpu.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu, Vendor
 from gpu_runtime import policy
-from oci import wrapper
-from plan.parts import GpuPlan
+from gpu_agent import paths as wrapper
+from gpu_agent.runtime.settings import GpuPlan
 from tests.killing import killed_at
 
 gpu = Gpu(0, sys.argv[1], Vendor.NVIDIA, "L4", 23034, "0000:01:00.0", 0)

@@ -19,7 +19,7 @@ REPO = pathlib.Path(__file__).parents[2]
 OLD, NEW = nvidiapackages.DRIVERS
 DETECT = """
 cd /srv/repo && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=src:lib .venv/bin/python -c "
-from gpu import detect
+from gpu_agent.gpu.vendors import detect
 found = detect.detect()
 print(found.state.value, len(found.gpus), found.driver, found.detail, sep='|')"
 """

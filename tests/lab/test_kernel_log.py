@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 LOOK = """
 import json, sys
 sys.path[:0] = ["/srv/repo/src", "/srv/repo/lib"]
-from gpu import xid
+from gpu_agent.gpu.vendors.nvidia import xid
 log = xid.read()
 print(json.dumps([log.problem, log.complete, [[m.code, m.pci_address] for m in log.messages]]))
 """

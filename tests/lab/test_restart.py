@@ -11,7 +11,7 @@ RUN = f"PYTHONPATH={CODE}/src:{CODE}/lib:{CODE}/venv /usr/bin/python3 -c"
 KILLED = f"""
 {RUN} '
 import os, signal
-from ci.concourse import steps
+from ci.concourse.restart.lossless import running_steps as steps
 from machine import cgroup_freezer as freezer
 frozen = freezer.Freezer(SECONDS)
 frozen.begin()
@@ -28,7 +28,7 @@ systemctl is-active gpu-ci-thaw.service
 ENDED = KILLED.replace(
     "# AND",
     """
-from ci.concourse import worker
+from ci.concourse.worker import worker
 from machine import process_cleanup as leftovers
 leftovers.end_processes([worker.main_pid()], 2)
 """,

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DETECT = """
 import sys
 sys.path[:0] = ["/srv/repo/src", "/srv/repo/lib"]
-from gpu import detect, report
+from gpu_agent.gpu.vendors import detect, report
 print(report.as_json(detect.detect(), (), {}))
 """
 

@@ -138,7 +138,8 @@ mkdir -p /run/systemd/system/{SERVICE}.d
 cat >/run/systemd/system/{SERVICE}.d/impatient.conf <<'END'
 [Service]
 ExecStart=
-ExecStart=/usr/bin/python3 -B -c "import health.__main__ as watch, health.unused as unused; \
+ExecStart=/usr/bin/python3 -B -c "import gpu_agent.health.__main__ as watch; \
+import gpu_agent.reporting.joblog.idle_jobs as unused; \
 unused.PATIENCE = 5.0; watch.main()"
 END
 systemctl daemon-reload; systemctl restart {SERVICE}

@@ -19,6 +19,7 @@ import time
 
 import tenacity
 
+from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from machine import templates
 from tests.fakes import STANDIN_RUNTIME, Card, build_nvml, write_state
@@ -166,13 +167,14 @@ def add_cases(folder: pathlib.Path) -> None:
 
 
 def install_wrapper(disk: Disk) -> None:
-    """What src/oci/wrapper.py puts on a worker, but for the policy, which each case writes."""
+    """What lib/gpu_agent/paths.py puts on a worker, but for the policy, which each case writes."""
     here = disk.root / str(wrapper.LIB / "gpu_runtime")[1:]
     shutil.copytree(
         ROOT / "lib" / "gpu_runtime", here, ignore=shutil.ignore_patterns("__pycache__")
     )
     compile_all(here)
     front = templates.render(
+        paths.TEMPLATES,
         "runc",
         runc=wrapper.RUNC,
         python=wrapper.PYTHON,
@@ -185,7 +187,7 @@ def install_wrapper(disk: Disk) -> None:
     disk.write(str(wrapper.FRONT), front)
     (disk.root / str(wrapper.LOG.parent)[1:]).mkdir(parents=True)
     launcher = templates.render(
-        "containerd-launcher", bin=wrapper.BIN, containerd=wrapper.CONTAINERD
+        paths.TEMPLATES, "containerd-launcher", bin=wrapper.BIN, containerd=wrapper.CONTAINERD
     )
     disk.write(str(wrapper.LAUNCHER), launcher)
 

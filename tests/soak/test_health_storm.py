@@ -150,7 +150,7 @@ class Storm:
 def changed(charm, folder):
     """The same charm with one file more among its programs."""
     other = shutil.copy(charm, folder / f"other-{charm.name}")
-    file = zipfile.ZipInfo("src/health/storm.py")
+    file = zipfile.ZipInfo("lib/gpu_agent/health/storm.py")
     file.external_attr = 0o644 << 16
     with zipfile.ZipFile(other, "a") as archive:
         archive.writestr(file, "# Of another version.\n")

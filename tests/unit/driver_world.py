@@ -11,6 +11,7 @@ from ci.concourse import release
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import quarantine
+from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
@@ -135,12 +136,13 @@ def make(tmp_path, monkeypatch):
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(paths, "STATE", tmp_path / "state")
     monkeypatch.setattr(service, "LOCK", tmp_path / "selftest.lock")
     monkeypatch.setattr(pool, "_POLL", 0)
     for module, names in (
-        (driver, ("look", "reload")),
+        (driver, ("reload",)),
+        (driver_state, ("look",)),
         (driver_change, ("newest", "install")),
         (service, ("start", "follow")),
     ):

@@ -12,6 +12,7 @@ import random
 import shlex
 import subprocess
 
+from gpu_agent import paths
 from machine import templates
 
 HANDED_ON, BACK_END = 0, 1
@@ -51,6 +52,7 @@ class Fronts:
         (self.store / "containers" / "known.json").write_text("{}")
         (folder / "lib" / "__main__.py").write_text("")
         text = templates.render(
+            paths.TEMPLATES,
             "runc",
             runc="/usr/bin/true",
             python="/usr/bin/false",

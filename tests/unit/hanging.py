@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HANGING = """
 import json, os, pathlib, sys
 from ci.concourse import release
-from gpu import kernel
-from selftest import __main__ as command, results, run, settings, service, watchdog
-from selftest.check import Level
+from gpu_agent.gpu.kernel import sysfs as kernel
+from gpu_selftest import __main__ as command, results, run, settings, service, watchdog
+from gpu_selftest.check import Level
 
 def hang(kept, request, progress, reached):
     if {crash}:

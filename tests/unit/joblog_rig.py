@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A job with a GPU, its log, and a clock, for the tests of health.joblog."""
+"""A job with a GPU, its log, and a clock, for the tests of gpu_agent.reporting.joblog.job_log."""
 
 from gpu_agent.reporting.joblog.job_log import JobLog
 from gpu_agent.reporting.joblog.step_stderr import Outcome

@@ -89,7 +89,7 @@ def worker(tmp_path, monkeypatch):
     """One with two GPUs that has never been tested."""
     charm = Charm()
     monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     monkeypatch.setattr(install, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
     monkeypatch.setattr(

@@ -17,13 +17,13 @@ from ci.concourse.plan.model import WebPlan, WorkerPlan
 from ci.concourse.web import health as web_health
 from ci.concourse.web import web as concourse_web
 from ci.concourse.worker import worker as concourse_worker
+from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver, Machine, Packaged, Toolkit
 from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
 from gpu_agent.model.keep import Keep
 from gpu_agent.model.verdict import Verdict
 from gpu_agent.runtime import task_mounts as oci_folders
 from gpu_agent.runtime.settings import Folder, GpuPlan
-from host import nvidia_driver as host_driver
 from host import nvidia_toolkit as host_toolkit
 from lifecycle import machine_claim as owner
 from lifecycle.driver_upgrade import steps as walk
@@ -231,7 +231,7 @@ class Rooms:
         """Have what is looked for, brought and remembered of the machine be this one's."""
         memory = look.memory
         for room, name, answer in (
-            (host_driver, "look", lambda: self.driver),
+            (driver_state, "look", lambda: self.driver),
             (host_toolkit, "look", lambda: self.packaged),
             (walk, "said", str),
             (concourse_web, "metrics_port", lambda: self.web and self.web.wanted.metrics_port),

@@ -34,7 +34,7 @@ def pool(rooms, tmp_path, monkeypatch):
     """What is on the machine for tasks: both GPUs, the second out of use."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
     wrapper.CORDONS.mkdir()
     dirty = {"reason": "dirty: 12.3 GiB taken without a process"}

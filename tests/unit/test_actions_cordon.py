@@ -27,7 +27,7 @@ def worker(rooms, tmp_path, monkeypatch):
     """Its real quarantine and policy, in a folder."""
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     for (module, name), real in REAL.items():
         monkeypatch.setattr(module, name, real)

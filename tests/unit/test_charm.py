@@ -131,7 +131,7 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("room", "name"),
     [
-        *(("detect", "in_time"), ("automatic", "verdict"), ("walk", "said")),
+        *(("detect", "in_time"), ("last_test", "verdict"), ("walk", "said")),
         *(("memory", "rebooted_for"), ("quarantine", "read")),
     ],
 )

@@ -63,10 +63,10 @@ def test_one_that_came_is_tested_before_it_is_offered(hook):
 
 
 def test_where_all_were_gone_what_is_here_has_come_and_is_tested_first(hook, monkeypatch):
-    monkeypatch.setattr("ci.concourse.worker.has_tag", lambda tag: tag == "gpu-unusable")
+    monkeypatch.setattr("ci.concourse.worker.worker.has_tag", lambda tag: tag == "gpu-unusable")
     assert hook(BOTH, GPUS[0]) == ["automatic.ensure", "worker.apply"]
 
 
 def test_a_paused_worker_stays_down(hook, monkeypatch):
-    monkeypatch.setattr("drain.keeps_down", lambda: True)
+    monkeypatch.setattr("lifecycle.drain.keeps_down", lambda: True)
     assert hook(BOTH, GPUS[0]) == ["automatic.ensure"]

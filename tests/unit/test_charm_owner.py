@@ -113,7 +113,7 @@ def test_clearing_that_was_cut_short_is_done_again(context, rooms, monkeypatch):
         raise InterruptedError
 
     with monkeypatch.context() as patch:
-        patch.setattr("ownership.web.remove", cut)
+        patch.setattr("steps.ownership.web.remove", cut)
         with pytest.raises(testing.errors.UncaughtCharmError):
             context.run(context.on.install(), state(relations=[tsa()]))
     rooms.calls.clear()

@@ -67,7 +67,7 @@ def fails(error):
         ("look.service.failing", {}),
         ("worker.retire", WITHOUT_WEB),
         ("worker.remove", WITHOUT_WEB),
-        ("wrapper.remove", {}),
+        ("ownership.wrapper.remove", {}),
     ],
 )
 def test_it_is_told(context, rooms, monkeypatch, where, situation, error, kind, said):

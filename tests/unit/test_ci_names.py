@@ -307,13 +307,13 @@ def test_each_question_is_proved_since_the_token_is_a_secret_too(web, settings, 
     assert web.asked == []
 
 
-SOURCE = "{0}/src:{0}/lib".format(pathlib.Path(names.__file__).parents[3])
+SOURCE = "{0}/src:{0}/lib".format(pathlib.Path(names.__file__).parents[4])
 
 
 def program(settings):
     """The program with settings of the test's own, as the watch starts it."""
     code = (
-        "import pathlib, sys; from ci.concourse import names; "
+        "import pathlib, sys; from ci.concourse.api import build_info_program as names; "
         f"sys.exit(names.main(sys.argv[1:], pathlib.Path({str(settings)!r}), bool))"
     )
     return sys.executable, "-B", "-S", "-c", code
@@ -321,7 +321,7 @@ def program(settings):
 
 def test_the_program_needs_the_standard_library_alone():
     done = subprocess.run(
-        [sys.executable, "-B", "-S", "-m", "ci.concourse.names", HANDLE],
+        [sys.executable, "-B", "-S", "-m", "ci.concourse.api.build_info_program", HANDLE],
         env={"PYTHONPATH": SOURCE}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     if not handles.SETTINGS.exists():

@@ -269,8 +269,7 @@ def rooms_of_engines(monkeypatch):
     monkeypatch.setattr(front, "apply", note("front.apply"))
     monkeypatch.setattr(front, "remove", note("front.remove"))
     monkeypatch.setattr(front, "FRONT", pathlib.Path("/nowhere"))
-    for room in (podman, docker):
-        name = room.__name__.rpartition(".")[2]
+    for name, room in (("podman", podman), ("docker", docker)):
         monkeypatch.setattr(room, "ensure", note(f"{name}.ensure"))
         monkeypatch.setattr(room, "remove", note(f"{name}.remove"))
     monkeypatch.setattr(docker_unit, "ensure", note("unit.ensure"))

@@ -16,6 +16,7 @@ import types
 import pytest
 
 from gpu_agent import install as app
+from gpu_agent.gpu_run import __main__ as gpu_run_main
 from gpu_agent.gpu_run import client, request, service
 from gpu_agent.gpu_run.caller import GoneError
 from gpu_agent.gpu_run.request import BadRequestError, Request
@@ -99,11 +100,11 @@ def test_a_gpu_by_two_names_is_one(monkeypatch, tmp_path):
         ("_check_has_none", lambda _: None),
         ("_acquire", acquire),
     ):
-        monkeypatch.setattr(gpu_run.__main__.Run, name, call)
-    monkeypatch.setattr(gpu_run.__main__.wrapper, "LOG", tmp_path / "oci.log")
+        monkeypatch.setattr(gpu_run_main.Run, name, call)
+    monkeypatch.setattr(gpu_run_main.wrapper, "LOG", tmp_path / "oci.log")
     caller = types.SimpleNamespace(user="alice", check_place=lambda: None)
     with pytest.raises(GoneError):
-        gpu_run.__main__.Run(caller, Request(gpus=2, named=("0", "gpu-7C22"))).done()
+        gpu_run_main.Run(caller, Request(gpus=2, named=("0", "gpu-7C22"))).done()
     assert asked == [["GPU-7c22"]]
 
 

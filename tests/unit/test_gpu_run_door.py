@@ -26,7 +26,7 @@ NOBODY = 65534
 SERVES = "echo $$ >>{}; printf served >&0; exec cat >/dev/null"
 DOOR = """
 import json, os, resource, socket, sys
-from gpu_run import door
+from gpu_agent.gpu_run import door
 number, line, values, files = json.loads(sys.argv[1])
 if not line:
     def fork():

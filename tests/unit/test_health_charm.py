@@ -57,7 +57,7 @@ class Systemd:
 def systemd(monkeypatch, tmp_path):
     systemd = Systemd()
     for name in ("ensure_unit", "started_with", "ensure_running", "remove_unit"):
-        monkeypatch.setattr(service.services, name, getattr(systemd, name))
+        monkeypatch.setattr(health_service.services, name, getattr(systemd, name))
     for module, name, path in (
         *((settings, "PATH", "etc/health.json"), (settings, "STATE", "state")),
         *((settings, "RUN", "run"), (retests, "PATH", "retests")),

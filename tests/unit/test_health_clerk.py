@@ -26,7 +26,7 @@ TEST = decided.Test("GPU-0", "quick", "Xid 31 twice")
 
 
 class Memory:
-    """As health.memory's."""
+    """As gpu_agent.fault_policy.state's."""
 
     def __init__(self):
         self.at, self.words = 0.0, "nothing"
@@ -58,7 +58,7 @@ class Desk:
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     return tmp_path
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import cordons
-from gpu_agent.availability import residual_memory_dirty as dirty
+from gpu_agent.availability import residual_memory as dirty
 from gpu_agent.health import residual_memory_watch as watched
 from gpu_agent.health.residual_memory_watch import Dirty
 from tests.unit.health_moments import BUSY, IDLE, Days, card, job
@@ -177,7 +177,7 @@ def test_what_others_say_of_a_gpu_stays(watch):
     watch.days.figures["GPU-0"] = IDLE
     assert watch.turn(15) == before
     (watch.folder / "GPU-0.json").write_text("{")
-    assert dirty.reason(watch.folder / "GPU-0.json") == ""
+    assert dirty._told(watch.folder / "GPU-0.json") == ""
 
 
 def test_a_cordon_that_cannot_be_read_is_not_taken_for_none(tmp_path):
@@ -185,4 +185,4 @@ def test_a_cordon_that_cannot_be_read_is_not_taken_for_none(tmp_path):
     (tmp_path / "GPU-0.json").mkdir()  # an error that is not "there is no such file"
     with pytest.raises(OSError, match="GPU-0"):
         dirty.cordoned(tmp_path, "dirty")
-    assert dirty.reason(tmp_path / "GPU-1.json") == ""
+    assert dirty._told(tmp_path / "GPU-1.json") == ""

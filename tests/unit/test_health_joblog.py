@@ -24,7 +24,7 @@ SEGFAULT = Tell("GPU-0", "job", "Xid 31, ...", hardware=False, xid=31)
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     return Watch(tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_the_job_whose_gpu_dies_is_told_and_no_other(watch):
 
 def test_it_is_told_whether_the_gpu_is_out_of_use(watch):
     watch.turn()
-    paths.PATH.mkdir()
+    paths.QUARANTINE.mkdir()
     out = TakeOut("GPU-0", "xid", "Xid 79", "isolation", "Reboot the machine")
     (said,) = watch.turn(out, DEAD)
     assert said == DIED, "only what is written down counts: the watch may just observe"

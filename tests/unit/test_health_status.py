@@ -16,7 +16,7 @@ from tests.unit.situations import TSA, gpu, situation
 
 def said(world, monkeypatch, tmp_path):
     """Status after the clerk has written what the judge decided last."""
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     for one in world.of(TakeOut):
         quarantine.put(one.uuid, one.reason, one.fault, one.level, one.remedy, by=quarantine.WATCH)
     given = situation(gpu(0), gpu(1))

@@ -27,7 +27,11 @@ class Rooms:
     def __init__(self, monkeypatch):
         self.said, self.errors = [], {}
         for room in (driver, toolkit, extra_packages):
-            monkeypatch.setattr(room, "ensure", self.part(room.__name__.partition(".")[2]))
+            monkeypatch.setattr(
+                room,
+                "ensure",
+                self.part(room.__name__.removeprefix("host.").removeprefix("nvidia_")),
+            )
         monkeypatch.setattr(settings, "ensure", lambda _: self.note("settings"))
         monkeypatch.setattr(driver, "release", lambda: self.note("driver goes"))
         monkeypatch.setattr(toolkit, "release", lambda: self.note("toolkit goes"))

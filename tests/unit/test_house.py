@@ -43,33 +43,52 @@ FLOORS = {
     "receipts": 6,
     "wake": 6,
     "plan": 5,
-    "receipts.action": 8,
-    "receipts.account": 2,
-    "receipts.form": 1,
-    "receipts.report": 2,
+    "actions.gpu_report": 8,
+    "gpu_agent.reporting.receipts.account": 2,
+    "gpu_agent.reporting.receipts.receipt": 1,
+    "gpu_agent.reporting.receipts.report": 2,
     "ci.concourse.upstream": 1,
-    "ci.concourse.variables": 1,
-    "health.decided": 1,
-    "health.seen": 1,
-    "gpu.inventory": 0,
-    "gpu.recovery_action": 0,
+    "ci.concourse.options.web_variables": 1,
+    "gpu_agent.model.decisions": 1,
+    "gpu_agent.model.observations": 1,
+    "gpu_agent.model.inventory": 0,
+    "gpu_agent.gpu.vendors.nvidia.recovery_action": 0,
     "machine": 0,
-    "plan.versions": 0,
+    "gpu_agent.model.versions": 0,
 }
 # Same input, same answer: no clock, file, process or chance.
 PURE = {
-    *("plan", "plan.versions", "ci.concourse.upstream", "ci.concourse.variables"),
-    *("gpu.inventory", "gpu.recovery_action"),
-    *("health.breaker", "health.conditions", "health.decided", "health.fault", "health.faults"),
-    *("health.judge", "health.memory", "health.seen"),
-    *("receipts.account", "receipts.form", "receipts.report"),
+    *(
+        "plan",
+        "gpu_agent.model.versions",
+        "ci.concourse.upstream",
+        "ci.concourse.options.web_variables",
+    ),
+    *("gpu_agent.model.inventory", "gpu_agent.gpu.vendors.nvidia.recovery_action"),
+    *(
+        "gpu_agent.fault_policy.circuit_breaker",
+        "gpu_agent.fault_policy.conditions",
+        "gpu_agent.model.decisions",
+        "gpu_agent.fault_policy.fault",
+        "gpu_agent.fault_policy.fault_table",
+    ),
+    *(
+        "gpu_agent.fault_policy.judge",
+        "gpu_agent.fault_policy.state",
+        "gpu_agent.model.observations",
+    ),
+    *(
+        "gpu_agent.reporting.receipts.account",
+        "gpu_agent.reporting.receipts.receipt",
+        "gpu_agent.reporting.receipts.report",
+    ),
 }
 IMPURE_MODULES = {
     *("datetime", "fcntl", "glob", "io", "machine", "os", "pathlib", "random", "secrets"),
     *("shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib.request"),
 }
 # Works in containers of the self-test's own, which are thrown away. Becomes its caller's command.
-IN_A_CONTAINER = {"selftest.probe", "gpu_run.client"}
+IN_A_CONTAINER = {"gpu_selftest.isolation.probe", "gpu_agent.gpu_run.client"}
 # What only lib/machine may use. Asking a server here how it is does not count.
 SIDE_EFFECT_MODULES = {
     *("asyncio", "ftplib", "multiprocessing", "pty", "subprocess", "tempfile", "urllib.request"),
@@ -293,15 +312,20 @@ def test_rule_holds(rule):
 
 
 PLANTED = [
-    (floors, "src/plan/plan.py", "from selftest import report", "not below"),
-    (floors, "src/gpu/detect.py", "from host import facts", "not below"),
-    (floors, "src/ci/web.py", "from oci import wrapper", "not below"),
-    (floors, "src/gpu/inventory.py", "from machine import files", "not below"),
+    (floors, "src/plan/plan.py", "from gpu_selftest import report", "not below"),
+    (
+        floors,
+        "lib/gpu_agent/gpu/vendors/detect.py",
+        "from gpu_agent.diagnosis import machine as facts",
+        "not below",
+    ),
+    (floors, "src/ci/web.py", "from gpu_agent import paths as wrapper", "not below"),
+    (floors, "lib/gpu_agent/model/inventory.py", "from machine import files", "not below"),
     (floors, "lib/machine/files.py", "from plan import plan", "not below"),
-    (floors, "src/ci/concourse/upstream.py", "from plan import parts", "not below"),
-    (floors, "src/oci/wrapper.py", "from . import policy", "relative"),
+    (floors, "src/ci/concourse/upstream.py", "from plan import model as parts", "not below"),
+    (floors, "lib/gpu_agent/paths.py", "from . import policy", "relative"),
     (floors, "src/misc.py", "", "no floor"),
-    (headers, "src/oci/wrapper.py", "import json", "header"),
+    (headers, "lib/gpu_agent/paths.py", "import json", "header"),
     (lib_needs_python_only, "lib/gpu_runtime/container_spec.py", "import tomlkit", "tomlkit"),
     (lib_needs_python_only, "lib/gpu_runtime/container_spec.py", "from plan import Plan", "plan"),
     (
@@ -317,8 +341,8 @@ PLANTED = [
     (packages, "src/ci/web.py", "import requests", "requests"),
     (packages, "src/ci/web.py", "", "jinja2"),
     (purity, "src/plan/plan.py", "import time", "time"),
-    (purity, "src/gpu/inventory.py", "import urllib.request", "urllib"),
-    (purity, "src/plan/options.py", "open('x')", "open"),
+    (purity, "lib/gpu_agent/model/inventory.py", "import urllib.request", "urllib"),
+    (purity, "src/options/table.py", "open('x')", "open"),
     (side_effects_only_in_machine, "src/ci/web.py", "import subprocess", "subprocess"),
     (
         side_effects_only_in_machine,
@@ -347,10 +371,13 @@ CLEAN = [
     *((f"src/{name}.py", "") for name in ("plan/state", "plan/plan", "selftest/run")),
     (
         "src/charm.py",
-        "import ops\nfrom plan import plan\nfrom ci.concourse import web\nimport selftest.run",
+        "import ops\nfrom plan import plan\nfrom ci.concourse.web import web\nimport gpu_selftest.run",
     ),
     ("src/relations/tsa.py", "import ops\nfrom plan.state import Tsa\nfrom relations import juju"),
-    ("src/gpu/detect.py", "from gpu.inventory import Gpu\nfrom gpu import nvml\nopen('x').read()"),
+    (
+        "lib/gpu_agent/gpu/vendors/detect.py",
+        "from gpu_agent.model.inventory import Gpu\nfrom gpu_agent.gpu.vendors.nvidia import nvml\nopen('x').read()",
+    ),
     ("lib/machine/files.py", "import os\nimport subprocess\nos.rename('a', 'b')"),
     ("lib/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
     (

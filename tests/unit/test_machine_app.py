@@ -17,9 +17,10 @@ from tests.unit.situations import ROOT
 FILES = {
     "lib/gpu_runtime/__init__.py": "",
     "lib/gpu_runtime/container_spec.py": "WORD = 'spec'\n",
-    "src/selftest/__main__.py": "from selftest import late\nprint(late.WORD)\n",
-    "src/selftest/late.py": "WORD = 'old'\n",
-    "src/selftest/kits/cuda13.txt": "torch==2\n",
+    "lib/gpu_selftest/__main__.py": "from gpu_selftest import late\nprint(late.WORD)\n",
+    "src/charm.py": "",
+    "lib/gpu_selftest/late.py": "WORD = 'old'\n",
+    "lib/gpu_selftest/kits/cuda13.txt": "torch==2\n",
     "templates/unit": "[Unit]\n",
     "venv/yaml.py": "WORD = 'yaml'\n",
 }
@@ -29,7 +30,7 @@ COPIED = ("lib", "src", "templates", "venv")
 # how many places that were; fails where what is current is not whole, or was switched too late.
 KILLED = """
 import pathlib, sys
-from machine import app
+from gpu_agent import install as app
 from tests.killing import killed_at
 
 one, two, home = map(pathlib.Path, sys.argv[1:])
@@ -47,10 +48,10 @@ def snapshot():
 def usable(wanted):
     current = (home / "current").resolve()
     assert app._is_whole(current), current
-    word = (current / "src/selftest/late.py").read_text()
+    word = (current / "lib/gpu_selftest/late.py").read_text()
     assert word in wanted, (word, wanted)
 
-words = [(charm / "src/selftest/late.py").read_text() for charm in (one, two)]
+words = [(charm / "lib/gpu_selftest/late.py").read_text() for charm in (one, two)]
 app.ensure(one, home)
 app.ensure(two, home)
 expected = snapshot()
@@ -89,7 +90,7 @@ class Charm:
         shutil.rmtree(self.folder)
         for name, text in FILES.items():
             self.write(name, text)
-        self.write("src/selftest/late.py", f"WORD = {word!r}\n")
+        self.write("lib/gpu_selftest/late.py", f"WORD = {word!r}\n")
 
     def ensure(self):
         return app.ensure(self.folder, self.home)
@@ -111,7 +112,7 @@ def charm(tmp_path):
 
 def says(folder):
     environment = {"PYTHONPATH": f"{folder}/src:{folder}/lib:{folder}/venv"}
-    command = [sys.executable, "-B", "-m", "selftest"]
+    command = [sys.executable, "-B", "-m", "gpu_selftest"]
     return subprocess.run(
         command, env=environment, check=True, capture_output=True, text=True, timeout=30
     ).stdout
@@ -119,7 +120,7 @@ def says(folder):
 
 def test_copy_has_all_that_programs_need_and_is_compiled(charm):
     charm.write("metadata.yaml", "name: x\n")
-    charm.write("src/selftest/__pycache__/late.cpython-39.pyc", "of another interpreter")
+    charm.write("lib/gpu_selftest/__pycache__/late.cpython-39.pyc", "of another interpreter")
     assert charm.ensure()
     copied = charm.current
     assert {path.name for path in copied.iterdir()} == {*COPIED, "stamp"}
@@ -198,14 +199,14 @@ def test_version_that_a_program_runs_from_stays_until_it_ends(charm):
 
 
 def edit(copied):
-    path = copied / "src/selftest/late.py"
+    path = copied / "lib/gpu_selftest/late.py"
     before = path.stat()
     path.write_text("WORD = 'bad'\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def damage_compiled(copied):
-    (path,) = (copied / "src/selftest/__pycache__").glob("late.*")
+    (path,) = (copied / "lib/gpu_selftest/__pycache__").glob("late.*")
     path.write_bytes(b"\0" * path.stat().st_size)
 
 
@@ -215,8 +216,8 @@ def damage_compiled(copied):
         edit,
         damage_compiled,
         lambda copied: (copied / "lib/gpu_runtime/container_spec.py").unlink(),
-        lambda copied: (copied / "src/json.py").write_text("a stranger"),
-        lambda copied: (copied / "src/selftest/late.py").chmod(0o666),
+        lambda copied: (copied / "lib/json.py").write_text("a stranger"),
+        lambda copied: (copied / "lib/gpu_selftest/late.py").chmod(0o666),
         lambda copied: (copied / "stamp").unlink(),
         lambda copied: (copied / "stamp").write_bytes(b"\xff"),
         shutil.rmtree,
@@ -230,7 +231,7 @@ def test_copy_that_was_spoilt_is_mended(charm, spoil):
     spoil(charm.current)
     charm.ensure()
     assert says(charm.current) == "old\n"
-    assert not (charm.current / "src/json.py").exists()
+    assert not (charm.current / "lib/json.py").exists()
     assert len(charm.versions()) == 1
     assert not charm.ensure()
 

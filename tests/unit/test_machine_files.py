@@ -9,6 +9,7 @@ import stat
 import jinja2
 import pytest
 
+from ci.concourse import service
 from machine import files, templates
 
 
@@ -149,7 +150,7 @@ def test_read_text_tells_a_missing_file_from_an_empty_one(tmp_path):
 
 def test_template_with_a_value_missing_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
-        templates.render("concourse-worker.service", command="/bin/true")
+        templates.render(service.TEMPLATES, "concourse-worker.service", command="/bin/true")
 
 
 def test_a_line_near_the_beginning_is_blanked_in_its_place(tmp_path):

@@ -42,14 +42,15 @@ while True:
 # What hooks, actions and the watch decide under a lock, below a folder in the place of /.
 DECIDE = """
 import pathlib, sys
-from host import memory, owner
-from oci import cordons, dirty, quarantine, wrapper
+from lifecycle import machine_claim as owner, unit_record as memory
+from gpu_agent import paths
+from gpu_agent.availability import cordons, quarantine, residual_memory as dirty
 from plan.unit_id import UnitId
 root = pathlib.Path(sys.argv[1])
-memory.STATE = root / "var/lib/gpu-ci"
-owner.RECORD = memory.STATE / "owner.json"
-quarantine.PATH = memory.STATE / "quarantine"
-wrapper.CORDONS = root / "run/gpu-ci/cordons"
+paths.STATE = root / "var/lib/gpu-ci"
+owner.RECORD = paths.STATE / "owner.json"
+paths.QUARANTINE = paths.STATE / "quarantine"
+paths.CORDONS = root / "run/gpu-ci/cordons"
 unit = UnitId("worker/0", "ci", "uuid", "")
 for _ in range(3):
     owner.claim(unit)
@@ -57,8 +58,8 @@ for _ in range(3):
     quarantine.lift_seen("GPU-1", "xid-79")
     quarantine.cordon("GPU-2", "for alice")
     cordons.ensure([("GPU-3", "in use outside CI")])
-    dirty.put(wrapper.CORDONS, "GPU-4", "unclean: 1 GiB")
-    dirty.lift(wrapper.CORDONS, "GPU-4", "unclean")
+    dirty.put(paths.CORDONS, "GPU-4", "unclean: 1 GiB")
+    dirty.lift(paths.CORDONS, "GPU-4", "unclean")
     print("decided", flush=True)
 """
 
@@ -152,6 +153,6 @@ def test_nothing_locks_without_a_deadline():
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "lib").rglob("*.py")]:
         for call in re.findall(r"(?:flock|lockf)\(.*\)", path.read_text()):
             assert "LOCK_NB" in call, f"{path}: {call}"
-    for path in (ROOT / "templates").iterdir():
+    for path in (*ROOT.glob("templates/*"), *ROOT.glob("lib/*/templates/*")):
         for call in re.findall(r"/flock .*", path.read_text()):
             assert "--timeout " in call, f"{path}: {call}"

@@ -12,12 +12,12 @@ import pytest
 
 from ci.concourse.worker import http_watchdog as unanswered
 
-SRC = pathlib.Path(unanswered.__file__).parents[1]
+SRC = pathlib.Path(unanswered.__file__).parents[3]
 # No descriptor is left for a socket.
 STARVED = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
-from machine import unanswered
+from ci.concourse.worker import http_watchdog as unanswered
 free = os.dup(0)
 os.close(free)
 resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))

@@ -22,8 +22,8 @@ IDS = [gpu["uuid"] for gpu in GPUS]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "PATH", tmp_path / "gpu-ci/quarantine")
-    return paths.PATH
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "gpu-ci/quarantine")
+    return paths.QUARANTINE
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_task_is_refused_in_the_words_of_the_quarantine(rig):
 def test_where_none_is_left_the_task_is_sent_elsewhere(rig):
     put(IDS[0])
     quarantine.cordon(IDS[1], "swapping the fan")
-    rig.policy(wait_timeout=240, cordons=[str(paths.PATH)])
+    rig.policy(wait_timeout=240, cordons=[str(paths.QUARANTINE)])
     assert create(rig) == 1
     assert rig.refusal == (
         "gpu-ci-worker: this task needs 1 GPU, and this worker has 0 GPUs for tasks now "

@@ -82,7 +82,7 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.hijack_limit, found.privileged) == (1800, False)
     assert [device.watched for device in found.devices] == [["/dev/nvidia0"], [], []]
-    assert found.cordons == [str(wrapper.CORDONS), str(paths.PATH)]
+    assert found.cordons == [str(wrapper.CORDONS), str(paths.QUARANTINE)]
     assert devices(found) == [
         (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
         (3, "MIG-3-0", "GPU-3", "NVIDIA A100-SXM4-80GB"),
@@ -136,7 +136,9 @@ def test_the_launcher_becomes_containerd_and_puts_our_runc_first(tmp_path, befor
     containerd.chmod(0o755)
     launcher = tmp_path / "launcher"
     launcher.write_text(
-        templates.render("containerd-launcher", bin="/opt/gpu-ci/bin", containerd=containerd)
+        templates.render(
+            paths.TEMPLATES, "containerd-launcher", bin="/opt/gpu-ci/bin", containerd=containerd
+        )
     )
     launcher.chmod(0o755)
     with subprocess.Popen(
@@ -149,7 +151,9 @@ def test_the_launcher_becomes_containerd_and_puts_our_runc_first(tmp_path, befor
 @pytest.mark.parametrize("has", ["", '[timeouts]\n  "io.containerd.timeout.shim.load" = "1m"\n'])
 def test_the_launcher_gives_shims_time_to_answer_once(tmp_path, has):
     launcher, config = tmp_path / "launcher", tmp_path / "a b.toml"
-    text = templates.render("containerd-launcher", bin="/opt/gpu-ci/bin", containerd="/bin/true")
+    text = templates.render(
+        paths.TEMPLATES, "containerd-launcher", bin="/opt/gpu-ci/bin", containerd="/bin/true"
+    )
     launcher.write_text(text)
     launcher.chmod(0o755)
     config.write_text(f'version = 2\n[debug]\n  format = "json"\n{has}')

@@ -68,7 +68,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site()
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     monkeypatch.setattr(paths, "STATE", tmp_path)
     monkeypatch.setattr(kernel_modules, "boot", lambda _: site.boot)

@@ -96,7 +96,7 @@ def site(tmp_path, monkeypatch):
         monkeypatch.setattr(module.datetime, "datetime", Clock)
     monkeypatch.setattr(asked.time, "monotonic", site.seconds)
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(settings, "read", lambda: site.kept)
     monkeypatch.setattr(leases, "holders", lambda: site.held)
     monkeypatch.setattr(cordons, "reasons", lambda: site.foreign)
@@ -314,7 +314,7 @@ def test_a_clock_that_was_set_back_stops_no_test(site):
 
 def test_what_only_the_operator_brings_back_stays_out_whatever_passes(site):
     out()
-    path = pathlib.Path(paths.PATH, "GPU-0.json")
+    path = pathlib.Path(paths.QUARANTINE, "GPU-0.json")
     path.write_text(path.read_text().replace('"level": "quick"', '"level": ""'))
     site.hook()
     assert quarantined() == ["GPU-0"]

@@ -65,7 +65,7 @@ class Unit:
 def unit(tmp_path, monkeypatch):
     for name in ("POLICY", "STORE", "CORDONS", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     path = tmp_path / "inventory.json"
     for function in (known.read, known.add, known.forget):
@@ -171,8 +171,8 @@ def test_uncordon_lifts_either(unit):
 
 
 def test_a_damaged_file_can_be_lifted(unit):
-    paths.PATH.mkdir()
-    (paths.PATH / "GPU-1.json").write_text("{")
+    paths.QUARANTINE.mkdir()
+    (paths.QUARANTINE / "GPU-1.json").write_text("{")
     assert leases.report()["gpu-1"].startswith("cordoned: out of use, A100")
     assert unit.run("gpu-uncordon", "1")["was"].startswith("cordoned by the operator: out of use")
     assert out() == []

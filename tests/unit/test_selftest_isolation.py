@@ -128,7 +128,8 @@ def test_the_probe_says_what_opening_each_device_answers(tmp_path):
 
 def nvml_in(folder):
     """What the probe says of NVML in a process that has this folder of libraries."""
-    script = "import json; from selftest import probe; print(json.dumps(probe.ask_nvml()))"
+    script = "import json; from gpu_selftest.isolation import probe; "
+    script += "print(json.dumps(probe.ask_nvml()))"
     environment = {"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib", "LD_LIBRARY_PATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True

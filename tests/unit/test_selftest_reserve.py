@@ -29,13 +29,13 @@ def rig(tmp_path, monkeypatch):
     monkeypatch.setattr(wrapper, "STORE", rig.store)
     monkeypatch.setattr(wrapper, "POLICY", rig.policy_path)
     monkeypatch.setattr(wrapper, "CORDONS", tmp_path / "cordons")
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     allow(rig)
     return rig
 
 
 def allow(rig, **changes):
-    rig.policy(cordons=[str(wrapper.CORDONS), str(paths.PATH)], **changes)
+    rig.policy(cordons=[str(wrapper.CORDONS), str(paths.QUARANTINE)], **changes)
 
 
 def create(rig, *params, name="ID"):
@@ -244,8 +244,8 @@ def test_an_error_in_the_test_gives_the_gpu_back(rig):
 KILLED = f"""
 import os, pathlib, signal, sys
 sys.path[:0] = [{str(ROOT / "lib")!r}, {str(ROOT / "src")!r}]
-from oci import wrapper
-from selftest import reserve
+from gpu_agent import paths as wrapper
+from gpu_selftest import gpu_reservation as reserve
 wrapper.STORE, wrapper.POLICY = map(pathlib.Path, sys.argv[1:3])
 with reserve.alone({SELFTEST!r}, sys.argv[3:]) as why:
     print(why, flush=True)

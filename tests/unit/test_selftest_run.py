@@ -42,7 +42,7 @@ passed, failed, prevented, skipped = (
 def kept(tmp_path, monkeypatch):
     """The reports that were kept; quarantine is in a folder of the test's own."""
     kept = []
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(last_pass, "PATH", tmp_path / "proven")
     monkeypatch.setattr(last_pass, "TESTED", tmp_path / "run" / "selftest.done")
     monkeypatch.setattr(results, "save", kept.append)

@@ -207,7 +207,10 @@ def test_another_run_is_not_taken_for_this_one(systemd):
 
 def test_service_at_boot_only_orders_and_ends_within_30_s():
     text = templates.render(
-        "gpu-ci-selftest.service", launcher=service.LAUNCHER, release="/opt/concourse/current"
+        service.TEMPLATES,
+        "gpu-ci-selftest.service",
+        launcher=service.LAUNCHER,
+        release="/opt/concourse/current",
     )
     settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     assert settings["Type"] == "oneshot"

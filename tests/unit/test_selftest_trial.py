@@ -68,7 +68,7 @@ class Site:
 @pytest.fixture
 def site(monkeypatch, tmp_path):
     made = Site()
-    monkeypatch.setattr(paths, "PATH", tmp_path / "quarantine")
+    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(results, "read", lambda: made.report)
     monkeypatch.setattr(toolkit, "keep", made.keep)
     monkeypatch.setattr(toolkit, "roll_back", made.roll_back)
@@ -147,7 +147,7 @@ def test_gpus_that_it_failed_on_are_in_use_again_and_no_others(site):
     third, operators = gpu(2).uuid, gpu(3).uuid
     quarantine.put(third, "no container", "lease", "isolation", "compare")
     site.tell((CARD, FIRST, Outcome.FAILED), (CONTAINER, SECOND, Outcome.FAILED))
-    path = paths.PATH / f"{third}.json"
+    path = paths.QUARANTINE / f"{third}.json"
     entry = json.loads(path.read_text())
     path.write_text(json.dumps({**entry, "since": "2026-11-21T16:59:59Z"}))
     quarantine.put(FIRST, "too hot", "throttle", "quick", "fan")

@@ -132,6 +132,8 @@ def test_several_hosts_of_a_database_are_tried_in_turn(site):
     made = plan.make(unit("web")).web
     database = dataclasses.replace(made.database, others=("10.0.0.8",))
     values = web_files.settings(dataclasses.replace(made, database=database))
-    text = templates.render("web.env", quoted=escaping.environment_value, revision="", **values)
+    text = templates.render(
+        service.TEMPLATES, "web.env", quoted=escaping.environment_value, revision="", **values
+    )
     assert 'CONCOURSE_POSTGRES_HOST="10.0.0.9,10.0.0.8"\n' in text
     assert "PGTARGETSESSIONATTRS=read-write\n" in text

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 
+from gpu_agent import paths
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_table import Holder, Table
 from machine import templates
@@ -43,6 +44,7 @@ class Rig:
         if back_end:
             shutil.copytree(ROOT / "lib" / "gpu_runtime", self.lib)
         front = templates.render(
+            paths.TEMPLATES,
             "runc",
             runc=folder / "real" / "runc",
             python="/usr/bin/python3",

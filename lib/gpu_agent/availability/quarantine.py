@@ -37,7 +37,7 @@ def read() -> tuple[Quarantine, ...]:
     Raises:
         OSError: the folder or a file can't be read.
     """
-    entries = map(_entry, sorted(paths.PATH.glob("*.json")))
+    entries = map(_entry, sorted(paths.QUARANTINE.glob("*.json")))
     return tuple(entry for entry in entries if entry)
 
 
@@ -119,8 +119,8 @@ def find(uuid: str) -> Quarantine | None:
 def _alone(uuid: str) -> collections.abc.Generator[None]:
     """Nobody else decides on a record meanwhile: watch, self-test, hook and action do."""
     _path(uuid)
-    files.ensure_directory(paths.PATH)
-    with locks.alone_in(paths.PATH):
+    files.ensure_directory(paths.QUARANTINE)
+    with locks.alone_in(paths.QUARANTINE):
         yield
 
 
@@ -147,7 +147,7 @@ def _write(entry: Quarantine) -> bool:
 def _path(uuid: str) -> pathlib.Path:
     if not _ID.fullmatch(uuid):
         raise ValueError(f"{uuid!r} is no GPU's id")
-    return paths.PATH / f"{uuid}.json"
+    return paths.QUARANTINE / f"{uuid}.json"
 
 
 def _since(earlier: Quarantine | None) -> str:

@@ -21,11 +21,11 @@ from machine import files
 
 PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/retests")
 LEVELS: typing.Final = ("quick", "isolation", "compute", "burn-in")
-"""From the least to the most, as in selftest.check.Level."""
+"""From the least to the most, as in gpu_selftest.check.Level."""
 
 # As in quarantine.
 _ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
-# As selftest.results.new_run makes them.
+# As gpu_selftest.results.new_run makes them.
 _RUN: typing.Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}")
 _MOST_WORDS: typing.Final = 500
 _MOST_RUNS: typing.Final = 20

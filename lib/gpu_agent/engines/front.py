@@ -23,7 +23,8 @@ def apply(*, nvidia_runtime: bool) -> bool:
         nvidia_runtime: whether NVIDIA's runtime brings the GPUs in.
 
     Raises:
-        oci.nvidia.ConfigError: the packaged configuration of that can't be read.
+        gpu_agent.runtime.nvidia_config.ConfigError: the packaged configuration of that can't be
+            read.
     """
     if nvidia_runtime:
         files.ensure_directory(CONFIG)
@@ -32,6 +33,7 @@ def apply(*, nvidia_runtime: bool) -> bool:
         changed = files.ensure_absent(CONFIG)
     files.ensure_directory(HOME)
     content = templates.render(
+        wrapper.TEMPLATES,
         "gpu-ci",
         runc=runc(),
         python=wrapper.PYTHON,

@@ -32,7 +32,8 @@ def ensure(plan: EnginesPlan | Keep | None) -> bool:
 
     Raises:
         EngineError: one can't have it; the text says why.
-        oci.nvidia.ConfigError: the packaged configuration of NVIDIA's runtime can't be read.
+        gpu_agent.runtime.nvidia_config.ConfigError: the packaged configuration of NVIDIA's runtime
+            can't be read.
         machine.process.CommandError: systemd refuses.
     """
     if isinstance(plan, Keep):

@@ -14,7 +14,8 @@ from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.observations import Look, Message
 
 # Reasons for a lower clock that are the hardware's: thermal slowdown and power brake (nvml.h,
-# nvmlClocksEventReasons; named in gpu.health too, which the watch's daemon does not load). The
+# nvmlClocksEventReasons; named in gpu_agent.gpu.vendors.nvidia.nvml_health too, which the watch's
+# daemon does not load). The
 # bit 0x8, hardware slowdown, goes along with them; alone it comes from a job's own power draw.
 HARDWARE: typing.Final = {0x40: "thermal slowdown by the hardware", 0x80: "power brake"}
 
@@ -62,7 +63,7 @@ class Seen:
 
 # Ids of GPUs whose errors RAS counts: AMD's, partitions too, and those without an id of their own.
 _RAS: typing.Final = re.compile(r"PCI-.+|GPU-[0-9a-f]{16}(-[0-9]+)?")
-# As gpu.events writes it.
+# As gpu_agent.gpu.vendors.nvidia.nvml_events writes it.
 _ACTION: typing.Final = re.compile(r"recovery action ([0-9]{1,3})")
 
 _OF_FIGURES: typing.Final = (

@@ -5,7 +5,8 @@
 docs/reference/health.md is made of it: .venv/bin/python scripts/tables.
 
 What a job can bring about takes no GPU out. What the kernel's log says never does so alone: what
-follows a record's beginning any container can choose (gpu.xid), so it starts a look at the GPU,
+follows a record's beginning any container can choose (gpu_agent.gpu.vendors.nvidia.xid), so it
+starts a look at the GPU,
 and only what NVML, the bus or a counter of the driver shows then decides.
 """
 
@@ -327,7 +328,7 @@ _LIKE: typing.Final = {
 
 
 def of_xid(code: int, severity: Severity) -> Fault:
-    """The row of an Xid, whose severity is as gpu.xid.meaning has it."""
+    """The row of an Xid, whose severity is as gpu_agent.gpu.vendors.nvidia.xid.meaning has it."""
     if code in JOB_XIDS:
         return JOB
     if severity is not Severity.FATAL:

@@ -83,7 +83,14 @@ def enter(
 def _start(unit: str, pid: int, nodes: list[str], description: str) -> Child:
     """Make the scope, with a first process that keeps the caller's number its own."""
     # It ends by itself if this process does: then its stdin is over.
-    argv = [sys.executable, "-B", "-m", "gpu_run.pin", str(os.getpid()), str(pid)]
+    argv = [
+        sys.executable,
+        "-B",
+        "-m",
+        "gpu_agent.gpu_run.scope_anchor",
+        str(os.getpid()),
+        str(pid),
+    ]
     rules = ["DevicePolicy=closed", *(f"DeviceAllow={node} rw" for node in nodes)]
     return scopes.start(unit, argv, slice_name=SLICE, description=description, properties=rules)
 

@@ -52,10 +52,12 @@ def install(group: str) -> bool:
     home = (app.HOME / app.CURRENT).resolve()
     if not (home / app.STAMP).exists():  # who could not make it has said why
         return False
-    service = templates.render(SERVICE, app=home, stamp=app.STAMP, python=wrapper.PYTHON)
+    service = templates.render(
+        wrapper.TEMPLATES, SERVICE, app=home, stamp=app.STAMP, python=wrapper.PYTHON
+    )
     # One of an earlier version, or for another group, serves on those that it has, and ends.
     door = SERVICE.replace("@", f"@{home.name}-{group}")
-    socket = templates.render(SOCKET, group=group, socket=PATH, service=door)
+    socket = templates.render(wrapper.TEMPLATES, SOCKET, group=group, socket=PATH, service=door)
     # It would end what begins from now on.
     services.ensure_stopped(_LAST)
     # First, and last to go: while it is there, something of the rest may be.
@@ -72,7 +74,10 @@ def install(group: str) -> bool:
             f"gpu-run can't be used: {error}. See systemctl status {SOCKET}"
         ) from error
     files.ensure_directory(MANUAL.parent)
-    return files.ensure_file(MANUAL, templates.render("gpu-run.1", group=group)) or changed
+    return (
+        files.ensure_file(MANUAL, templates.render(wrapper.TEMPLATES, "gpu-run.1", group=group))
+        or changed
+    )
 
 
 def remove() -> bool:

@@ -194,7 +194,7 @@ def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> li
     """The metrics, where somebody may ask for them."""
     if not found.metrics_port:
         return []
-    version = pathlib.Path(__file__).resolve().parents[2].name
+    version = pathlib.Path(__file__).resolve().parents[3].name
     metrics = Metrics(version, found.mode, found.poll_seconds, journal.PATH, naming)
     server = serving.serve(found.metrics_port, metrics.text)
     if server:

@@ -2,7 +2,8 @@
 # See LICENSE file for licensing details.
 """After each lease: a GPU whose memory stays taken goes to no task until that is free.
 
-The rule is that of the charm's hooks (gpu.foreign), which look when Juju has an event; this looks
+The rule is that of the charm's hooks (gpu_agent.availability.external_processes), which look when
+Juju has an event; this looks
 after each lease. What can't be told, such as who draws on a GPU, leaves things as they are.
 """
 
@@ -13,7 +14,6 @@ import typing
 
 from gpu_agent import paths
 from gpu_agent.availability import residual_memory as dirt
-from gpu_agent.availability import residual_memory_dirty as dirty
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.decisions import Decision
 from gpu_agent.model.observations import Holding, Moment
@@ -58,7 +58,7 @@ class Dirty:
             OSError: cordons can't be read or written; a later turn tries again.
         """
         if self._dirty is None:
-            self._dirty = dirty.cordoned(self._folder, dirt.WORD)
+            self._dirty = dirt.cordoned(self._folder, dirt.WORD)
         if moment.holdings is None:
             return
         for card in moment.cards:
@@ -84,16 +84,16 @@ class Dirty:
         if not dirt.is_taken(used, total):
             if at >= self._held.get(uuid, at) + SETTLE:
                 self._held.pop(uuid, None)
-            if dirty.lift(self._folder, uuid, dirt.WORD):
+            if dirt.lift(self._folder, uuid, dirt.WORD):
                 _log.info("GPU %d: its memory is free again, tasks may have it", card.index)
             self._dirty = found - {uuid}
         elif uuid in found:
             # A hook may have taken it for over, by an older look.
-            dirty.put(self._folder, uuid, dirt.reason(used))
+            dirt.put(self._folder, uuid, dirt.reason(used))
         elif self._is_over(moment, uuid, at) and figures.pids == () and figures.drawing == 0:
             del self._held[uuid]
             reason = dirt.reason(used)
-            if dirty.put(self._folder, uuid, reason):
+            if dirt.put(self._folder, uuid, reason):
                 _log.warning(
                     "GPU %d is %s: no task gets it until that is free", card.index, reason
                 )

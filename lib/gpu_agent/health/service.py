@@ -46,6 +46,7 @@ def install(found: Settings) -> bool:
     files.ensure_file(settings.PATH, text)
     revision = f"{home.name}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     content = templates.render(
+        wrapper.TEMPLATES,
         SERVICE,
         app=home,
         stamp=app.STAMP,
@@ -69,7 +70,7 @@ def install(found: Settings) -> bool:
 
 def remove() -> bool:
     """Have no watch, and nothing that it has left but what it took out. True if any was there."""
-    changed = _stop()
+    changed = stop()
     for path in (settings.STATE, detect.HANGS):
         changed |= files.ensure_absent(path)
     return retests.remove() or changed
@@ -87,7 +88,8 @@ def suspect() -> str:
     return (files.read_text(settings.RUN / clerk.SUSPECT) or "").strip()
 
 
-def _stop() -> bool:
+def stop() -> bool:
+    """Take the watch away, but not what it has found out; True if it was there."""
     changed = services.remove_unit(SERVICE)
     for path in (settings.PATH, settings.RUN):
         changed |= files.ensure_absent(path)

@@ -31,7 +31,7 @@ class Settings:
         unit: Juju's name of this unit, such as `worker/0`.
         dispatch: path of the charm's dispatch: where it is gone, nobody is left to watch for.
         mode: the option gpu-health: `on` or `observe`.
-        vendor: the maker's name as in gpu.inventory.Vendor.
+        vendor: the maker's name as in gpu_agent.model.inventory.Vendor.
         boot: what names the boot of the machine in which these cards were found.
         cards: the GPUs that are looked after.
         driver: the driver's version, such as `580.95.05`; or empty.

@@ -14,7 +14,7 @@ class Card:
     """One GPU that the watch is to look after.
 
     Attributes:
-        uuid: the GPU's id, as in gpu.inventory.Gpu.
+        uuid: the GPU's id, as in gpu_agent.model.inventory.Gpu.
         index: the number that people know it by.
         pci_address: such as `0000:01:00.0`.
         model: without the vendor's name, such as `A100-SXM4-80GB`.
@@ -47,7 +47,8 @@ class Figures:
         ecc_uncorrected: the same of those that ECC could not correct.
         remap_pending: memory rows wait for a reset to be remapped.
         remap_failed: a row could not be remapped.
-        recovery_action: what the driver asks for (gpu.health.Health has the numbers).
+        recovery_action: what the driver asks for (gpu_agent.gpu.vendors.nvidia.nvml_health.Health
+            has the numbers).
         pids: of the processes that compute on it, as this machine's /proc numbers them.
         drawing: how many processes draw on it, as display servers do; their memory is theirs.
     """

@@ -11,7 +11,7 @@ class TakeOut:
 
     Attributes:
         uuid: the GPU's.
-        fault: the name of the fault's row in health.faults.
+        fault: the name of the fault's row in gpu_agent.fault_policy.fault_table.
         reason: one line; what stands before `:` is short, such as `Xid 79`.
         level: the self-test's level that has to pass for it to return; empty: the operator alone
             brings it back.
@@ -56,7 +56,7 @@ class Tell:
 
     Attributes:
         uuid: the GPU's.
-        fault: the name of the fault's row in health.faults.
+        fault: the name of the fault's row in gpu_agent.fault_policy.fault_table.
         text: a short cause, such as `Xid 79, it has fallen off the bus`.
         hardware: whether it is the machine's fault and not the job's.
         xid: its number, where it is one.

@@ -88,7 +88,7 @@ class Machine:
         rival: who else owns containerd's socket, as a systemd unit or process name; or empty.
         foreign_runc: path of a runc that containerd would find before our wrapper; or empty.
         instance: its name on its host, where it is a system container; empty on a machine.
-        boot: what tells its kernel from every other (plan.offers.GpuOffer).
+        boot: what tells its kernel from every other (plan.gpu_offers.GpuOffer).
     """
 
     architecture: str

@@ -49,7 +49,8 @@ class Message:
         at: when it came.
         uuid: the GPU's.
         source: EVENT or KERNEL; the text of KERNEL can be forged and alone decides nothing.
-        fault: the name of the fault's row in health.faults; empty: `xid` decides.
+        fault: the name of the fault's row in gpu_agent.fault_policy.fault_table; empty: `xid`
+            decides.
         xid: its number; None where it is none.
         text: the driver's own words, one printable line.
     """

@@ -21,7 +21,7 @@ from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
 from machine import files, process, templates
 
-_CHARM = Path(__file__).resolve().parents[2]
+_CHARM = Path(__file__).resolve().parents[3]
 _SOURCES = _CHARM / "lib" / "gpu_runtime"
 _COMPILED = "compiled.json"  # beside the folder gpu_runtime, of each version
 
@@ -48,6 +48,7 @@ def apply(gpu: GpuPlan | None) -> bool:
     files.ensure_directory(paths.LOG.parent)
     files.ensure_directory(paths.BIN)
     front = templates.render(
+        paths.TEMPLATES,
         "runc",
         runc=paths.RUNC,
         python=paths.PYTHON,
@@ -59,7 +60,9 @@ def apply(gpu: GpuPlan | None) -> bool:
     )
     changed |= files.ensure_file(paths.FRONT, front, mode=0o755)
     changed |= files.ensure_symlink(paths.LINK, paths.FRONT)
-    launcher = templates.render("containerd-launcher", bin=paths.BIN, containerd=paths.CONTAINERD)
+    launcher = templates.render(
+        paths.TEMPLATES, "containerd-launcher", bin=paths.BIN, containerd=paths.CONTAINERD
+    )
     return files.ensure_file(paths.LAUNCHER, launcher, mode=0o755) or changed
 
 
@@ -93,7 +96,7 @@ def remove() -> bool:
 
 
 def installed() -> dict[str, str]:
-    """What each file, link and folder of the wrapper is, as oci.manifest tells it; by path.
+    """What each file, link and folder of the wrapper is, by path, as the manifest tells it.
 
     With those of the engines' runtime, where more of it is here than a link to runc.
 
@@ -152,7 +155,7 @@ def policy_text(gpu: GpuPlan | None) -> str:
         "config_home": str(paths.CONFIG),
         "driver": gpu.driver,
         "cuda": gpu.cuda,
-        "cordons": [str(paths.CORDONS), str(paths.PATH)],
+        "cordons": [str(paths.CORDONS), str(paths.QUARANTINE)],
         "gpus": [
             {
                 "index": one.index,

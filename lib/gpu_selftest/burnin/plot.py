@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import html
 import math
+import pathlib
 import statistics
 import typing
 
@@ -13,6 +14,7 @@ from gpu_agent.gpu.vendors.nvidia import nvml_health as health
 from machine import templates
 
 # In pixels.
+_TEMPLATES: typing.Final = pathlib.Path(__file__).resolve().parents[1] / "templates"
 _WIDTH: typing.Final = 760
 _LEFT: typing.Final = 70
 _RIGHT: typing.Final = 20
@@ -76,6 +78,7 @@ def draw(title: str, moments: collections.abc.Sequence[Moment]) -> str:
         for number, (label, colour, values) in enumerate(quantities)
     ]
     return templates.render(
+        _TEMPLATES,
         "burn-in.svg",
         title=html.escape(title),
         width=_WIDTH,

@@ -5,7 +5,7 @@
 A release's folder gets its name only when it is complete and its own binary has told its version,
 so that a hook killed at any point leaves nothing that the next one would take for a release.
 Whether it is of use here is seen once web and worker were started from it: see
-`ci.concourse.trial`.
+`ci.concourse.upgrade.trial`.
 """
 
 import collections.abc

@@ -17,6 +17,7 @@ from machine import systemd as services
 from machine import systemd_escaping as escaping
 from machine import tcp_connections as sockets
 
+TEMPLATES: typing.Final = pathlib.Path(__file__).resolve().parents[3] / "templates"
 CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
 USER: typing.Final = "concourse"
@@ -68,7 +69,7 @@ def ensure_settings(
 
     def render(revision: str) -> str:
         return templates.render(
-            template, quoted=escaping.environment_value, revision=revision, **values
+            TEMPLATES, template, quoted=escaping.environment_value, revision=revision, **values
         )
 
     wanted = revision(render(""), *others)

@@ -274,7 +274,7 @@ class Concourse:
         settings = self.folder / "web.env"
         settings.write_text("".join(f"{name}={text}\n" for name, text in self.web_env.items()))
         code = (
-            "import pathlib, sys; from ci.concourse import names; "
+            "import pathlib, sys; from ci.concourse.api import build_info_program as names; "
             "sys.exit(names.main(sys.argv[2:], pathlib.Path(sys.argv[1]), bool))"
         )
         handle = self.newest("create")["hostname"]

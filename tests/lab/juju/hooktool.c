@@ -16,7 +16,7 @@
 
 /* An agent of Juju's always runs. Between two commands of the lab no agent does: juju-exec asks again
  * until the next one, in tries of TRY microseconds, for as long as the charm's watches wait for a hook
- * (src/wake/watch.py: HOOKS). */
+ * (lib/gpu_agent/reporting/notifier/device_watch.py: HOOKS). */
 #define TRY 100000
 #define TRIES (900 * (1000000 / TRY))
 

@@ -57,7 +57,15 @@ def start(cards: collections.abc.Sequence[Card], root: pathlib.Path) -> children
         EndedError: it has ended at once.
     """
     # Without `site`, which costs a tenth of its start and a megabyte.
-    argv = [sys.executable, "-B", "-S", "-m", "health.child", str(os.getpid()), str(root)]
+    argv = [
+        sys.executable,
+        "-B",
+        "-S",
+        "-m",
+        "gpu_agent.gpu.probe.probe_program",
+        str(os.getpid()),
+        str(root),
+    ]
     path = os.pathsep.join(str(pathlib.Path(place).absolute()) for place in sys.path if place)
     child = children.Child(argv, {**os.environ, "PYTHONPATH": path})
     try:

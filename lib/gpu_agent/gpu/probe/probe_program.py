@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The child that asks the drivers: `python -m health.child PARENT ROOT`.
+"""The child that asks the drivers: `python -m gpu_agent.gpu.probe.probe_program PARENT ROOT`.
 
 Each call into a driver is made here, and may never return. It looks at the GPUs when a line comes
 on stdin, tells each event of NVML's as it comes, and says something at least each few seconds, so

@@ -13,7 +13,9 @@ import typing
 from gpu_agent.model.card import Card, Figures
 
 _MOST_TEXT: typing.Final = 300
-_MOST_PIDS: typing.Final = 1024  # as in gpu.figures, which the watch itself does not load
+_MOST_PIDS: typing.Final = (
+    1024  # as in gpu_agent.gpu.vendors.nvidia.nvml_metrics, which the watch itself does not load
+)
 _MOST_NUMBER: typing.Final = 1 << 64
 
 
@@ -33,7 +35,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """A driver told of a GPU; the fields are those of health.seen.Message."""
+    """A driver told of a GPU; the fields are those of gpu_agent.model.observations.Message."""
 
     uuid: str
     fault: str = ""
@@ -51,7 +53,7 @@ class One:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """The end of a poll; the fields are those of health.seen.Look.
+    """The end of a poll; the fields are those of gpu_agent.model.observations.Look.
 
     Attributes:
         scarce: why nothing can be told this time; or empty.

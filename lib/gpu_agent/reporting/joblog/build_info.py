@@ -24,11 +24,11 @@ from machine import process
 _APART: typing.Final = 10.0
 _MOST_DOUBLED: typing.Final = 6  # times that this is doubled, for a container that web lacks
 _TOO_LONG: typing.Final = 20.0
-_AT_ONCE: typing.Final = 32  # containers, as ci.concourse.names has it
+_AT_ONCE: typing.Final = 32  # containers, as ci.concourse.api.build_info_program has it
 
-_CODE: typing.Final = pathlib.Path(handles.__file__).parents[3]
+_CODE: typing.Final = pathlib.Path(__file__).resolve().parents[4]
 _PATH: typing.Final = f"{_CODE}/lib:{_CODE}/src"
-_PROGRAM: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.names")
+_PROGRAM: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.api.build_info_program")
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
 
 Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
 not choose what an operator's terminal does: what is not printable is replaced, what is too long is
-cut (receipts.form.cut).
+cut (gpu_agent.reporting.receipts.receipt.cut).
 """
 
 import collections.abc
@@ -30,7 +30,7 @@ def read(text: str) -> dict[str, Names]:
     Raises:
         AnswerError: it is something else.
     """
-    rows = _table(text.encode(errors="replace"))
+    rows = table(text.encode(errors="replace"))
     found: dict[str, Names] = {}
     for container, row in rows.items():
         words = typing.cast("list[object]", row) if isinstance(row, list) else []
@@ -40,15 +40,25 @@ def read(text: str) -> dict[str, Names]:
     return found
 
 
-def _parsed(answer: bytes) -> object:
+def parsed(answer: bytes) -> object:
+    """Parse an answer in JSON.
+
+    Raises:
+        AnswerError: it is none.
+    """
     try:
         return json.loads(answer)
     except (ValueError, RecursionError) as error:
         raise AnswerError("web's answer is no JSON") from error
 
 
-def _table(answer: bytes) -> dict[str, object]:
-    found = _parsed(answer)
+def table(answer: bytes) -> dict[str, object]:
+    """Parse an answer that is an object in JSON.
+
+    Raises:
+        AnswerError: it is none.
+    """
+    found = parsed(answer)
     if not isinstance(found, dict):
         raise AnswerError("web's answer is no object")
     return typing.cast("dict[str, object]", found)

@@ -15,7 +15,8 @@ PATIENCE: typing.Final = 600.0
 
 # Two looks further apart than this (seconds, some polls) leave a gap of which nothing is known.
 _GAP: typing.Final = 60.0
-# A driver's context takes more than 100 MiB, an idle GPU less than this (gpu.foreign).
+# A driver's context takes more than 100 MiB, an idle GPU less than this
+# (gpu_agent.availability.external_processes).
 _IDLE_MIB: typing.Final = 64
 
 

@@ -18,7 +18,8 @@ _MOST: typing.Final = (
 )
 _NAMED: typing.Final = 4  # of so many GPUs each is named, of more their number
 
-# The author's words for what NVIDIA calls the application's fault (health.faults.JOB_XIDS).
+# The author's words for what NVIDIA calls the application's fault
+# (gpu_agent.fault_policy.fault_table.JOB_XIDS).
 _MEANT: typing.Final = {
     13: "a kernel of this job used an illegal address or instruction. Most often the program is "
     "wrong, not the GPU: compute-sanitizer names the line, CUDA_LAUNCH_BLOCKING=1 the call",

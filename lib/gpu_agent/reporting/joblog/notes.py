@@ -22,7 +22,7 @@ class Note:
     """One lease.
 
     Attributes:
-        told: what was told, in words of health.joblog's.
+        told: what was told, in words of gpu_agent.reporting.joblog.job_log's.
         summed: the last minute at which it was told what it used.
         condemned: when it was told that it would be ended, in seconds since boot; 0: it was not.
         ended: whether its step was ended for not using a GPU.

@@ -9,6 +9,7 @@ import pathlib
 import typing
 
 from gpu_agent import install as app
+from gpu_agent import paths
 from gpu_agent.gpu.kernel import device_nodes as nodes
 from machine import files, templates
 from machine import systemd as services
@@ -16,7 +17,7 @@ from machine import systemd as services
 SERVICE: typing.Final = "gpu-ci-devices.service"
 
 _REVISION: typing.Final = "GPU_CI_REVISION"
-_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
+_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[4] / "dispatch"
 
 
 def install(unit: str, seen: tuple[str, ...]) -> bool:
@@ -33,7 +34,13 @@ def install(unit: str, seen: tuple[str, ...]) -> bool:
     home = (app.HOME / app.CURRENT).resolve()
     revision = f"{unit}:{home.name}"
     content = templates.render(
-        SERVICE, unit=unit, app=home, dispatch=_DISPATCH, variable=_REVISION, revision=revision
+        paths.TEMPLATES,
+        SERVICE,
+        unit=unit,
+        app=home,
+        dispatch=_DISPATCH,
+        variable=_REVISION,
+        revision=revision,
     )
     changed = services.ensure_unit(SERVICE, content)
     if not changed and services.started_with(SERVICE, _REVISION, revision):

@@ -9,13 +9,14 @@ however it ends, and whether or not its program came to say so.
 import pathlib
 import typing
 
+from gpu_agent import paths
 from gpu_agent.reporting.notifier import device_watch as watch
 from machine import systemd as services
 from machine import templates
 
 SERVICE: typing.Final = "gpu-ci-wake.service"
 
-_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
+_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[4] / "dispatch"
 
 
 def install(unit: str) -> bool:
@@ -25,7 +26,11 @@ def install(unit: str) -> bool:
         unit: Juju's name of this unit, such as `worker/0`.
     """
     content = templates.render(
-        SERVICE, command=watch.command(unit), dispatch=_DISPATCH, limit=f"{watch.HOOKS:.0f}"
+        paths.TEMPLATES,
+        SERVICE,
+        command=watch.command(unit),
+        dispatch=_DISPATCH,
+        limit=f"{watch.HOOKS:.0f}",
     )
     return services.ensure_unit(SERVICE, content, boot=False)
 

@@ -4,7 +4,7 @@
 
 Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
 not choose what an operator's terminal does: what is not printable is replaced, what is too long is
-cut (receipts.form.cut).
+cut (gpu_agent.reporting.receipts.receipt.cut).
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names, cut
 
 SETTINGS: typing.Final = pathlib.Path("/etc/concourse/web.env")
-"""Of the web on this machine, written by ci.concourse.web for root alone; without it none is."""
+"""Of the web on this machine, written by web.web for root alone; without it none is."""
 
 LOGIN_PATH: typing.Final = "/sky/issuer/token"
 """Where web gives a token for a password (8.3.0 fly/commands/login.go)."""
@@ -44,7 +44,7 @@ def token(answer: bytes) -> str:
     Raises:
         AnswerError: there is none.
     """
-    found = build_names._table(answer).get("access_token")
+    found = build_names.table(answer).get("access_token")
     if not isinstance(found, str) or not _TOKEN.fullmatch(found):
         raise build_names.AnswerError("web gave no token")
     return found
@@ -56,7 +56,7 @@ def teams(answer: bytes) -> tuple[str, ...]:
     Raises:
         AnswerError: it is no list of teams.
     """
-    found = build_names._parsed(answer)
+    found = build_names.parsed(answer)
     if not isinstance(found, list):
         raise build_names.AnswerError("web gave no list of teams")
     entries = typing.cast("list[object]", found)[:_MOST_TEAMS]
@@ -75,7 +75,7 @@ def names(answer: bytes, team: str, container: str) -> Names | None:
     Raises:
         AnswerError: it is no container.
     """
-    found = build_names._table(answer)
+    found = build_names.table(answer)
     if found.get("id") != container:
         return None
 

@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """Whose steps containers are, asked of the web on this machine: a program of its own.
 
-`python3 -m ci.concourse.names <container>...` writes what it found to stdout (handles.as_json).
-Whoever runs it is root, and gives it a time limit.
+`python3 -m ci.concourse.api.build_info_program <container>...` writes what it found to stdout
+(handles.as_json). Whoever runs it is root, and gives it a time limit.
 """
 
 import collections.abc
@@ -28,8 +28,8 @@ def find(web: Api, containers: collections.abc.Sequence[str]) -> dict[str, Names
     """Whose steps these containers are; those that web does not know are left out.
 
     Raises:
-        ci.concourse.api.WebError: web gives no answer.
-        ci.concourse.handles.AnswerError: what it answers is no answer.
+        ci.concourse.api.api.WebError: web gives no answer.
+        ci.concourse.api.build_info.AnswerError: what it answers is no answer.
     """
     listed = web.get(handles.TEAMS_PATH)
     teams = [] if listed is None else list(handles.teams(listed))

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a value of an option may be: each function returns it as it is used. Pure."""
+"""What a value of an option of Concourse may be: each function returns it as it is used. Pure."""
 
 import ipaddress
 
@@ -11,7 +11,7 @@ from options.ssh import public_key
 
 def tsa_host(item: str) -> str:
     """HOST:PORT of a TSA outside Juju."""
-    match = values._HOST_PORT.fullmatch(item)
+    match = values.HOST_PORT.fullmatch(item)
     if not match or not 0 < int(match.group(1)) < 65536:
         raise values.OptionError(
             "tsa-host", item, f"is no HOST:PORT: use ci.example.com:{TSA_PORT}"
@@ -32,7 +32,7 @@ def tsa_public_key(text: str) -> str:
 def advertised(text: str) -> str:
     """An address or network in Python's spelling, or a host name as given."""
     remedy = "is no address, host name or network: use 10.0.0.7, ci.example.com or 10.0.0.0/16"
-    if values._HOST_NAME.fullmatch(text) or not text:
+    if values.HOST_NAME.fullmatch(text) or not text:
         return text
     if "%" in text:  # it holds on one link alone
         raise values.OptionError("advertise-address", text, remedy)

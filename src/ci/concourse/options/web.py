@@ -36,7 +36,8 @@ class WebOptions:
         encryption: the keys of what the database holds encrypted.
         users: name and password of each local user but the administrator.
         main_team: which of them are members of the main team.
-        settings: further settings of Concourse's, by their names in `ci.concourse.variables`.
+        settings: further settings of Concourse's, by their names in
+            `ci.concourse.options.web_variables`.
         metrics_port: TCP port of web's metrics on 127.0.0.1; 0: none.
         tls: the certificate that web shows; None: none of the operator's own.
         tls_port: TCP port of UI and API where web has a certificate.

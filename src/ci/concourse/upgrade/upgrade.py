@@ -4,6 +4,7 @@
 
 import collections.abc
 import dataclasses
+import logging
 import typing
 
 from ci.concourse import release
@@ -19,6 +20,8 @@ from plan.model import Plan
 from plan.state import UnitState
 
 Say = collections.abc.Callable[[str], None]
+
+_log = logging.getLogger(__name__)
 
 _LEFT: typing.Final = (
     "Concourse {version} was left again, since {why}; {before} runs. See journalctl -u "
@@ -95,9 +98,7 @@ class ForRelease:
                 Purpose.RELEASE, then, self._rules, self._progress
             )
         except OSError as error:
-            drain._log.warning(
-                "Concourse %s waits, as its drain can't be noted: %s", version, error
-            )
+            _log.warning("Concourse %s waits, as its drain can't be noted: %s", version, error)
             self._is_time = False
         return self._is_time
 

@@ -55,7 +55,8 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
         Whether anything had to be changed.
 
     Raises:
-        ci.concourse.local_postgresql.DatabaseError: if the database on this machine can't be used.
+        ci.concourse.web.local_postgresql.DatabaseError: if the database on this machine can't be
+            used.
         machine.process.CommandError: if systemd can't start it.
     """
     changed = users.ensure_user(service.USER, pathlib.Path("/nonexistent"))
@@ -64,6 +65,7 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
     read_once, wrote = web_files.write(plan)
     changed |= wrote
     content = templates.render(
+        service.TEMPLATES,
         SERVICE,
         command=f"{release.CURRENT}/bin/concourse web",
         environment=ENVIRONMENT,
@@ -164,7 +166,7 @@ def remove() -> bool:
     """Remove web, its keys and its user. Return True if any was there.
 
     A database of its own on this machine is kept, for a web that comes back: see
-    `ci.concourse.local_postgresql`.
+    `ci.concourse.web.local_postgresql`.
     """
     removed = services.remove_unit(SERVICE)
     removed |= local_postgresql.note_unused()

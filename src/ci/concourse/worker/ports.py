@@ -8,6 +8,7 @@ Garden and Baggageclaim ask no one who they are: by them a user of the machine w
 import pathlib
 import typing
 
+from ci.concourse import service
 from ci.concourse.upstream import HEALTH_PORT, WORKER_PORTS
 from machine import files, ports, process, templates
 from machine import systemd as services
@@ -38,7 +39,9 @@ def ensure() -> bool:
     """Install the guard, which the worker's unit starts. Return True if anything was changed."""
     program = files.read_text(pathlib.Path(ports.__file__)) or ""
     new = files.ensure_file(_PROGRAM, program)
-    content = templates.render(SERVICE, program=_PROGRAM, state=ports.STATE.name)
+    content = templates.render(
+        service.TEMPLATES, SERVICE, program=_PROGRAM, state=ports.STATE.name
+    )
     changed = services.ensure_unit(SERVICE, content, boot=False) or new
     if new:
         # Without systemctl, which would restart the worker with it. systemd starts it again.

@@ -23,7 +23,7 @@ from machine import files, process
 OVERLAY: typing.Final = "overlay"
 NAIVE: typing.Final = "naive"
 
-_TRIAL: typing.Final = pathlib.Path(process.__file__).with_name("layers.py")
+_TRIAL: typing.Final = pathlib.Path(__file__).with_name("overlay_probe.py")
 _SECONDS: typing.Final = 15.0  # it takes a tenth of one
 # What says that overlay is not for this place: no right, an overlay below it, no such file system.
 _REFUSALS: typing.Final = (

@@ -5,6 +5,7 @@
 import pathlib
 import typing
 
+from ci.concourse import service
 from ci.concourse.worker import http_watchdog as unanswered
 from machine import files, templates
 from machine import systemd as services
@@ -24,7 +25,9 @@ def ensure(port: int) -> bool:
     """
     program = files.read_text(pathlib.Path(unanswered.__file__)) or ""
     wrote = files.ensure_file(_PROGRAM, program)
-    content = templates.render(SERVICE, program=_PROGRAM, port=port, patience=_PATIENCE)
+    content = templates.render(
+        service.TEMPLATES, SERVICE, program=_PROGRAM, port=port, patience=_PATIENCE
+    )
     wrote |= services.ensure_unit(SERVICE, content)
     return services.ensure_running(SERVICE, restart=wrote) or wrote
 

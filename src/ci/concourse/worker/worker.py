@@ -86,7 +86,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
     content, before = _unit(plan.tags), _tags()
     runc = f"{release.CURRENT}/bin/runc --root={leftovers.RUNC_STATE}"
-    end = templates.render(_END, tasks=steps.TASKS, runc=runc)
+    end = templates.render(service.TEMPLATES, _END, tasks=steps.TASKS, runc=runc)
     wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
     wrote |= worker_ports.ensure()
     wrote |= services.ensure_unit(_END, end, boot=False)
@@ -344,6 +344,7 @@ def _unit(tags: tuple[str, ...]) -> str:
     arguments = [str(release.CURRENT / "bin/concourse"), "worker"]
     command = " ".join([*arguments, *(escaping.exec_argument(f"--tag={tag}") for tag in tags)])
     return templates.render(
+        service.TEMPLATES,
         SERVICE,
         command=command,
         environment=_ENVIRONMENT,

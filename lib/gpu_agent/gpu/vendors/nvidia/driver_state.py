@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""NVIDIA's driver: what there is of it, and having it installed, loaded, matched and let go."""
+"""What there is of NVIDIA's driver on this machine: packages, module, library."""
 
 import pathlib
 
@@ -17,14 +17,14 @@ def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
         root: where /proc, /sys, /etc, /usr, /lib and /boot lie.
 
     Raises:
-        host.facts.UnknownError: something of it can't be looked at.
+        gpu_agent.diagnosis.machine.UnknownError: something of it can't be looked at.
         machine.packages.PackageError: dpkg can't tell.
     """
     found = driver_packages.look()
     if found.versions:
         ours = bool(found.versions.keys() & packages.owned(driver_packages.OWNER))
     else:
-        ours = _is_half_ours()
+        ours = is_half_ours()
     try:
         container = (root / "run/systemd/container").exists()
         running = kernel_modules.kernel(root)
@@ -49,6 +49,6 @@ def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
         raise errors.unknown(error) from error
 
 
-def _is_half_ours() -> bool:
+def is_half_ours() -> bool:
     """Whether a killed hook has left packages of ours that are not wholly installed."""
     return bool(packages.begun(driver_packages.OWNER))

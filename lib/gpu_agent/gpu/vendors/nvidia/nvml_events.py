@@ -9,7 +9,8 @@ import typing
 
 from gpu_agent.gpu.vendors.nvidia.nvml_device import Device
 
-# The name of a fault in health.faults for each type of event, by nvml.h of CUDA 13.
+# The name of a fault in gpu_agent.fault_policy.fault_table for each type of event, by nvml.h of
+# CUDA 13.
 _XID: typing.Final = 0x8
 _RECOVERY: typing.Final = 0x8000
 _FAULTS: typing.Final = {
@@ -29,7 +30,7 @@ class Told:
 
     Attributes:
         uuid: the GPU's; of a MIG device its GPU's.
-        fault: the name of a row in health.faults; empty: `xid` decides.
+        fault: the name of a row in gpu_agent.fault_policy.fault_table; empty: `xid` decides.
         xid: its number; None where it is none.
         text: a few words.
     """

@@ -24,7 +24,7 @@ _SMI: typing.Final = "/usr/bin/nvidia-smi"
 # What nvidia-smi says beside the reset is not what that failed of.
 _NOWHERE: typing.Final = "/dev/null 2>&1"
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
-# As in oci.quarantine; nothing of it means anything to a shell or to systemd.
+# As in gpu_agent.availability.quarantine; nothing of it means anything to a shell or to systemd.
 _ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
 # In seconds. A reset takes some seconds, on a machine of eight joined GPUs more.
 _LIMIT: typing.Final = 60
