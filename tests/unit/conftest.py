@@ -7,23 +7,19 @@ from ops import testing
 
 import charm
 import observe as look
-from ci.concourse.web import web
+from ci.concourse.web import local_postgresql, web
 from ci.concourse.worker import worker
 from gpu_agent import paths
-from gpu_agent.availability import cordons, quarantine
 from gpu_agent.availability import external_processes as foreign
+from gpu_agent.availability import quarantine
 from gpu_agent.diagnosis import machine as facts
 from gpu_agent.gpu.vendors import detect
-from gpu_agent.health import service as gpu_agent_health_service
-from gpu_agent.runtime import install
+from gpu_agent.health import service as health_service
 from gpu_runtime import holder_usage as usage
 from gpu_selftest import verdict
 from host import network
 from lifecycle import machine_claim as owner
 from lifecycle import unit_record as memory
-from parts import gpu_run
-from parts import health_watch as health_service
-from parts import selftest as automatic
 from plan.state import RememberedIds
 from relations import juju
 from relations.model import WebSecrets
@@ -41,26 +37,9 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "forget", lambda: setattr(rooms, "leaving", False))
     monkeypatch.setattr(juju, "unit_id", lambda _: rooms.unit("unit/0"))
     rooms.own("unit/0")
-    for module, name, answer in (
-        ("release", "remove", None),
-        ("worker", "remove", None),
-        ("worker", "retire", None),
-        ("web", "remove", None),
-        ("automatic", "remove", None),
-        ("registration", "ensure", False),
-        ("registration", "remove", None),
-        ("wrapper", "remove", None),
-        ("receipts", "remove", None),
-        ("network", "ensure", None),
-        ("network", "remove", None),
-        ("software", "remove", None),
-        ("gpu_run", "remove", None),
-        ("local_postgresql", "remove", None),
-        ("local_postgresql", "set_aside", None),
-    ):
-        room = getattr(charm, module, None) or getattr(charm.ownership, module)
-        monkeypatch.setattr(room, name, rooms.note(f"{module}.{name}", answer))
-    monkeypatch.setattr(gpu_run, "ensure", lambda *_: False)
+    monkeypatch.setattr(charm.GpuCiWorkerCharm, "effects", rooms.effects())
+    # The action remove-local-database calls it by itself.
+    monkeypatch.setattr(local_postgresql, "remove", rooms.note("database.remove"))
     rooms.replace_release(monkeypatch, look.release)
     rooms.replace_keys(monkeypatch)
     monkeypatch.setattr(worker, "name", lambda: "")
@@ -71,20 +50,11 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(network, "interfaces", lambda: rooms.interfaces)
     monkeypatch.setattr(web, "healthy", lambda: rooms.web is not None)
     monkeypatch.setattr(web, "url", lambda: rooms.web and rooms.web.external_url)
-    monkeypatch.setattr(worker, "apply", rooms.keep("worker", "worker.apply"))
-    monkeypatch.setattr(web, "apply", rooms.keep("web", "web.apply"))
-    monkeypatch.setattr(install, "apply", rooms.keep("gpu", "wrapper.apply"))
-    monkeypatch.setattr(cordons, "ensure", rooms.keep("kept_out", "cordons.ensure"))
     monkeypatch.setattr(quarantine, "read", lambda: rooms.quarantined)
     monkeypatch.setattr(verdict, "verdict", lambda: rooms.verdict)
-    monkeypatch.setattr(automatic, "ensure", rooms.test)
     monkeypatch.setattr(detect, "in_time", lambda _: rooms.inventory)
-    monkeypatch.setattr(health_service, "ensure", rooms.watch)
-    monkeypatch.setattr(
-        gpu_agent_health_service, "remove", lambda: setattr(rooms, "watched", None)
-    )
-    monkeypatch.setattr(gpu_agent_health_service, "is_running", lambda: rooms.watch_runs)
-    monkeypatch.setattr(gpu_agent_health_service, "suspect", lambda: rooms.suspect)
+    monkeypatch.setattr(health_service, "is_running", lambda: rooms.watch_runs)
+    monkeypatch.setattr(health_service, "suspect", lambda: rooms.suspect)
     rooms.replace_software(monkeypatch)
     monkeypatch.setattr(foreign, "look", lambda *_: rooms.cordoned)
     monkeypatch.setattr(facts, "machine", lambda: rooms.machine)

@@ -72,7 +72,7 @@ class Side:
     def run(self, event=None):
         """One hook, update-status if no other is named."""
         for file, name in _FILES.items():
-            setattr(charm.worker_keys, name, self.folder / file)
+            setattr(worker_keys, name, self.folder / file)
         paths.STATE = self.folder.with_name(f"{self.name}-state")
         memory._SERVED = paths.STATE / "served-workers.json"
         mine = vars(self._rooms)

@@ -4,6 +4,7 @@
 
 import dataclasses
 import pathlib
+from types import MappingProxyType
 
 import yaml
 from ops import testing
@@ -16,7 +17,9 @@ from ci.concourse.api import worker_view as registered
 from ci.concourse.plan.model import WebPlan, WorkerPlan
 from ci.concourse.web import health as web_health
 from ci.concourse.web import web as concourse_web
+from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import worker as concourse_worker
+from effects import Effects
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver, Machine, Packaged, Toolkit
 from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
@@ -35,7 +38,6 @@ from plan.state import Quarantine, RememberedIds, UnitState
 from plan.unit_id import UnitId
 from relations.model import Database, Tsa, Web, WebSecrets
 from relations.worker_view import Sight
-from steps import equipment
 from tests import once
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -222,6 +224,35 @@ class Rooms:
 
         return call
 
+    def effects(self):
+        """What a hook changes the machine by, which only notes what it is asked for."""
+        return Effects(
+            equip=self.equip,
+            forward=self.note("network.ensure"),
+            install_runtime=self.keep("gpu", "runtime.apply"),
+            mount=self.give,
+            cordon=self.keep("kept_out", "cordons.ensure"),
+            register_engines=lambda _: bool(self.calls.append("engines.ensure")),
+            test=self.test,
+            watch=self.watch,
+            serve_gpu_run=lambda *_: False,
+            apply_web=self.keep("web", "web.apply"),
+            apply_worker=self.keep("worker", "worker.apply"),
+            retire_worker=self.note("worker.retire"),
+            set_database_aside=self.note("database.set_aside"),
+            remove={
+                **{part: self.note(f"{part}.remove") for part in Effects().remove},
+                "health watch": lambda: setattr(self, "watched", None),
+            },
+        )
+
+    def hand_in(self, remove=MappingProxyType({}), **others):
+        """Have other effects in the place of some."""
+        known = charm.GpuCiWorkerCharm.effects
+        charm.GpuCiWorkerCharm.effects = dataclasses.replace(
+            known, remove={**known.remove, **remove}, **others
+        )
+
     def replace_release(self, monkeypatch, room):
         monkeypatch.setattr(room, "ensure", self.note("release.ensure", Release()))
         monkeypatch.setattr(room, "installed", lambda: None)
@@ -236,8 +267,6 @@ class Rooms:
             (walk, "said", str),
             (concourse_web, "metrics_port", lambda: self.web and self.web.wanted.metrics_port),
             (web_health, "lost_database", lambda: self.lost_database),
-            (equipment, "ensure", self.equip),
-            (oci_folders, "ensure", self.give),
             (oci_folders, "refused", lambda: self.refused_folder),
             (service, "failing", lambda: self.failing),
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
@@ -261,7 +290,7 @@ class Rooms:
 
     def replace_keys(self, monkeypatch):
         """Have one key of the worker's, a web that takes at once what it is told, and its eyes."""
-        worker_keys, memory = charm.worker_keys, look.memory
+        memory = look.memory
         for room, name, answer in (
             (worker_keys, "ensure", self.ensure_key),
             (worker_keys, "every", lambda: tuple(filter(None, [self.key]))),
@@ -300,7 +329,7 @@ class Rooms:
         self.authorized = tuple(keys)
 
     def test(self, seen, wanted, progress):
-        self.calls.append(f"automatic.ensure repaired={seen.repaired}")
+        self.calls.append(f"self-test.ensure repaired={seen.repaired}")
         return dataclasses.replace(seen, **self.after_test)
 
     def watch(self, seen, wanted):

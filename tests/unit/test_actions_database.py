@@ -31,7 +31,7 @@ def test_it_is_dropped_when_it_is_named(context, rooms, machine, whose):
     remove(context)
     kept = f"concourse of {whose}" if whose else "concourse"
     assert context.action_results == {"removed": f"database {kept}"}
-    assert rooms.calls[0] == "local_postgresql.remove"
+    assert rooms.calls[0] == "database.remove"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_it_is_left_alone_if_not_named_or_in_use(context, rooms, machine, name, 
     (machine / "web.env").write_text(settings)
     with pytest.raises(testing.ActionFailed, match=words):
         remove(context, name)
-    assert "local_postgresql.remove" not in rooms.calls
+    assert "database.remove" not in rooms.calls
 
 
 def test_it_takes_none_with_it_that_was_not_named(context, rooms, machine, monkeypatch):
@@ -54,13 +54,13 @@ def test_it_takes_none_with_it_that_was_not_named(context, rooms, machine, monke
     beside.write_text("concourse_20261123_190501\n")
     with pytest.raises(testing.ActionFailed, match="remove concourse_20261123_190501 by name"):
         remove(context)
-    assert "local_postgresql.remove" not in rooms.calls
+    assert "database.remove" not in rooms.calls
 
 
 def test_it_goes_where_web_has_another_database(context, rooms, machine):
     (machine / "web.env").write_text('A=1\nCONCOURSE_POSTGRES_HOST="10.0.0.9"\n')
     remove(context)
-    assert rooms.calls[0] == "local_postgresql.remove"
+    assert rooms.calls[0] == "database.remove"
 
 
 def test_a_machine_without_one_says_so(context, rooms, machine):
@@ -78,6 +78,6 @@ def test_status_says_that_it_is_kept(context, rooms, machine):
 def test_a_change_of_mode_does_not_drop_it(context, rooms, machine, mode):
     context.run(context.on.config_changed(), state(mode))
     assert "web.remove" in rooms.calls
-    assert "local_postgresql.remove" not in rooms.calls
+    assert "database.remove" not in rooms.calls
     context.run(context.on.remove(), state(mode))
-    assert "local_postgresql.remove" in rooms.calls
+    assert "database.remove" in rooms.calls

@@ -20,7 +20,6 @@ from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.verdict import Verdict
 from gpu_selftest import service
 from machine import download
-from parts import selftest as automatic
 from plan.state import Quarantine
 from tests.unit.situations import (
     GPUS,
@@ -156,7 +155,7 @@ def test_an_unknown_gpu_id_blocks_and_the_worker_runs_on(context, rooms):
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status.name == "blocked"
     assert "no GPU has the id 7. This machine has 0, 1" in after.unit_status.message
-    assert not {"worker.apply", "worker.remove", "wrapper.remove"} & set(rooms.calls)
+    assert not {"worker.apply", "worker.remove", "runtime.remove"} & set(rooms.calls)
 
 
 def test_disabling_takes_the_wrapper_away_after_the_worker_let_go(context, rooms):
@@ -165,7 +164,7 @@ def test_disabling_takes_the_wrapper_away_after_the_worker_let_go(context, rooms
     assert after.unit_status == testing.ActiveStatus("Worker ready")
     assert rooms.worker.tags == ()
     assert not rooms.worker.wrapped
-    assert rooms.calls.index("worker.apply") < rooms.calls.index("wrapper.remove")
+    assert rooms.calls.index("worker.apply") < rooms.calls.index("runtime.remove")
     assert "receipts.remove" not in rooms.calls
 
 
@@ -220,12 +219,12 @@ def test_remove_takes_every_room_down(context, rooms):
     assert {
         "worker.remove",
         "web.remove",
-        "registration.remove",
-        "wrapper.remove",
+        "engines.remove",
+        "runtime.remove",
         "receipts.remove",
         "release.remove",
         "network.remove",
-        "software.remove",
+        "host software.remove",
     } <= set(rooms.calls)
 
 
@@ -240,8 +239,8 @@ def test_tags_and_status_are_those_after_the_self_test(context, rooms):
     assert after.unit_status == testing.ActiveStatus(
         "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
     )
-    asked = [rooms.calls.index(name) for name in ("wrapper.apply", "worker.apply")]
-    (test,) = [n for n, call in enumerate(rooms.calls) if call.startswith("automatic.ensure")]
+    asked = [rooms.calls.index(name) for name in ("runtime.apply", "worker.apply")]
+    (test,) = [n for n, call in enumerate(rooms.calls) if call.startswith("self-test.ensure")]
     assert asked[0] < test < asked[1], "before the worker takes jobs, and through its own wrapper"
 
 
@@ -249,8 +248,8 @@ def test_the_self_test_is_told_that_the_wrapper_was_repaired(context, rooms):
     before = state(relations=[tsa()], enable_gpu=True)
     context.run(context.on.config_changed(), before)
     context.run(context.on.config_changed(), before)
-    told = [call for call in rooms.calls if call.startswith("automatic.ensure")]
-    assert told == [f"automatic.ensure repaired={repaired}" for repaired in (True, False)]
+    told = [call for call in rooms.calls if call.startswith("self-test.ensure")]
+    assert told == [f"self-test.ensure repaired={repaired}" for repaired in (True, False)]
 
 
 def test_with_all_gpus_in_quarantine_the_worker_runs_on_without_the_tag_and_blocked(
@@ -266,11 +265,11 @@ def test_with_all_gpus_in_quarantine_the_worker_runs_on_without_the_tag_and_bloc
     )
 
 
-def test_a_self_test_without_a_verdict_blocks_in_words(context, rooms, monkeypatch):
+def test_a_self_test_without_a_verdict_blocks_in_words(context, rooms):
     def fail(*_, **__):
         raise service.SelftestError("The self-test ended without a verdict: it was killed")
 
-    monkeypatch.setattr(automatic, "ensure", fail)
+    rooms.hand_in(test=fail)
     after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
     assert after.unit_status == testing.BlockedStatus(
         "The self-test ended without a verdict: it was killed"

@@ -214,9 +214,9 @@ def test_a_unit_that_is_removed_meanwhile_retires_its_worker(context, worker):
 @pytest.mark.parametrize(
     ("said", "patience"), [("2h", 300), ("1m", 60), ("0", 0), ("for ever", 300)]
 )
-def test_a_removal_waits_for_five_minutes_at_most(context, worker, monkeypatch, said, patience):
+def test_a_removal_waits_for_five_minutes_at_most(context, worker, said, patience):
     waited = []
-    monkeypatch.setattr(concourse_worker, "retire", lambda seconds, _: waited.append(seconds))
+    worker.hand_in(retire_worker=lambda seconds, _: waited.append(seconds))
     context.run(context.on.stop(), situation(drain_timeout=said))
     assert waited == [patience]
 

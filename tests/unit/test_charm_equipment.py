@@ -8,6 +8,7 @@ import ops
 import pytest
 from ops import testing
 
+import effects
 from actions import dispatch as actions
 from ci.concourse.restart import running_steps as steps
 from gpu_agent.diagnosis import machine as facts
@@ -19,8 +20,6 @@ from lifecycle import unit_record as memory
 from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
 from plan.model import DriverPlan, HostPlan, ToolkitPlan
-from steps import equipment
-from steps import equipment as equipment_
 from tests.unit.host_situations import NEW, OLD, UPGRADED
 from tests.unit.situations import state, tsa
 
@@ -40,7 +39,7 @@ def bare(rooms):
     return rooms
 
 
-def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker, monkeypatch):
+def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker):
     good = dataclasses.replace(bare.machine, toolkit=facts.Toolkit("/x", "1.20.0"))
 
     def bring(wanted, progress):
@@ -50,7 +49,7 @@ def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker, m
         bare.inventory, bare.machine = bare.ready, good
         return True
 
-    monkeypatch.setattr(equipment_, "ensure", bring)
+    bare.hand_in(equip=bring)
     after = context.run(context.on.config_changed(), worker)
     assert after.unit_status == testing.ActiveStatus("Worker ready (GPU: 2x NVIDIA)")
     told = [status.message for status in context.unit_status_history]
@@ -66,12 +65,12 @@ def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker, m
     ],
 )
 def test_what_can_not_be_had_is_told_and_stops_nothing_else(
-    context, rooms, worker, monkeypatch, error, expected
+    context, rooms, worker, error, expected
 ):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(equipment_, "ensure", fail)
+    rooms.hand_in(equip=fail)
     after = context.run(context.on.config_changed(), worker)
     assert after.unit_status == expected(str(error))
     assert rooms.worker
@@ -214,7 +213,7 @@ def test_an_upgrade_goes_on_unless_all_is_to_stay_as_it_is(monkeypatch, wanted, 
     went_on = []
     monkeypatch.setattr(walk, "settle", lambda _: went_on.append(True) or True)
     monkeypatch.setattr(software, "ensure", lambda *_: False)
-    assert equipment.ensure(wanted, print) is settled
+    assert effects.equip(wanted, print) is settled
     assert bool(went_on) is settled
 
 

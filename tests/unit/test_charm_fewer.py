@@ -24,13 +24,13 @@ def hook(context, rooms, monkeypatch):
         before = dataclasses.replace(state(enable_gpu=True), relations=[tsa()])
         context.run(context.on.update_status(), before)
         done = [call.partition(" ")[0] for call in rooms.calls]
-        return [call for call in done if call in ("worker.apply", "automatic.ensure")]
+        return [call for call in done if call in ("worker.apply", "self-test.ensure")]
 
     return hook
 
 
 def test_a_gpu_that_is_gone_is_offered_no_longer_while_the_rest_is_tested(hook, rooms):
-    assert hook(BOTH, GPUS[0]) == ["worker.apply", "automatic.ensure", "worker.apply"]
+    assert hook(BOTH, GPUS[0]) == ["worker.apply", "self-test.ensure", "worker.apply"]
     assert "gpu-count=1" in rooms.worker.tags
 
 
@@ -59,14 +59,14 @@ def test_a_choice_of_the_operators_is_no_gpu_that_is_gone(context, rooms, monkey
 
 def test_one_that_came_is_tested_before_it_is_offered(hook):
     for handed_out in ((), BOTH[:1], BOTH, ("GPU-another", BOTH[0])):
-        assert hook(handed_out, *GPUS) == ["automatic.ensure", "worker.apply"]
+        assert hook(handed_out, *GPUS) == ["self-test.ensure", "worker.apply"]
 
 
 def test_where_all_were_gone_what_is_here_has_come_and_is_tested_first(hook, monkeypatch):
     monkeypatch.setattr("ci.concourse.worker.worker.has_tag", lambda tag: tag == "gpu-unusable")
-    assert hook(BOTH, GPUS[0]) == ["automatic.ensure", "worker.apply"]
+    assert hook(BOTH, GPUS[0]) == ["self-test.ensure", "worker.apply"]
 
 
 def test_a_paused_worker_stays_down(hook, monkeypatch):
     monkeypatch.setattr("lifecycle.drain.keeps_down", lambda: True)
-    assert hook(BOTH, GPUS[0]) == ["automatic.ensure"]
+    assert hook(BOTH, GPUS[0]) == ["self-test.ensure"]

@@ -90,13 +90,13 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
     cleared = rooms.calls[: rooms.calls.index("network.ensure")]
     assert cleared == [
         "worker.retire",
-        "local_postgresql.set_aside",
+        "database.set_aside",
         "worker.remove",
         "web.remove",
-        "gpu_run.remove",
-        "automatic.remove",
-        "registration.remove",
-        "wrapper.remove",
+        "gpu-run.remove",
+        "self-test.remove",
+        "engines.remove",
+        "runtime.remove",
         "receipts.remove",
     ]
     assert has("unit/0")
@@ -105,17 +105,17 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
     assert "worker.retire" not in rooms.calls
 
 
-def test_clearing_that_was_cut_short_is_done_again(context, rooms, monkeypatch):
+def test_clearing_that_was_cut_short_is_done_again(context, rooms):
     rooms.own("other/3")
     pathlib.Path(rooms.unit("other/3").agent).rmdir()
 
     def cut():
         raise InterruptedError
 
-    with monkeypatch.context() as patch:
-        patch.setattr("steps.ownership.web.remove", cut)
-        with pytest.raises(testing.errors.UncaughtCharmError):
-            context.run(context.on.install(), state(relations=[tsa()]))
+    rooms.hand_in(remove={"web": cut})
+    with pytest.raises(testing.errors.UncaughtCharmError):
+        context.run(context.on.install(), state(relations=[tsa()]))
+    rooms.hand_in(remove={"web": rooms.note("web.remove")})
     rooms.calls.clear()
     context.run(context.on.install(), state(relations=[tsa()]))
     assert rooms.calls.index("web.remove") < rooms.calls.index("release.ensure")

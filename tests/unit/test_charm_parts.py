@@ -9,11 +9,10 @@ import ops
 import pytest
 from ops import testing
 
-import charm
 from ci.concourse import release
 from ci.concourse import rsa_keys as keys
+from ci.concourse.upgrade import upgrade
 from ci.concourse.web import local_postgresql, web
-from ci.concourse.worker import worker
 from ci.concourse.worker import worker as concourse_worker
 from machine import download, process
 from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
@@ -57,7 +56,7 @@ def test_the_key_of_a_departed_worker_is_revoked_whatever_is_wrong(
 def test_a_release_that_is_left_again_is_said_by_the_hook_that_leaves_it(
     context, rooms, monkeypatch
 ):
-    left, trial = [], charm.release_change.trial
+    left, trial = [], upgrade.trial
 
     def ensure(*_, **__):
         return Release("8.3.0", failed=left[-1]) if left else Release("8.3.1")
@@ -113,9 +112,9 @@ TOLD = "Job for concourse-worker.service failed because the control process exit
     ],
 )
 def test_a_worker_that_systemd_or_the_disk_refuses_is_told_and_fails_no_hook(
-    context, rooms, monkeypatch, error, kind, said
+    context, rooms, error, kind, said
 ):
-    monkeypatch.setattr(worker, "apply", fails(error))
+    rooms.hand_in(apply_worker=fails(error))
     after = context.run(context.on.config_changed(), state("all", relations=[database()]))
     assert rooms.web is not None
     assert isinstance(after.unit_status, kind)

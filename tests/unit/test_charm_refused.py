@@ -9,16 +9,18 @@ import os
 import pytest
 from ops import testing
 
-import charm
-import observe as look
+import ownership
+from ci.concourse import key_rotation, service
+from ci.concourse.api import worker_view
+from ci.concourse.upgrade import trial
+from ci.concourse.web import health as web_health
 from ci.concourse.web import local_postgresql, web
-from ci.concourse.worker import worker
 from gpu_agent.runtime import policy
 from lifecycle import drain
 from lifecycle import machine_claim as owner
 from lifecycle import unit_record as memory
 from machine import process
-from steps import ownership
+from relations import tls_certificates
 from tests.unit.situations import GPUS, WORKER_KEY, database, state, tsa, workers
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/etc/concourse/keys")
@@ -35,6 +37,16 @@ def fails(error):
     return fail
 
 
+def refuse(rooms, monkeypatch, where, error):
+    """Have one call fail: a function of a module, or one of the effects by its name."""
+    if isinstance(where, tuple):
+        monkeypatch.setattr(*where, fails(error))
+    elif where.startswith("remove "):
+        rooms.hand_in(remove={where.removeprefix("remove "): fails(error)})
+    else:
+        rooms.hand_in(**{where: fails(error)})
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
@@ -49,33 +61,30 @@ def fails(error):
 @pytest.mark.parametrize(
     ("where", "situation"),
     [
-        ("owner.has", {}),
-        ("ownership.take", {}),
-        ("web.authorize", WEB),
-        ("tls_certificates.request", WEB),
-        ("web.remove", {"mode": "web", "relations": []}),
-        ("look.web_health.lost_database", WEB),
-        ("rotation.ensure_key", {}),
-        ("fewer.worker.apply", {"gpus": GPUS[:1]}),
-        ("handout.folders.ensure", {"gpus": GPUS}),
-        ("handout.cordons.ensure", {"gpus": GPUS}),
-        ("memory.remember_ids", {}),
-        ("drain.word", {}),
-        ("lookback.registered.wrong_for", {}),
-        ("rotation.tell", {}),
-        ("release_change.trial.judge", {}),
-        ("look.service.failing", {}),
-        ("worker.retire", WITHOUT_WEB),
-        ("worker.remove", WITHOUT_WEB),
-        ("ownership.wrapper.remove", {}),
+        ((owner, "has"), {}),
+        ((ownership, "take"), {}),
+        ((web, "authorize"), WEB),
+        ((tls_certificates, "request"), WEB),
+        ("remove web", {"mode": "web", "relations": []}),
+        ((web_health, "lost_database"), WEB),
+        ((key_rotation, "ensure_key"), {}),
+        ("apply_worker", {"gpus": GPUS[:1]}),
+        ("mount", {"gpus": GPUS}),
+        ("cordon", {"gpus": GPUS}),
+        ((memory, "remember_ids"), {}),
+        ((drain, "word"), {}),
+        ((worker_view, "wrong_for"), {}),
+        ((key_rotation, "tell"), {}),
+        ((trial, "judge"), {}),
+        ((service, "failing"), {}),
+        ("retire_worker", WITHOUT_WEB),
+        ("remove worker", WITHOUT_WEB),
+        ("remove runtime", {}),
     ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
 )
 def test_it_is_told(context, rooms, monkeypatch, where, situation, error, kind, said):
-    *path, name = where.split(".")
-    room = look if path[0] == "look" else getattr(charm, path[0])
-    for part in path[1:]:
-        room = getattr(room, part)
-    monkeypatch.setattr(room, name, fails(error))
+    refuse(rooms, monkeypatch, where, error)
     gpus = situation.get("gpus", ())
     if gpus:
         monkeypatch.setattr(policy, "handed_out", lambda: tuple(one.uuid for one in GPUS))
@@ -104,9 +113,9 @@ def test_a_key_that_can_not_be_added_keeps_nothing_else_from_being_done(
 def test_without_the_tags_of_what_is_left_the_rest_is_tested(context, rooms, monkeypatch):
     monkeypatch.setattr(policy, "handed_out", lambda: tuple(one.uuid for one in GPUS))
     rooms.inventory = dataclasses.replace(rooms.inventory, gpus=GPUS[:1])
-    monkeypatch.setattr(worker, "apply", fails(STOPPED))
+    rooms.hand_in(apply_worker=fails(STOPPED))
     context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
-    assert any(call.startswith("automatic.ensure") for call in rooms.calls)
+    assert any(call.startswith("self-test.ensure") for call in rooms.calls)
 
 
 @pytest.mark.parametrize("action", ["resume", "remove-local-database"])
@@ -146,18 +155,17 @@ def departed(context, relation):
 @pytest.mark.parametrize(
     ("where", "error", "kind", "done"),
     [
-        ("owner.has", FULL, "waiting", []),
-        ("memory.set_leaving", FULL, "waiting", ["worker.retire"]),
-        ("memory.set_leaving", READ_ONLY, "blocked", ["worker.retire"]),
-        ("drain.forget", FULL, "waiting", ["worker.retire"]),
-        ("worker.retire", STOPPED, "blocked", []),
+        ((owner, "has"), FULL, "waiting", []),
+        ((memory, "set_leaving"), FULL, "waiting", ["worker.retire"]),
+        ((memory, "set_leaving"), READ_ONLY, "blocked", ["worker.retire"]),
+        ((drain, "forget"), FULL, "waiting", ["worker.retire"]),
+        ("retire_worker", STOPPED, "blocked", []),
     ],
 )
 def test_a_removal_goes_on_and_starts_no_worker_again(
     context, rooms, monkeypatch, hook, where, error, kind, done
 ):
-    module, name = where.split(".")
-    monkeypatch.setattr(getattr(charm.ownership, module), name, fails(error))
+    refuse(rooms, monkeypatch, where, error)
     relation = dataclasses.replace(tsa(), remote_app_name="unit")
     event = context.on.stop() if hook == "stop" else departed(context, relation)
     after = context.run(event, state(relations=[relation]))

@@ -170,4 +170,4 @@ def test_a_worker_beside_the_lost_web_is_left_as_it_is(context, rooms, juju):
     after = context.run(context.on.update_status(), before)
     assert after.unit_status == LOST
     assert "worker.remove" not in rooms.calls
-    assert "wrapper.remove" not in rooms.calls
+    assert "runtime.remove" not in rooms.calls

@@ -385,4 +385,4 @@ def test_an_engine_that_can_not_have_it_stops_no_task(context, rooms, monkeypatc
     on = {"enable_gpu": True, "container_engines": "docker"}
     after = context.run(context.on.config_changed(), state(relations=[tsa()], **on))
     assert after.unit_status == testing.BlockedStatus("daemon.json is no JSON: repair it")
-    assert {"wrapper.apply", "worker.apply"} <= set(rooms.calls)
+    assert {"runtime.apply", "worker.apply"} <= set(rooms.calls)

@@ -4,6 +4,7 @@
 
 import pytest
 
+import effects
 from gpu_agent.gpu.vendors.nvidia import kernel_modules
 from gpu_agent.gpu.vendors.nvidia import kernel_modules as host_kernel_modules
 from host import nvidia_driver as driver
@@ -12,7 +13,6 @@ from lifecycle.driver_upgrade import steps as walk
 from machine import packages, process, systemd
 from machine import systemd as services
 from plan.model import HostPlan
-from steps import equipment
 
 SERVICES = driver._SERVICES
 MODULES = ("nvidia_peermem", "nvidia_uvm", "nvidia")
@@ -124,9 +124,9 @@ def test_the_next_hook_puts_back_what_a_killed_one_has_stopped(killed, monkeypat
     went_on = []
     monkeypatch.setattr(walk, "settle", lambda _: went_on.append(killed.is_whole()) or False)
     monkeypatch.setattr(software, "ensure", lambda *_: False)
-    assert equipment.ensure(HostPlan(), print) is True
+    assert effects.equip(HostPlan(), print) is True
     assert went_on == [True]
-    assert equipment.ensure(HostPlan(), print) is False
+    assert effects.equip(HostPlan(), print) is False
 
 
 def test_another_reload_puts_back_what_a_killed_one_has_stopped(killed):

@@ -7,15 +7,16 @@ import multiprocessing
 
 import pytest
 
-from ci.concourse.web import local_postgresql, web
+import ownership
+from ci.concourse.web import web
 from ci.concourse.worker import worker
+from effects import Effects
 from gpu_agent import paths
 from lifecycle import drain
 from lifecycle import machine_claim as owner
 from lifecycle import unit_record as memory
 from machine import files
 from plan.unit_id import UnitId
-from steps import ownership
 
 CHARM = "name: gpu-ci-worker\nsummary: x\n"
 
@@ -117,12 +118,13 @@ def take(candidate, monkeypatch, mode="worker", *, new):
     """What was cleared away, by the words for whose it was."""
     cleared = []
     note = cleared.append
-    monkeypatch.setattr(worker, "retire", lambda *_: None)
     monkeypatch.setattr(drain, "forget", lambda: False)
-    monkeypatch.setattr(local_postgresql, "set_aside", note)
-    for room in (worker, web, ownership.watch, ownership.automatic, ownership.wrapper):
-        monkeypatch.setattr(room, "remove", lambda: None)
-    ownership.take(candidate, mode, new=new, progress=lambda _: None)
+    effects = Effects(
+        retire_worker=lambda *_: None,
+        set_database_aside=note,
+        remove=dict.fromkeys(Effects().remove, lambda: None),
+    )
+    ownership.take(candidate, mode, effects, print, new=new)
     assert owner.has(candidate)
     assert owner.read().former is None
     return cleared

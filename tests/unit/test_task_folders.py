@@ -178,7 +178,7 @@ def test_the_operator_reads_it(context, rooms):
     assert after.unit_status == testing.ActiveStatus("Worker ready")
     # The list is there before a task can ask for it, and the wrapper stays.
     assert rooms.calls.index("folders.ensure") < rooms.calls.index("worker.apply")
-    assert "wrapper.remove" not in rooms.calls
+    assert "runtime.remove" not in rooms.calls
     rooms.refused_folder = "/srv/data: it is missing"
     after = context.run(context.on.update_status(), before)
     text = "Tasks are refused for task-mounts /srv/data: it is missing"
@@ -188,7 +188,7 @@ def test_the_operator_reads_it(context, rooms):
 def test_without_folders_and_gpus_there_is_no_wrapper(context, rooms):
     context.run(context.on.config_changed(), state(relations=(tsa(),)))
     assert rooms.folders == ()
-    assert "wrapper.remove" in rooms.calls
+    assert "runtime.remove" in rooms.calls
 
 
 def test_a_bad_one_is_the_workers_and_freezes_no_gpu():

@@ -10,64 +10,57 @@ import pathlib
 import re
 import typing
 
-from ci.concourse import release
 from ci.concourse.options import worker as worker_options
-from ci.concourse.web import local_postgresql, web
-from ci.concourse.worker import container_network as network
+from ci.concourse.web import web
 from ci.concourse.worker import worker
-from gpu_agent.engines import registry as registration
-from gpu_agent.gpu_run import service as gpu_run
-from gpu_agent.health import service as watch
-from gpu_agent.reporting.receipts import log as receipts
-from gpu_agent.runtime import install as wrapper
-from host import software
-from lifecycle import drain
-from lifecycle import machine_claim as owner
-from lifecycle import remediation_record as recovery_record
-from lifecycle import unit_record as memory
+from effects import Effects, Say
+from lifecycle import drain, machine_claim, remediation_record, unit_record
 from machine import files
 from options.values import OptionError
-from parts import selftest as automatic
 from plan.unit_id import UnitId
 
 _CHARM: typing.Final = "gpu-ci-worker"
+# In this order: what runs from the rest goes before it.
+_CLEARED: typing.Final = (
+    *("worker", "web", "health watch", "gpu-run", "self-test", "engines", "runtime", "receipts"),
+)
+_GIVEN_UP: typing.Final = (
+    *("worker", "web", "database", "health watch", "gpu-run", "engines", "self-test", "runtime"),
+    *("receipts", "release", "network", "host software"),
+)
 
 
-def take(
-    unit: UnitId, mode: str, *, new: bool, progress: collections.abc.Callable[[str], None]
-) -> None:
+def take(unit: UnitId, mode: str, effects: Effects, say: Say, *, new: bool) -> None:
     """Have the machine for this unit; what a unit that is gone has left is cleared away first.
 
     Args:
         unit: this one.
         mode: its deployment-mode, known or not.
+        effects: by which the machine is changed.
+        say: tells people what takes long.
         new: whether it has not been set up before.
-        progress: told what takes long.
 
     Raises:
         lifecycle.machine_claim.TakenError: if another unit has it.
     """
-    found = None if owner.read() else _found(unit, mode, new=new)
-    former = owner.claim(unit, found)
+    found = None if machine_claim.read() else _found(unit, mode, new=new)
+    former = machine_claim.claim(unit, found)
     if former:
-        progress(f"Clearing away what {former.name} has left on this machine")
-        worker.retire(worker.FAREWELL_SECONDS, progress)
-        local_postgresql.set_aside(str(former))
-        rooms = (worker, web, watch, gpu_run, automatic, registration, wrapper, receipts)
-        for room in rooms:
-            room.remove()
+        say(f"Clearing away what {former.name} has left on this machine")
+        effects.retire_worker(worker.FAREWELL_SECONDS, say)
+        effects.set_database_aside(str(former))
+        for part in _CLEARED:
+            effects.remove[part]()
     if former or new:
-        memory.forget()
+        unit_record.forget()
         drain.forget()
-        recovery_record.forget()
+        remediation_record.forget()
     if former:
-        owner.settle(unit)
+        machine_claim.settle(unit)
 
 
 def leave(
-    unit: UnitId,
-    options: collections.abc.Mapping[str, object],
-    progress: collections.abc.Callable[[str], None],
+    unit: UnitId, options: collections.abc.Mapping[str, object], effects: Effects, say: Say
 ) -> None:
     """Note that this unit's removal has begun, and retire its worker.
 
@@ -79,35 +72,26 @@ def leave(
             retired all the same, if this unit has the machine.
         machine.process.CommandError: systemd refuses something.
     """
-    if not owner.has(unit):
+    if not machine_claim.has(unit):
         return
     try:
-        memory.set_leaving()
+        unit_record.set_leaving()
     finally:
         try:
             patience = worker_options.drain_timeout(options)
         except OptionError:
             patience = worker.RETIRE_SECONDS
-        worker.retire(min(patience, worker.RETIRE_SECONDS), progress)
+        effects.retire_worker(min(patience, worker.RETIRE_SECONDS), say)
         drain.forget()
 
 
-def give_up(unit: UnitId) -> None:
+def give_up(unit: UnitId, effects: Effects) -> None:
     """Remove all that this unit has set up, its database too, and let others have the machine."""
-    if not owner.has(unit):
+    if not machine_claim.has(unit):
         return
-    before = (
-        worker,
-        web,
-        local_postgresql,
-        watch,
-        gpu_run,
-        registration,
-    )  # what runs from the rest
-    for room in (*before, automatic, wrapper, receipts, release, network):
-        room.remove()
-    software.remove()
-    owner.give_up()
+    for part in _GIVEN_UP:
+        effects.remove[part]()
+    machine_claim.give_up()
 
 
 def _found(unit: UnitId, mode: str, *, new: bool) -> UnitId | None:

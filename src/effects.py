@@ -1,0 +1,94 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""What hooks change the machine by."""
+
+import collections.abc
+import dataclasses
+
+from ci.concourse import release
+from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import container_network, worker
+from gpu_agent.availability import cordons
+from gpu_agent.engines import registry
+from gpu_agent.engines.engine import EnginesPlan
+from gpu_agent.gpu_run import service as gpu_run_service
+from gpu_agent.health import service as health_service
+from gpu_agent.model.keep import Keep
+from gpu_agent.reporting.receipts import log as receipts
+from gpu_agent.runtime import install, task_mounts
+from gpu_agent.runtime.settings import Folder, GpuPlan
+from host import nvidia_driver, software
+from lifecycle.driver_upgrade import steps as driver_upgrade
+from parts import gpu_run, health_watch, selftest
+from plan.model import HostPlan, Plan
+from plan.state import UnitState
+
+Say = collections.abc.Callable[[str], None]
+Remove = collections.abc.Callable[[], object]
+
+
+def equip(plan: HostPlan | Keep, say: Say) -> bool:
+    """Go on with a driver's upgrade that was broken off, and have the rest as planned.
+
+    Where all is to stay as it is, as on a unit that is being removed, nothing is gone on with.
+
+    Returns:
+        Whether anything changed.
+
+    Raises:
+        machine.packages.PackageError: something can't be had; what comes before it is there.
+        gpu_selftest.service.SelftestError: the upgraded driver can't be tested.
+        gpu_agent.model.errors.UnknownError: the machine can't be looked at now.
+    """
+    if plan is Keep.AS_IS:
+        return False
+    # Before an upgrade goes on, which would take what still runs for all that ran.
+    settled = nvidia_driver.end_reload()
+    settled |= driver_upgrade.settle(say)
+    return software.ensure(plan, say) or settled
+
+
+def _removals() -> dict[str, Remove]:
+    return {
+        "worker": worker.remove,
+        "web": web.remove,
+        "database": local_postgresql.remove,
+        "health watch": health_service.remove,
+        "gpu-run": gpu_run_service.remove,
+        "engines": registry.remove,
+        "self-test": selftest.remove,
+        "runtime": install.remove,
+        "receipts": receipts.remove,
+        "release": release.remove,
+        "network": container_network.remove,
+        "host software": software.remove,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """The calls by which a hook changes the machine, with what they really do.
+
+    The charm hands them to the reconciler; a test hands in calls that note what they are asked.
+
+    Attributes:
+        remove: the call that takes a part away, by the part's name.
+    """
+
+    equip: collections.abc.Callable[[HostPlan | Keep, Say], bool] = equip
+    forward: collections.abc.Callable[[], object] = container_network.ensure
+    install_runtime: collections.abc.Callable[[GpuPlan], bool] = install.apply
+    mount: collections.abc.Callable[
+        [collections.abc.Sequence[Folder] | Keep, GpuPlan | Keep | None], object
+    ] = task_mounts.ensure
+    cordon: collections.abc.Callable[[cordons.Gpus, cordons.Gpus], object] = cordons.ensure
+    register_engines: collections.abc.Callable[[EnginesPlan | None], bool] = registry.ensure
+    test: collections.abc.Callable[[UnitState, Plan, Say], UnitState] = selftest.ensure
+    watch: collections.abc.Callable[[UnitState, Plan], object] = health_watch.ensure
+    serve_gpu_run: collections.abc.Callable[[UnitState, Plan], object] = gpu_run.ensure
+    apply_web: collections.abc.Callable[[WebPlan, Say], object] = web.apply
+    apply_worker: collections.abc.Callable[[WorkerPlan, Say], object] = worker.apply
+    retire_worker: collections.abc.Callable[[float, Say], object] = worker.retire
+    set_database_aside: collections.abc.Callable[[str], object] = local_postgresql.set_aside
+    remove: collections.abc.Mapping[str, Remove] = dataclasses.field(default_factory=_removals)
