@@ -52,7 +52,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
     """What there is to know of this unit.
 
     Raises:
-        gpu_agent.diagnosis.machine.UnknownError: the machine can't be looked at now.
+        gpu_agent.model.errors.UnknownError: the machine can't be looked at now.
     """
     options = juju.read_options(model)
     asked = options.enable_gpu and options.has_worker
@@ -123,7 +123,7 @@ def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged, str, str
         was rebooted last.
 
     Raises:
-        OSError, machine.packages.PackageError, gpu_agent.diagnosis.machine.UnknownError: that
+        OSError, machine.packages.PackageError, gpu_agent.model.errors.UnknownError: that
         can't be told now.
     """
     rebooted_for = memory.rebooted_for()
@@ -140,7 +140,7 @@ def at_network(model: juju.Model) -> Network:
     """Where others could reach this unit's web.
 
     Raises:
-        gpu_agent.diagnosis.machine.UnknownError: the machine's addresses can't be told now.
+        gpu_agent.model.errors.UnknownError: the machine's addresses can't be told now.
     """
     return tsa.network(model, network.interfaces(), web.peer_address())
 

@@ -29,22 +29,23 @@ RARE = (
     # The stand-ins; so do all tests of a lab.
     "tests/functional/test_concourse_standin.py",
     "tests/functional/test_fakes_machine.py",
-    # Owners, hooks that are killed, units that come and go: test_walk.py, unit/test_host_owner.py,
-    # unit/test_charm_owner.py.
-    "tests/functional/test_owner_machine.py",
-    "tests/functional/test_ci_machine.py",
-    # unit/test_web_files.py, unit/test_web_tls.py, unit/test_web_database.py.
-    "tests/functional/test_web_machine.py",
+    # Owners, hooks that are killed, units that come and go: test_walk.py,
+    # unit/test_lifecycle_machine_claim.py, unit/test_charm_owner.py.
+    "tests/functional/test_ownership_machine.py",
+    "tests/functional/test_concourse_machine.py",
+    # unit/test_concourse_web_files.py, unit/test_concourse_web_tls.py,
+    # unit/test_concourse_web_database.py.
+    "tests/functional/test_concourse_web_machine.py",
     "tests/lab/test_all_in_one.py",
-    # functional/test_ci_machine.py, unit/test_charm_relations.py.
+    # functional/test_concourse_machine.py, unit/test_charm_relations.py.
     "tests/lab/test_two_webs.py",
     # functional/test_backup.py, functional/test_backup_faults.py.
     "tests/lab/test_backup.py",
-    # functional/test_web_machine.py, unit/test_web_database.py.
+    # functional/test_concourse_web_machine.py, unit/test_concourse_web_database.py.
     "tests/lab/test_database.py",
     # No code of the charm is in it: what its page says to nginx, HAProxy and Caddy.
     "tests/functional/test_reverse_proxy.py",
-    # lab/test_two_webs.py::test_no_secret_shows, functional/test_web_machine.py.
+    # lab/test_two_webs.py::test_no_secret_shows, functional/test_concourse_web_machine.py.
     "tests/lab/test_secrets.py",
     "tests/lab/test_lifecycle.py::test_a_hook_killed",
     "tests/lab/test_lifecycle.py::test_a_second_run",
@@ -60,33 +61,33 @@ RARE = (
     # What breaks around a build: test_lifecycle.py, test_watch.py.
     "tests/lab/test_outages.py",
     "tests/lab/test_release.py",
-    # What a step sees of its worker: functional/test_task_folders.py, test_lifecycle.py.
+    # What a step sees of its worker: functional/test_runtime_task_mounts.py, test_lifecycle.py.
     "tests/lab/test_task_world.py",
     "tests/lab/test_restart.py::test_nobody_gets_into",
     "tests/lab/test_restart.py::test_a_build_lives_though",
     # Driver, toolkit, their archives and packages, services and what the charm sets on a machine:
-    # unit/test_host_driver*.py, unit/test_host_toolkit.py, unit/test_machine_*.py.
+    # unit/test_host_nvidia_driver*.py, unit/test_host_nvidia_toolkit.py, unit/test_machine_*.py.
     "tests/lab/test_bare.py",
     "tests/functional/test_machine_systemd.py",
     *(
-        f"tests/functional/test_worker_watch.py::test_{name}"
+        f"tests/functional/test_concourse_worker_watchdog.py::test_{name}"
         for name in ("a_worker_that", "it_goes_and", "one_that_is")
     ),
     "tests/functional/test_machine_packages.py",
     "tests/functional/test_machine_repositories.py",
     "tests/functional/test_host_extra_packages.py",
-    "tests/functional/test_host_settings.py",
+    "tests/functional/test_host_kernel_settings.py",
     "tests/functional/test_driver_upgrade.py",
-    "tests/functional/test_host_driver.py",
-    "tests/functional/test_host_toolkit.py",
+    "tests/functional/test_host_nvidia_driver.py",
+    "tests/functional/test_host_nvidia_toolkit.py",
     # The self-test's service, its code and its environment: lab/test_selftest.py,
-    # unit/test_selftest_service.py, unit/test_machine_app.py, test_selftest_compute.py.
+    # unit/test_selftest_service.py, unit/test_agent_install.py, test_selftest_compute.py.
     "tests/functional/test_selftest_service.py",
-    "tests/functional/test_machine_app.py",
-    "tests/unit/test_machine_app.py::test_killed_at_any_step",
+    "tests/functional/test_agent_install.py",
+    "tests/unit/test_agent_install.py::test_killed_at_any_step",
     "tests/functional/test_selftest_environment.py",
     "tests/functional/test_selftest_burnin.py::test_faults_under_load",
-    "tests/functional/test_wake_devices.py::test_no_hook_waits",
+    "tests/functional/test_notifier_device_watch.py::test_no_hook_waits",
     "tests/functional/test_benchmarks.py::test_each_runs",
     # Levels, faults, cordons by a whole worker: the rest of test_selftest.py, and
     # test_selftest_isolation.py, unit/test_actions_cordon.py.
@@ -139,7 +140,7 @@ RARE = (
     "tests/lab/test_walk.py::test_a_lost_gpu",
     "tests/lab/test_walk.py::test_an_image_that_asks_for_all",
     "tests/lab/test_walk.py::test_an_index_keeps_its_card",
-    "tests/functional/test_wrapper_install.py::test_killed_at_any_step",
+    "tests/functional/test_runtime_install.py::test_killed_at_any_step",
     # That the model of leases would see a breach; that there is none: the rest of that file.
     "tests/unit/test_gpu_runtime_leases.py::test_the_model_sees_each_breach",
     "tests/unit/test_gpu_runtime_leases_kinds.py::test_the_model_sees_each_breach",
@@ -194,9 +195,10 @@ RARE = (
     "tests/soak/test_health_storm.py",
     # All who use GPUs at once: functional/test_engines.py, test_gpu_run.py, test_leases_*.py.
     "tests/soak/test_line_storm.py",
-    # Restarts under load, again and again: lab/test_restart.py, unit/test_ci_restart.py.
+    # Restarts under load, again and again: lab/test_restart.py,
+    # unit/test_concourse_lossless_restart.py.
     "tests/soak/test_restart_storm.py",
     "tests/functional/test_gpu_reset.py",
-    "tests/functional/test_ci_rotation.py",
+    "tests/functional/test_concourse_key_rotation.py",
     "tests/lab/test_keys.py",
 )

@@ -30,7 +30,8 @@ class Settings:
         min_memory_gib: its memory as sold, in GiB; 0: no minimum.
         gpu_driver, auto_reboot: as the options say it, for the words of remedies.
         allow_vulnerable_toolkit: whether a toolkit with known vulnerabilities only warns.
-        files: absolute path of each file of the wrapper to what it must be (gpu_agent.paths).
+        files: absolute path of each file of the wrapper to what it must be
+            (gpu_agent.runtime.install).
         wheels: path of the charm resource selftest-wheels; empty when not given.
     """
 

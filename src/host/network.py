@@ -24,7 +24,7 @@ def interfaces() -> tuple[Interface, ...]:
     """The network interfaces of this machine, with the addresses that others can know.
 
     Raises:
-        gpu_agent.diagnosis.machine.UnknownError: that can't be told now.
+        gpu_agent.model.errors.UnknownError: that can't be told now.
     """
     argv = ["/usr/sbin/ip", "-json", "-details", "address", "show"]
     try:

@@ -53,7 +53,7 @@ def ensure(plan: DriverPlan, progress: Progress) -> bool:
 
     Raises:
         machine.packages.PackageError: that can't be done; the text says why, with the next step.
-        gpu_agent.diagnosis.machine.UnknownError: what there is can't be told.
+        gpu_agent.model.errors.UnknownError: what there is can't be told.
     """
     found = driver_state.look()
     if driver_state.is_half_ours():

@@ -34,7 +34,7 @@ def prepare(
         sick: the GPUs that need it.
 
     Raises:
-        gpu_agent.diagnosis.machine.UnknownError: the reboot, or what goes before it, can't be
+        gpu_agent.model.errors.UnknownError: the reboot, or what goes before it, can't be
             noted.
     """
     _forget_what_helped(state)

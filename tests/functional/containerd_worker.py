@@ -62,7 +62,7 @@ touch "$LAB/ready"
 CHARM = """
 import json, sys
 from gpu_agent.model.inventory import Gpu, Vendor
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 runtime, options, *indexes = sys.argv[1:]
 gpus = tuple(
@@ -71,7 +71,7 @@ gpus = tuple(
     for i in indexes
 )
 plan = GpuPlan(gpus, runtime, **json.loads(options))
-print(wrapper.apply(plan) if gpus else wrapper.remove())
+print(install.apply(plan) if gpus else install.remove())
 """
 
 

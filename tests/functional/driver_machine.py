@@ -103,6 +103,7 @@ rm -rf /var/lib/gpu-ci /sys/module/* /srv/busy /srv/refuses /run/systemd/contain
 """
 CALL = """
 import dataclasses, json, sys
+from gpu_agent.gpu.vendors.nvidia import driver_state
 from host import nvidia_driver as driver
 from machine import packages, process
 from plan.model import DriverPlan
@@ -119,7 +120,7 @@ for name, more in json.load(sys.stdin):
         elif name == "end_reload":
             answer = driver.end_reload()
         elif name == "look":
-            answer = dataclasses.asdict(driver.look())
+            answer = dataclasses.asdict(driver_state.look())
         elif name == "release":
             answer = driver.release()
         elif name == "remove":

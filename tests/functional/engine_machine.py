@@ -93,7 +93,7 @@ CHARM = """
 import json, sys
 from gpu_agent.engines import front
 from gpu_agent.model.inventory import Gpu, Vendor
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 options, *indexes = sys.argv[1:]
 gpus = tuple(
@@ -101,22 +101,24 @@ gpus = tuple(
         "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{i}:00.0", int(i))
     for i in indexes
 )
-wrapper.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime", **json.loads(options)))
+install.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime", **json.loads(options)))
 front.apply(nvidia_runtime=True)
 """
 
 # The charm's own registration; where no systemd is, Docker gets the signal that it would send.
 REGISTER = """
 import os, signal, sys
-from gpu_agent.engines.docker import daemon_json as docker, docker_unit, registration
+from gpu_agent.engines import registry
+from gpu_agent.engines.docker import containerd_unit, daemon_json as docker
 from gpu_agent.engines.engine import EnginesPlan
-docker_unit.ensure = docker_unit.remove = lambda: False
+containerd_unit.ensure = containerd_unit.remove = lambda: False
 def reload(_):
     os.kill(int(sys.argv[1]), signal.SIGHUP)
     return True
 docker.services.reload = reload
 names = tuple(sys.argv[3:])
-print(registration.ensure(EnginesPlan(names, default=sys.argv[2] == "default") if names else None))
+plan = EnginesPlan(names, default=sys.argv[2] == "default") if names else None
+print(registry.ensure(plan))
 """
 
 APPLETS = ("sh", "cat", "sleep", "env", "ls", "mknod", "setsid", "true")

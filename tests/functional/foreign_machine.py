@@ -20,8 +20,9 @@ HOST, CONTAINER = "pid:[4026531836]", "pid:[4026532448]"
 # happens, and while it waits, `later`.
 ASK = """
 import json, pathlib, sys, time
-from plan.state import Lease
-from gpu_agent.availability import external_processes as foreign, nvml
+from gpu_agent.availability import external_processes as foreign
+from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.model.leases import Lease
 from gpu_agent.model.inventory import Inventory, State
 asked = json.loads(sys.argv[1])
 waits = []

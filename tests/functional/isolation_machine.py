@@ -18,11 +18,11 @@ APPLY = """
 import json, sys
 from gpu_agent.gpu.vendors import detect
 from gpu_agent.model.inventory import Vendor
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 found = detect.detect()
 runtime = sys.argv[1] if found.vendor is Vendor.NVIDIA else ""
-wrapper.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
+install.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
 """
 RUN = """
 import dataclasses, json, signal, sys

@@ -18,7 +18,7 @@ from tests.functional.containerd_worker import ROOT
 LONG = "sleep 1000"
 ACT = """
 import json, sys
-from gpu_agent.availability import cordons, leases
+from gpu_agent.availability import cordons, lease_report as leases
 name, *words = sys.argv[1:]
 if name == "release":
     said = leases.release(*words[:2], force=len(words) > 2)

@@ -24,7 +24,7 @@ from gpu_selftest.quick import gpu_checks
 from gpu_selftest.settings import Settings
 
 def samples(uuids, count):
-    with gpu_agent.health.loop(uuids) as sample:
+    with health.watch(uuids) as sample:
         return [{uuid: dataclasses.asdict(one) for uuid, one in sample().items()}
                 for _ in range(count)]
 

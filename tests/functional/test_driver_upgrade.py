@@ -35,7 +35,9 @@ UBUNTU_DRIVERS = "#!/bin/sh\n# Stands in for ubuntu-drivers.\n" + "".join(
 )
 CALL = """
 import datetime, json, sys
-from actions import driver_upgrade as action, walk
+from actions import driver_upgrade as action
+from gpu_agent.gpu.vendors.nvidia import driver_state
+from lifecycle.driver_upgrade import steps as walk
 from gpu_agent.gpu.vendors import detect
 from host import nvidia_driver as driver
 from machine import packages
@@ -65,7 +67,7 @@ try:
     value = eval(given["code"])
 except (action.UpgradeError, packages.PackageError) as error:
     value = {"error": str(error), **getattr(error, "results", {})}
-seen = driver.look()
+seen = driver_state.look()
 print(json.dumps({
     "value": value, "said": said, "branch": seen.branch, "version": seen.version,
     "loaded": seen.loaded, "look": look(),

@@ -130,7 +130,7 @@ def test_a_rule_of_its_own_opens_no_gpu(machine, engine):
 
 @BOTH
 def test_another_runtime_is_agreement(machine, engine):
-    """Who may name runc is root: said in the docs, and not stopped, but found (test_gpu_foreign).
+    """Who may name runc is root: said in the docs, and not stopped, but found.
 
     Nobody else has what it opens taken for theirs: it has no lease.
     """

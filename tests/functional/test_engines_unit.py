@@ -34,17 +34,17 @@ find /var/lib/gpu-ci -type f || :
 """
 REGISTER = """
 from gpu_agent.engines import registry as registration
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.engines.engine import EnginesPlan
-wrapper.apply(None)
+install.apply(None)
 plan = EnginesPlan(("docker",), default=True, nvidia=False)
 print(registration.ensure(plan), registration.ensure(plan))
 """
 REMOVE = """
 from gpu_agent.engines import registry as registration
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 print(registration.remove(), registration.remove())
-wrapper.remove()
+install.remove()
 """
 
 

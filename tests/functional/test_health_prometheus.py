@@ -61,7 +61,9 @@ def watch(machine, port):
     }
     python = [*machine.enter, sys.executable]
     subprocess.run([*python, "-c", SETTINGS, str(port)], env=env, check=True, timeout=60)
-    process = subprocess.Popen([*python, "-m", "health"], env=env, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*python, "-m", "gpu_agent.health"], env=env, stdin=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:

@@ -25,10 +25,11 @@ from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), {current!r}
 from gpu_agent.gpu.vendors import detect
 from gpu_runtime import policy
-from parts import health_watch as service, settings
+from gpu_agent import paths
+from gpu_agent.health import service, settings
 from gpu_agent.model.card import Card
-from gpu_agent.availability import quarantine, retests, wrapper
-folders = str(wrapper.CORDONS), str(quarantine.PATH)
+from gpu_agent.availability import quarantine, retests
+folders = str(paths.CORDONS), str(paths.QUARANTINE)
 def card(one):
     return Card(one.uuid, one.index, one.pci_address, one.model, one.devices)
 def install(**values):

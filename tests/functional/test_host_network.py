@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # iptables is installed in the lab's machines; here that would change the developer's own.
 CODE = """
 import pathlib, sys
-from host import network
+from ci.concourse.worker import container_network as network
 from machine import packages
 packages.ensure_installed = lambda *names: False
 network._DROP_IN = pathlib.Path(sys.argv[1]) / "90-gpu-ci-worker.conf"

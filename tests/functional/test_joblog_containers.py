@@ -173,7 +173,7 @@ def test_a_line_reaches_who_reads_a_steps_pipe_and_its_end_is_seen(two):
     assert LINE.decode() in said
 
 
-# More of them without a container: test_step_log.py.
+# More of them without a container: test_joblog_step_stderr.py.
 REDIRECTED = ("2>&-", "2>/tmp/log", "2>&1")
 
 

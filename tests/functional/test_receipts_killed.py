@@ -24,7 +24,8 @@ TURNS = 8  # at most between two kills
 # `at` is on the disk before the turn that begins there, as the store of leases is on a worker.
 WRITER = """
 import json, os, pathlib, sys, time
-from gpu_agent.model.card import Card, Figures, Holding, Look, Moment
+from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.observations import Holding, Look, Moment
 from machine import files
 from gpu_agent.reporting.receipts.lease_journal import Journal
 from gpu_agent.reporting.receipts.ledger import Ledger

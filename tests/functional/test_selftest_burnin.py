@@ -24,12 +24,12 @@ print(json.dumps({"tflops": 1.0, "products": 30, "mismatches": 0, "ended": True}
 """
 SETUP = """
 from gpu_agent.gpu.vendors import detect
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest import settings
 gpus = detect.detect().gpus
-wrapper.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime"))
-settings.write(settings.Settings("worker/0", gpus=gpus, files=wrapper.installed()))
+install.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime"))
+settings.write(settings.Settings("worker/0", gpus=gpus, files=install.installed()))
 """
 RUN = """
 import json, pathlib, sys

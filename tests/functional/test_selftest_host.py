@@ -31,12 +31,12 @@ pytestmark = NEEDS
 # What the charm does: install the wrapper, and keep what the self-test must know.
 INSTALL = f"""
 from gpu_agent.gpu.vendors import detect
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest import settings
 gpus = detect.detect().gpus
-wrapper.apply(GpuPlan(gpus, {RUNTIME!r}))
-settings.write(settings.Settings("worker/0", gpus=gpus, files=wrapper.installed()))
+install.apply(GpuPlan(gpus, {RUNTIME!r}))
+settings.write(settings.Settings("worker/0", gpus=gpus, files=install.installed()))
 """
 CHECK = """
 import json

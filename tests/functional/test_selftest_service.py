@@ -135,7 +135,7 @@ def test_install_leaves_a_command_and_a_service_that_pass_their_checkers(host):
 def test_command_runs_in_a_clean_environment_but_for_the_proxies(installed):
     dump = "import json, os; print(json.dumps(dict(os.environ)))"
     app = installed.sh("readlink -f /opt/gpu-ci/app/current").stdout.strip()
-    launcher = installed.machine.read(LAUNCHER).replace("-m selftest", f"-c '{dump}'")
+    launcher = installed.machine.read(LAUNCHER).replace("-m gpu_selftest", f"-c '{dump}'")
     installed.machine.write("/srv/dump", launcher, mode=0o755)
     told = installed.sh(
         "LD_LIBRARY_PATH=/x PYTHONSTARTUP=/x https_proxy='http://a:b@c d' LANG=de /srv/dump"

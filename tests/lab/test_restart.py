@@ -11,7 +11,7 @@ RUN = f"PYTHONPATH={CODE}/src:{CODE}/lib:{CODE}/venv /usr/bin/python3 -c"
 KILLED = f"""
 {RUN} '
 import os, signal
-from ci.concourse.restart.lossless import running_steps as steps
+from ci.concourse.restart import running_steps as steps
 from machine import cgroup_freezer as freezer
 frozen = freezer.Freezer(SECONDS)
 frozen.begin()

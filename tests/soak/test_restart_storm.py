@@ -30,7 +30,8 @@ RESTART = """
 cd {code}
 PYTHONPATH={code}/src:{code}/lib:{code}/venv /usr/bin/python3 -c '
 import logging, sys
-from ci.concourse.restart.lossless import lossless as restart, worker
+from ci.concourse.restart import lossless as restart
+from ci.concourse.worker import worker
 logging.basicConfig(level=getattr(logging, "{level}"), stream=sys.stdout, format="%(message)s")
 restart.worker(worker.SERVICE, worker.VOLUMES, lambda text: print("progress", text))
 '

@@ -16,7 +16,7 @@ from gpu_agent.gpu.vendors.nvidia import kernel_log as kmsg
 from gpu_agent.health.sources import Sources
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.observations import Look, Message, Source
-from tests.unit.test_health_asker import Child
+from tests.unit.test_probe_driver_probe import Child
 
 ADDRESS = "0000:03:00.0"
 AMD = Card("GPU-8a6b1c2d3e4f5a6b", 0, ADDRESS, "Instinct MI210", ("GPU-8a6b1c2d3e4f5a6b",))

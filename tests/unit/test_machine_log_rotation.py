@@ -17,7 +17,7 @@ LONGEST = 1 << 16
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "gpu_agent.reporting.receipts.log"
+    return tmp_path / "receipts.log"
 
 
 def append(path, line, full=1 << 20, kept=3):
@@ -46,8 +46,8 @@ def test_lines_come_back_in_their_order_over_rotations_and_the_oldest_go(path):
     assert found == [f"line {number:04}".encode() for number in range(60, 100)]
     names = sorted(one.name for one in path.parent.iterdir())
     assert names == [
-        "gpu_agent.reporting.receipts.log",
-        *(f"gpu_agent.reporting.receipts.log.{number}" for number in (1, 2, 3)),
+        "receipts.log",
+        *(f"receipts.log.{number}" for number in (1, 2, 3)),
     ]
     assert max(one.stat().st_size for one in path.parent.iterdir()) == 100
 

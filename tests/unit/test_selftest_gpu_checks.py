@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What health and Xids come to; through a simulated NVML: tests/functional/test_gpu_health.py."""
+"""What health and Xids come to; by a simulated NVML: tests/functional/test_gpu_nvml_health.py."""
 
 import dataclasses
 import itertools

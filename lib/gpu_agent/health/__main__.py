@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""`python3 -m health`: what gpu-ci-health.service runs."""
+"""`python3 -m gpu_agent.health`: what gpu-ci-health.service runs."""
 
 import collections.abc
 import contextlib

@@ -49,7 +49,7 @@ def settle(progress: Progress) -> bool:
     Raises:
         machine.packages.PackageError: it can't be gone on with now.
         gpu_selftest.service.SelftestError: the same.
-        gpu_agent.diagnosis.machine.UnknownError: the same.
+        gpu_agent.model.errors.UnknownError: the same.
     """
     try:
         record = driver_record.read()
@@ -98,7 +98,7 @@ def go_on(record: Record, progress: Progress) -> Record:
     Raises:
         machine.packages.PackageError: the driver can't be loaded, or the old one be had back, now.
         gpu_selftest.service.SelftestError: the self-test can't be started.
-        gpu_agent.diagnosis.machine.UnknownError: the driver can't be looked at now.
+        gpu_agent.model.errors.UnknownError: the driver can't be looked at now.
         OSError: GPUs or leases can't.
     """
     driver_record.write(record)

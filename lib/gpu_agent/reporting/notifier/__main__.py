@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""`python3 -m wake UNIT DISPATCH`: what gpu-ci-devices.service runs."""
+"""`python3 -m gpu_agent.reporting.notifier UNIT DISPATCH`: what gpu-ci-devices.service runs."""
 
 import logging
 import pathlib

@@ -29,7 +29,7 @@ def find(web: Api, containers: collections.abc.Sequence[str]) -> dict[str, Names
 
     Raises:
         ci.concourse.api.api.WebError: web gives no answer.
-        ci.concourse.api.build_info.AnswerError: what it answers is no answer.
+        gpu_agent.reporting.joblog.build_names.AnswerError: what it answers is no answer.
     """
     listed = web.get(handles.TEAMS_PATH)
     teams = [] if listed is None else list(handles.teams(listed))

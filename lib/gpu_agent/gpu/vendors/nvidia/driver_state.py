@@ -17,7 +17,7 @@ def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
         root: where /proc, /sys, /etc, /usr, /lib and /boot lie.
 
     Raises:
-        gpu_agent.diagnosis.machine.UnknownError: something of it can't be looked at.
+        gpu_agent.model.errors.UnknownError: something of it can't be looked at.
         machine.packages.PackageError: dpkg can't tell.
     """
     found = driver_packages.look()

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Reading health where there is no NVML; with one: tests/functional/test_gpu_health.py."""
+"""Reading health where there is no NVML; with one: tests/functional/test_gpu_nvml_health.py."""
 
 import ctypes
 

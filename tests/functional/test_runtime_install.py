@@ -27,13 +27,14 @@ KILLED = """
 import os, subprocess, sys
 from gpu_agent.model.inventory import Gpu, Vendor
 from gpu_runtime import policy
-from gpu_agent import paths as wrapper
+from gpu_agent import paths
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from tests.killing import killed_at
 
 gpu = Gpu(0, sys.argv[1], Vendor.NVIDIA, "L4", 23034, "0000:01:00.0", 0)
 plan = GpuPlan((gpu,), sys.argv[2])
-places = [wrapper.HOME, wrapper.CONFIG, wrapper.LINK]
+places = [paths.HOME, paths.CONFIG, paths.LINK]
 
 def snapshot():
     found = {}
@@ -46,18 +47,18 @@ def snapshot():
     return found
 
 def usable():
-    if wrapper.FRONT.exists():
-        assert policy.read(str(wrapper.POLICY)).devices[0].id == sys.argv[1]
-        assert (wrapper.BACK_END / "__main__.py").is_file()
-        assert (wrapper.CONFIG / "nvidia-container-runtime" / "config.toml").is_file()
-        subprocess.run([wrapper.FRONT, "--version"], check=True, stdout=subprocess.DEVNULL)
+    if paths.FRONT.exists():
+        assert policy.read(str(paths.POLICY)).devices[0].id == sys.argv[1]
+        assert (paths.BACK_END / "__main__.py").is_file()
+        assert (paths.CONFIG / "nvidia-container-runtime" / "config.toml").is_file()
+        subprocess.run([paths.FRONT, "--version"], check=True, stdout=subprocess.DEVNULL)
 
-wrapper.remove()
-wrapper.apply(plan)
+install.remove()
+install.apply(plan)
 expected = snapshot()
 for before, work, after in (
-    (wrapper.remove, lambda: wrapper.apply(plan), expected),
-    (lambda: wrapper.apply(plan), wrapper.remove, None),
+    (install.remove, lambda: install.apply(plan), expected),
+    (lambda: install.apply(plan), install.remove, None),
 ):
     step = 0
     while True:
@@ -65,8 +66,8 @@ for before, work, after in (
         before()
         alive = not killed_at(step, work)
         usable()
-        if after is not None and wrapper.LAUNCHER.exists():
-            assert wrapper.FRONT.exists()
+        if after is not None and paths.LAUNCHER.exists():
+            assert paths.FRONT.exists()
         work()
         if after is None:
             assert not any(os.path.lexists(place) for place in places)

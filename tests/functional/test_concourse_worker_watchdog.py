@@ -13,6 +13,7 @@ from ci.concourse import service
 from machine import templates
 from tests.functional import selftest_machine
 from tests.functional.lease_site import until
+from tests.unit.situations import ROOT
 
 # It answers until it is told to hang; its child stands for the containers of builds.
 WORKER = """
@@ -202,7 +203,8 @@ def test_a_service_is_no_more_open_than_it_was(name, tmp_path):
         pytest.skip("this systemd can't tell of a unit that is not loaded")
     path = tmp_path / name
     values = {**VALUES, "command": ["/bin/true"]} if name == "gpu-ci-wake.service" else VALUES
-    path.write_text(templates.render(service.TEMPLATES, name, **values))
+    (folder,) = (path.parent for path in ROOT.glob(f"**/templates/{name}"))
+    path.write_text(templates.render(folder, name, **values))
     said = subprocess.run(
         [analyze, "security", "--offline=yes", "--no-pager", str(path)],
         capture_output=True, text=True, check=False, timeout=60,

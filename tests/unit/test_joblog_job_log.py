@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Who is told what, when and how often; how it gets there: tests/functional/test_step_log.py."""
+"""Who is told what, when and how often; how: tests/functional/test_joblog_step_stderr.py."""
 
 import dataclasses
 import json

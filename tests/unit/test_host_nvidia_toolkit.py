@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """When the key of NVIDIA's repository is asked for, and what is remembered of it.
 
-What apt makes of it all is proved in functional/test_host_toolkit.py.
+What apt makes of it all is proved in functional/test_host_nvidia_toolkit.py.
 """
 
 import dataclasses

@@ -5,14 +5,14 @@
 from ci.concourse import rsa_keys as keys
 from relations.worker_view import digest
 from tests import once
-from tests.functional import test_ci_machine
+from tests.functional import test_concourse_machine
 from tests.functional.ci_host import HOST_KEY
 from tests.functional.concourse_machine import NEEDS
-from tests.functional.test_ci_machine import TAGS, start_task, until
+from tests.functional.test_concourse_machine import TAGS, start_task, until
 
 pytestmark = NEEDS
-host, installed = test_ci_machine.host, test_ci_machine.installed
-running = test_ci_machine.running
+host, installed = test_concourse_machine.host, test_concourse_machine.installed
+running = test_concourse_machine.running
 
 
 def test_both_keys_are_rotated_under_a_task_that_goes_on(running):

@@ -25,9 +25,9 @@ PLAN = f"""
 import sys
 sys.path[:0] = ["{ROOT}/src", "{ROOT}/lib"]
 from gpu_agent.gpu.vendors import detect
-from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
-print(wrapper.policy_text(GpuPlan(detect.detect().gpus, "", wait_timeout=0)))
+print(install.policy_text(GpuPlan(detect.detect().gpus, "", wait_timeout=0)))
 """
 SLEEP = "import time; time.sleep(600)"
 USER = {"uid": 1000, "gid": 1000}

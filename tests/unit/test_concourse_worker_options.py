@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The worker's own options: team, numbers, CAs; task-mounts are in test_task_folders.py."""
+"""The worker's own options: team, numbers, CAs; task-mounts are in test_options_task_mounts.py."""
 
 import datetime
 

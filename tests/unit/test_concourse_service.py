@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ci.concourse import service
-from tests.unit.test_ci_names import drip_headers
+from tests.unit.test_concourse_build_info import drip_headers
 
 
 class Answer(http.server.BaseHTTPRequestHandler):

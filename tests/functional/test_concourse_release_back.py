@@ -11,8 +11,8 @@ import pytest
 
 from ci.concourse import release
 from machine import download, files
-from tests.functional import test_ci_release as releases
-from tests.functional.test_ci_release import Killed, die_at, given, sha8, tarball
+from tests.functional import test_concourse_release as releases
+from tests.functional.test_concourse_release import Killed, die_at, given, sha8, tarball
 
 root = releases.root
 

@@ -163,7 +163,7 @@ PLANTED = {
 @pytest.mark.parametrize("seed", SEEDS[:1] if len(SEEDS) < 10 else SEEDS[:10])
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_fault_in_the_noise_takes_its_gpu_out_once(what, seed, monkeypatch):
-    monkeypatch.setattr("tests.unit.test_health_noise.HOURS", 2)
+    monkeypatch.setattr("tests.unit.test_fault_policy_noise.HOURS", 2)
     plant, fault = PLANTED[what]
     noise = Noise(seed)
     day(noise, at=100, plant=plant)
@@ -181,7 +181,7 @@ def test_each_row_that_takes_out_is_planted():
 
 
 def test_heat_that_lasts_in_the_noise_is_one_after_the_other(monkeypatch):
-    monkeypatch.setattr("tests.unit.test_health_noise.HOURS", 2)
+    monkeypatch.setattr("tests.unit.test_fault_policy_noise.HOURS", 2)
     noise = Noise(3)
     noise.hot = [2] * GPUS
     day(noise, at=100, plant=stuck(reasons=0x44))

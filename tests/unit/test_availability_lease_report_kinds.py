@@ -7,7 +7,7 @@ import pytest
 from gpu_agent.availability import lease_report as leases
 from gpu_runtime import proc
 from gpu_runtime.lease_table import CONTAINER, JOB
-from tests.unit.test_oci_leases import TASK, Worker
+from tests.unit.test_availability_lease_report import TASK, Worker
 
 TRAIN, UNIT = "4f0c" * 16, "gpu-run-1a2b3c4d5e6f.scope"
 ALICE = "gpu-run of alice: python train.py"

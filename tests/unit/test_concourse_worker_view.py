@@ -10,7 +10,15 @@ import pytest
 from ci.concourse.api import worker_view as registered
 from machine import polling as waiting
 from relations.worker_view import ABSENT, Sight, digest
-from tests.unit.test_ci_names import PASSWORD, Web, drip, drip_headers, endless, mine, silent
+from tests.unit.test_concourse_build_info import (
+    PASSWORD,
+    Web,
+    drip,
+    drip_headers,
+    endless,
+    mine,
+    silent,
+)
 
 PATH = "/api/v1/workers"
 GPU = digest(["gpu", "gpu-count=1"])

@@ -58,10 +58,7 @@ def test_a_store_in_which_somebody_has_a_gpu_stays_until_that_is_over(machine):
 
 
 def test_its_logs_go_and_the_receipts_beside_them_stay(machine):
-    logs = [
-        wrapper.LOG.with_name(name)
-        for name in ("oci.log", "oci.log.1", "gpu_agent.reporting.receipts.log")
-    ]
+    logs = [wrapper.LOG.with_name(name) for name in ("oci.log", "oci.log.1", "receipts.log")]
     for log in logs:
         log.write_text("{}\n")
     assert install.remove()

@@ -96,7 +96,7 @@ def test_a_line_that_is_no_receipt_is_refused(line):
 
 
 def test_sound_lines_are_read_around_those_that_are_none(tmp_path):
-    path = tmp_path / "gpu_agent.reporting.receipts.log"
+    path = tmp_path / "receipts.log"
     log.append(path, FULL)
     with path.open("ab") as file:
         file.write(b"\xff\xfe\n\n" + b"x" * 200_000)
