@@ -8,13 +8,13 @@ from gpu_agent.availability import known_gpus as known
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability.lease_report import LeaseError
 from gpu_agent.model.inventory import Inventory, State
+from gpu_agent.model.quarantine import Quarantine
 from gpu_agent.runtime import policy as runtime_policy
 from gpu_runtime import policy
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
-from plan.state import Quarantine
 
 
 def cordon(wish: str, reason: str) -> dict[str, str]:
