@@ -10,7 +10,7 @@ help:  ## List the targets.
 setup:  ## Install everything that the other targets need.
 	@scripts/setup
 
-lint:  ## Check format, style, types, spelling and shell scripts.
+lint:  ## Check format, style, types, imports, spelling and shell scripts.
 	@scripts/setup lint
 	@scripts/lint
 

@@ -1,6 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The rules of the house hold over src and lib, and each rule notices when it is broken."""
+"""The rules of the house hold over src and lib, and each rule notices when it is broken.
+
+Who may import whom is said by the contracts in pyproject.toml, which `make lint` checks.
+"""
 
 import ast
 import collections.abc
@@ -10,85 +13,35 @@ import subprocess
 import sys
 
 import pytest
+import tomlkit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Imports go only downward. Modules of one floor do not import each other, those of one room may.
-FLOORS = {
-    "charm": 10,
-    "actions": 9,
-    "attempts": 8,
-    "backup": 8,
-    "equipment": 9,
-    "fewer": 9,
-    "handout": 9,
-    "look": 9,
-    "ownership": 9,
-    "reboot": 9,
-    "recovery": 9,
-    "release_change": 9,
-    "lookback": 9,
-    "rotation": 8,
-    "driver_upgrade": 8,
-    "drain": 7,
-    "engines": 7,
-    "gpu_run": 7,
-    "health": 7,
-    "selftest": 7,
-    "relations": 6,
-    "gpu": 6,
-    "host": 6,
-    "oci": 6,
-    "ci": 6,
-    "receipts": 6,
-    "wake": 6,
-    "plan": 5,
-    "actions.gpu_report": 8,
-    "gpu_agent.reporting.receipts.account": 2,
-    "gpu_agent.reporting.receipts.receipt": 1,
-    "gpu_agent.reporting.receipts.report": 2,
-    "ci.concourse.upstream": 1,
-    "ci.concourse.options.web_variables": 1,
-    "gpu_agent.model.decisions": 1,
-    "gpu_agent.model.observations": 1,
-    "gpu_agent.model.inventory": 0,
-    "gpu_agent.gpu.vendors.nvidia.recovery_action": 0,
-    "machine": 0,
-    "gpu_agent.model.versions": 0,
-}
 # Same input, same answer: no clock, file, process or chance.
 PURE = {
-    *(
-        "plan",
-        "gpu_agent.model.versions",
-        "ci.concourse.upstream",
-        "ci.concourse.options.web_variables",
-    ),
-    *("gpu_agent.model.inventory", "gpu_agent.gpu.vendors.nvidia.recovery_action"),
-    *(
-        "gpu_agent.fault_policy.circuit_breaker",
-        "gpu_agent.fault_policy.conditions",
-        "gpu_agent.model.decisions",
-        "gpu_agent.fault_policy.fault",
-        "gpu_agent.fault_policy.fault_table",
-    ),
-    *(
-        "gpu_agent.fault_policy.judge",
-        "gpu_agent.fault_policy.state",
-        "gpu_agent.model.observations",
-    ),
-    *(
-        "gpu_agent.reporting.receipts.account",
-        "gpu_agent.reporting.receipts.receipt",
-        "gpu_agent.reporting.receipts.report",
-    ),
+    *("plan", "options", "relations.model", "relations.worker_view"),
+    *("ci.concourse.plan", "ci.concourse.options", "ci.concourse.upstream"),
+    *("gpu_agent.model", "gpu_agent.fault_policy", "gpu_agent.engines.engine"),
+    *(f"gpu_agent.diagnosis.{name}" for name in ("driver_states", "facts", "states")),
+    *(f"gpu_agent.diagnosis.{name}" for name in ("toolkit_states", "toolkit_versions")),
+    *("gpu_agent.gpu.vendors.nvidia.recovery_action", "gpu_agent.runtime.settings"),
+    *(f"gpu_agent.reporting.receipts.{name}" for name in ("account", "receipt", "report")),
 }
 IMPURE_MODULES = {
     *("datetime", "fcntl", "glob", "io", "machine", "os", "pathlib", "random", "secrets"),
     *("shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib.request"),
 }
-# Works in containers of the self-test's own, which are thrown away. Becomes its caller's command.
-IN_A_CONTAINER = {"gpu_selftest.isolation.probe", "gpu_agent.gpu_run.client"}
+# Programs of their own that are copied or run as single files, by a Python without site-packages.
+SINGLE_FILES = {
+    *("ci.concourse.worker.http_watchdog", "ci.concourse.worker.overlay_probe"),
+    *("gpu_agent.gpu_run.client", "gpu_selftest.isolation.probe", "machine.ports"),
+}
+# What one room alone does with files: backups, the copy that programs run from, a job's standard
+# error, a folder for gpg.
+WITH_SIDE_EFFECTS = {
+    *("ci.concourse.backup.archive", "gpu_agent.install"),
+    *("gpu_agent.reporting.joblog.process_stderr", "host.openpgp"),
+}
 # What only lib/machine may use. Asking a server here how it is does not count.
 SIDE_EFFECT_MODULES = {
     *("asyncio", "ftplib", "multiprocessing", "pty", "subprocess", "tempfile", "urllib.request"),
@@ -101,8 +54,8 @@ SIDE_EFFECT_METHODS = {
     *("chmod", "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "touch", "unlink"),
     *("write_bytes", "write_text"),
 }
-# Everything but the runtime in lib/gpu_runtime, which has rules of its own.
-WITH_FLOORS = ("src", "lib/machine")
+# Everything but the runtime in lib/gpu_runtime, which has rules of its own, and lib/machine.
+WITHOUT_SIDE_EFFECTS = ("src", "lib/gpu_agent", "lib/gpu_selftest")
 HEADER = [
     "# Copyright 2026 The gpu-ci-worker authors",
     "# See LICENSE file for licensing details.",
@@ -113,13 +66,6 @@ MODULE_OF = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 def python_files(root: pathlib.Path, *folders: str) -> list[pathlib.Path]:
     return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
-
-
-def place(module: str) -> str | None:
-    """The entry of FLOORS that a module belongs to: the longest that it is or lies in."""
-    parts = module.split(".")
-    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((name for name in names if name in FLOORS), None)
 
 
 def module_name(path: pathlib.Path, base: pathlib.Path) -> str:
@@ -151,37 +97,10 @@ def parsed(root: pathlib.Path, *folders: str):
         yield path, ast.parse(path.read_text(), str(path))
 
 
-def floors(root: pathlib.Path) -> list[str]:
-    broken = []
-    for path, tree in parsed(root, *WITH_FLOORS):
-        module = dotted(root, path)
-        own = place(module)
-        if own is None:
-            broken.append(f"{path}: has no floor in this test")
-            continue
-        for line, name in imports(tree):
-            if name.startswith("."):
-                broken.append(f"{path}:{line}: relative import")
-                continue
-            other = place(name)
-            if other and other != own and FLOORS[other] >= FLOORS[own]:
-                broken.append(f"{path}:{line}: {own} imports {other}, which is not below it")
-    return broken
-
-
-def ops_only_at_the_door(root: pathlib.Path) -> list[str]:
-    return [
-        f"{path}:{line}: imports {name}"
-        for path, tree in parsed(root, "src", "lib")
-        for line, name in imports(tree)
-        if is_in(name, ["ops"]) and place(dotted(root, path)) not in ("charm", "relations")
-    ]
-
-
 def purity(root: pathlib.Path) -> list[str]:
     broken = []
-    for path, tree in parsed(root, "src"):
-        if place(dotted(root, path)) not in PURE:
+    for path, tree in parsed(root, "src", "lib"):
+        if not is_in(dotted(root, path), PURE):
             continue
         broken += [
             f"{path}:{line}: a pure module imports {name}"
@@ -222,9 +141,8 @@ def is_side_effect(node: ast.AST) -> bool:
 
 def side_effects_only_in_machine(root: pathlib.Path) -> list[str]:
     broken = []
-    for path, tree in parsed(root, *WITH_FLOORS):
-        module = dotted(root, path)
-        if place(module) == "machine" or module in IN_A_CONTAINER:
+    for path, tree in parsed(root, *WITHOUT_SIDE_EFFECTS):
+        if dotted(root, path) in SINGLE_FILES | WITH_SIDE_EFFECTS:
             continue
         broken += [
             f"{path}:{line}: imports {name}"
@@ -239,13 +157,20 @@ def side_effects_only_in_machine(root: pathlib.Path) -> list[str]:
     return broken
 
 
-def lib_needs_python_only(root: pathlib.Path) -> list[str]:
-    return [
-        f"{path}:{line}: lib/gpu_runtime imports {name}"
-        for path, tree in parsed(root, "lib/gpu_runtime")
-        for line, name in imports(tree)
-        if name.split(".")[0] not in (*sys.stdlib_module_names, "gpu_runtime")
-    ]
+def python_is_enough(root: pathlib.Path) -> list[str]:
+    """The runtime needs the standard library and itself. A single file has not even the latter."""
+    broken = []
+    for path, tree in parsed(root, "src", "lib"):
+        module = dotted(root, path)
+        if not is_in(module, {"gpu_runtime", *SINGLE_FILES}):
+            continue
+        own = () if module in SINGLE_FILES else ("gpu_runtime",)
+        broken += [
+            f"{path}:{line}: {module} imports {name}"
+            for line, name in imports(tree)
+            if name.split(".")[0] not in (*sys.stdlib_module_names, *own)
+        ]
+    return broken
 
 
 def no_broad_except(root: pathlib.Path) -> list[str]:
@@ -295,13 +220,11 @@ def packages(root: pathlib.Path) -> list[str]:
 
 
 RULES = [
-    floors,
     headers,
-    lib_needs_python_only,
     no_broad_except,
-    ops_only_at_the_door,
     packages,
     purity,
+    python_is_enough,
     side_effects_only_in_machine,
 ]
 
@@ -312,47 +235,25 @@ def test_rule_holds(rule):
 
 
 PLANTED = [
-    (floors, "src/plan/plan.py", "from gpu_selftest import report", "not below"),
-    (
-        floors,
-        "lib/gpu_agent/gpu/vendors/detect.py",
-        "from gpu_agent.diagnosis import machine as facts",
-        "not below",
-    ),
-    (floors, "src/ci/web.py", "from gpu_agent import paths as wrapper", "not below"),
-    (floors, "lib/gpu_agent/model/inventory.py", "from machine import files", "not below"),
-    (floors, "lib/machine/files.py", "from plan import plan", "not below"),
-    (floors, "src/ci/concourse/upstream.py", "from plan import model as parts", "not below"),
-    (floors, "lib/gpu_agent/paths.py", "from . import policy", "relative"),
-    (floors, "src/misc.py", "", "no floor"),
     (headers, "lib/gpu_agent/paths.py", "import json", "header"),
-    (lib_needs_python_only, "lib/gpu_runtime/container_spec.py", "import tomlkit", "tomlkit"),
-    (lib_needs_python_only, "lib/gpu_runtime/container_spec.py", "from plan import Plan", "plan"),
-    (
-        no_broad_except,
-        "src/ci/web.py",
-        "try:\n    x()\nexcept Exception:\n    pass",
-        ":3:",
-    ),
+    (python_is_enough, "lib/gpu_runtime/container_spec.py", "import tomlkit", "tomlkit"),
+    (python_is_enough, "lib/gpu_runtime/container_spec.py", "from plan import plan", "plan"),
+    (python_is_enough, "lib/gpu_selftest/isolation/probe.py", "import gpu_runtime", "gpu_runtime"),
+    (python_is_enough, "lib/machine/ports.py", "from machine import files", "machine.files"),
+    (no_broad_except, "src/ci/web.py", "try:\n    x()\nexcept Exception:\n    pass", ":3:"),
     (no_broad_except, "lib/gpu_runtime/x.py", "try:\n    x()\nexcept:\n    pass", ":3:"),
     (no_broad_except, "src/x.py", "try:\n    x()\nexcept (A, BaseException):\n    pass", ":3:"),
-    (ops_only_at_the_door, "src/ci/web.py", "import ops", "ops"),
-    (ops_only_at_the_door, "lib/gpu_runtime/container_spec.py", "from ops import testing", "ops"),
     (packages, "src/ci/web.py", "import requests", "requests"),
     (packages, "src/ci/web.py", "", "jinja2"),
     (purity, "src/plan/plan.py", "import time", "time"),
     (purity, "lib/gpu_agent/model/inventory.py", "import urllib.request", "urllib"),
+    (purity, "lib/gpu_agent/diagnosis/facts.py", "from machine import files", "machine"),
     (purity, "src/options/table.py", "open('x')", "open"),
     (side_effects_only_in_machine, "src/ci/web.py", "import subprocess", "subprocess"),
-    (
-        side_effects_only_in_machine,
-        "src/ci/web.py",
-        "import os\nos.execv('a', [])",
-        "os.execv",
-    ),
+    (side_effects_only_in_machine, "src/ci/web.py", "import os\nos.execv('a', [])", "os.execv"),
     (side_effects_only_in_machine, "src/ci/web.py", "shutil.rmtree('x')", "rmtree"),
-    (side_effects_only_in_machine, "src/ci/web.py", "p.write_text('')", "write_text"),
-    (side_effects_only_in_machine, "src/ci/web.py", "open('x', 'w')", "open"),
+    (side_effects_only_in_machine, "lib/gpu_agent/paths.py", "p.write_text('')", "write_text"),
+    (side_effects_only_in_machine, "lib/gpu_selftest/run.py", "open('x', 'w')", "open"),
     (side_effects_only_in_machine, "src/ci/web.py", "p.open(mode='ab')", "open"),
 ]
 
@@ -368,22 +269,16 @@ def test_rule_notices(rule, path, source, expected, tmp_path):
 
 
 CLEAN = [
-    *((f"src/{name}.py", "") for name in ("plan/state", "plan/plan", "selftest/run")),
+    *((f"src/plan/{name}.py", "import re") for name in ("state", "plan")),
+    ("src/charm.py", "import ops\nfrom plan import plan\nfrom ci.concourse.web import web"),
+    ("src/ci/concourse/worker/overlay_probe.py", "import os\nos.rename('a', 'b')"),
     (
-        "src/charm.py",
-        "import ops\nfrom plan import plan\nfrom ci.concourse.web import web\nimport gpu_selftest.run",
+        "lib/gpu_agent/diagnosis/machine.py",
+        "from gpu_agent.model.inventory import Gpu\nfrom machine import process\nopen('x').read()",
     ),
-    ("src/relations/tsa.py", "import ops\nfrom plan.state import Tsa\nfrom relations import juju"),
-    (
-        "lib/gpu_agent/gpu/vendors/detect.py",
-        "from gpu_agent.model.inventory import Gpu\nfrom gpu_agent.gpu.vendors.nvidia import nvml\nopen('x').read()",
-    ),
+    ("lib/gpu_selftest/run.py", "import jinja2\nfrom machine import files"),
     ("lib/machine/files.py", "import os\nimport subprocess\nos.rename('a', 'b')"),
     ("lib/machine/units.py", "try:\n    x()\nexcept BaseException:\n    y()\n    raise"),
-    (
-        "src/ci/web.py",
-        "import jinja2\nfrom machine import files\nfrom gpu_runtime import json_shape",
-    ),
     ("lib/gpu_runtime/container_spec.py", "import os\nfrom gpu_runtime import json_shape"),
 ]
 
@@ -410,3 +305,102 @@ def test_lib_runs_in_an_isolated_interpreter():
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LINTER = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["tool"]["importlinter"]
+CONTRACTS = {contract["id"]: contract for contract in LINTER["contracts"]}
+
+
+def test_every_room_has_its_layer():
+    """At the top of src and lib. Of rooms in the agent and in Concourse import-linter says it."""
+    tops = [path for base in ("src", "lib") for path in (ROOT / base).iterdir()]
+    packages = {path.name for path in tops if (path / "__init__.py").exists()}
+    modules = {path.stem for path in tops if path.suffix == ".py"}
+    layers = [name for layer in CONTRACTS["product"]["layers"] for name in layer.split(" | ")]
+    as_both = {form for name in modules for form in (f"src.{name}", f"({name})")}
+    assert set(layers) == packages | as_both
+    assert set(LINTER["root_packages"]) == packages | {"src"}
+    assert set(CONTRACTS["circles"]["ancestors"]) == packages
+
+
+def test_program_is_kept_from_all_that_the_charm_carries():
+    asked = re.findall(r"^([A-Za-z0-9-]+)", (ROOT / "requirements.in").read_text(), re.M)
+    carried = {MODULE_OF.get(name, name) for name in asked}
+    assert set(CONTRACTS["program"]["forbidden_modules"]) == carried
+
+
+# Contract, who imports, and what it must not.
+FORBIDDEN = [
+    ("product", "gpu_agent.paths", "plan.status"),
+    ("product", "gpu_agent.model.card", "gpu_selftest.run"),
+    ("product", "gpu_runtime.proc", "machine.files"),
+    ("product", "plan.gpus", "ci.concourse.web.web"),
+    ("product", "plan.labels", "observe"),
+    ("product", "src.observe", "actions.dispatch"),
+    ("agent", "gpu_agent.model.card", "gpu_agent.health.loop"),
+    ("gpus", "gpu_agent.gpu.kernel.pci", "gpu_agent.gpu.vendors.detect"),
+    ("concourse", "ci.concourse.web.tls", "ci.concourse.backup.backup"),
+    ("vendors", "gpu_agent.gpu.vendors.amd.inventory", "gpu_agent.gpu.vendors.nvidia.nvml"),
+    ("engines", "gpu_agent.engines.podman.config", "gpu_agent.engines.docker.json_edit"),
+    ("juju", "machine.users", "ops"),
+    ("juju", "src.observe", "ops"),
+    ("program", "ci.concourse.api.api", "jinja2"),
+]
+CIRCLE = ("machine.files", "machine.systemd")
+
+
+def lint_imports(config: pathlib.Path, tree: pathlib.Path) -> str:
+    """What import-linter says of a tree, as of the pyproject.toml in a folder, in breach of it."""
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"],
+        cwd=config,
+        # Wider than any line of it, which it would break as for a terminal.
+        env={"PYTHONPATH": f"{tree}/src:{tree}/lib:{tree}", "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory) -> dict[str, str]:
+    """What is said by contract, where a copy of the code has all those imports at once."""
+    tree = tmp_path_factory.mktemp("tree")
+    for path in [ROOT / "pyproject.toml", *python_files(ROOT, "src", "lib")]:
+        copy = tree / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    for importer, imported in [*(pair for _, *pair in FORBIDDEN), CIRCLE]:
+        name = importer.removeprefix("src.").replace(".", "/")
+        paths = [tree / base / f"{name}.py" for base in ("src", "lib")]
+        with next(path for path in paths if path.exists()).open("a") as file:
+            file.write(f"import {imported}\n")
+    said = re.split(r"^(.+)\n-+\n", lint_imports(tree, tree), flags=re.M)
+    by_name = dict(zip(said[1::2], said[2::2], strict=True))
+    return {id_: by_name.get(contract["name"], "") for id_, contract in CONTRACTS.items()}
+
+
+@pytest.mark.parametrize(("contract", "importer", "imported"), FORBIDDEN)
+def test_contract_notices(contract, importer, imported, broken):
+    assert f"{importer} -> {imported} " in broken[contract]
+
+
+def test_contract_notices_a_circle(broken):
+    assert "No cycles are allowed in machine." in broken["circles"]
+
+
+def test_each_contract_is_shown_to_notice():
+    assert {contract for contract, *_ in FORBIDDEN} | {"circles"} == set(CONTRACTS)
+
+
+def test_exception_that_nothing_needs_is_an_error(tmp_path):
+    unneeded = "plan.labels -> host.openpgp"
+    contracts = (ROOT / "pyproject.toml").read_text()
+    contracts = contracts.replace(
+        "ignore_imports = [\n", f'ignore_imports = [\n"{unneeded}",\n', 1
+    )
+    (tmp_path / "pyproject.toml").write_text(contracts)
+    said = lint_imports(tmp_path, ROOT)
+    assert said.strip() == f"No matches for ignored import {unneeded}."
