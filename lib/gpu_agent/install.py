@@ -5,7 +5,8 @@
 A refresh replaces the charm's own folder under whatever runs from it, and such a program would go
 on with modules of two versions. A copy never changes: a refresh makes another one and switches
 `current`. Who starts a program resolves that link first, and holds a shared lock on the stamp of
-the folder that it leads to for as long as the program runs (templates/gpu-selftest).
+the folder that it leads to for as long as the program runs
+(lib/gpu_selftest/templates/gpu-selftest).
 """
 
 import collections.abc

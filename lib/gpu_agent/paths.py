@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The well-known paths of this machine that more than one room has to do with."""
+"""The well-known paths of this machine that more than one package uses."""
 
 import typing
 from pathlib import Path

@@ -67,7 +67,8 @@ class Host:
             another's lease open.
         looked: the holders of which `look` has seen who has their devices open: why these can't
             go on to others, or empty.
-        mark: what these holders are marked with meanwhile, as Holder.handing; see leases.decide.
+        mark: what these holders are marked with meanwhile, as Holder.handing; see
+            lease_scheduler.decide.
 
     Args:
         root: where /proc lies, and what the paths of bundles and mounts are below; for recorded

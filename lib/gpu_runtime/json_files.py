@@ -26,7 +26,7 @@ def read_object(path: str, names: frozenset[str] | None = None) -> dict[str, obj
 
     Args:
         path: the file.
-        names: what a program in Go looks for in it (jsontext.loads).
+        names: what a program in Go looks for in it (fast_json.loads).
 
     Raises:
         OSError: the file can't be read.

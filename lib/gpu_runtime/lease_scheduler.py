@@ -2,11 +2,11 @@
 # See LICENSE file for licensing details.
 """Who holds which devices, who waits for some, and who is next. Pure: it asks a host for facts.
 
-A lease lives as long as its devices are in use (see usage.Host), which nobody announces: whoever
-wants devices looks at the holders, and ends those that use theirs no more, as whole containers.
-Before the devices go on, it is looked who else has them open. That takes too long for the lock, so
-the holder is marked meanwhile (Holder.handing), and nobody else gets its devices. How devices are
-divided among those who wait is told by `divide`.
+A lease lives as long as its devices are in use (see holder_usage.Host). No holder announces the
+end of that: a process that wants devices looks at the holders, and ends those that no longer use
+theirs, as whole containers. Before the devices go on, it looks who else has them open. That takes
+too long for the lock, so the holder is marked meanwhile (Holder.handing), and no other process
+gets its devices. `divide` divides devices among the waiting processes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     Outcome = TypeVar("Outcome")
 
     class Facts(Protocol):
-        """What can be found out about a machine's processes; usage.Host is the real one."""
+        """What can be found out about a machine's processes; holder_usage.Host is the real one."""
 
         looked: dict[str, str]
-        """Of which ended holders it was seen who has their devices open; see usage.Host."""
+        """Of which ended holders it was seen who has their devices open; see holder_usage.Host."""
 
         mark: tuple[Call, float] | None
         """What these are marked with."""

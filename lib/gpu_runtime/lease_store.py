@@ -2,11 +2,11 @@
 # See LICENSE file for licensing details.
 """The store of leases: two kinds of files in one folder of /run, which a reboot empties.
 
-`leases.json` is the table of holders and waiters (leases.Table); one flock on the folder guards
-every decision. `containers/<id>.json` is what a process in that container is told, as long as its
-bundle is there: {"bundle", "environment": {name: value}, "groups": [gid], "gpus": [id]}, and in
-"holder" its lease as it was granted, from which a lost table is made anew. The front looks for
-that file, so its name is part of the contract with it.
+`leases.json` is the table of holders and waiters (lease_table.Table); one flock on the folder
+guards every decision. `containers/<id>.json` has what a process in that container gets, as long
+as its bundle is there: {"bundle", "environment": {name: value}, "groups": [gid], "gpus": [id]},
+and in "holder" its lease as granted, from which a lost table is restored. The front looks for that
+file, so its name is part of the contract with it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Holder:
     That is a container's id, or the full name of a job's unit.
 
     Attributes:
-        kind: one of KINDS; it says how its use of the devices ends, see usage.Host.
+        kind: one of KINDS; it says how its use of the devices ends, see holder_usage.Host.
         who: it in the words of its engine, for people; others wrote it. Empty: its name says it.
         bundle: the folder of its OCI bundle; empty for a job.
         pid_file: path of the file in which its runtime notes the id of its first process; empty:

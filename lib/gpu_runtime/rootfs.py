@@ -81,7 +81,8 @@ def check_files(config: dict[str, object], bundle: str, noun: str = "task") -> N
     """Check that a runtime that brings GPUs in can open what it opens in a container.
 
     These are the files by which an image has made one hang. Others can be found, such as what
-    ld.so.conf includes; a start that hangs nevertheless is ended after a minute (see usage.Host).
+    ld.so.conf includes; a start that hangs nevertheless is ended after a minute (see
+    holder_usage.Host).
 
     Args:
         config: the container's config.json.

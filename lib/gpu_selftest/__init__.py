@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The checks behind the gpu-selftest action, and their verdict."""
+"""The self-test, a program of its own: its checks by level, its report, its systemd unit."""

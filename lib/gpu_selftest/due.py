@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a self-test is due, and of which level."""
+"""Decides whether a self-test is due, and of which level."""
 
 import datetime
 import time

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the last self-test came to."""
+"""Makes the verdict of the last self-test's report."""
 
 from gpu_agent.model.verdict import Verdict
 from gpu_selftest import results

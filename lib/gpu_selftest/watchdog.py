@@ -18,7 +18,7 @@ from gpu_selftest.starvation_clock import Pulse
 
 # After so many seconds something hangs, such as NVML in a driver that died. The service at boot
 # has 27 s, some of which Python takes to start from a cold disk. What comes after isolation may
-# download, and the unit of the charm ends it (selftest.unit).
+# download, and the unit of the charm ends it (gpu_selftest.service).
 LIMITS: typing.Final = {Level.QUICK: 22.0, Level.ISOLATION: 90.0}
 # Isolation makes a container for each device that can be handed out; eight GPUs cut into MIG
 # devices are 56, for each of which there is more time beyond these few, in seconds.
@@ -132,7 +132,7 @@ def _asks_drivers(module: str) -> bool:
 
 
 def _asked() -> types.FrameType | None:
-    """Where the main thread is, if it is in the room that asks drivers, or in what that calls."""
+    """Where the main thread is, if it is in a package that asks drivers, or in what that calls."""
     # Documented, for such purposes as this one.
     frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     innermost = frames.get(threading.main_thread().ident or 0)

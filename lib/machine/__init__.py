@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The only room with side effects: processes, files, packages, services."""
+"""The Linux machine: processes, files, packages, services; only this package has side effects."""

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The CI systems that run jobs, a room each."""
+"""The CI systems whose jobs get GPUs, one package each."""

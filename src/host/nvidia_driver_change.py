@@ -17,8 +17,8 @@ from machine import apt, packages
 
 Progress = collections.abc.Callable[[str], None]
 
-# Services that a reload of the modules takes out of its way and starts again (host/driver.py), by
-# the names of their programs.
+# Services that a reload of the modules stops and starts again (nvidia_driver.py), by the names of
+# their programs.
 _STOPPED: typing.Final = frozenset({
     "nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "gpu-ci-health",
 })  # fmt: skip

@@ -21,7 +21,7 @@ def prepare(
 ) -> bool:
     """Have the machine ready to reboot; False if it may not, or the worker is not drained yet.
 
-    It is for its driver, or for the GPUs that are `sick`, of which recovery.ensure tells. The
+    It is for its driver, or for the GPUs that are `sick`, named by gpu_remediation.ensure. The
     worker lands before, so that no step begins meanwhile; the first hook after the boot starts it
     again. A driver that does not come up by it gets no second one. For a sick GPU no job is ended,
     nor the others' GPUs kept from jobs for long: while one runs, nothing begins.

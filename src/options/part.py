@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The options, typed and validated. Pure: a bad value is an OptionError, never a silent "off"."""
+"""The parts of a unit; each can stay unchanged while the others are applied."""
 
 import enum
 

@@ -23,7 +23,7 @@ HOST_PACKAGES: typing.Final = (
 )
 
 _PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-# Those of NVIDIA, of AMD, and of cards that have none (gpu/inventory.py).
+# Those of NVIDIA, of AMD, and of cards that have none (gpu_agent.model.inventory).
 _UUID = re.compile(
     r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}(?:-[0-9]{1,2})?"
     r"|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]{1,2}",

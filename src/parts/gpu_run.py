@@ -1,9 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""gpu-run on this machine: the command, its manual page, and the socket that leads to root's part.
-
-What runs goes on whatever becomes of these. Who waits for GPUs is told that the service has ended.
-"""
+"""Installs gpu-run for the group that the option names, or removes it."""
 
 from gpu_agent.gpu_run import service
 from gpu_agent.runtime.settings import GpuPlan

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The watch as the charm has it run: which GPUs it looks after, and how."""
+"""Runs the health watch as the options say, and decides which GPUs it looks after."""
 
 import pathlib
 import typing
@@ -16,6 +16,8 @@ from options.part import Part
 from plan.gpus import Choice
 from plan.model import Plan
 from plan.state import UnitState
+
+_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
 
 
 def cards(state: UnitState, choice: Choice, known: tuple[Card, ...] = ()) -> tuple[Card, ...]:
@@ -50,14 +52,6 @@ def cards(state: UnitState, choice: Choice, known: tuple[Card, ...] = ()) -> tup
         and (not state.options.gpu_device_ids or card.uuid in chosen)
     )
     return tuple(sorted((*here, *lost), key=lambda card: (card.index, card.uuid)))
-
-
-def _card(index: int, gpu: Gpu) -> Card:
-    model = gpu.model.removeprefix(f"{gpu.vendor.display} ")
-    return Card(gpu.uuid, index, gpu.pci_address, model, gpu.devices)
-
-
-_DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
 
 
 def ensure(state: UnitState, wanted: Plan) -> bool:
@@ -103,6 +97,11 @@ def taken_port() -> int:
     found = _earlier()
     asked = found.metrics_port if found else 0
     return asked if asked and sockets.is_taken(asked, service.SERVICE) else 0
+
+
+def _card(index: int, gpu: Gpu) -> Card:
+    model = gpu.model.removeprefix(f"{gpu.vendor.display} ")
+    return Card(gpu.uuid, index, gpu.pci_address, model, gpu.devices)
 
 
 def _settings(state: UnitState, wanted: Plan) -> Settings:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-test as the charm runs it by itself, and what the last one came to."""
+"""Runs the self-test when it is due, and puts its verdict into the unit's state."""
 
 import dataclasses
 import typing
@@ -77,6 +77,14 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     return dataclasses.replace(state, quarantined=quarantine.read(), verdict=found)
 
 
+def remove() -> bool:
+    """Remove self-test and node watch, but not their findings. True if anything was there."""
+    # Before the service, whose end would have the charm woken.
+    rooms = (devices, once, gpu_reset, service, environment, settings, retests)
+    removed = [room.remove() for room in rooms]
+    return any(removed)
+
+
 def _after(said: str, progress: Progress) -> Progress:
     """The same, told after what is said already."""
     return (lambda line: progress(f"{said}; {line}")) if said else progress
@@ -124,14 +132,6 @@ def _test(level: Level, progress: Progress) -> str:
     name = running.run if running else service.start(level)
     report = service.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
     return "" if report else "it still runs"
-
-
-def remove() -> bool:
-    """Take both from this machine; what was found out stays. True if anything was there."""
-    # Before the service, whose end would have the charm woken.
-    rooms = (devices, once, gpu_reset, service, environment, settings, retests)
-    removed = [room.remove() for room in rooms]
-    return any(removed)
 
 
 def _settings(state: UnitState, wanted: Plan) -> Settings:

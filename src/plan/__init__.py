@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The pure decisions: options, what was found, and what this unit should be."""
+"""The pure decisions: what this unit should be after what was found, and what its status says."""

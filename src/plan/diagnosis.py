@@ -1,9 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What state GPUs, driver and container toolkit are in, and what the operator does about it. Pure.
-
-The tables are in plan/gpu_states.py and plan/toolkit_states.py; here they are read.
-"""
+"""Collects the facts about a unit's host that gpu_agent.diagnosis needs. Pure."""
 
 from gpu_agent.diagnosis.facts import Facts
 from plan.state import UnitState

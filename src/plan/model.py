@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The parts of a plan: frozen types only."""
+"""The plan of a unit, and its part about the host: frozen types only."""
 
 import dataclasses
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What was found out before a decision: frozen types only."""
+"""The network interfaces and addresses by which a unit can be reached: frozen types only."""
 
 import dataclasses
 

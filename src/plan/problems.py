@@ -1,13 +1,13 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What can keep a part of a unit from its work: data; plan/problem_texts.py has the sentences."""
+"""What can keep a part of a unit from its work: data; plan/messages.py has the sentences."""
 
 import dataclasses
 import enum
 
 
 class Reason(enum.Enum):
-    """Why; the values that its sentence needs are named in plan/problem_texts.py."""
+    """Why; the values that its sentence needs are named in plan/messages.py."""
 
     BAD_OPTION = enum.auto()
     RESOURCE_UNKNOWN = enum.auto()

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the operator reads in juju status; problem_texts.py has what stands for a problem. Pure.
+"""What the operator reads in juju status; messages.py has what stands for a problem. Pure.
 
 Facts only, nothing that changes by the minute but how far a drain has come; what the operator must
 do is Blocked and names the next step, what passes by itself is Waiting.

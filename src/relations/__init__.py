@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One file an interface: schema, read, write."""
+"""Relations, one module an interface: schema, read, write; and what Juju itself says."""

@@ -18,7 +18,7 @@ from plan.state import IdleRelation
 from plan.unit_id import UnitId
 from relations import secrets
 
-# For those that only pass it on: this room and charm.py alone import ops.
+# For modules that only pass it on: this package and charm.py alone import ops.
 Model = ops.Model
 
 TARBALL: typing.Final = "concourse"

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What was found out before a decision: frozen types only."""
+"""What the relations of a web or a worker say: frozen types only."""
 
 import dataclasses
 

@@ -2,9 +2,9 @@
 # See LICENSE file for licensing details.
 """GPUs whose memory stays taken although nobody uses it: when that is so, and their cordons.
 
-Hooks write all cordons at once, as they see things when they begin (availability.cordons). So
-whoever looks more often writes again what a hook took for over, and lifts what is over, whoever
-wrote it.
+A hook writes all cordons at once, by its look at the beginning (cordons.py beside this module). So
+the health watch, which looks more often, writes a cordon again that a hook has lifted too early,
+and lifts a cordon whose cause is over, its own or a hook's.
 """
 
 import json

@@ -44,7 +44,8 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
     """Look at the machine whose files lie below `root`.
 
     Raises:
-        UnknownError: the machine has no time for that now, or something can't be looked at.
+        gpu_agent.model.errors.UnknownError: the machine has no time for that now, or something
+            can't be looked at.
     """
     foreign = root / _FOREIGN_RUNC
     try:
@@ -101,7 +102,7 @@ def _version(runtime: pathlib.Path) -> str:
     It ends with an error after its own version where it finds no runc to ask for another.
 
     Raises:
-        UnknownError: it had no time, or no memory, to say it.
+        gpu_agent.model.errors.UnknownError: it had no time, or no memory, to say it.
     """
     argv = [str(runtime), "--version"]
     try:

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What state GPUs, driver and container toolkit are in, and what the operator does about it. Pure.
+"""The state that the host's GPUs, driver and container toolkit are in, and its remedy. Pure.
 
-The tables are in plan/gpu_states.py and plan/toolkit_states.py; here they are read.
+The tables are in driver_states.py and toolkit_states.py beside this module, which reads them.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What stands against our runtime in an engine."""
+"""Which engines are to have our runtime, and the error of one that can not: types only."""
 
 import dataclasses
 

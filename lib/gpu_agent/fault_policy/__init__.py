@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""Decides what follows from a GPU's fault, without reading a file, a clock or a driver."""

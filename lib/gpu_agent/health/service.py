@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The health watch as a systemd unit: had where GPUs are to be watched, and taken away again.
+"""The health watch as a systemd unit: its installation, its state and its removal.
 
-The charm's side of it. The watch itself never imports this: it would pay for it with memory.
+The watch itself never imports this module, which would cost it memory.
 """
 
 import hashlib
@@ -76,6 +76,14 @@ def remove() -> bool:
     return retests.remove() or changed
 
 
+def stop() -> bool:
+    """Remove the watch, but not its findings. True if it was there."""
+    changed = services.remove_unit(SERVICE)
+    for path in (settings.PATH, settings.RUN):
+        changed |= files.ensure_absent(path)
+    return changed
+
+
 def is_running() -> bool:
     """Whether it runs now; so it is while nobody has asked for it."""
     if not settings.PATH.exists():
@@ -86,14 +94,6 @@ def is_running() -> bool:
 def suspect() -> str:
     """What the GPUs that went out have in common, too many to be believed; empty: nothing."""
     return (files.read_text(settings.RUN / clerk.SUSPECT) or "").strip()
-
-
-def stop() -> bool:
-    """Take the watch away, but not what it has found out; True if it was there."""
-    changed = services.remove_unit(SERVICE)
-    for path in (settings.PATH, settings.RUN):
-        changed |= files.ensure_absent(path)
-    return changed
 
 
 def _folders() -> dict[str, pathlib.Path]:

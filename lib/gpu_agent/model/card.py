@@ -1,10 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the watch has seen: frozen types only.
-
-Times are seconds since boot (CLOCK_BOOTTIME), as in the store of leases: no change of the clock
-touches them.
-"""
+"""A GPU that the health watch looks after, and its figures at one look: frozen types only."""
 
 import dataclasses
 

@@ -1,6 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the judge has decided: frozen types only. The clerk writes it, the job's log tells it."""
+"""What the fault policy decides: frozen types only.
+
+gpu_agent.health.executor carries it out, gpu_agent.reporting.joblog reports it to jobs.
+"""
 
 import dataclasses
 

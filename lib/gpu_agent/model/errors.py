@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the machine itself says: architecture, NVIDIA runtime, what is in Concourse's way."""
+"""The error of a look at this machine that is impossible now."""
 
 
 class UnknownError(Exception):

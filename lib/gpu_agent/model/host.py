@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What was found out before a decision: frozen types only."""
+"""This machine, and NVIDIA's driver and container toolkit on it: frozen types only."""
 
 import dataclasses
 
@@ -88,7 +88,7 @@ class Machine:
         rival: who else owns containerd's socket, as a systemd unit or process name; or empty.
         foreign_runc: path of a runc that containerd would find before our wrapper; or empty.
         instance: its name on its host, where it is a system container; empty on a machine.
-        boot: what tells its kernel from every other (plan.gpu_offers.GpuOffer).
+        boot: a digest of its kernel's boot id, the same in all containers of one host; or empty.
     """
 
     architecture: str

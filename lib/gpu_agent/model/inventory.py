@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What was found on this machine, frozen: the words that every other room uses for GPUs."""
+"""The GPUs of this machine: frozen types, and pure functions on them."""
 
 import dataclasses
 import enum

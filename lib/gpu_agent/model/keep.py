@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The parts of a plan: frozen types only."""
+"""The mark of a part of the machine that is not to be changed."""
 
 import enum
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What was found out before a decision: frozen types only."""
+"""The lease of one container, as the store of leases has it: a frozen type only."""
 
 import dataclasses
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the watch has seen: frozen types only.
+"""What the health watch observes of drivers, kernel and leases: frozen types only.
 
 Times are seconds since boot (CLOCK_BOOTTIME), as in the store of leases: no change of the clock
 touches them.

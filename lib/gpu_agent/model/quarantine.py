@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A GPU that is out of use: a frozen type only, which the watch reads without all the options."""
+"""A GPU that is out of use: a frozen type only."""
 
 import dataclasses
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What was found out before a decision: frozen types only."""
+"""The verdict of the last self-test: a frozen type only."""
 
 import dataclasses
 

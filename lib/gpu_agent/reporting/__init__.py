@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""What the agent reports: receipts of leases, metrics, lines in job logs, wakes of the charm."""

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Installs the runc wrapper, its policy and the NVIDIA runtime's private configuration."""
+"""Installs gpu_runtime with its policy, its task mounts and its own NVIDIA configuration."""

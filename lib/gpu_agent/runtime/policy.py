@@ -1,10 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The OCI wrapper on this machine: its files, its policy, and their removal.
-
-Everything is written before the thing that uses it: the back end, the policy, the NVIDIA runtime's
-configuration, the front, and last the launcher by which Concourse's containerd finds the front.
-"""
+"""Reads what the policy of the installed runtime allows tasks to have."""
 
 from gpu_agent import paths
 from gpu_runtime import policy

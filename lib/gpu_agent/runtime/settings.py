@@ -1,10 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The folders of the host that tasks get, as task-mounts names them. Pure.
-
-Whether one is there, and whether nobody can put another in its place, is looked at when a task
-begins (lib/gpu_runtime/task_mounts.py).
-"""
+"""What the runtime hands out to tasks: GPUs and folders; frozen types only."""
 
 import dataclasses
 

@@ -60,7 +60,7 @@ _NAMED: typing.Final = 3
 
 
 def check_wrapper(settings: Settings, root: pathlib.Path) -> Result:
-    """Compare all that runtime.install told, but what the other two checks look at."""
+    """Compare what `gpu_agent.runtime.install.installed` listed, but the other checks' files."""
     others = (str(wrapper.LAUNCHER), str(CONFIG), str(CONFIG.parent))
     files = {path: told for path, told in settings.files.items() if path not in others}
     changed = _changed(files, root)

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The action upgrade-driver: to another NVIDIA driver, and back where the new one fails."""
+"""Moves a worker from one NVIDIA driver to another, and back if the new one fails."""

@@ -29,7 +29,7 @@ from plan.draining import Purpose
 
 STEPS: typing.Final = 6
 
-# In seconds. A test of isolation takes 60, and systemd ends one after 600 (selftest/service.py).
+# In seconds. A test of isolation takes 60, and systemd ends one after 600 (gpu_selftest.service).
 _TESTED: typing.Final = 620
 _COURTESY: typing.Final = 30
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""Registers our runtime with Docker, and gives Docker a containerd of its own beside Concourse."""

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""GPUs of any vendor as the kernel shows them: PCI, sysfs, device nodes, DRM events."""

@@ -20,7 +20,7 @@ from gpu_agent.gpu.probe.collectors import NvidiaLooks, SysfsLooks
 from machine import child_process as children
 
 NAME: typing.Final = "gpu-ci-health"
-"""What the child is called: it has the drivers' device nodes open (host/driver_change.py)."""
+"""What the child is called: it has the drivers' device nodes open (host.nvidia_driver_change)."""
 
 # Between two words of a child that has nothing to say. In seconds.
 BEAT: typing.Final = 4

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""Writes into a job's own log which GPUs it got, how it used them and which faults they had."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What web's API says of containers, taken apart: nothing in it is trusted.
+"""The builds of containers, as JSON between the watch and the program that asks the CI system.
 
 Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
 not choose what an operator's terminal does: what is not printable is replaced, what is too long is

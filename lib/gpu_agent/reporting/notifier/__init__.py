@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What wakes the charm between Juju's own events: GPUs' nodes, and the end of a long test."""
+"""Wakes the charm between Juju's events, when a GPU comes or goes and when a long test ends."""

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""Asks the Concourse web on this machine about its workers, and whose step a container is."""

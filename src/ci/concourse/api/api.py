@@ -62,7 +62,7 @@ class Api:
 
         Raises:
             WebError: web can't be asked, or gives no token.
-            gpu_agent.reporting.joblog.build_names.AnswerError: what it answers is no answer.
+            gpu_agent.reporting.joblog.build_names.AnswerError: web answers something else.
         """
         self._port, user, password = _access(settings)
         self._left, self._seconds, self._proof = _MOST_REQUESTS, seconds, proof

@@ -15,7 +15,7 @@ from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names, cut
 
 SETTINGS: typing.Final = pathlib.Path("/etc/concourse/web.env")
-"""Of the web on this machine, written by web.web for root alone; without it none is."""
+"""The settings of the web on this machine, for root alone; missing where no web is set up."""
 
 LOGIN_PATH: typing.Final = "/sky/issuer/token"
 """Where web gives a token for a password (8.3.0 fly/commands/login.go)."""

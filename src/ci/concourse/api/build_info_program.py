@@ -3,7 +3,7 @@
 """Whose steps containers are, asked of the web on this machine: a program of its own.
 
 `python3 -m ci.concourse.api.build_info_program <container>...` writes what it found to stdout
-(handles.as_json). Whoever runs it is root, and gives it a time limit.
+(gpu_agent.reporting.joblog.build_names.as_json). Its caller is root, and sets a time limit.
 """
 
 import collections.abc
@@ -29,7 +29,7 @@ def find(web: Api, containers: collections.abc.Sequence[str]) -> dict[str, Names
 
     Raises:
         ci.concourse.api.api.WebError: web gives no answer.
-        gpu_agent.reporting.joblog.build_names.AnswerError: what it answers is no answer.
+        gpu_agent.reporting.joblog.build_names.AnswerError: web answers something else.
     """
     listed = web.get(handles.TEAMS_PATH)
     teams = [] if listed is None else list(handles.teams(listed))

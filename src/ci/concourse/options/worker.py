@@ -51,6 +51,15 @@ class WorkerOptions:
     drain_timeout: int = 7200
 
 
+def drain_timeout(raw: Raw) -> int:
+    """How long builds are waited for, in seconds, whatever the other options say.
+
+    Raises:
+        OptionError: drain-timeout can't be used.
+    """
+    return duration(raw, "drain-timeout", 168)
+
+
 def _mtu(raw: Raw) -> int:
     # Less than 1280 IPv6 does not take (RFC 8200, section 5); more than 65535 no interface has.
     mtu = number(raw, "container-mtu", 65535)
@@ -67,15 +76,6 @@ def _outside_tsa(raw: Raw) -> tuple[tuple[str, ...], str]:
         return hosts, values.tsa_public_key(key) if key else ""
     given, missing = ("tsa-host", "tsa-public-key") if hosts else ("tsa-public-key", "tsa-host")
     raise OptionError(given, raw[given], f"needs {missing} beside it: set both or none")
-
-
-def drain_timeout(raw: Raw) -> int:
-    """How long builds are waited for, in seconds, whatever the other options say.
-
-    Raises:
-        OptionError: drain-timeout can't be used.
-    """
-    return duration(raw, "drain-timeout", 168)
 
 
 READERS: typing.Final[Readers] = {

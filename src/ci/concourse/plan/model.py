@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The parts of a plan: frozen types only."""
+"""The parts of a plan that are about Concourse: its release, worker and web; frozen types only."""
 
 import dataclasses
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""TODO: what this room is."""
+"""Concourse's web on this machine: its settings, service, database, certificate and health."""

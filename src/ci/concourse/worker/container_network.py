@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Networking: what containers of CI steps need of it, and the interfaces of this machine."""
+"""Lets the containers of CI steps reach the network through this machine."""
 
 import pathlib
 import typing

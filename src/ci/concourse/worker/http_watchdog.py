@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """Ends the process of a service that has not answered for minutes, so that systemd starts it anew.
 
-A program of its own, which needs nothing of the charm: `unanswered.py UNIT PORT PATIENCE`. It asks
-PORT on the loopback by HTTP. Once that has not answered 200 for PATIENCE seconds, it ends the
+A program of its own, which needs nothing of the charm: `http_watchdog.py UNIT PORT PATIENCE`. It
+asks PORT on the loopback by HTTP. Once that has not answered 200 for PATIENCE seconds, it ends the
 unit's main process alone: with SIGABRT, on which a program of Go writes what it was about, and
 where that was in vain, with SIGKILL. What else the unit has running is left alone.
 """

@@ -3,8 +3,8 @@
 """Makes a volume and a layer over it as Concourse does, changes the layer, and removes both.
 
 Run as a program with only the standard library, in a mount namespace of its own: whatever ends it,
-no mount is left. `layers.py overlay|naive FOLDER` ends with 0 if all of that works; else it prints
-{"errno": number, or 0, "text": what failed} as JSON and ends with 1.
+no mount is left. `overlay_probe.py overlay|naive FOLDER` ends with 0 if all of that works; else it
+prints {"errno": number, or 0, "text": what failed} as JSON and ends with 1.
 
 The mounts are those of baggageclaim, Concourse's part for volumes (95872ce1a
 worker/baggageclaim/volume/driver/overlay_linux.go and naive.go), by the same system call: mount(8)

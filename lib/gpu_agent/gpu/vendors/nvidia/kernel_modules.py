@@ -177,7 +177,7 @@ def oust_nouveau() -> bool:
 
 
 def release() -> bool:
-    """Remove what this room has written. Return True if there was anything."""
+    """Remove what this module has written. Return True if there was anything."""
     gone = [files.ensure_absent(ROOT / name) for name in (_BLACKLIST, _REFUSED)]
     return any(gone)
 

@@ -82,7 +82,7 @@ class Device:
         return self.ask("CurrentClocksThrottleReasons") if answer is None else answer
 
     def recovery_action(self) -> int | None:
-        """What the driver asks for, as nvml_health.Health has the numbers."""
+        """What the driver asks for, by the numbers of recovery_action.py."""
         field = self.binding.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         answer = self.ask("FieldValues", [field])
         if answer is None or answer[0].nvmlReturn != self.binding.NVML_SUCCESS:
