@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """What the store of leases says to an operator, over recorded trees of /proc and bundles.
 
-Taking a GPU back from real processes: tests/functional/test_release.py.
+Taking a GPU back from real processes: tests/functional/test_oci_leases.py.
 """
 
 import json

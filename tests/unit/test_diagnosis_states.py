@@ -105,7 +105,7 @@ OPTIONS = [
 ]
 
 
-# NVIDIA's alone, as gpu/inventory.py says.
+# NVIDIA's alone, as gpu_agent.model.inventory says.
 NVIDIAS = (State.NOUVEAU, State.NO_LIBRARY, State.MISMATCH, State.NVML_ERROR)
 FINDINGS = [
     (state, vendor)

@@ -317,8 +317,8 @@ def meaning(code, text=""):
     return xid.meaning(Message(code, "0000:41:00.0", 1.0, text))[0]
 
 
-# By the sources that gpu/xid.py names: NVIDIA's catalogue (its bucket for the immediate action),
-# k8s-device-plugin's errors of applications.
+# By the sources that gpu_agent.gpu.vendors.nvidia.xid names: NVIDIA's catalogue (its bucket for
+# the immediate action), k8s-device-plugin's errors of applications.
 RESET_GPU = (46, 62, 64, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 MACHINE = (54, 79, 151)
 RESTART_APP = (8, 11, 13, 25, 31, 32, 39, 40, 41, 60, *range(68, 73), 75, 76, 77, 80,

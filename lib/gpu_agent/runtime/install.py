@@ -74,10 +74,8 @@ def remove() -> bool:
     installed again, their GPUs would be given to others. A later call takes it.
     """
     changed = False
-    logs = (
-        paths.LOG,
-        paths.LOG.with_name(f"{paths.LOG.name}.1"),
-    )  # as gpu_runtime.decision_log has them
+    # As gpu_runtime.decision_log has them.
+    logs = (paths.LOG, paths.LOG.with_name(f"{paths.LOG.name}.1"))
     for path in (
         paths.FRONT,
         paths.LINK,

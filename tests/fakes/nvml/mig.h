@@ -60,7 +60,7 @@ rc nvmlDeviceGetDeviceHandleFromMigDeviceHandle(dev d, dev *to)
     return OK;
 }
 
-/* Slice n is GPU instance n + 1 with compute instance 0, as fakegpu.py writes into mig-minors. */
+/* Slice n is GPU instance n + 1 with compute instance 0, as fakegpu writes into mig-minors. */
 rc nvmlDeviceGetGpuInstanceId(dev d, unsigned *to)
 {
     rc status = check(d);
