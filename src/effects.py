@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What hooks change the machine by."""
+"""The calls by which hooks change the machine."""
 
 import collections.abc
 import dataclasses
@@ -29,21 +29,21 @@ Remove = collections.abc.Callable[[], object]
 
 
 def equip(plan: HostPlan | Keep, say: Say) -> bool:
-    """Go on with a driver's upgrade that was broken off, and have the rest as planned.
+    """Resume a driver upgrade that was interrupted, then install the host's software as planned.
 
-    Where all is to stay as it is, as on a unit that is being removed, nothing is gone on with.
+    Keep.AS_IS, as on a unit that is being removed, resumes nothing.
 
     Returns:
         Whether anything changed.
 
     Raises:
-        machine.packages.PackageError: something can't be had; what comes before it is there.
+        machine.packages.PackageError: a package can't be installed; the parts before it are.
         gpu_selftest.service.SelftestError: the upgraded driver can't be tested.
         gpu_agent.model.errors.UnknownError: the machine can't be looked at now.
     """
     if plan is Keep.AS_IS:
         return False
-    # Before an upgrade goes on, which would take what still runs for all that ran.
+    # First, since an upgrade takes the services that run when it resumes for all that ran.
     settled = nvidia_driver.end_reload()
     settled |= driver_upgrade.settle(say)
     return software.ensure(plan, say) or settled
@@ -68,9 +68,9 @@ def _removals() -> dict[str, Remove]:
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """The calls by which a hook changes the machine, with what they really do.
+    """The calls by which a hook changes the machine; the defaults are the real ones.
 
-    The charm hands them to the reconciler; a test hands in calls that note what they are asked.
+    The charm hands them to the reconciler. A test hands in calls that record their arguments.
 
     Attributes:
         remove: the call that takes a part away, by the part's name.

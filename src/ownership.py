@@ -20,7 +20,7 @@ from options.values import OptionError
 from plan.unit_id import UnitId
 
 _CHARM: typing.Final = "gpu-ci-worker"
-# In this order: what runs from the rest goes before it.
+# In this order: a part goes before the parts that its programs run from.
 _CLEARED: typing.Final = (
     *("worker", "web", "health watch", "gpu-run", "self-test", "engines", "runtime", "receipts"),
 )
@@ -36,8 +36,8 @@ def take(unit: UnitId, mode: str, effects: Effects, say: Say, *, new: bool) -> N
     Args:
         unit: this one.
         mode: its deployment-mode, known or not.
-        effects: by which the machine is changed.
-        say: tells people what takes long.
+        effects: the calls that change the machine.
+        say: reports a step that takes long.
         new: whether it has not been set up before.
 
     Raises:

@@ -39,30 +39,32 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Has this unit be what its options, its relations and its machine ask for.
+    """Bring this unit to what its options, its relations and its machine ask for.
 
     Attributes:
-        lines: what status is to say.
+        lines: the lines of the unit's status.
     """
 
     def __init__(
         self, model: juju.Model, unit: UnitId, web_keys: peers.WebKeys, say: Say, effects: Effects
     ) -> None:
-        """Begin with nothing to say.
+        """Begin with an empty status.
 
         Args:
             model: Juju's, as this hook sees it.
             unit: this one.
             web_keys: those of the web, for all units of the application.
-            say: tells people what takes long.
-            effects: by which the machine is changed.
+            say: reports a step that takes long.
+            effects: the calls that change the machine.
         """
         self.lines: list[status.Line] = []
         self._model, self._unit, self._web_keys = model, unit, web_keys
         self._say, self._do = say, effects
 
     def reconcile(self, *, new: bool, may_reboot: bool) -> None:
-        """Do all that a hook does. What an operator can mend, and what passes, fails no hook.
+        """Do all that a hook does.
+
+        An error that an operator can fix, or that passes by itself, fails no hook.
 
         Args:
             new: whether the unit has not been set up before. If it can't have the machine then,
@@ -97,7 +99,7 @@ class Reconciler:
             self.lines.append(status.failed(error, passes=passes))
 
     def told(self) -> contextlib.AbstractContextManager[None]:
-        """Have what is refused within it told in status, and not raised."""
+        """Report errors of what runs within it in status, in place of raising them."""
         return part_runner.told(self._unit.name, self.lines)
 
     def leave(self) -> None:
@@ -181,17 +183,18 @@ class Reconciler:
         return dataclasses.replace(state, repaired=bool(repaired))
 
     def _offer_fewer(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Have the worker offer what is left at once, if GPUs that tasks were given are gone.
+        """Shrink the worker's offer at once if GPUs that tasks were given are gone.
 
-        What is left was tested together with what is gone, and no task may come here for that.
-        What came is tested first; until then status alone tells of it.
+        The self-test takes its time, and no task may be placed here for a GPU that is gone. The
+        GPUs that are left were tested together with it. A GPU that is new is tested before it is
+        offered; until then status alone names it.
         """
         said = gpus.change(state, wanted.choice)
         if said:
             self._say(said)
         left = {gpu.uuid for gpu in wanted.choice.gpus}
         fewer = bool(left) and left < {*state.handed_out} and not drain.keeps_down()
-        # Where all were gone, what is here now has come.
+        # If all were gone, each GPU that is here now is new.
         if fewer and isinstance(wanted.worker, WorkerPlan) and not worker.has_tag(NO_GPU_USABLE):
 
             def say(line: str) -> None:
@@ -216,7 +219,7 @@ class Reconciler:
         return state
 
     def _finish(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Have web and worker as planned, and tell the others."""
+        """Apply the plan to web and worker, and publish the result to the relations."""
         if isinstance(wanted.web, WebPlan):
             done, state = part_runner.make(
                 state, Part.WEB, self._do.apply_web, wanted.web, self._say
@@ -251,13 +254,13 @@ class Reconciler:
         return upgrade.settle(state, wanted, self._finish, self._say)
 
     def _seen(self, state: UnitState, wanted: Plan) -> Seen:
-        """How web sees this unit's worker, once all is as planned; web here tells its workers.
+        """Return how web sees this unit's worker; a web on this unit publishes what it sees.
 
-        A worker has no credentials of web's. So each web asks its own API, tells its workers what
-        it sees (state and a digest of the tags), and the worker compares that with what it should
-        be. The public charm's web, and one outside Juju, tell nothing; then the connection to the
-        TSA is what is known. Takes some seconds where a worker is seen otherwise than it should
-        be.
+        A worker has no credentials of web's. So each web asks its own API and publishes to its
+        workers what it sees: state and a digest of the tags. The worker compares that with its
+        plan. The public charm's web and a web outside Juju publish nothing; then the connection
+        to the TSA is all that is known. If a worker differs from its plan, this takes some
+        seconds.
         """
         own, tags = "", ""
         if isinstance(wanted.worker, WorkerPlan):
@@ -274,10 +277,13 @@ class Reconciler:
         return dataclasses.replace(compared, since=since)
 
     def _look_at_workers(self, own: dict[str, str]) -> dict[str, Sight]:
-        """How web here sees the workers that it serves, which are told; nothing if it can't tell.
+        """Return how web on this unit sees the workers that it serves, and publish it to them.
 
         Args:
             own: name and digest of the tags of the worker on this machine, if there is one.
+
+        Returns:
+            By worker; empty if web gives no answer.
         """
         kin = [(relation, exchange.kin(relation)) for relation in tsa.to_workers(self._model)]
         wanted = {**{one.name: one.tags for _, those in kin for one in those}, **own}

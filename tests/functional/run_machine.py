@@ -21,12 +21,14 @@ from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), {current!r}
 from gpu_agent.gpu.vendors import detect
 from gpu_agent.gpu_run import service
-from gpu_agent import paths as wrapper
+from gpu_agent import paths
+from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 def policy(**values):
     given = dict(nvidia_runtime='/usr/bin/false', wait_timeout=60) | values
-    wrapper.POLICY.parent.mkdir(exist_ok=True)
-    wrapper.POLICY.write_text(wrapper.policy_text(GpuPlan(detect.detect().gpus, **given)))
+    paths.POLICY.parent.mkdir(exist_ok=True)
+    text = install.policy_text(GpuPlan(detect.detect().gpus, **given))
+    paths.POLICY.write_text(text)
 print({code})
 """
 # Tells from inside which GPUs' nodes its control group lets it open.

@@ -203,8 +203,8 @@ def test_a_service_is_no_more_open_than_it_was(name, tmp_path):
         pytest.skip("this systemd can't tell of a unit that is not loaded")
     path = tmp_path / name
     values = {**VALUES, "command": ["/bin/true"]} if name == "gpu-ci-wake.service" else VALUES
-    (folder,) = (path.parent for path in ROOT.glob(f"**/templates/{name}"))
-    path.write_text(templates.render(folder, name, **values))
+    (source,) = (*ROOT.glob(f"templates/{name}"), *ROOT.glob(f"lib/*/templates/{name}"))
+    path.write_text(templates.render(source.parent, name, **values))
     said = subprocess.run(
         [analyze, "security", "--offline=yes", "--no-pager", str(path)],
         capture_output=True, text=True, check=False, timeout=60,

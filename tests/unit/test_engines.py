@@ -377,11 +377,11 @@ def test_members_are_told_as_json_tells_them():
     assert json_text.without_member(text, 0, "c") == '{"a": {"b": "}"} }'
 
 
-def test_an_engine_that_can_not_have_it_stops_no_task(context, rooms, monkeypatch):
+def test_an_engine_that_can_not_have_it_stops_no_task(context, rooms):
     def refuse(_):
         raise EngineError("daemon.json is no JSON: repair it")
 
-    monkeypatch.setattr(registration, "ensure", refuse)
+    rooms.hand_in(register_engines=refuse)
     on = {"enable_gpu": True, "container_engines": "docker"}
     after = context.run(context.on.config_changed(), state(relations=[tsa()], **on))
     assert after.unit_status == testing.BlockedStatus("daemon.json is no JSON: repair it")

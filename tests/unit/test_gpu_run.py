@@ -232,12 +232,11 @@ def test_a_socket_that_does_not_come_up_is_said(systemd):
         ensure(with_group(GROUP))
 
 
-def test_a_hook_says_that_the_group_is_missing_and_the_worker_works(context, rooms, monkeypatch):
-
+def test_a_hook_says_that_the_group_is_missing_and_the_worker_works(context, rooms):
     def ensure(_state, _wanted):
         raise service.GpuRunError("There is no group 'x'")
 
-    monkeypatch.setattr(parts_gpu_run, "ensure", ensure)
+    rooms.hand_in(serve_gpu_run=ensure)
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert (after.unit_status.name, after.unit_status.message) == (
         "blocked",

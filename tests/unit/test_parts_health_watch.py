@@ -252,11 +252,11 @@ def test_a_hook_with_a_driver_that_hangs_ends_and_says_so(context, rooms):
     assert rooms.watched == "on"
 
 
-def test_why_it_cannot_be_had_is_said_and_the_rest_is_done(context, rooms, monkeypatch):
+def test_why_it_cannot_be_had_is_said_and_the_rest_is_done(context, rooms):
     def fail(*_):
         raise health_service.WatchError("The GPUs are not watched: no. See journalctl")
 
-    monkeypatch.setattr(service, "ensure", fail)
+    rooms.hand_in(watch=fail)
     after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
     assert after.unit_status.message == "The GPUs are not watched: no. See journalctl"
     assert rooms.worker is not None
