@@ -4,9 +4,8 @@
 
 A refresh replaces the charm's own folder under whatever runs from it, and such a program would go
 on with modules of two versions. A copy never changes: a refresh makes another one and switches
-`current`. Who starts a program resolves that link first, and holds a shared lock on the stamp of
-the folder that it leads to for as long as the program runs
-(lib/gpu_selftest/templates/gpu-selftest).
+`current`. Who starts a program names the folder itself, since another version may have its modules
+elsewhere, and holds a shared lock on that folder's stamp for as long as the program runs.
 """
 
 import collections.abc
@@ -57,7 +56,11 @@ class _Note(typing.TypedDict):
     previous: str
 
 
-def ensure(charm: pathlib.Path = _CHARM, home: pathlib.Path = HOME) -> bool:
+def ensure(
+    charm: pathlib.Path = _CHARM,
+    home: pathlib.Path = HOME,
+    before: collections.abc.Callable[[pathlib.Path], bool] = lambda _: False,
+) -> bool:
     """Have this charm's code and packages, compiled, as `current`, and the one before beside it.
 
     Killed at any point, it leaves the old one or the new one, and can be called again. Where
@@ -66,6 +69,8 @@ def ensure(charm: pathlib.Path = _CHARM, home: pathlib.Path = HOME) -> bool:
     Args:
         charm: the charm's folder.
         home: where the copies are.
+        before: given the folder of this charm's copy before `current` leads to it; returns whether
+            it has changed anything.
 
     Returns:
         Whether anything had to be changed.
@@ -84,6 +89,7 @@ def ensure(charm: pathlib.Path = _CHARM, home: pathlib.Path = HOME) -> bool:
         note = _Note(source=source, version=version, previous=previous)
         # Before the switch, so that what was current stays, wherever this is killed.
         files.ensure_file(home / _NOTE, json.dumps(note))
+    changed |= before(home / note["version"])
     changed |= files.ensure_symlink(home / CURRENT, note["version"])
     return _remove_others(home, note) or changed
 

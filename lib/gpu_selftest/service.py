@@ -83,22 +83,26 @@ def install(*, on_start: bool) -> bool:
     Raises:
         gpu_agent.install.AppError: the machine has no room for the programs that they run.
     """
-    changed = app.ensure()
-    files.ensure_directory(LAUNCHER.parent)
-    launcher = templates.render(
-        TEMPLATES,
-        "gpu-selftest",
-        app=app.HOME / app.CURRENT,
-        stamp=app.STAMP,
-        python=wrapper.PYTHON,
-    )
-    changed |= files.ensure_file(LAUNCHER, launcher, mode=0o755)
+    changed = app.ensure(before=_write_launcher)
     if not on_start:
         return services.remove_unit(BOOT) or changed
     service = templates.render(
         TEMPLATES, "gpu-ci-selftest.service", launcher=LAUNCHER, release=release.CURRENT
     )
     return services.ensure_unit(BOOT, service) or changed
+
+
+def _write_launcher(home: pathlib.Path) -> bool:
+    """Have the command run the copy in this folder. True if it had to be changed.
+
+    One that followed the link would end for want of its modules while the link leads to a version
+    that has them elsewhere: until this was written anew, where a hook is killed in between.
+    """
+    files.ensure_directory(LAUNCHER.parent)
+    launcher = templates.render(
+        TEMPLATES, "gpu-selftest", app=home, stamp=app.STAMP, python=wrapper.PYTHON
+    )
+    return files.ensure_file(LAUNCHER, launcher, mode=0o755)
 
 
 def remove() -> bool:

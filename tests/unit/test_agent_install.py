@@ -181,6 +181,24 @@ def test_refresh_switches_and_keeps_the_version_before_alone(charm):
     assert charm.versions() == set(seen[1:])
 
 
+def test_whoever_names_the_copy_is_told_of_it_while_current_leads_to_the_one_before(charm):
+    told = []
+
+    def look(copy):
+        told.append((says(copy), charm.current.name))
+        return len(told) == 2
+
+    charm.ensure()
+    first = charm.current.name
+    charm.refresh("new")
+    assert app.ensure(charm.folder, charm.home, look)
+    # Also where nothing else is to be done: then that it changed something is the result.
+    assert app.ensure(charm.folder, charm.home, look)
+    assert not app.ensure(charm.folder, charm.home, look)
+    second = charm.current.name
+    assert told == [("new\n", first), ("new\n", second), ("new\n", second)]
+
+
 def test_version_that_a_program_runs_from_stays_until_it_ends(charm):
     charm.ensure()
     used = charm.current
