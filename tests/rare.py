@@ -54,6 +54,8 @@ RARE = (
     "tests/lab/test_lifecycle.py::test_restarts_do_not_pile_up_mounts",
     "tests/lab/test_lifecycle.py::test_web_forgets_a_worker",
     "tests/lab/test_lifecycle.py::test_web_restarts_and_the_worker_comes_back",
+    # Of versions of one layout: test_lifecycle.py, functional/test_agent_install.py.
+    "tests/lab/test_layout_refresh.py",
     "tests/lab/test_addresses.py",
     # The rest of test_drain.py, unit/test_charm_drain.py.
     "tests/lab/test_drain.py::test_resume_under_the_build",

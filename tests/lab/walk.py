@@ -56,7 +56,7 @@ def pack() -> pathlib.Path:
     return found[0]
 
 
-def deploy(lab: Lab, charm: pathlib.Path, bare: bool = False) -> None:
+def deploy(lab: Lab, charm: pathlib.Path, bare: bool = False, gpus: int = GPUS) -> None:
     """Deploy and relate what is not there yet; refresh what has another charm.
 
     With `bare` the worker's machine has cards, and neither driver nor toolkit.
@@ -70,7 +70,7 @@ def deploy(lab: Lab, charm: pathlib.Path, bare: bool = False) -> None:
         lab.model.deploy(charm, "web", {"deployment-mode": "web"}, resources, binds=BINDS)
     if "worker" not in there:
         options = {"deployment-mode": "worker", "enable-gpu": "true"}
-        wanted = {"gpus": GPUS, "bare": bare}
+        wanted = {"gpus": gpus, "bare": bare}
         if bare:
             options |= mirror_options(lab, charm)
         lab.model.deploy(charm, "worker", options, resources, binds=BINDS, outfit=wanted)
