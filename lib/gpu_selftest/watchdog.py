@@ -25,11 +25,17 @@ LIMITS: typing.Final = {Level.QUICK: 22.0, Level.ISOLATION: 90.0}
 _FEW: typing.Final = 8
 _MORE: typing.Final = 3.0
 
-# The modules that ask drivers. What waits in others, for dpkg or a disk, says nothing of a GPU.
+# The modules that ask drivers. One that waits for dpkg, a disk or /dev says nothing of a GPU.
 _ASKING: typing.Final = ("gpu_agent.gpu.", "gpu_agent.availability.external_processes")
-_ABOUT_PACKAGES: typing.Final = frozenset(
-    f"gpu_agent.gpu.vendors.nvidia.{name}"
-    for name in ("driver_files", "driver_packages", "driver_state", "kernel_modules")
+_ASKING_NO_DRIVER: typing.Final = frozenset(
+    {
+        "gpu_agent.gpu.kernel.device_nodes",
+        "gpu_agent.gpu.vendors.nvidia.driver_files",
+        "gpu_agent.gpu.vendors.nvidia.driver_packages",
+        "gpu_agent.gpu.vendors.nvidia.driver_state",
+        "gpu_agent.gpu.vendors.nvidia.kernel_modules",
+        "gpu_agent.gpu.vendors.nvidia.module_version",
+    }
 )
 
 
@@ -128,7 +134,7 @@ class Watchdog:
 
 
 def _asks_drivers(module: str) -> bool:
-    return module.startswith(_ASKING) and module not in _ABOUT_PACKAGES
+    return module.startswith(_ASKING) and module not in _ASKING_NO_DRIVER
 
 
 def _asked() -> types.FrameType | None:

@@ -4,6 +4,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -54,6 +55,27 @@ def test_what_hangs_elsewhere_takes_no_gpu_out(tmp_path):
     result = the_result(out)
     text = "the self-test has not ended within 2 s, and waits for no driver; "
     assert (result["outcome"], result["text"][: len(text)]) == ("prevented", text)
+
+
+@pytest.mark.parametrize(
+    ("module", "outcome"),
+    [
+        ("gpu_agent.gpu.vendors.nvidia.nvml", "failed"),
+        ("gpu_agent.gpu.kernel.sysfs", "failed"),
+        # Formerly wake.nodes, machine.nvidia_module and the like, which ask no driver.
+        ("gpu_agent.gpu.kernel.device_nodes", "prevented"),
+        ("gpu_agent.gpu.vendors.nvidia.driver_files", "prevented"),
+        ("gpu_agent.gpu.vendors.nvidia.driver_packages", "prevented"),
+        ("gpu_agent.gpu.vendors.nvidia.driver_state", "prevented"),
+        ("gpu_agent.gpu.vendors.nvidia.kernel_modules", "prevented"),
+        ("gpu_agent.gpu.vendors.nvidia.module_version", "prevented"),
+    ],
+)
+def test_only_a_module_that_asks_drivers_has_one_blamed(tmp_path, module, outcome):
+    importlib.import_module(module)  # the name is one that there is
+    names = f'{{"__name__": "{module}", "path": folder / "pipe"}}'
+    _, _, out, _ = hung(tmp_path, wait=f'exec("path.read_text()", {names})')
+    assert the_result(out)["outcome"] == outcome
 
 
 def test_a_driver_that_answers_slowly_takes_no_gpu_out(tmp_path):
