@@ -242,7 +242,7 @@ class Rooms:
             set_database_aside=self.note("database.set_aside"),
             remove={
                 **{part: self.note(f"{part}.remove") for part in Effects().remove},
-                "health watch": lambda: setattr(self, "watched", None),
+                "health watch": self.unwatch,
             },
         )
 
@@ -335,6 +335,10 @@ class Rooms:
     def watch(self, seen, wanted):
         asked = seen.inventory is not None and not seen.leaving
         self.watched = seen.options.gpu_health if asked else self.watched
+
+    def unwatch(self):
+        self.watched = None
+        self.calls.append("health watch.remove")
 
     def note(self, name, answer=None):
         def call(*_, **__):

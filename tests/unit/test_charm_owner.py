@@ -93,6 +93,7 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
         "database.set_aside",
         "worker.remove",
         "web.remove",
+        "health watch.remove",
         "gpu-run.remove",
         "self-test.remove",
         "engines.remove",

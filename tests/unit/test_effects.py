@@ -1,0 +1,48 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The charm's real effects: each name leads to the part that it says."""
+
+from ci.concourse import release
+from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import container_network, worker
+from effects import Effects, equip
+from gpu_agent.availability import cordons
+from gpu_agent.engines import registry
+from gpu_agent.gpu_run import service as gpu_run_service
+from gpu_agent.health import service as health_service
+from gpu_agent.reporting.receipts import log as receipts
+from gpu_agent.runtime import install, task_mounts
+from host import software
+from parts import gpu_run, health_watch, selftest
+
+
+def test_each_call_is_that_of_its_part():
+    assert vars(Effects()) == {
+        "equip": equip,
+        "forward": container_network.ensure,
+        "install_runtime": install.apply,
+        "mount": task_mounts.ensure,
+        "cordon": cordons.ensure,
+        "register_engines": registry.ensure,
+        "test": selftest.ensure,
+        "watch": health_watch.ensure,
+        "serve_gpu_run": gpu_run.ensure,
+        "apply_web": web.apply,
+        "apply_worker": worker.apply,
+        "retire_worker": worker.retire,
+        "set_database_aside": local_postgresql.set_aside,
+        "remove": {
+            "worker": worker.remove,
+            "web": web.remove,
+            "database": local_postgresql.remove,
+            "health watch": health_service.remove,
+            "gpu-run": gpu_run_service.remove,
+            "engines": registry.remove,
+            "self-test": selftest.remove,
+            "runtime": install.remove,
+            "receipts": receipts.remove,
+            "release": release.remove,
+            "network": container_network.remove,
+            "host software": software.remove,
+        },
+    }
