@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The calls by which hooks change the machine."""
+"""The calls by which hooks apply the parts of a plan, and remove them."""
 
 import collections.abc
 import dataclasses
@@ -68,7 +68,7 @@ def _removals() -> dict[str, Remove]:
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """The calls by which a hook changes the machine; the defaults are the real ones.
+    """The calls by which a hook applies the parts of a plan; the defaults are the real ones.
 
     The charm hands them to the reconciler. A test hands in calls that record their arguments.
 

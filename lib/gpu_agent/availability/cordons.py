@@ -36,9 +36,8 @@ def ensure(cordoned: Gpus, unusable: Gpus = ()) -> bool:
     changed = files.ensure_directory(wrapper.CORDONS) if wanted else False
     if not wrapper.CORDONS.is_dir():
         return changed
-    with locks.alone_in(
-        wrapper.CORDONS
-    ):  # the watch writes here too: gpu_agent.availability.residual_memory
+    # The watch writes here too: gpu_agent.availability.residual_memory.
+    with locks.alone_in(wrapper.CORDONS):
         for path in wrapper.CORDONS.glob("*.json"):
             if path.name not in wanted:
                 changed |= files.ensure_absent(path)

@@ -15,8 +15,8 @@ from gpu_agent.model.observations import Look, Message
 
 # Reasons for a lower clock that are the hardware's: thermal slowdown and power brake (nvml.h,
 # nvmlClocksEventReasons; named in gpu_agent.gpu.vendors.nvidia.nvml_health too, which the watch's
-# daemon does not load). The
-# bit 0x8, hardware slowdown, goes along with them; alone it comes from a job's own power draw.
+# daemon does not load). The bit 0x8, hardware slowdown, goes along with them; alone it comes from
+# a job's own power draw.
 HARDWARE: typing.Final = {0x40: "thermal slowdown by the hardware", 0x80: "power brake"}
 
 # Looks that come faster than this, such as after each line of the kernel's log, are one.

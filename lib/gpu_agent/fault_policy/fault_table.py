@@ -6,8 +6,8 @@ docs/reference/health.md is made of it: .venv/bin/python scripts/tables.
 
 What a job can bring about takes no GPU out. What the kernel's log says never does so alone: what
 follows a record's beginning any container can choose (gpu_agent.gpu.vendors.nvidia.xid), so it
-starts a look at the GPU,
-and only what NVML, the bus or a counter of the driver shows then decides.
+starts a look at the GPU, and only what NVML, the bus or a counter of the driver shows then
+decides.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
 """After each lease: a GPU whose memory stays taken goes to no task until that is free.
 
 The rule is that of the charm's hooks (gpu_agent.availability.external_processes), which look when
-Juju has an event; this looks
-after each lease. What can't be told, such as who draws on a GPU, leaves things as they are.
+Juju has an event; this looks after each lease. What can't be told, such as who draws on a GPU,
+leaves things as they are.
 """
 
 import collections.abc

@@ -13,9 +13,8 @@ import typing
 from gpu_agent.model.card import Card, Figures
 
 _MOST_TEXT: typing.Final = 300
-_MOST_PIDS: typing.Final = (
-    1024  # as in gpu_agent.gpu.vendors.nvidia.nvml_metrics, which the watch itself does not load
-)
+# As in gpu_agent.gpu.vendors.nvidia.nvml_metrics, which the watch itself does not load.
+_MOST_PIDS: typing.Final = 1024
 _MOST_NUMBER: typing.Final = 1 << 64
 
 
