@@ -97,8 +97,8 @@ def config(
     Args:
         group: its control group below CGROUP, the last part of which is its id. When a lease ends,
             so do the containers beside the holder's that have its GPU open
-            (gpu_runtime.holder_usage), and runc
-            opens all nodes that it mounts: what is made at once must not be beside each other.
+            (gpu_runtime.holder_usage), and runc opens all nodes that it mounts: what is made at
+            once must not be beside each other.
         root: the folder that becomes its root.
         init: its first process.
         mounts: what it gets of this machine.

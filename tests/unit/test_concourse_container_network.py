@@ -5,10 +5,7 @@
 import pytest
 
 from ci.concourse.worker import container_network
-from gpu_agent import paths
-from lifecycle import unit_record as memory
 from machine import packages, process
-from plan.state import RememberedIds
 
 
 @pytest.fixture
@@ -69,30 +66,3 @@ def test_removal_leaves_what_others_may_rest_on_until_the_next_boot(machine):
     assert live.read_text() == "1\n"
     assert len(ran) == 1
     assert not container_network.remove()
-
-
-@pytest.fixture
-def state(tmp_path, monkeypatch):
-    folder = tmp_path / "gpu-ci"
-    monkeypatch.setattr(paths, "STATE", folder)
-    monkeypatch.setattr(memory, "_IDS", folder / "gpu-ids.json")
-    monkeypatch.setattr(memory, "_LEAVING", folder / "leaving")
-    return folder
-
-
-def test_ids_are_remembered_and_forgotten(state):
-    ids = RememberedIds(("1", "0"), (("1", "GPU-b"), ("0", "GPU-a")), (1, 0))
-    assert memory.remembered_ids() == RememberedIds()
-    assert memory.remember_ids(ids)
-    assert memory.remembered_ids() == ids
-    assert not memory.remember_ids(ids)
-    assert memory.remember_ids(RememberedIds())
-    assert memory.remembered_ids() == RememberedIds()
-    assert not memory.remember_ids(RememberedIds())
-
-
-def test_leaving_is_for_good(state):
-    assert not memory.is_leaving()
-    memory.set_leaving()
-    memory.set_leaving()
-    assert memory.is_leaving()
