@@ -14,18 +14,18 @@ lint:  ## Check format, style, types, imports, spelling and shell scripts.
 	@scripts/setup lint
 	@scripts/lint
 
-format:  ## Format the code and mend what can be mended.
+format:  ## Format the code and fix what ruff can fix.
 	@scripts/setup lint
 	@.venv/bin/python -m ruff format .
 	@.venv/bin/python -m ruff check --fix .
 
-test:  ## Run the test suites; with PYTEST_ARGS="-k name", which pytest takes: what it chooses of all.
+test:  ## Run the test suites; PYTEST_ARGS="-k name" is passed to pytest and selects tests.
 	@scripts/test $(PYTEST_ARGS)
 
-rare:  ## Run the tests of rarer cases, which make test leaves out.
+rare:  ## Run the tests of rare cases, which make test leaves out.
 	@GPUCI_RARE=1 scripts/test
 
-bench:  ## Measure what the wrapper costs and write docs/reference/performance.md; BENCH_ARGS="--help".
+bench:  ## Measure the cost of the GPU runtime and write docs/reference/performance.md; BENCH_ARGS="--help".
 	@scripts/bench $(or $(BENCH_ARGS),--write)
 
 soak:  ## Run the long tests: leases in a virtual machine with cgroup v2, long fuzz and fault runs.
@@ -38,14 +38,14 @@ integration:  ## Run the integration tests on the Juju model of the current cont
 	@.venv/bin/python -m pytest -rs -W default \
 		tests/integration $(PYTEST_ARGS)
 
-lab:  ## Bring the lab up: the packed charm on disposable machines with simulated GPUs.
+lab:  ## Start the lab: the packed charm on disposable machines with simulated GPUs.
 	@scripts/setup lab
 	@./lab up --bare
 
 pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
 	@scripts/pack
 
-clean:  ## Remove what was built; the lab is taken down by ./lab destroy.
+clean:  ## Remove build results; ./lab destroy removes the lab.
 	rm -rf .venv .venv-selftest .pack .soak .prometheus .engines .proxies dist .pytest_cache .ruff_cache .hypothesis
 	rm -f gpu-ci-worker_*.charm
 	find src lib tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

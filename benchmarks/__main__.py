@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Measures what wrapper and watch cost, against named baselines of the same run. Needs root."""
+"""Measure GPU runtime and health service against baselines of the same run. Needs root."""
 
 import argparse
 import random

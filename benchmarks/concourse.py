@@ -86,9 +86,9 @@ def _fill(report: Report, pairs: list[tuple[float, float]], release: str) -> Non
         f"In the lab, by {release} and {runtime} nvidia-container-runtime. One job runs the same "
         "short task many times, half with GPU_COUNT=1 and half with GPU_COUNT=0, in pairs of "
         "random order. Each process says when it starts, to 10 ms, and ends 0.2 s later. The time "
-        "from one to the next, less 0.2 s, is what web, worker, containerd, our wrapper and the "
-        "runtimes need for a step. The NVIDIA runtime's own part shows above, as the difference "
-        "between its create and runc's. "
+        "from one to the next, less 0.2 s, is what web, worker, containerd, our GPU runtime and "
+        "the runtimes need for a step. The NVIDIA runtime's own part shows above, as the "
+        "difference between its create and runc's. "
         f"{len(pairs)} pairs."
     )
     table = ["| task | median, ms | 10th to 90th percentile |", "|---|---|---|"]

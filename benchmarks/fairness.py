@@ -195,7 +195,7 @@ class Stream:
         note["created"] = note["ended"] = time.time()
         if status:
             said = container.log.read_text()
-            if "this task waited " not in said:
+            if "wait-timeout: " not in said:
                 raise Failed(said)
             container.forget()
         else:
@@ -243,16 +243,16 @@ def report(arms: Mapping[str, Sequence[Round]]) -> Report:
     found = Report("A large task among small ones")
     found.blocks.append(
         f"{GPUS} GPUs under a full stream of tasks that need one each, by real runc: {GPUS} run, "
-        f"{WAIT} more wait, and where one ends, another comes. A task with GPU_COUNT={NEEDS} "
+        f"{WAIT} more wait, and when one ends, another comes. A task with GPU_COUNT={NEEDS} "
         f"comes when all GPUs are in use, and right after it the {WAIT}. Its create is timed from "
         "the call to the return, in lengths of a small task. The rule: after "
-        f"{MOST_OVERTAKINGS} overtakings or {LONGEST_PASSED_OVER} s, what comes free is kept for "
-        f"it. What is promised is measured on small tasks of {LONG} s. Those of {SHORT} s give "
+        f"{MOST_OVERTAKINGS} overtakings or {LONGEST_PASSED_OVER} s, free GPUs are kept for it. "
+        f"The promise is measured with small tasks of {LONG} s. Those of {SHORT} s give "
         "more rounds with as many overtakings. Their ratio is a bit higher and has no ceiling: "
-        "the half second between two looks of those who wait, and the creates themselves, weigh "
-        f"{LONG // SHORT} times as much there. What has waited longer comes first: {WAIT} are "
-        f"{WAIT // GPUS} task lengths more. *Without the rule* is the same wrapper with both "
-        f"bounds out of reach, the baseline; a wait ends there after {ENOUGH} task lengths."
+        "the half second between two checks of a waiting task, and the creates themselves, weigh "
+        f"{LONG // SHORT} times as much there. Tasks that have waited longer come first: {WAIT} "
+        f"are {WAIT // GPUS} task lengths more. *Without the rule*, the baseline, is the same GPU "
+        f"runtime with both limits out of reach; a wait ends there after {ENOUGH} task lengths."
     )
     heading = (
         "| small tasks | rounds | the large one starts after, median | maximum | overtaken by | "

@@ -42,10 +42,10 @@ def run(worker: Worker, options: Options) -> list[Report]:
         clashes = lines(folder / "clashes")
     report = Report("From one holder to the next")
     report.blocks.append(
-        "One GPU, a task that holds it, and a task whose create waits for it: from the holder's "
-        "death, at a random moment between two looks of the one that waits, until that create "
-        f"has returned, runc's own work included. {fewer.n} of each, by real runc. The next "
-        "holder then takes a lock that every process of the last one would still have: "
+        "One GPU, a task that holds it, and a task whose create waits for it. The time runs from "
+        "the holder's death, at a random moment between two checks of the waiting create, until "
+        f"that create has returned, with runc's own work. {fewer.n} of each, by real runc. "
+        "The next holder then takes a lock that every process of the last one would still have: "
         f"**{len(clashes)} of {3 * (fewer.n + 1)} found it taken**."
     )
     rows = ["| death | median, s | 10th to 90th percentile | maximum |", "|---|---|---|---|"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""How soon the watch has a sick GPU out of use, and what it costs, on a worker of the lab."""
+"""Measure when a failing GPU is out of use, and the cost, on a worker of the lab."""
 
 import json
 import statistics
@@ -59,7 +59,7 @@ SECONDS = 60
 
 def run(options: Options) -> list[Report]:
     """Measure in a lab of its own."""
-    report = Report("The watch")
+    report = Report("The GPU health service")
     with tempfile.TemporaryDirectory() as folder:
         say = Progress()
         lab = Lab(Path(folder) / "lab", say)
@@ -108,7 +108,7 @@ class _Bench:
         return found
 
     def hooks(self) -> list[float]:
-        """Seconds of a hook that finds nothing to do: what looked before there was a watch."""
+        """Seconds of a hook that finds nothing to do, as without the service."""
         found = []
         for _ in range(min(self.n, MOST["hook"])):
             began = time.monotonic()
@@ -128,7 +128,7 @@ def _fill(report: Report, bench: _Bench) -> None:
     hooks = bench.hooks()
     bench.watch.mend()
     time.sleep(20)  # its start is not what it costs
-    costs = {"nobody has a GPU": bench.cost()}
+    costs = {"no job has a GPU": bench.cost()}
     task = bench.site.start_task(f"sleep {SECONDS + 30}", params={"GPU_COUNT": "1"})
     time.sleep(5)
     costs["a job has a GPU"] = bench.cost()
@@ -157,12 +157,11 @@ def _fill(report: Report, bench: _Bench) -> None:
 
 def _text(bench: _Bench, hooks: list[float], baseline: float) -> str:
     return (
-        "A worker of the lab with two simulated GPUs. A fault is brought about at any moment "
-        "between two polls; the time runs until the record is there by which the wrapper refuses "
-        "leases. "
-        "The baseline is what looked before there was a watch: Juju's update-status, each "
+        "A worker of the lab with two simulated GPUs. A fault is caused at a random moment "
+        "between two polls. The time runs until the record exists that makes the GPU runtime "
+        "refuse leases. The baseline is a check without this service: Juju's update-status, every "
         f"{JUJU_INTERVAL} s, and a hook of {statistics.median(hooks):.1f} s (median of "
-        f"{len(hooks)}, measured in the same run): {baseline:.0f} s on average. Its cost is that "
+        f"{len(hooks)}, measured in the same run): {baseline:.0f} s on average. The cost is that "
         f"of all processes of {SERVICE} over {SECONDS} s."
     )
 

@@ -120,9 +120,9 @@ def _many(worker: Worker, spec: dict, options: Options, report: Report) -> None:
     decided = [line["decided_ms"] for line in made]
     waited = [line["waited_ms"] / 1000 for line in made]
     report.blocks.append(
-        f"{tasks} tasks at once that ask for 1, 2 or 4 of {GPUS} GPUs, {rounds} times, by real "
-        "runc. In each container the step takes a lock for each GPU that it was told, which "
-        "lasts as long as its processes do, and reports one that was taken: "
+        f"{tasks} tasks at once that request 1, 2 or 4 of {GPUS} GPUs, {rounds} times, by real "
+        "runc. In each container the step takes a lock for each of its GPUs. The lock lasts as "
+        "long as the step's processes, and the step reports each lock that was already taken: "
         f"**{len(clashes)} of {sum(asked)} GPUs were held twice**. {took / rounds:.0f} s a round; "
         f"a task waited {percentile(waited, 50):.1f} s at the median and {max(waited):.1f} s at "
         f"most; the decision that granted took {percentile(decided, 50):.1f} ms at the median and "
@@ -164,11 +164,11 @@ def _decisions(spec: dict, options: Options, report: Report) -> None:
     decided = [took for name in stores for took in samples.times["decision", name]]
     p99 = percentile(decided, 99)
     report.blocks.append(
-        "What a create costs up to the moment when the real runc would begin, and what of it is "
-        "the decision (from asking for the lock to the lease written). All devices are held by "
-        "containers whose processes are gone, so each decision has to find that out and take one "
-        f"from its holder. *{dead} dead* are so many containers before, whose bundles are still "
-        "there as after failed builds."
+        "The time of a create up to the start of the real runc, and the part of the decision "
+        "(from the request for the lock to the written lease). All devices are held by containers "
+        "whose processes are gone, so each decision must find that out and take one from its "
+        f"holder. *{dead} dead*: as many earlier containers, whose bundles remain as after "
+        "failed builds."
     )
     report.blocks.append(samples.table("from one store", ["create", "decision"], list(stores)))
     report.blocks.append(f"All {len(decided)} decisions: 99th percentile {p99:.1f} ms.")

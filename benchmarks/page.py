@@ -17,23 +17,23 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "performance
 INTRODUCTION = """\
 # Performance
 
-What the OCI wrapper and the watch cost. `make bench` measures it and writes this page. With
-arguments it only prints: `make bench BENCH_ARGS="runtime --n 200"` measures one part more often,
-`--write` beside them writes that part anew, and `--check` fails where a figure is higher than its
-ceiling.
+The cost of the GPU runtime and the GPU health service. `make bench` measures it and writes this
+page. With arguments it only prints: `make bench BENCH_ARGS="runtime --n 200"` measures one part
+more often, `--write` in addition replaces that part here, and `--check` fails if a figure is
+above its ceiling.
 
 How to read it:
 
 - Compare ratios, not milliseconds. The baseline, in the first column, was measured in the same
   run, on the same machine. The arms took turns in random order, and each figure is a median.
 - In brackets: 10th to 90th percentile; for a ratio, those of the ratios within one turn.
-- A create without a GPU costs the start of a shell and one grep, 1.7 ms on this machine. Where
-  runc's own create takes less than 30 ms, that is more than the 6 % that are its ceiling.
+- A create without a GPU costs the start of a shell and one grep, 1.7 ms on this machine. If
+  runc's own create takes less than 30 ms, that is more than its ceiling of 6 %.
 - A decision reads and writes the table of all holders, so it takes longer the more devices are
-  held. What a job waits for is the create, which hardly notices.
-- Containers have volumes of their own, as Concourse gives them; a create looks at what the others
-  have.
-- GPUs are simulated. What the driver and the NVIDIA runtime need for a real card comes on top.
+  held. A job waits for the create, of which the decision is a small part.
+- Containers have volumes of their own, as in Concourse; a create checks the volumes of the
+  others.
+- GPUs are simulated. The driver and the NVIDIA runtime need additional time for a physical GPU.
 
 Measured on:
 """

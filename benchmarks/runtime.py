@@ -82,10 +82,10 @@ def _report(samples: Samples) -> Report:
     report.blocks.append(
         "Each call is timed from its start to its end. `config.json` has 27 kB, with Concourse's "
         "mounts and user namespace and a seccomp profile. The next runtime after ours is runc "
-        "too, so that the difference is ours alone. *bash + jq* is "
+        "too, so the difference is ours only. *bash + jq* is "
         "`benchmarks/classical-wrapper`: it edits the same two files with one jq each, and "
-        "decides nothing. The task with a GPU gets a free one: the watch has ended the lease of "
-        "the container before."
+        "decides nothing. The task with a GPU gets a free one: the GPU health service has ended "
+        "the lease of the previous container."
     )
     for kind in (GET, NONE, GPU):
         names = [f"{kind} by {arm}" for arm in (DIRECT, OURS, BASH)]
@@ -95,9 +95,9 @@ def _report(samples: Samples) -> Report:
     taking = samples.median("create", TAKES_OVER)
     look = taking - samples.median("create", f"{GPU} by {OURS}")
     report.blocks.append(
-        "If the watch has not ended that lease yet, the create ends it, and looks who else has "
-        f"the GPU open. That create takes **{taking / of_runc:.2f}** times as long as runc's, "
-        f"with {processes} processes on the machine."
+        "If the GPU health service has not ended that lease yet, the create ends it, and checks "
+        f"which processes have the GPU open. That create takes **{taking / of_runc:.2f}** "
+        f"times as long as runc's, with {processes} processes on the machine."
     )
     for arm, call in itertools.product((DIRECT, OURS, BASH), HANDED_ON):
         samples.pool(call, [f"{kind} by {arm}" for kind in (GET, NONE, GPU)], arm)
@@ -154,8 +154,8 @@ def _with_nvidia(spec: dict, options: Options) -> Report:
     report = Report("Calls of the runtime, with the real nvidia-container-runtime")
     report.blocks.append(
         "A task with a GPU, by the real nvidia-container-runtime on a simulated GPU: called "
-        "directly for every call, and by our wrapper, which needs it for `create` alone and "
-        "hands the other calls to runc."
+        "directly for every call, and by our GPU runtime, which needs it only for `create` and "
+        "passes the other calls to runc."
     )
     report.blocks.append(samples.table(GPU, [*CALLS, *HANDED_ON], [NVIDIA, OURS]))
     return report

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What lxd-gpu knows of GPUs and LXD's devices: which there are, who has them, who gets which.
+"""Model GPUs, LXD's GPU devices and their assignment, for lxd-gpu and deploy-lxd.
 
-Same input, same answer: nothing here asks LXD or changes anything. Standard library alone.
+Same input, same output: nothing here queries LXD or changes anything. Standard library only.
 """
 
 import dataclasses
@@ -10,23 +10,23 @@ import re
 
 from lxd_commands import Refused
 
-# What this command has put is known by its name: gpuci-0000-01-00.0.
+# Devices of this command have names such as gpuci-0000-01-00.0.
 PREFIX = "gpuci-"
 KFD = f"{PREFIX}kfd"
-# In the charm's order: maker, PCI vendor, drivers whose GPUs can be used.
+# In the charm's order: vendor, PCI vendor id, drivers whose GPUs can be used.
 MAKERS = {
     "nvidia": ("10de", ("nvidia",)),
     "amd": ("1002", ("amdgpu",)),
     "intel": ("8086", ("i915", "xe")),
 }
-# The graphics of every Intel processor, which the charm counts only where gpu-vendor says so.
+# The graphics of every Intel processor, which the charm uses only if gpu-vendor says so.
 INTEL_GRAPHICS = "0000:00:02.0"
 ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """A GPU of this host, as LXD tells of it."""
+    """A GPU of this host, as LXD reports it."""
 
     address: str
     driver: str
@@ -38,7 +38,7 @@ class Card:
 
     @classmethod
     def of(cls, told: dict) -> "Card":
-        """What an entry of `gpu.cards` in /1.0/resources says."""
+        """Return the card in an entry of `gpu.cards` in /1.0/resources."""
         nvidia = told.get("nvidia") or {}
         names = nvidia.get("model"), told.get("product"), f"device {told.get('product_id')}"
         return cls(
@@ -57,25 +57,25 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """An instance or a profile that devices are put into; `devices` are its own ones."""
+    """An instance or a profile that gets devices; `devices` are its own ones."""
 
-    kind: str  # config or profile, as lxc's commands are called
+    kind: str  # config or profile: the lxc command for it
     name: str
     project: str
     devices: dict[str, dict[str, str]]
 
     @property
     def ours(self) -> dict[str, dict[str, str]]:
-        """Those that this command has put there."""
+        """The devices that this command has added."""
         return {name: it for name, it in self.devices.items() if name.startswith(PREFIX)}
 
     def command(self, verb: str, device: str, *more: str) -> list[str]:
-        """What adds a device to it, or removes one."""
+        """Return the command that adds a device to it, or removes one."""
         project = [] if self.project == "default" else ["--project", self.project]
         return ["lxc", self.kind, "device", verb, self.name, device, *more, *project]
 
     def removals(self, wanted: dict[str, dict[str, str]]) -> list[list[str]]:
-        """What takes away those of ours that are not wanted, or not so."""
+        """Return commands that remove devices of ours that are not wanted, or differ."""
         return [
             self.command("remove", name)
             for name, device in self.ours.items()
@@ -83,7 +83,7 @@ class Owner:
         ]
 
     def additions(self, wanted: dict[str, dict[str, str]]) -> list[list[str]]:
-        """What then brings those that are wanted."""
+        """Return commands that then add the wanted devices."""
         commands: list[list[str]] = []
         for name, device in wanted.items():
             if self.devices.get(name) != device:
@@ -93,9 +93,9 @@ class Owner:
 
 
 def devices(cards: list[Card]) -> dict[str, dict[str, str]]:
-    """The devices that stand for these cards: by name what LXD keeps of each.
+    """Return the devices for these cards: LXD's properties of each, by name.
 
-    LXD gives a node the mode that the host's has, which a container's other users can't open.
+    LXD gives a node the host's mode, with which a container's other users can't open it.
     """
     wanted = {
         PREFIX + card.address.replace(":", "-"): {
@@ -117,7 +117,7 @@ def devices(cards: list[Card]) -> dict[str, dict[str, str]]:
 
 
 def usable(cards: list[Card], vendor: str) -> list[Card]:
-    """The cards that the charm would use, in the order of their addresses, as nvidia-smi counts.
+    """Return the cards that the charm would use, sorted by address, as nvidia-smi counts.
 
     Raises:
         Refused: there is none.
@@ -130,7 +130,7 @@ def usable(cards: list[Card], vendor: str) -> list[Card]:
             if card.vendor == vendor_id
             and card.driver in drivers
             and card.address
-            # A processor's own graphics only where the operator wants no other's.
+            # A processor's own graphics only if the operator asks for them.
             and (card.address != INTEL_GRAPHICS or vendor != "auto")
         ]
         if found:
@@ -144,10 +144,10 @@ def usable(cards: list[Card], vendor: str) -> list[Card]:
 
 
 def selected(cards: list[Card], text: str) -> list[Card]:
-    """The cards that --gpus names by index or PCI address.
+    """Return the cards that --gpus names by index or PCI address.
 
     Raises:
-        Refused: one of these is not there, or named twice.
+        Refused: a card does not exist, or is named twice.
     """
     chosen: list[Card] = []
     for word in text.lower().replace(" ", "").split(","):
@@ -159,7 +159,7 @@ def selected(cards: list[Card], text: str) -> list[Card]:
             found = cards[int(word) :][:1] if word.isdecimal() else []
         if not found:
             there = "".join(f"\n  {index}  {card}" for index, card in enumerate(cards))
-            raise Refused(f"--gpus: there is no GPU {word!r}; there are:{there}")
+            raise Refused(f"--gpus: there is no GPU {word!r}. Available:{there}")
         if found[0] in chosen:
             raise Refused(f"--gpus: GPU {found[0].address} is named twice")
         chosen += found
@@ -167,13 +167,13 @@ def selected(cards: list[Card], text: str) -> list[Card]:
 
 
 def covers(device: dict[str, str], card: Card) -> bool:
-    """Whether an LXD device of type gpu takes this card; in doubt it does."""
+    """Return whether an LXD device of type gpu includes this card; True if unsure."""
     if device.get("type") != "gpu":
         return False
     if "pci" in device:
         address = ADDRESS.fullmatch(device["pci"].lower())
         return not address or f"{address[1] or '0000'}:{address[2]}" == card.address
-    # By CDI, which counts in its own way: only a UUID is certain.
+    # By CDI, which counts in its own way: only a UUID is unambiguous.
     if "=" in device.get("id", ""):
         wanted = device["id"].partition("=")[2]
         return not (wanted.startswith("GPU-") and card.uuid and wanted != card.uuid)
@@ -182,7 +182,7 @@ def covers(device: dict[str, str], card: Card) -> bool:
 
 
 def holders(card: Card, instances: list[dict], spared: dict[str, dict[str, str]]) -> list[str]:
-    """The instances that have a card, by a device that is not among those `spared`."""
+    """Return the instances that have a card, by a device that is not in `spared`."""
     return [
         instance["name"]
         for instance in instances
@@ -194,9 +194,9 @@ def holders(card: Card, instances: list[dict], spared: dict[str, dict[str, str]]
 
 
 def divide(cards: list[str], has: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Deal cards to units as evenly as can be; `has` is what each unit has already.
+    """Divide cards among units as evenly as possible; `has` is what each unit has already.
 
-    Units that have most already get what is left over, so that a second deal changes nothing.
+    Units that already have most get the remainder, so that a second call changes nothing.
     """
     least, more = divmod(len(cards), len(has))
     kept = {unit: [card for card in cards if card in mine] for unit, mine in has.items()}
@@ -217,16 +217,16 @@ def divide(cards: list[str], has: dict[str, list[str]]) -> dict[str, list[str]]:
 def choose(
     cards: list[Card], named: list[Card], held: dict[str, list[str]], *, share: bool
 ) -> list[Card]:
-    """The cards to give: those that are named, or else all that nobody else holds.
+    """Return the cards to give: the named ones, or else all that no other instance holds.
 
     Args:
         cards: all that can be used.
-        named: by the operator; none: he leaves it to us.
-        held: by address, who else has it.
-        share: whether also those are given that somebody else holds.
+        named: the operator's choice; none: all.
+        held: the other holders, by address.
+        share: whether to give cards that others hold, too.
 
     Raises:
-        Refused: somebody else holds one that is named, or all that there are.
+        Refused: a named card, or every card, has another holder.
     """
     wanted = named or cards
     taken = [card for card in wanted if held[card.address] and not share]
@@ -235,24 +235,24 @@ def choose(
             "".join(
                 f"GPU {one.address} is held by {', '.join(held[one.address])}; " for one in taken
             )
-            + "take it away there, or have it used by both with --share"
+            + "remove it there, or let both use it with --share"
         )
     return [card for card in wanted if card not in taken]
 
 
 def deal(cards: list[Card], owners: dict[str, Owner], *, share: bool) -> dict[str, list[Card]]:
-    """Which unit gets which of these cards; with `share` each gets all.
+    """Return which unit gets which of these cards; with `share` each gets all.
 
     Raises:
-        Refused: without it, there are fewer cards than units.
+        Refused: without `share`, there are fewer cards than units.
     """
     if share:
         return dict.fromkeys(owners, cards)
     if len(cards) < len(owners):
         raise Refused(
             f"{len(owners)} units want a GPU and {len(cards)} can be given: remove units, free or "
-            "name more cards, or have all units use the same with --share (a unit knows only its "
-            "own tasks, so two can meet on one card)"
+            "name more cards, or let all units use the same with --share (a unit knows only its "
+            "own tasks, so tasks of two units can get the same card)"
         )
     has = {
         unit: [device["pci"] for device in owner.ours.values() if "pci" in device]

@@ -1,22 +1,22 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What lxd-gpu and deploy-lxd have in common: ask a program, ask the operator, end in words."""
+"""Run programs and ask the operator, for lxd-gpu and deploy-lxd."""
 
 import collections.abc
 import shlex
 import subprocess
 import sys
 
-# Until juju or lxc has answered; to give a running container a device may take LXD a while.
+# The time limit for juju or lxc; LXD may take a while to give a running container a device.
 SECONDS = 120
 
 
 class Refused(Exception):
-    """What was asked for can't be done; the text says why, and what to do."""
+    """The request can't be fulfilled; the text says why, and what to do."""
 
 
 def ask(*command: str) -> str:
-    """What a command prints.
+    """Return a command's output.
 
     Raises:
         Refused: it is not installed, fails or gives no answer.
@@ -40,21 +40,21 @@ def ask(*command: str) -> str:
 
 
 def confirm(*, yes: bool) -> None:
-    """Ask the operator whether it is to be done, unless `yes` says so.
+    """Ask the operator for confirmation, unless `yes` is set.
 
     Raises:
-        Refused: it is not, or nobody is here to ask.
+        Refused: the operator declines, or there is no terminal.
     """
     try:
         if yes or input("Do it? [y/N] ").strip().lower() in ("y", "yes"):
             return
     except EOFError:
-        raise Refused("nothing was changed: nobody here to ask, so say --yes") from None
+        raise Refused("nothing was changed: no terminal to ask on, so use --yes") from None
     raise Refused("nothing was changed")
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's without what would change the operator's terminal."""
+    """Return a foreign text without characters that would change the operator's terminal."""
     lines = (
         "".join(one if one.isprintable() else "?" for one in line) for line in text.split("\n")
     )
@@ -62,13 +62,13 @@ def printable(text: str) -> str:
 
 
 def ended(program: str, work: collections.abc.Callable[[], None]) -> int:
-    """Do the work; answers the exit status, after the reason where it is not 0."""
+    """Do the work and return the exit status; print the reason if it is not 0."""
     try:
         work()
     except Refused as error:
         print(f"{program}: {printable(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"\n{program}: interrupted: run this again to go on", file=sys.stderr)
+        print(f"\n{program}: interrupted: run this again to continue", file=sys.stderr)
     else:
         return 0
     return 1

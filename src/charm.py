@@ -47,7 +47,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         for line in self._reconciler.lines:
-            event.add_status(ops.StatusBase.from_name(line.kind.value, line.text))
+            event.add_status(ops.StatusBase.from_name(line.level.value, line.text))
 
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
         noted, goes = False, event.departing_unit == self.unit

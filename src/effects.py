@@ -9,7 +9,7 @@ from ci.concourse import release
 from ci.concourse.plan.model import WebPlan, WorkerPlan
 from ci.concourse.web import local_postgresql, web
 from ci.concourse.worker import container_network, worker
-from gpu_agent.availability import cordons
+from gpu_agent.availability import external_use
 from gpu_agent.engines import registry
 from gpu_agent.engines.engine import EnginesPlan
 from gpu_agent.gpu_run import service as gpu_run_service
@@ -82,7 +82,7 @@ class Effects:
     mount: collections.abc.Callable[
         [collections.abc.Sequence[Folder] | Keep, GpuPlan | Keep | None], object
     ] = task_mounts.ensure
-    cordon: collections.abc.Callable[[cordons.Gpus, cordons.Gpus], object] = cordons.ensure
+    record_unavailable: collections.abc.Callable[[external_use.Gpus], object] = external_use.ensure
     register_engines: collections.abc.Callable[[EnginesPlan | None], bool] = registry.ensure
     test: collections.abc.Callable[[UnitState, Plan, Say], UnitState] = selftest.ensure
     watch: collections.abc.Callable[[UnitState, Plan], object] = health_watch.ensure

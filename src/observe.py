@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Everything that a decision about this unit rests on. Looking changes nothing."""
+"""Reads the state of this unit and its machine; changes nothing."""
 
 import dataclasses
 import pathlib
@@ -12,8 +12,8 @@ from ci.concourse.web import local_postgresql, web
 from ci.concourse.web import tls as web_tls
 from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import worker
-from gpu_agent.availability import cordons, quarantine
 from gpu_agent.availability import external_processes as foreign
+from gpu_agent.availability import external_use, quarantine
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.diagnosis import machine as facts
 from gpu_agent.gpu.kernel import device_nodes as nodes
@@ -44,15 +44,15 @@ from relations import juju, offers, peers, postgresql, tls_certificates, tsa
 from relations.model import Web
 
 Gpus = tuple[tuple[str, ...], Inventory | None, Verdict | None, tuple[Quarantine, ...]]
-"""Nodes as the look begins, GPUs, what the last self-test came to, what is in quarantine."""
+"""Device nodes before the GPUs are read, GPUs, last self-test, quarantined GPUs."""
 _NO_GPUS: typing.Final[Gpus] = ((), None, None, ())
 
 
 def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
-    """What there is to know of this unit.
+    """Return the state of this unit.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: the machine can't be looked at now.
+        gpu_agent.model.errors.UnknownError: the machine cannot be read now.
     """
     options = juju.read_options(model)
     asked = options.enable_gpu and options.has_worker
@@ -75,7 +75,7 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
         packaged=packaged,
         rebooted_for=rebooted_for,
         upgrade=upgrade,
-        cordoned=foreign.look(inventory, leases.holders, cordons.reasons) if inventory else (),
+        external=foreign.look(inventory, leases.holders, external_use.read) if inventory else (),
         remembered=memory.remembered_ids() if asked else RememberedIds(),
         handed_out=policy.handed_out() if asked else (),
         quarantined=quarantined,
@@ -94,37 +94,37 @@ def at_unit(model: juju.Model, web_keys: peers.WebKeys) -> UnitState:
 
 
 def at_gpus(options: Options) -> Gpus:
-    """What there is of the GPUs.
+    """Return the state of the GPUs.
 
     Raises:
-        OSError: that can't be told now.
+        OSError: it cannot be read now.
     """
     seen, inventory = nodes.present(), detect.in_time(options.gpu_vendor)
     return seen, inventory, last_test.verdict(), quarantine.read()
 
 
 def at_idle_gpus() -> int:
-    """How many GPUs are here though enable-gpu is false.
+    """Return the number of GPUs here although enable-gpu is false.
 
-    In a container /sys shows all of its host's GPUs: without a device node none is its own.
+    In a container /sys shows all GPUs of its host: without a device node none belongs to it.
 
     Raises:
-        OSError: /sys or /dev can't be looked at now.
+        OSError: /sys or /dev cannot be read now.
     """
     contained = kernel.in_container(pathlib.Path("/"))
     return len(detect.cards()) if not contained or nodes.present() else 0
 
 
 def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged, str, str]:
-    """What there is of the driver and container toolkit that these GPUs need.
+    """Return the driver and container toolkit for these GPUs.
 
     Returns:
-        Them, what is said of the driver's last upgrade, and for which version of it this machine
-        was rebooted last.
+        Both, the text about the last driver upgrade, and the driver version of the last reboot by
+        the charm.
 
     Raises:
-        OSError, machine.packages.PackageError, gpu_agent.model.errors.UnknownError: that
-        can't be told now.
+        OSError, machine.packages.PackageError, gpu_agent.model.errors.UnknownError: they
+        cannot be read now.
     """
     rebooted_for = memory.rebooted_for()
     if inventory is None:
@@ -137,16 +137,16 @@ def at_software(inventory: Inventory | None) -> tuple[Driver, Packaged, str, str
 
 
 def at_network(model: juju.Model) -> Network:
-    """Where others could reach this unit's web.
+    """Return the addresses at which others could reach this unit's web.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: the machine's addresses can't be told now.
+        gpu_agent.model.errors.UnknownError: the machine's addresses cannot be read now.
     """
     return tsa.network(model, network.interfaces(), web.peer_address())
 
 
 def at_services() -> status.Running:
-    """What this unit's services tell just now."""
+    """Return the current state of this unit's services."""
     return status.Running(
         web=web.healthy(),
         certificate=web_health.certificate_end(),
@@ -166,7 +166,7 @@ def at_services() -> status.Running:
 
 
 def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
-    """What Juju knows of this unit's web: its database, its secrets and its workers' keys."""
+    """Return Juju's data about this unit's web: database, secrets and workers' keys."""
     offer = postgresql.read(model)
     shared, lost = web_keys.read()
     certified = tls_certificates.is_related(model)

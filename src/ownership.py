@@ -95,7 +95,7 @@ def give_up(unit: UnitId, effects: Effects) -> None:
 
 
 def _found(unit: UnitId, mode: str, *, new: bool) -> UnitId | None:
-    """Whose things are here where there is no record, which earlier revisions did not keep."""
+    """Return the unit whose files are here without a record, which earlier revisions lacked."""
     agents = pathlib.Path(unit.agent).parent
     if named := worker.name():
         # Such a revision named the worker so.

@@ -27,8 +27,9 @@ from gpu_agent.runtime.settings import GpuPlan
 from lifecycle import drain, gpu_remediation, machine_claim, part_runner, reboot, unit_record
 from options.part import Part
 from parts import health_watch
-from plan import diagnosis, gpus, plan, status
+from plan import diagnosis, gpus, messages, plan, status
 from plan.labels import NO_GPU_USABLE
+from plan.messages import Level, Line
 from plan.model import Plan
 from plan.state import UnitState
 from plan.unit_id import UnitId
@@ -57,7 +58,7 @@ class Reconciler:
             say: reports a step that takes long.
             effects: the calls that change the machine.
         """
-        self.lines: list[status.Line] = []
+        self.lines: list[Line] = []
         self._model, self._unit, self._web_keys = model, unit, web_keys
         self._say, self._do = say, effects
 
@@ -94,9 +95,10 @@ class Reconciler:
                 self._reboot(state, wanted, sick, now=may_reboot)
                 # A release may have been left again.
                 self.lines += status.lines(state, plan.make(state), observe.at_services())
-        except (errors.UnknownError, machine_claim.TakenError) as error:
-            passes = not isinstance(error, machine_claim.TakenError)
-            self.lines.append(status.failed(error, passes=passes))
+        except errors.UnknownError as error:
+            self.lines.append(messages.line("machine-unreadable", text=error))
+        except machine_claim.TakenError as error:
+            self.lines.append(Line(Level.BLOCKED, "machine-taken", str(error)))
 
     def told(self) -> contextlib.AbstractContextManager[None]:
         """Report errors of what runs within it in status, in place of raising them."""
@@ -173,7 +175,7 @@ class Reconciler:
             )
         self._do.mount(wanted.folders, wanted.gpu)
         if wanted.unusable or (state.inventory and state.inventory.gpus):
-            self._do.cordon(state.cordoned, wanted.unusable)
+            self._do.record_unavailable((*state.external, *wanted.unusable))
         # The runtime is nothing without the wrapper's back end.
         if not isinstance(wanted.engines, Keep) and Part.GPU not in state.frozen:
             changed, state = part_runner.make(
@@ -211,7 +213,7 @@ class Reconciler:
             return state
         if state.inventory is None or state.leaving:
             self._do.remove["health watch"]()  # before the programs that it runs from
-        # Without a verdict the worker stays as it is.
+        # Without a verdict the worker is not changed.
         tested, state = part_runner.make(
             state, Part.WORKER, self._do.test, state, wanted, self._say
         )

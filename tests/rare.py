@@ -77,7 +77,6 @@ RARE = (
     ),
     "tests/functional/test_machine_packages.py",
     "tests/functional/test_machine_repositories.py",
-    "tests/functional/test_host_extra_packages.py",
     "tests/functional/test_host_kernel_settings.py",
     "tests/functional/test_driver_upgrade.py",
     "tests/functional/test_host_nvidia_driver.py",

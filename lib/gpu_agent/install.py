@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The place of programs that outlive a hook: a copy of this charm, named by its content.
+"""Install a copy of this charm, named by its content, for programs that outlive a hook.
 
-A refresh replaces the charm's own folder under whatever runs from it, and such a program would go
-on with modules of two versions. A copy never changes: a refresh makes another one and switches
-`current`. Who starts a program names the folder itself, since another version may have its modules
-elsewhere, and holds a shared lock on that folder's stamp for as long as the program runs.
+A refresh replaces the charm's own folder, and a program that runs from it would mix modules of two
+versions. A copy never changes: a refresh makes another copy and switches `current`. A program is
+started from the folder itself, since another version may have its modules elsewhere, and holds a
+shared lock on that folder's stamp while it runs.
 """
 
 import collections.abc
@@ -22,8 +22,8 @@ from machine import files, locks, process
 
 HOME: typing.Final = pathlib.Path("/opt/gpu-ci/app")
 CURRENT: typing.Final = "current"
-# Beside what was copied, and for root alone, since a lock on it keeps the folder: what the copy
-# was when it was whole.
+# In each copy: a description of the complete copy. Only root may open it, since a lock on it keeps
+# the folder.
 STAMP: typing.Final = "stamp"
 
 _CHARM: typing.Final = pathlib.Path(__file__).resolve().parents[2]
@@ -33,22 +33,22 @@ _NEW: typing.Final = ".new"
 _OLD: typing.Final = ".old"
 _NOTE: typing.Final = "installed.json"
 _SYNC: typing.Final = "/usr/bin/sync"
-# In seconds; on an idle machine it is one of each. Before its disk has all, others may write too.
+# In seconds; on an idle machine each takes one. Other programs may write to the disk meanwhile.
 _COMPILE: typing.Final = 300
 _WRITE: typing.Final = 600
 
 
 class AppError(Exception):
-    """The copy can't be made, and the one before stays. The text says why, and the next step."""
+    """The copy can't be made; the previous one stays. The text says why and what to do."""
 
 
 class _Note(typing.TypedDict):
-    """What was installed last.
+    """The last installation.
 
     Attributes:
-        source: what the charm's files looked like from outside, so that they need not be read.
+        source: digest of the metadata of the charm's files, so that they need not be read.
         version: name of the folder that `current` leads to.
-        previous: name of the one before it; empty if there was none.
+        previous: name of the folder before it; empty if there was none.
     """
 
     source: str
@@ -61,10 +61,10 @@ def ensure(
     home: pathlib.Path = HOME,
     before: collections.abc.Callable[[pathlib.Path], bool] = lambda _: False,
 ) -> bool:
-    """Have this charm's code and packages, compiled, as `current`, and the one before beside it.
+    """Install this charm's code and packages, compiled, as `current`; keep the previous copy.
 
-    Killed at any point, it leaves the old one or the new one, and can be called again. Where
-    nothing has changed, no file is read but the notes.
+    If this is killed at any point, the old or the new copy remains, and this can be called again.
+    If nothing has changed, only the notes are read.
 
     Args:
         charm: the charm's folder.
@@ -87,7 +87,7 @@ def ensure(
             changed = True
         previous = note["previous"] if note["version"] == version else note["version"]
         note = _Note(source=source, version=version, previous=previous)
-        # Before the switch, so that what was current stays, wherever this is killed.
+        # Before the switch, so that the current copy stays if this is killed.
         files.ensure_file(home / _NOTE, json.dumps(note))
     changed |= before(home / note["version"])
     changed |= files.ensure_symlink(home / CURRENT, note["version"])
@@ -95,12 +95,12 @@ def ensure(
 
 
 def remove(home: pathlib.Path = HOME) -> bool:
-    """Remove all copies, also one that a program still runs from. True if any was there."""
+    """Remove all copies, even one in use by a program. Return True if any was there."""
     return files.ensure_absent(home)
 
 
 def _make(charm: pathlib.Path, target: pathlib.Path) -> None:
-    """Make a copy that gets its name when it is whole, and on the disk.
+    """Make a copy; it gets its name once it is complete and on the disk.
 
     Raises:
         AppError: the machine has no room for it.
@@ -116,30 +116,30 @@ def _make(charm: pathlib.Path, target: pathlib.Path) -> None:
         if not scarcity.is_told_by(error if isinstance(error, OSError) else error.stderr):
             raise
         raise AppError(
-            f"The charm's programs can't be copied to {target.parent}: {error}. Make room there; "
-            "until then those that are there stay"
+            f"Cannot copy the charm's programs to {target.parent}: {error}. Make room there; the "
+            "previous copy stays in use"
         ) from error
     files.ensure_absent(old)
-    if target.exists():  # and is no longer what it was
+    if target.exists():  # it was changed
         files.move(target, old)
     files.move(new, target)
     files.ensure_absent(old)
 
 
 def _copy(charm: pathlib.Path, new: pathlib.Path) -> None:
-    """Copy what programs need, under root's own modes, and compile it."""
+    """Copy the files that programs need, owned by root, and compile them."""
     for name in _names(charm, compiled=False):
         files.ensure_directory((new / name).parent)
         shutil.copyfile(charm / name, new / name)
         (new / name).chmod(0o644)
     command = [sys.executable, "-I", "-m", "compileall", "-q"]
-    # As they are found: nothing but this writes here, and a program looks at no source again.
+    # Nothing else writes here, so programs need not compare modules with their sources.
     command += ["--invalidation-mode", "unchecked-hash", str(new)]
     process.run(command, timeout=_COMPILE)
 
 
 def _remove_others(home: pathlib.Path, note: _Note) -> bool:
-    """Remove what neither is kept nor has a program that runs from it. True if there was any."""
+    """Remove old copies that no program runs from. Return True if there was any."""
     kept = (note["version"], note["previous"], CURRENT, _NOTE)
     others = [entry for entry in home.iterdir() if entry.name not in kept]
     unused = [entry for entry in others if not locks.holder(entry / STAMP)]
@@ -157,7 +157,7 @@ def _read_note(home: pathlib.Path) -> _Note:
 
 
 def _is_whole(folder: pathlib.Path) -> bool:
-    """Whether a copy still is what it was when it was made."""
+    """Whether a copy is unchanged."""
     try:
         return (folder / STAMP).read_bytes() == _look(folder, compiled=True).encode()
     except (FileNotFoundError, NotADirectoryError):
@@ -165,7 +165,7 @@ def _is_whole(folder: pathlib.Path) -> bool:
 
 
 def _look(folder: pathlib.Path, *, compiled: bool = False) -> str:
-    """What files look like from outside, in short: whatever writes to one changes its ctime."""
+    """A digest of the files' metadata; each write to a file changes its ctime."""
 
     def look(name: str) -> bytes:
         found = os.lstat(f"{folder}/{name}")  # a Path of each would double the time
@@ -176,7 +176,7 @@ def _look(folder: pathlib.Path, *, compiled: bool = False) -> str:
 
 
 def _content_hash(charm: pathlib.Path) -> str:
-    """16 hex digits for what is copied and the interpreter that it is compiled for."""
+    """16 hex digits for the copied files and the interpreter that they are compiled for."""
 
     def read(name: str) -> bytes:
         content = (charm / name).read_bytes()

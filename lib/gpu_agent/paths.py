@@ -7,10 +7,13 @@ from pathlib import Path
 
 TEMPLATES = Path(__file__).resolve().with_name("templates")  # what the agent renders
 
-STATE: typing.Final = Path("/var/lib/gpu-ci")  # what must not be forgotten between two hooks
+STATE: typing.Final = Path("/var/lib/gpu-ci")  # state that outlasts a hook
 QUARANTINE: typing.Final = STATE / "quarantine"
-CORDONS: typing.Final = Path("/run/gpu-ci/cordons")
-"""The folder: a file `<UUID>.json` with the reason each."""
+EXTERNAL: typing.Final = Path("/run/gpu-ci/cordons")
+"""Records of GPUs that are in use outside CI or unusable: a file `<UUID>.json` each.
+
+The folder keeps its name, since runtimes of two revisions read it while a unit is refreshed.
+"""
 
 PYTHON = "/usr/bin/python3"  # the distribution's own: 3.10 on Ubuntu 22.04, 3.12 on 24.04
 RUNC = "/opt/concourse/current/bin/runc"
@@ -22,9 +25,9 @@ FRONT = BIN / "runc"
 LAUNCHER = BIN / "containerd-launcher"
 SELFTEST = BIN / "gpu-selftest"
 LIB = HOME / "lib"
-# A link. Its name is from before that of the package: fronts of that time call it still.
+# A link. It has the package's old name, which runtimes of an earlier revision still use.
 BACK_END = LIB / "gpuci"
-# For people; its name keeps it out of containerd's way.
+# For people; containerd does not find it by this name.
 LINK = Path("/usr/local/bin/runc-gpu-wrapper")
 CONFIG = Path("/etc/gpu-ci")
 POLICY = CONFIG / "policy.json"
@@ -37,5 +40,5 @@ LOG = Path("/var/log/gpu-ci/oci.log")
 
 
 def is_for_engines(path: str) -> bool:
-    """Whether a file is of podman's and Docker's runtime, and so nothing that tasks go through."""
+    """Whether a file belongs to podman's and Docker's runtime, which tasks do not use."""
     return not {ENGINES, ENGINES_CONFIG}.isdisjoint((Path(path), *Path(path).parents))

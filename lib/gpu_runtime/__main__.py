@@ -1,30 +1,32 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Entry of the back end; compiled at each start, so it is kept to the import of what is not."""
+"""The entry point. Python compiles this file at each start, so it only imports other modules."""
 
 import os
 import sys
 
-# The real path: a call that has begun keeps to its version when the link is switched meanwhile.
+# The real path: a call keeps its version if an upgrade switches the link during the call.
 HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def say_damaged(kind: type[BaseException], *_: object) -> None:
-    """Say in runc's log, and not on the step's stderr, that a module can't be imported."""
+    """Report in runc's log, and not on the step's stderr, that a module can't be imported."""
     log = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--log", os.devnull)
-    text = f"gpu-ci-worker: {HOME} is damaged ({kind.__name__}), and is mended within minutes"
-    line = f'{{"level":"error","msg":"{text}: run it again","time":"1970-01-01T00:00:00Z"}}\n'
+    text = f"gpu-ci-worker: runtime-damaged: {HOME} is damaged ({kind.__name__}); "
+    text += "the charm repairs it within 5 minutes. Run it again then"
+    line = f'{{"level":"error","msg":"{text}","code":"runtime-damaged",'
+    line += '"time":"1970-01-01T00:00:00Z"}\n'
     try:
         with open(log, "a") as file:
             file.write(line)
     except OSError:
-        pass  # the exit status still tells
+        pass  # the exit status still shows the failure
 
 
 sys.excepthook = say_damaged
 sys.path.insert(0, HOME)
 
-# The hook comes first. Whoever calls for an engine's container says so.
+# The hook comes first. A call for a container of an engine begins with this word.
 if sys.argv[1:2] == ["--engine"]:
     from gpu_runtime.engine_call import main
 else:

@@ -1,11 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Control groups by their paths: a process's own, one to come, and where one lies; v1 and v2.
+"""Control groups, v1 and v2: those of a process, their folders, and the one of a new container.
 
-A process has one in each hierarchy, and these need not be of one container: in a user namespace
-v1 lets nobody move another user's process, so what runc starts in a container there joins the
-container's group in v2's hierarchy alone (Linux kernel/cgroup/cgroup-v1.c
-__cgroup1_procs_write; runc 1.1.5 libcontainer/process_linux.go setnsProcess.start).
+A process has one group in each hierarchy, and these need not belong to one container. In a user
+namespace v1 does not allow moving the process of another user. A process that runc starts in a
+container there joins the container's group in v2's hierarchy only (Linux
+kernel/cgroup/cgroup-v1.c __cgroup1_procs_write; runc 1.1.5 libcontainer/process_linux.go
+setnsProcess.start).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from gpu_runtime import proc
 from gpu_runtime.lease_table import names_container
 
 DEVICES = "devices"
-"""The hierarchy that decides on devices: v1's of that name, or where there is none v2's."""
+"""The hierarchy that controls devices: v1's of that name or, without it, v2's."""
 UNIFIED = ""
 """v2's hierarchy, beside v1's or alone."""
 
 
 def of(root: str, process: str) -> tuple[dict[str, str], bool]:
-    """The control groups of a process.
+    """Return the control groups of a process.
 
     Args:
         root: where /proc lies; for recorded trees.
@@ -31,7 +32,7 @@ def of(root: str, process: str) -> tuple[dict[str, str], bool]:
         lists them; none if the process is gone. And whether DEVICES is v2's.
 
     Raises:
-        OSError: that can't be told.
+        OSError: /proc cannot be read.
     """
     found: dict[str, str] = {}
     for line in proc.lines(f"{root}{process}/cgroup"):
@@ -44,15 +45,15 @@ def of(root: str, process: str) -> tuple[dict[str, str], bool]:
 
 
 def folder(root: str, cgroup: str) -> str:
-    """Where a control group of the hierarchy DEVICES lies; see folders. Empty if it is gone."""
+    """Return the folder of a control group of the hierarchy DEVICES; empty if it is gone."""
     return next(iter(folders(root, {DEVICES: cgroup})), "")
 
 
 def folders(root: str, cgroups: dict[str, str]) -> list[str]:
-    """Where control groups lie among the mounts (proc(5)); those that are gone are left out.
+    """Return the folders of control groups that exist, by the mounts (proc(5)).
 
-    Only DEVICES and UNIFIED are looked for: who may move a process in one of v1's hierarchies may
-    do so in all.
+    Only DEVICES and UNIFIED are searched: a user who may move a process in one of v1's hierarchies
+    may do so in all.
 
     Args:
         root: where /proc and the mounts lie; for recorded trees.
@@ -93,10 +94,10 @@ def is_below(path: str, cgroup: str) -> bool:
 
 
 def of_container(path: str, container: str) -> str:
-    """The part of a process's path that is a container's group; empty if there is none.
+    """Return the part of a process's path that is a container's group; empty if there is none.
 
-    The process may have moved to a group below that, which it can name as it likes: the topmost
-    that bears the name is the container's.
+    The process may have moved to a group below, with a name that it chose. The topmost group with
+    the container's name is the container's.
     """
     place = path.find("/", 1)
     while place > 0:
@@ -107,7 +108,7 @@ def of_container(path: str, container: str) -> str:
 
 
 def scope(container: str, path: str) -> str:
-    """The control group that systemd makes for a container; empty if that can't be told.
+    """Return the control group that systemd makes for a container; empty if it is not known.
 
     Args:
         container: its id.

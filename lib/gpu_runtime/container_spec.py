@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a container is, told by its config.json, and that file with a grant in it. Pure.
+"""Classify a container by its config.json, and put a grant into that file. Pure.
 
 What Concourse writes (8.2.5 atc/engine/step_factory.go:80-184, worker/runtime/spec/namespaces.go):
 
@@ -11,11 +11,11 @@ What Concourse writes (8.2.5 atc/engine/step_factory.go:80-184, worker/runtime/s
     put          /tmp/build/put                 no if privileged     OTHER
     run          /tmp/build/run                 no if privileged     OTHER
     check        none                           no if privileged     OTHER
-    hijack       an exec: its container has been told apart at its create
+    hijack       an exec: its container was classified at its create
 
-Nothing else decides. Variables are written by images and pipelines, and the annotations say
-nothing but the image's user. Folders are compared as the runtime reads them: `/tmp/build//x/.` too
-is a work folder.
+Nothing else decides. Images and pipelines write variables, and the annotations contain only the
+image's user. Folders are compared as the runtime reads them: `/tmp/build//x/.` is a work folder
+too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GPU_NODES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
 
 
 def kind(config: dict[str, object]) -> str:
-    """Which of OTHER, TASK and PRIVILEGED_TASK a container is (see the table above)."""
+    """Return OTHER, TASK or PRIVILEGED_TASK for a container (see the table above)."""
     if not any(map(is_work_folder, _destinations(config))):
         return OTHER
     namespaces = items(table(config.get("linux")).get("namespaces"))
@@ -53,23 +53,24 @@ def kind(config: dict[str, object]) -> str:
 
 
 def check_folders(config: dict[str, object]) -> None:
-    """Check that a task's container has no folder of a get, put or run step besides.
+    """Check that a task's container has no folder of a get, put or run step.
 
-    A put's input named `../deadbeef` would make it look like a task.
+    A put with an input named `../deadbeef` would look like a task.
 
     Raises:
-        Refused: it has one, which nothing that Concourse makes by itself has.
+        Refused: it has such a folder. No container that Concourse itself composes has both.
     """
     for place in _destinations(config):
         if f"{place}/".startswith(_OTHER_FOLDERS):
             raise Refused(
-                f"this step has an input, output or cache at {place[:64]}, where another kind of "
-                "step has its files: give it another name or path"
+                "path-reserved",
+                f"input, output or cache path {place[:64]} is reserved by Concourse. Choose "
+                "another name or path",
             )
 
 
 def destination(mount: object) -> str:
-    """Where a mount is to be, as the runtime reads it: from the container's / on."""
+    """Return the destination of a mount as the runtime reads it: below the container's /."""
     # normpath leaves two slashes at the beginning alone, unlike Go's filepath.Clean.
     return os.path.normpath("/" + text(table(mount).get("destination")).lstrip("/"))
 
@@ -81,11 +82,11 @@ def is_work_folder(place: str) -> bool:
 
 
 def variables(process: object) -> Variables:
-    """The variables of a config.json's `process`, or of a process file.
+    """Return the variables of a config.json's `process`, or of a process file.
 
     Raises:
-        Refused: their writers can't be told apart.
-        ValueError: it is no process.
+        Refused: the writers of the variables are ambiguous.
+        ValueError: `process` is not a process.
     """
     found = table(process)
     if not found:
@@ -94,21 +95,23 @@ def variables(process: object) -> Variables:
 
 
 def cgroups_path(config: dict[str, object]) -> str:
-    """Where the runtime is to make the container's control group, in the words of its spec."""
+    """Return the spec's path for the container's control group."""
     return text(table(config.get("linux")).get("cgroupsPath"))
 
 
 def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
-    """`config` with `grant` in it, without the mounts and annotations that ask for devices.
+    """Return `config` with `grant` in it, and without mounts and annotations that request devices.
 
-    Whoever gets a device must not be able to live for ever, and no task can hide an open one (see
+    A process with a device must stay killable, and must not be able to hide an open device (see
     seccomp).
 
     Raises:
-        Refused: its variables can't be told apart, or name more than the grant.
+        Refused: the writers of its variables are ambiguous, or a variable exceeds the grant.
         ValueError: it has no process.
     """
-    process = _told(config.get("process"), grant.environment, grant.ids, grant.groups, LOADER)
+    process = _with_grant(
+        config.get("process"), grant.environment, grant.ids, grant.groups, LOADER
+    )
     changed = {**config, "process": process}
     mounts = items(config.get("mounts"))
     if any(map(asks_for_device, mounts)):
@@ -132,36 +135,36 @@ def at_create(config: dict[str, object], grant: Grant) -> dict[str, object]:
 def at_exec(
     process: dict[str, object], environment: dict[str, str], ids: list[str], groups: list[int]
 ) -> dict[str, object]:
-    """The process `process` in a container that was granted the devices `ids`.
+    """Return `process` for a container that was granted the devices `ids`.
 
     Raises:
-        Refused: its variables can't be told apart, or name more than the grant.
-        ValueError: it is no process.
+        Refused: the writers of its variables are ambiguous, or a variable exceeds the grant.
+        ValueError: `process` is not a process.
     """
-    return _told(process, environment, ids, groups)
+    return _with_grant(process, environment, ids, groups)
 
 
-def _told(
+def _with_grant(
     process: object,
     ours: dict[str, str],
     ids: list[str],
     groups: list[int],
     unwanted: tuple[str, ...] = (),
 ) -> dict[str, object]:
-    return in_groups(told(process, variables(process), ours, ids, unwanted), groups)
+    return in_groups(with_variables(process, variables(process), ours, ids, unwanted), groups)
 
 
-def told(
+def with_variables(
     process: object,
     theirs: Variables,
     ours: dict[str, str],
     ids: list[str],
     unwanted: tuple[str, ...] = (),
 ) -> dict[str, object]:
-    """A process with `theirs` as its variables, and `ours` in the place of those that it owns.
+    """Return a process with the variables `theirs`, in which `ours` replace those of that name.
 
     Raises:
-        Refused: they name more than the devices `ids`.
+        Refused: a variable names more than the devices `ids`.
     """
     if ids:
         theirs.check_narrowing(len(ids), ids)
@@ -169,7 +172,7 @@ def told(
 
 
 def in_groups(process: dict[str, object], groups: list[int]) -> dict[str, object]:
-    """A process that is in these groups besides."""
+    """Return a process that is also in these groups."""
     if not groups:
         return process
     user = table(process.get("user"))
@@ -178,7 +181,7 @@ def in_groups(process: dict[str, object], groups: list[int]) -> dict[str, object
 
 
 def with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]:
-    """In a user namespace runc binds them from the host, mode and owner as they are there."""
+    """Add nodes. In a user namespace runc binds them from the host, with mode and owner."""
     ours = [
         {
             "path": node.path,
@@ -207,9 +210,9 @@ def with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]
 
 
 def _without_nodes(linux: dict[str, object]) -> dict[str, object]:
-    """`linux` without the nodes of GPUs, and leave for them, that an earlier create put in.
+    """Return `linux` without the GPU nodes, and the rules for them, of an earlier create.
 
-    No other one puts a node of those in Concourse's containers.
+    Only this runtime puts such nodes into Concourse's containers.
     """
     devices = [*map(table, items(linux.get("devices")))]
     of_gpus = [node for node in devices if text(node.get("path")).startswith(_GPU_NODES)]
@@ -241,5 +244,5 @@ def _destinations(config: dict[str, object]) -> list[str]:
 
 
 def asks_for_device(mount: object) -> bool:
-    """Whether a mount is a request for devices: the toolkit too looks at the beginning alone."""
+    """Whether a mount requests devices: the toolkit, too, compares the beginning only."""
     return destination(mount).startswith(_DEVICE_MOUNTS)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The log for operators: one JSON line for each decision on a task, in /var/log/gpu-ci/oci.log."""
+"""The decision log for operators, /var/log/gpu-ci/oci.log: one JSON line for each decision."""
 
 from __future__ import annotations
 
@@ -10,39 +10,57 @@ import time
 
 from gpu_runtime.fast_json import dumps
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_runtime.refusal import Refused
+
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FULL = 4 << 20  # bytes; then the file becomes <name>.1, in place of the one before
 
 
 class Decision:
-    """What was decided on one call, as far as it is known.
+    """The decision on one call, as far as known.
 
     Attributes:
         container: the container's id.
-        kind: `task`, `privileged task`, `exec <id>`, or what an action did; empty: nothing was
-            decided.
-        asked: how many devices were asked for; None: all.
-        granted: the ids of those that were given.
-        waited_ms: how long the devices were waited for.
-        decided_ms: how long the last look at the leases took, with the wait for their lock.
-        reason: why it was refused, or done; empty for a plain yes.
+        kind: `task`, `privileged task`, `exec <id>`, `gpu-run`, or the name of an action; empty:
+            nothing was decided.
+        who: the container's or command's name from its engine; empty for a Concourse container.
+        asked: the number of devices requested; None: all.
+        named: the ids of the devices that were requested by name; empty: any would do.
+        granted: the ids of the devices that were granted.
+        waited_ms: how long the request waited for its devices.
+        decided_ms: how long the last decision took, including the wait for the lock.
+        code: the code of the refusal (refusal_codes.CODES); empty if the call was not refused.
+        reason: the text of the refusal, or why an action was run; empty for a plain grant.
     """
 
-    __slots__ = ("asked", "container", "decided_ms", "granted", "kind", "reason", "waited_ms")
+    __slots__ = (
+        *("asked", "code", "container", "decided_ms", "granted", "kind", "named", "reason"),
+        *("waited_ms", "who"),
+    )
 
     def __init__(self, container: str) -> None:
         self.container = container
         self.kind = ""
+        self.who = ""
         self.asked: int | None = 0
+        self.named: list[str] = []
         self.granted: list[str] = []
         self.waited_ms = 0
         self.decided_ms = 0.0
+        self.code = ""
         self.reason = ""
 
-    def write(self, path: str) -> None:
-        """Append it to the log at `path`; never raises, a log that can't be written is no reason.
+    def refuse(self, refusal: Refused) -> None:
+        """Record a refusal: nothing is granted."""
+        self.code, self.reason = refusal.code, str(refusal)
+        self.granted = []
 
-        Nothing is written where nothing was decided.
+    def write(self, path: str) -> None:
+        """Append the decision to the log at `path`; never raises, even if that fails.
+
+        Without a decision nothing is written.
         """
         if not self.kind:
             return
@@ -50,15 +68,18 @@ class Decision:
         line = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(moment))}"
             f".{int(moment % 1 * 1000):03}Z",
-            # A clock may be set: which of two things came first is told by these.
+            # The clock may be set. These give the order of events.
             "boot": _boot(),
             "since_boot": time.clock_gettime(time.CLOCK_BOOTTIME),
             "container": self.container,
             "kind": self.kind,
+            "who": self.who,
             "asked": "all" if self.asked is None else self.asked,
+            "named": self.named,
             "granted": self.granted,
             "waited_ms": self.waited_ms,
             "decided_ms": self.decided_ms,
+            "code": self.code,
             "reason": self.reason,
         }
         try:
@@ -68,7 +89,7 @@ class Decision:
 
 
 def intruders(path: str, containers: list[str], devices: list[str]) -> None:
-    """Log that containers were ended since they had one of these devices open without a lease."""
+    """Log that containers were killed for having one of these devices open without a lease."""
     for container in containers:
         decision = Decision(container)
         decision.kind = "intruder ended"
@@ -77,7 +98,7 @@ def intruders(path: str, containers: list[str], devices: list[str]) -> None:
 
 
 def _boot() -> str:
-    """The kernel's name for this boot; empty if it tells none."""
+    """Return the kernel's id of this boot; empty if there is none."""
     try:
         with open(_BOOT, encoding="ascii") as file:
             return file.read().strip()

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""This machine's device nodes of GPUs: which a container of an engine may not just be given."""
+"""The device nodes of this machine's GPUs. A container of an engine gets none without a lease."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NVIDIA = 195  # the major number of GPUs and their control node (NVIDIA's driver
 DRM = 226  # DRM_MAJOR (Linux include/drm/drm_ioctl.h)
 _NVIDIA_FOLDERS = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
 _DRI, _KFD = "/dev/dri", "/dev/kfd"
-# Of the PCI devices behind /dev/dri, by the first letters of what a policy calls its vendors' ids.
+# The PCI vendors of the devices behind /dev/dri, by the prefixes of ids in a policy.
 _MAKERS = {"GPU-": ("0x10de", "0x1002"), "MIG-": ("0x10de",), "PCI-": ("0x1002", "0x8086")}
 
 
@@ -28,18 +28,18 @@ class Nodes:
     """The nodes of GPUs in /dev.
 
     Attributes:
-        cards: numbers of the nodes of GPUs or parts of such, each with its path.
-        shared: numbers of the nodes that any of them needs besides, each with its path.
-        beside: whether /dev/dri has nodes that are no GPUs', such as a display's.
+        cards: the numbers of the nodes of GPUs and of their parts, each with its path.
+        shared: the numbers of the nodes that each GPU needs in addition, each with its path.
+        beside: whether /dev/dri has nodes that do not belong to GPUs, such as a display's.
     """
 
     __slots__ = ("beside", "cards", "shared")
 
     def __init__(self, policy: Policy | None) -> None:
-        """Look at them.
+        """Read the nodes.
 
         Raises:
-            OSError: they can't be looked at.
+            OSError: they cannot be read.
         """
         self.cards: dict[Numbers, str] = {}
         self.shared: dict[Numbers, str] = {}
@@ -72,7 +72,7 @@ class Nodes:
 
     @staticmethod
     def of(device: Device) -> list[Numbers]:
-        """The numbers of the nodes that are nobody's but this device's.
+        """Return the numbers of the nodes that belong to this device only.
 
         Raises:
             OSError: one can't be looked at.
@@ -105,7 +105,7 @@ def _is_whole(path: str) -> bool:
 def _is_ours(path: str, policy: Policy | None) -> bool:
     """Whether a node below /dev/dri is of a maker whose GPUs are handed out here.
 
-    Others, such as the display of a machine whose GPUs are NVIDIA's, are no business of ours.
+    The runtime ignores others, such as the display of a machine with NVIDIA GPUs.
     """
     one = numbers(path)
     if one is None:

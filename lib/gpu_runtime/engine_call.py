@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One call of the runtime `gpu-ci` by podman or Docker: decide, edit the bundle, become the next.
+"""Serve one call of the runtime `gpu-ci` by podman or Docker.
 
-A container that asks for nothing goes to runc, without any GPU that the engine may have put into
-it. One that asks gets a lease or is refused in words, on stderr as well, since a person waits. As
-in the wrapper, the process is always replaced and never forks.
+A container without a request goes to runc, without any GPU that the engine may have put into it.
+A container with a request gets a lease, or is refused with a message in the log and on stderr,
+because a person waits. The process is always replaced and never forks, as in task_call.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ import sys
 
 from gpu_runtime import container_spec as spec
 from gpu_runtime import decision_log as journal
-from gpu_runtime import engine_client as engine_caller
-from gpu_runtime import engine_metadata as engine_facts
-from gpu_runtime import engine_request as engine_wish
-from gpu_runtime import engine_spec, rootfs
+from gpu_runtime import (
+    engine_client,
+    engine_metadata,
+    engine_request,
+    engine_spec,
+    rootfs,
+    task_call,
+)
 from gpu_runtime import lease_manager as broker
 from gpu_runtime import policy as policies
 from gpu_runtime import refusal as refuse
 from gpu_runtime import runc_arguments as arguments
-from gpu_runtime import task_call as wrapper
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.device_nodes import Nodes
 from gpu_runtime.fast_json import SPEC
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.json_files import read_object, replace
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import CONTAINER, NOUNS
+from gpu_runtime.lease_table import CONTAINER, NOUNS, readable
 from gpu_runtime.refusal import Refused
 
 TYPE_CHECKING = False
@@ -40,20 +43,21 @@ if TYPE_CHECKING:
     from gpu_runtime.policy import Policy
 
 _NOUN = NOUNS[CONTAINER]
-# For how long a container may wait at most, in seconds, by its engine. podman holds its lock
-# meanwhile, so that `podman ps` waits too, heeds no Ctrl-C, and gives up after 240 s (podman 3 to
-# 5 libpod/define/config.go ContainerCreateTimeout); of others nothing is known. Docker waits on.
-_PATIENCE = {engine_facts.PODMAN: 60, "": 60}
+# The longest wait of a container, in seconds, by its engine. podman holds its lock during the
+# wait: `podman ps` waits too, Ctrl-C has no effect, and podman gives up after 240 s (podman 3 to 5
+# libpod/define/config.go ContainerCreateTimeout). Unknown engines get the same limit. Docker has
+# none.
+_PATIENCE = {engine_metadata.PODMAN: 60, "": 60}
 
 
 class Paths:
-    """Where things are, as the front passes them.
+    """The paths that the shell script `gpu-ci` passes.
 
     Attributes:
         runc: the runtime that makes containers.
         policy: policy.json.
         store: the folder of leases.
-        home: the folder in which the front lies.
+        home: the folder of that script.
         log: the operators' log.
         config_home: the folder of the NVIDIA runtime's private configuration for engines.
     """
@@ -82,20 +86,19 @@ def main(argv: list[str]) -> None:
         runtime = _serve(paths, call, decision)
         decision.write(paths.log)
         if runtime:
-            environment = wrapper.nvidia_environment(paths.config_home, paths.home)
-            wrapper.become(runtime, words, environment, _NOUN)
-        wrapper.become(paths.runc, words, wrapper.own_environment(), _NOUN)
+            environment = task_call.nvidia_environment(paths.config_home, paths.home)
+            task_call.become(runtime, words, environment, _NOUN)
+        task_call.become(paths.runc, words, task_call.own_environment(), _NOUN)
     except Refused as refusal:
-        decision.reason = str(refusal)
-        decision.granted = []
+        decision.refuse(refusal)
         decision.write(paths.log)
-        refuse.write(log, decision.reason)
-        sys.stderr.write(f"gpu-ci-worker: {decision.reason}\n")
+        refuse.write(log, refusal.code, str(refusal))
+        sys.stderr.write(f"gpu-ci-worker: {refusal.code}: {refusal}\n")
         sys.exit(1)
 
 
 def _serve(paths: Paths, call: arguments.Call, decision: Decision) -> str:
-    """Edit what a call is about; the NVIDIA runtime if that is next, or empty."""
+    """Edit the bundle of a call; return the NVIDIA runtime if that is next, or an empty string."""
     if not call.container:
         return ""  # runc refuses it
     try:
@@ -105,8 +108,13 @@ def _serve(paths: Paths, call: arguments.Call, decision: Decision) -> str:
             _exec(paths, call, decision)
     except (OSError, ValueError) as error:
         if call.command != "exec" and not decision.kind:
-            raise Refused(f"this container cannot be looked at: {refuse.fault(error)}") from error
-        raise Refused(f"{refuse.failed(_NOUN)}: {refuse.fault(error)}") from error
+            raise Refused(
+                "worker-fault",
+                f"cannot read the configuration of this container: {refuse.fault(error, _NOUN)}",
+            ) from error
+        raise Refused(
+            "worker-fault", f"{refuse.failed(_NOUN)}: {refuse.fault(error, _NOUN)}"
+        ) from error
     return ""
 
 
@@ -117,37 +125,39 @@ def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
         config = read_object(path, SPEC)
     except FileNotFoundError:
         return ""  # runc says it best
-    facts = engine_facts.read(config, bundle, call.container)
+    facts = engine_metadata.read(config, bundle, call.container)
     policy, unreadable = _policy_for(paths)
     nodes = Nodes(policy)
     privileged = engine_spec.is_privileged(config)
-    wish = engine_wish.read(config, facts, nodes, privileged=privileged)
-    brought = engine_facts.cdi_paths() if wish else set[str]()
+    wanted = engine_request.read(config, facts, nodes, privileged=privileged)
+    brought = engine_metadata.cdi_paths() if wanted else set[str]()
     bare = engine_spec.without_gpus(config, nodes, brought)
-    if not wish:
+    if not wanted:
         _forget(paths, call.container)
         if bare is not config:
             replace(path, bare, like=path)
         return ""
     decision.kind = " ".join(filter(None, (facts.engine, "container")))
+    decision.who = readable(facts.who(call.container))
     if unreadable:
         raise unreadable
     _check(policy, call, privileged=privileged)
     assert policy  # noqa: S101  _check refuses without one
-    decision.asked, named = engine_wish.devices(wish, policy, nodes)
+    decision.asked, named = engine_request.devices(wanted, policy, nodes)
+    decision.named = named
     if policy.vendor.by_runtime:
         rootfs.check_files(config, bundle, _NOUN)
     request = _request(call, bundle, spec.cgroups_path(config))
     request.who, request.named = facts.who(call.container), named
-    variables = engine_wish.variables(config.get("process"), facts)
-    request.unfit = wrapper.unfit(policy, variables, config, bundle)
+    variables = engine_request.variables(config.get("process"), facts)
+    request.unfit = task_call.unfit(policy, variables, config, bundle)
     return _grant(
         paths, _Made(config=bare, path=path, nodes=nodes, facts=facts), request, decision
     )
 
 
 class _Made:
-    """A container that is to be made."""
+    """A container that is about to be created."""
 
     __slots__ = ("config", "facts", "nodes", "path")
 
@@ -163,7 +173,7 @@ class _Made:
 def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decision) -> str:
     store, host = Store(paths.store), Host()
     policies_now = _policies(paths, _PATIENCE.get(made.facts.engine))
-    grant = broker.acquire(store, host, policies_now, request, decision, told=engine_caller.check)
+    grant = broker.acquire(store, host, policies_now, request, decision, told=engine_client.check)
     journal.intruders(paths.log, host.intruders, grant.ids)
     try:
         policy = next(policies_now)
@@ -173,7 +183,7 @@ def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decisio
             if device.id in grant.ids
             for one in made.nodes.of(device)
         ]
-        variables = engine_wish.variables(made.config.get("process"), made.facts)
+        variables = engine_request.variables(made.config.get("process"), made.facts)
         changed = engine_spec.granted(
             made.config, grant, variables, made.nodes, own, os.uname().machine
         )
@@ -185,7 +195,7 @@ def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decisio
 
 
 def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
-    """Tell a process what its container got."""
+    """Give a process the variables of its container's lease."""
     path = call.options.get("process", "")
     store, host = Store(paths.store), Host()
     try:
@@ -194,57 +204,64 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
         record = broker.resume(store, host, lambda: _policy(paths), decision)
         if path:
             process = read_object(path, SPEC)
-            facts = engine_facts.read(read_object(f"{bundle}/config.json"), bundle, call.container)
-            variables = engine_wish.variables(process, facts)
-            told = spec.told(process, variables, record.environment, record.gpus)
+            facts = engine_metadata.read(
+                read_object(f"{bundle}/config.json"), bundle, call.container
+            )
+            variables = engine_request.variables(process, facts)
+            told = spec.with_variables(process, variables, record.environment, record.gpus)
             replace(path, spec.in_groups(told, record.groups), like=path)
     except FileNotFoundError:
         decision.kind = ""  # swept meanwhile, or runc says it best
 
 
 def _check(policy: Policy | None, call: arguments.Call, *, privileged: bool) -> None:
-    """Check that this machine gives a container like this a GPU at all.
+    """Check that this machine gives GPUs to containers of this kind.
 
     Raises:
-        Refused: it does not.
+        Refused: it gives none.
     """
     if os.geteuid() or _is_nested():
         raise Refused(
-            "a container of a rootless engine gets no GPU on this machine, since its user can't "
-            "take a lease: run it as root (sudo podman, or the machine's own Docker)"
+            "rootless-engine",
+            "containers of a rootless engine get no GPU on this machine, because their user "
+            "cannot take a lease. Run the container as root: sudo podman, or the machine's own "
+            "Docker",
         )
     if policy is None:
         raise Refused(
-            "containers on this machine get no GPU (its operator set enable-gpu=false, or "
-            "gpu-device-ids allows none)"
+            "gpus-disabled",
+            "containers on this machine get no GPU: enable-gpu is false, or gpu-device-ids allows "
+            "none. Ask the machine's operator",
         )
     if call.command != "create":
         raise Refused(
-            f"this container is to have a GPU and was started by `{call.command}`, which brings "
-            "none in: start it by create and start, as podman and Docker do"
+            "start-unsupported",
+            f"GPUs are not supported with `{call.command}`. Use create and start, as podman and "
+            "Docker do",
         )
     if privileged and not policy.privileged:
         raise Refused(
-            "this container asks for a GPU and is privileged, so nothing could keep it to that "
-            "one: leave --privileged away, or have the machine's operator set "
-            "privileged-tasks=gpu"
+            "privileged-not-allowed",
+            "privileged containers get no GPU on this machine, because nothing can block its "
+            "other GPUs. Remove --privileged, or ask the machine's operator for "
+            "gpu-for-privileged-tasks=true",
         )
     runtime = policy.nvidia_runtime
     if policy.vendor.by_runtime and not os.access(runtime, os.X_OK):
-        raise wrapper.no_runtime(runtime, _NOUN)
+        raise task_call.no_runtime(runtime, _NOUN)
 
 
 def _is_nested() -> bool:
-    """Whether this runs in a user namespace of a user's own.
+    """Whether this process runs in a user namespace of its own.
 
-    An unprivileged LXD container is one too, but there all programs are in it.
+    In an unprivileged LXD container all programs share one user namespace; that does not count.
     """
     with open("/proc/self/uid_map") as own, open("/proc/1/uid_map") as first:
         return own.read() != first.read()
 
 
 def _policy_for(paths: Paths) -> tuple[Policy | None, Refused | None]:
-    """The policy; or why it can't be read, which concerns only those that ask for a GPU."""
+    """Return the policy, or why it is unreadable. Only containers with a request need it."""
     try:
         return policies.read(paths.policy, _NOUN), None
     except Refused as refusal:
@@ -252,7 +269,7 @@ def _policy_for(paths: Paths) -> tuple[Policy | None, Refused | None]:
 
 
 def _forget(paths: Paths, container: str) -> None:
-    """Have it that `container` has no GPU, whatever an earlier one of that name had."""
+    """Record that `container` has no GPU, whatever an earlier container of that name had."""
     try:
         broker.do_without(Store(paths.store), Host(), container)
     except (OSError, ValueError):
@@ -260,16 +277,17 @@ def _forget(paths: Paths, container: str) -> None:
 
 
 def _request(call: arguments.Call, bundle: str, cgroups_path: str) -> broker.Request:
-    """What the leases are told of a container.
+    """Make the request of a container.
 
     Raises:
-        Refused: it would be taken for gone while it runs.
-        OSError: that can't be told.
+        Refused: its cgroup path does not identify it, so it would seem to be gone while it runs.
+        OSError: the control groups of this process cannot be read.
     """
     if not Host().planned_cgroup(call.container, cgroups_path):
         raise Refused(
-            f"this container's control group is to be {cgroups_path[:200]}, by which nobody could "
-            "tell whether it uses its GPU: leave it to the engine what that is called"
+            "cgroup-unsupported",
+            f"cgroup path {cgroups_path[:200]} is not supported for containers with a GPU. Remove "
+            "--cgroup-parent, or let the engine choose the path",
         )
     request = broker.Request(call.container, bundle, cgroups_path)
     path = call.options.get("pid-file", "")
@@ -280,12 +298,16 @@ def _request(call: arguments.Call, bundle: str, cgroups_path: str) -> broker.Req
 def _policy(paths: Paths) -> Policy:
     found = policies.read(paths.policy, _NOUN)
     if found is None:
-        raise Refused("containers on this machine get no GPU any longer: its operator said so")
+        raise Refused(
+            "gpus-disabled",
+            "containers on this machine no longer get GPUs (enable-gpu=false). Ask the machine's "
+            "operator",
+        )
     return found
 
 
 def _policies(paths: Paths, patience: int | None) -> Iterator[Policy]:
-    """The policy whenever it is asked for, with the engine's patience regarded; None: any."""
+    """Yield the current policy, with its wait limited to the engine's patience if there is one."""
     while True:
         found = _policy(paths)
         if patience is not None:

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether somebody still wants the container that waits for its GPUs.
+"""Check that podman still wants the container that waits for its GPUs.
 
-A podman that is killed leaves its monitor, conmon, which would have the container made with nobody
-who knows it. The two are tied by a pair of sockets, whose end at conmon _OCI_SYNCPIPE names.
+If podman is killed, its monitor conmon stays and would create a container that podman does not
+know. A pair of sockets connects the two; _OCI_SYNCPIPE names conmon's end.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _PIDFD_GETFD = 438  # its number, the same on all architectures (pidfd_getfd(2),
 
 
 def check(_place: Place) -> None:
-    """Check that this runtime's caller is not a monitor that nobody listens to.
+    """Check that the caller of this runtime is not a monitor without its podman.
 
     Raises:
-        Refused: it is.
+        Refused: podman is gone.
     """
     parent = os.getppid()
     for entry in proc.read(f"/proc/{parent}/environ").split("\0"):
         name, _, number = entry.partition("=")
         if name == "_OCI_SYNCPIPE" and number.isdecimal() and is_deserted(parent, int(number)):
-            raise Refused("nobody waits for this container any longer")
+            raise Refused("caller-gone", "the engine no longer waits for this container")
 
 
 def is_deserted(pid: int, number: int) -> bool:
-    """Whether the other end of that socket of a process is gone; not where it can't be told."""
+    """Whether the other end of a process's socket is closed; False if that is not known."""
     import ctypes  # noqa: PLC0415 - for those that wait alone
 
     try:

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What podman and Docker note of a container: its name, its image's variables, what it asks for.
+"""Read the records of podman and Docker: a container's name, its image's variables, its requests.
 
-An engine merges the variables of image and person before it writes config.json, so that alone does
-not tell whose a variable is. Their own records do:
+An engine merges the variables of the image and of the person before it writes config.json, which
+therefore does not show who set a variable. The engines' own records do:
 
 - Docker (20.10 to 29; daemon/container/container_unix.go, image/fs.go): above the container's root
   lies `containers/<id>/`, with config.v2.json (name, image, merged variables: the person's first,
@@ -12,7 +12,7 @@ not tell whose a variable is. Their own records do:
   image store, in its content store.
 - podman (3 to 5; containers/storage): the bundle is `<root>/<driver>-containers/<id>/userdata`;
   beside it containers.json has name and image, whose configuration is one of its big data. Merged
-  variables have no order, so what is as in the image counts as the image's.
+  variables have no order, so a variable that equals the image's counts as the image's.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SHORT = 12  # as many letters of an id as both engines show
 
 
 class Facts:
-    """What an engine notes of one container.
+    """An engine's record of one container.
 
     Attributes:
         engine: DOCKER, PODMAN, or empty for another one.
-        name: how people call the container; empty: it has none.
+        name: the container's name for people; empty: it has none.
         requests: Docker's DeviceRequests.
-        image: the entries of its variables that are the image's; None: that can't be told.
-        fault: why not.
+        image: the entries of its variables that come from the image; None: not known.
+        fault: why they are not known.
     """
 
     __slots__ = ("engine", "fault", "image", "name", "requests")
@@ -47,19 +47,19 @@ class Facts:
         self.name = ""
         self.requests: list[dict[str, object]] = []
         self.image: list[str] | None = None
-        self.fault = "it is of an engine that is not known here"
+        self.fault = "its engine is unknown"
 
     def who(self, container: str) -> str:
-        """The container in its engine's words."""
+        """Return the container as its engine names it, such as `docker container "train"`."""
         named = f'"{self.name}"' if self.name else container[:_SHORT]
         return " ".join(filter(None, (self.engine, "container", named)))
 
 
 def read(config: dict[str, object], bundle: str, container: str) -> Facts:
-    """What an engine notes of the container with that bundle and configuration.
+    """Return an engine's record of the container with that bundle and configuration.
 
     Raises:
-        OSError, ValueError: its record of what the container asks for can't be read.
+        OSError, ValueError: the record of the container's requests is unreadable.
     """
     facts = Facts()
     folder = os.path.dirname(bundle)
@@ -81,7 +81,7 @@ def read(config: dict[str, object], bundle: str, container: str) -> Facts:
 
 
 def _docker_home(config: dict[str, object], bundle: str, container: str) -> str:
-    """Docker's data folder: the one above the container's root that has a record of it."""
+    """Return Docker's data folder: the one above the container's root that has its record."""
     path: str = os.path.realpath(
         os.path.join(bundle, text(table(config.get("root")).get("path")) or "/")
     )
@@ -114,8 +114,8 @@ def _docker_image(home: str, found: dict[str, object]) -> dict[str, object]:
     folder = f"{home}/containerd/daemon/{content}"
     if not proc.exists(folder):
         folder = f"/var/lib/containerd/{content}"
-    told = table(read_object(f"{folder}/{_hex(manifest)}", IMAGE).get("config"))
-    return read_object(f"{folder}/{_hex(text(told.get('digest')))}", IMAGE)
+    config = table(read_object(f"{folder}/{_hex(manifest)}", IMAGE).get("config"))
+    return read_object(f"{folder}/{_hex(text(config.get('digest')))}", IMAGE)
 
 
 def _podman(facts: Facts, folder: str, container: str) -> list[str]:
@@ -130,7 +130,7 @@ def _podman(facts: Facts, folder: str, container: str) -> list[str]:
     found = read_object(f"{root}/{driver}-images/{_hex(image)}/={key}", IMAGE)
     entries = _variables(found.get("config"), "Env")
     if any("=" not in entry for entry in entries):
-        raise ValueError("its image takes a variable over from whoever starts it")
+        raise ValueError("its image inherits a variable from the shell that starts it")
     # As podman takes them over (3.4 to 5.8 pkg/env/env.go): blanks before a name go.
     return [entry.lstrip(" \t") for entry in entries]
 
@@ -145,9 +145,9 @@ def _podman_entry(home: str, container: str) -> dict[str, object]:
 
 
 def cdi_paths(folders: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")) -> set[str]:
-    """All absolute paths in the CDI files of GPUs, whatever they are for.
+    """Return all absolute paths in the CDI files of GPUs.
 
-    These are YAML or JSON; between blanks, quotes, commas and brackets both have paths alike.
+    The files are YAML or JSON. In both, blanks, quotes, commas and brackets separate paths.
 
     Raises:
         OSError: one can't be read.
@@ -163,10 +163,11 @@ def cdi_paths(folders: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")) -> set[st
 
 
 def images(merged: list[str], image: list[str]) -> list[str]:
-    """Those of Docker's `merged` variables that are the `image`'s.
+    """Return the entries of Docker's `merged` variables that come from the `image`.
 
-    As few as can be are taken for a person's: who repeats the image's first variables one by one
-    can't be told from who says nothing. Beside a person's, a name counts once (daemon/commit.go).
+    As few entries as possible count as a person's: a person who repeats the image's first
+    variables looks like one who sets none. A name that a person sets counts once
+    (daemon/commit.go).
     """
     if merged == image:
         return image
@@ -178,7 +179,7 @@ def images(merged: list[str], image: list[str]) -> list[str]:
 
 
 def _left(image: list[str], persons: list[str]) -> list[str]:
-    """Those of an image's variables that come behind a person's."""
+    """Return the image's variables that follow a person's variables."""
     names, left = {_name(entry) for entry in persons}, list[str]()
     for entry in image:
         if _name(entry) not in names:
@@ -196,12 +197,12 @@ def _name(entry: str) -> str:
 
 
 def _hex(digest: str) -> str:
-    """The hexadecimal part of a digest, which can be no path.
+    """Return the hexadecimal part of a digest, which cannot contain a path.
 
     Raises:
         ValueError: it has none.
     """
     found = digest.removeprefix("sha256:")
     if not found.isalnum():
-        raise ValueError(f"{digest[:80]!r} is no id of an image")
+        raise ValueError(f"{digest[:80]!r} is not an id of an image")
     return found

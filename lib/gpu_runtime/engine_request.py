@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a person asks of an engine for a container, and which devices that means.
+"""Read a person's request for GPUs for a container of an engine, and find the devices.
 
-What the person said to the engine counts first: `--gpus`, CDI names, `--device`, a mount of
-/dev/null that names devices. Where nothing of that is there, it is GPU_COUNT, and then
-NVIDIA_VISIBLE_DEVICES; neither from an image, which asks for nothing.
+Options of the engine count first: `--gpus`, CDI names, `--device`, a mount of /dev/null that names
+devices. Without any, GPU_COUNT counts, and then NVIDIA_VISIBLE_DEVICES. Variables of the image
+request nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ALL = "all"
 _NAMING = ("NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES")
 _NONE = frozenset({"", "void", "none"})
 _CDI_KINDS = ("nvidia.com/", "amd.com/", "intel.com/", "runtime.nvidia.com/")
-# Docker's own names (29 daemon/devices_nvidia_linux.go, devices_amd_linux.go): who names a driver
-# gets it whatever capabilities it asks for, else the capabilities choose one.
+# Docker's own names (29 daemon/devices_nvidia_linux.go, devices_amd_linux.go): a request that
+# names a driver gets it, whatever its capabilities. Otherwise the capabilities choose the driver.
 _DRIVERS = frozenset({"nvidia", "nvidia.cdi", "nvidia.runtime-hook", "amd"})
 _CAPABILITIES = frozenset(
     {
@@ -35,13 +35,13 @@ _CAPABILITIES = frozenset(
 )
 
 
-class Wish:
-    """What is asked for; false where that is nothing.
+class GpuRequest:
+    """A request for devices; false if it requests none.
 
     Attributes:
-        count: how many devices; None: all.
-        names: indexes and ids of those that it is to be; empty: any.
-        cards: numbers of the GPUs' nodes that it is to have.
+        count: the number of devices; None: all.
+        names: the indexes and ids of particular devices; empty: any.
+        cards: the numbers of the GPU nodes that are requested.
     """
 
     __slots__ = ("cards", "count", "names")
@@ -57,31 +57,32 @@ class Wish:
         return self.count != 0 or bool(self.names) or bool(self.cards)
 
 
-def read(config: dict[str, object], facts: Facts, nodes: Nodes, *, privileged: bool) -> Wish:
-    """What the container with this configuration is to have.
+def read(config: dict[str, object], facts: Facts, nodes: Nodes, *, privileged: bool) -> GpuRequest:
+    """Return the request of the container with this configuration.
 
     Args:
         config: its config.json, as the engine wrote it.
-        facts: what the engine notes of it.
+        facts: the engine's record of it.
         nodes: the machine's.
-        privileged: whether it is given every device of the host anyway, so that none is a wish.
+        privileged: whether the engine gives it every device of the host, so that a node in its
+            configuration is not a request.
 
     Raises:
-        Refused: that can't be followed, or nobody can tell who asks.
-        OSError: a device node can't be looked at.
+        Refused: the request is invalid, or it may come from the image.
+        OSError: a device node cannot be read.
         ValueError: the configuration has no process.
     """
-    wish = _requested(facts) or _mounted(config)
-    if not wish and not privileged:
-        wish = Wish(0, None, *_given(config, nodes))
-    return wish or _told(variables(config.get("process"), facts), facts)
+    wanted = _requested(facts) or _mounted(config)
+    if not wanted and not privileged:
+        wanted = GpuRequest(0, None, *_given(config, nodes))
+    return wanted or _from_variables(variables(config.get("process"), facts), facts)
 
 
 def variables(process: object, facts: Facts) -> Variables:
-    """The variables of a container's process, each with its writer: the image or a person.
+    """Return the variables of a container's process, each with its writer: image or person.
 
     Raises:
-        ValueError: it is no process.
+        ValueError: `process` is not a process.
     """
     found = table(process)
     if not found:
@@ -90,24 +91,24 @@ def variables(process: object, facts: Facts) -> Variables:
     return Variables.apart(entries, entries if facts.image is None else facts.image)
 
 
-def devices(wish: Wish, policy: Policy, nodes: Nodes) -> tuple[int | None, list[str]]:
-    """How many devices a wish means, None for all; and the ids of those that it names.
+def devices(wanted: GpuRequest, policy: Policy, nodes: Nodes) -> tuple[int | None, list[str]]:
+    """Return the number of devices of a request, None for all, and the ids that it names.
 
     Raises:
-        Refused: it names one that is not handed out here.
-        OSError: a device node can't be looked at.
+        Refused: it names a device that this machine does not offer.
+        OSError: a device node cannot be read.
     """
-    if wish.cards:
-        return _by_node(wish.cards, policy, nodes)
-    if not wish.names:
-        return wish.count, []
-    found = {_by_name(name, policy).id: None for name in wish.names}
+    if wanted.cards:
+        return _by_node(wanted.cards, policy, nodes)
+    if not wanted.names:
+        return wanted.count, []
+    found = {_by_name(name, policy).id: None for name in wanted.names}
     return len(found), [*found]
 
 
-def _requested(facts: Facts) -> Wish:
-    """What Docker's `--gpus` and CDI names ask for."""
-    wish = Wish()
+def _requested(facts: Facts) -> GpuRequest:
+    """Return the request of Docker's `--gpus` and CDI names."""
+    wanted = GpuRequest()
     for request in facts.requests:
         names = [text(name) for name in items(request.get("DeviceIDs"))]
         if text(request.get("Driver")) == "cdi":
@@ -117,11 +118,11 @@ def _requested(facts: Facts) -> Wish:
         names = [name.partition("=")[2] if "=" in name else name for name in names]
         count = request.get("Count")
         if ALL in names or (isinstance(count, int) and count < 0):
-            return Wish(None)
-        wish.names += names
-        if wish.count is not None and isinstance(count, int) and not names:
-            wish.count += count
-    return wish
+            return GpuRequest(None)
+        wanted.names += names
+        if wanted.count is not None and isinstance(count, int) and not names:
+            wanted.count += count
+    return wanted
 
 
 def _is_for_gpus(request: dict[str, object]) -> bool:
@@ -131,18 +132,18 @@ def _is_for_gpus(request: dict[str, object]) -> bool:
     return not _CAPABILITIES.isdisjoint(wanted)
 
 
-def _mounted(config: dict[str, object]) -> Wish:
-    """What mounts of /dev/null ask for, as nvkind has them; an image can't make such."""
+def _mounted(config: dict[str, object]) -> GpuRequest:
+    """Return the request of mounts of /dev/null, as nvkind uses them. An image cannot mount."""
     names = [
         spec.destination(mount).rpartition("/")[2]
         for mount in items(config.get("mounts"))
         if spec.asks_for_device(mount) and table(mount).get("source") == "/dev/null"
     ]
-    return Wish(None) if ALL in names else Wish(0, names)
+    return GpuRequest(None) if ALL in names else GpuRequest(0, names)
 
 
 def _given(config: dict[str, object], nodes: Nodes) -> list[Numbers]:
-    """The GPUs' nodes that the engine is to put into the container, or to mount there."""
+    """Return the GPU nodes that the engine adds to the container or mounts there."""
     linux = table(config.get("linux"))
     found = [node_numbers(table(node)) for node in items(linux.get("devices"))]
     for mount in map(table, items(config.get("mounts"))):
@@ -152,60 +153,63 @@ def _given(config: dict[str, object], nodes: Nodes) -> list[Numbers]:
 
 
 def node_numbers(node: dict[str, object]) -> Numbers | None:
-    """The numbers of a character device in a list of a configuration's; None: it is none."""
+    """Return the numbers of a character device in a configuration; None for other entries."""
     major, minor = node.get("major"), node.get("minor")
     if node.get("type") in ("c", "u") and isinstance(major, int) and isinstance(minor, int):
         return major, minor
     return None
 
 
-def _told(found: Variables, facts: Facts) -> Wish:
-    """What a person's variables ask for."""
+def _from_variables(found: Variables, facts: Facts) -> GpuRequest:
+    """Return the request of a person's variables."""
     asked = found.asked()
     if asked is None:
         if facts.image is None and any(name == COUNT for name, _, _ in found.entries):
             raise Refused(
-                f"whether you or the image has set {COUNT} can't be told ({facts.fault}): ask by "
-                "--gpus or by --device nvidia.com/gpu=0 instead"
+                "gpu-count-ambiguous",
+                f"cannot tell whether {COUNT} comes from you or from the image ({facts.fault}). "
+                "Use --gpus or --device nvidia.com/gpu=0",
             )
         return _named(found)
     if asked == ALL:
-        return Wish(None)
+        return GpuRequest(None)
     if not (asked.isdecimal() and asked.isascii() and len(asked) < 10):
         raise Refused(
-            f"{COUNT} '{asked[:64]}' is no number of GPUs: set it to 0 for none, to how many the "
-            "container needs, or to all"
+            "gpu-count-invalid",
+            f"{COUNT}='{asked[:64]}' is not a number of GPUs. Set it to 0 for none, to the number "
+            "that the container needs, or to all",
         )
-    return Wish(int(asked))
+    return GpuRequest(int(asked))
 
 
-def _named(found: Variables) -> Wish:
+def _named(found: Variables) -> GpuRequest:
     theirs = [
         entry.partition("=")[2] for name, entry, persons in found.entries if persons
         and name in _NAMING
     ]  # fmt: skip
     names = [name.strip() for name in (theirs[-1] if theirs else "").split(",")]
     if not _NONE.isdisjoint(names):
-        return Wish()
+        return GpuRequest()
     names = [name.partition("=")[2] if "=" in name else name for name in names]
-    return Wish(None) if ALL in names else Wish(0, names)
+    return GpuRequest(None) if ALL in names else GpuRequest(0, names)
 
 
 def _by_node(cards: list[Numbers], policy: Policy, nodes: Nodes) -> tuple[int | None, list[str]]:
     found = {device.id: {*nodes.of(device)} for device in policy.devices}
     names = [name for name, own in found.items() if not own.isdisjoint(cards)]
     strange = [one for one in cards if not any(one in own for own in found.values())]
-    # CDI's `all` names every GPU of the machine, and the operator hands out some.
+    # CDI's `all` names every GPU of the machine; the operator may offer only some of them.
     whole = nodes.gpus()
     if strange and len(whole) > 1 and whole.issubset(cards):
         return None, []
-    # What comes with a GPU, such as its node below /dev/dri, is no wish beside it.
+    # A node that belongs to a requested GPU, such as the one below /dev/dri, adds nothing.
     strange = [one for one in strange if one in whole or not names]
     if strange:
         shown = ", ".join(nodes.cards[one] for one in strange)
         raise Refused(
-            f"this container is to have {shown[:200]}, which is no whole GPU that this machine "
-            f"hands out: {_shown(policy)}. Ask for one of these, or for any by {COUNT}=1"
+            "gpu-not-offered",
+            f"{shown[:200]} is not a GPU that this machine offers. Offered: {_shown(policy)}. "
+            f"Request one of these, or any with {COUNT}=1",
         )
     return len(names), names
 
@@ -215,8 +219,12 @@ def _by_name(name: str, policy: Policy) -> Device:
     if name.isdecimal() and name.isascii() and len(name) < 10:
         found = [device for device in policy.devices if device.index == int(name)]
     if len(found) != 1:
-        why = "is divided, so one of its parts must be named" if found else "is not handed out"
-        raise Refused(f"GPU {name[:64]} {why} on this machine, which has {_shown(policy)}")
+        why = "is divided into MIG devices" if found else "is not offered by this machine"
+        raise Refused(
+            "gpu-divided" if found else "gpu-not-offered",
+            f"GPU {name[:64]} {why}. Offered: {_shown(policy)}. Request one of these, or any with "
+            f"{COUNT}=1",
+        )
     return found[0]
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""An engine's config.json without any GPU that the engine put into it, and with a grant. Pure."""
+"""Take the engine's GPUs out of a config.json, and put a grant into it. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_runtime.environment import Variables
     from gpu_runtime.grant import Grant
 
-# What brings GPUs in as a hook of its own accord: by Docker (daemon/nvidia_linux.go; from 29.2 on
+# Hooks that add GPUs: those of Docker (daemon/nvidia_linux.go; from 29.2 on
 # where CDI fails, daemon/devices_nvidia_linux.go), by CDI files, and by podman's hooks.d.
 _HOOKS = frozenset(
     {
@@ -45,9 +45,9 @@ def is_privileged(config: dict[str, object]) -> bool:
 def without_gpus(
     config: dict[str, object], nodes: Nodes, brought: Collection[str] = ()
 ) -> dict[str, object]:
-    """`config` without what gives a container a GPU: nodes, rules, mounts, hooks, annotations.
+    """Return `config` without the parts that give a container a GPU.
 
-    It is `config` itself where nothing of that is in it.
+    These are nodes, rules, mounts, hooks and annotations. Without any, it is `config` itself.
 
     Args:
         config: the engine's.
@@ -92,11 +92,11 @@ def granted(
     own: Collection[Numbers],
     machine: str = "",
 ) -> dict[str, object]:
-    """`config`, which has no GPU, with `grant` in it.
+    """Return `config`, which has no GPU, with `grant` in it.
 
     Args:
-        config: what `without_gpus` made.
-        grant: what the container gets.
+        config: the result of `without_gpus`.
+        grant: the container's grant.
         variables: those of its process, each with its writer.
         nodes: the machine's.
         own: numbers of the granted devices' own nodes.
@@ -112,9 +112,9 @@ def granted(
     if profile:
         linux = {**linux, "seccomp": of_a_holder(profile)}
     if is_privileged(config):
-        # One rule of refusal beside one of leave can't be for the same node, nor be for all of its
-        # major number (runc libcontainer/cgroups/devices/devices_emulator.go): what is granted has
-        # none, and the other nodes that are there now have one each.
+        # A deny rule beside an allow rule must not cover the same node, or all nodes of its major
+        # number (runc libcontainer/cgroups/devices/devices_emulator.go). So granted nodes have no
+        # deny rule, and each other node that exists now has one.
         resources = table(linux.get("resources"))
         common = (
             [(node.major, node.minor) for node in grant.nodes]
@@ -127,7 +127,7 @@ def granted(
         linux = {**linux, "resources": {**resources, "devices": rules}}
     if grant.nodes:
         linux = spec.with_nodes(linux, grant.nodes)
-    process = spec.told(config.get("process"), variables, grant.environment, grant.ids)
+    process = spec.with_variables(config.get("process"), variables, grant.environment, grant.ids)
     return {**config, "linux": linux, "process": spec.in_groups(process, grant.groups)}
 
 
@@ -142,7 +142,7 @@ def _brings(mount: dict[str, object], nodes: Nodes, brought: Collection[str]) ->
 
 
 def _without_hooks(hooks: dict[str, object], brought: Collection[str]) -> dict[str, object]:
-    """The hooks without those that bring GPUs in; empty where there is none of these."""
+    """Return the hooks without those that add GPUs; empty if there is none of these."""
     kept: dict[str, object] = {
         when: [
             hook
@@ -156,7 +156,7 @@ def _without_hooks(hooks: dict[str, object], brought: Collection[str]) -> dict[s
 
 
 def _rules(rules: list[object], nodes: Nodes, *, privileged: bool) -> list[object]:
-    """The rules on devices without leave for any GPU."""
+    """Return the device rules without those that allow a GPU."""
     kept: list[object] = []
     for rule in rules:
         found = table(rule)
@@ -168,8 +168,9 @@ def _rules(rules: list[object], nodes: Nodes, *, privileged: bool) -> list[objec
             every = kind == "a" or _is_any(major)
             if every and not privileged:
                 raise Refused(
-                    "this container may open every character device, and so every GPU: give it "
-                    "--device-cgroup-rule for those devices that it needs"
+                    "device-rule-too-wide",
+                    "this container may open every character device, and so every GPU. Limit "
+                    "--device-cgroup-rule to the devices that it needs",
                 )
             several = every or (_is_any(minor) and nodes.covered(major))
             if several or _is_gpu(node_numbers(found), nodes):

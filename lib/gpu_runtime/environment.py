@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A container's variables: who wrote which, and what they become when GPUs were granted. Pure.
+"""A container's variables: who wrote each, and their values with a grant. Pure.
 
 Concourse's web writes the image's variables first, then ATC_EXTERNAL_URL, then the task's params,
 then the worker's proxies (Concourse 8.2.5 atc/worker/gardenruntime/worker.go:214,244-259 and
-atc/exec/task_step.go:439-441). So a variable before ATC_EXTERNAL_URL is the image's and one after
-it the author's; without it all are the image's.
+atc/exec/task_step.go:439-441). So a variable before ATC_EXTERNAL_URL is the image's, and one after
+it is the author's. Without it all are the image's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpu_runtime.refusal import Refused
 WRITERS_BORDER = "ATC_EXTERNAL_URL"
 COUNT = "GPU_COUNT"
 
-# An author may narrow a grant by these; from an image they would turn a GPU job into a CPU run.
+# An author may narrow a grant with these. In an image they would turn a GPU task into a CPU run.
 # CUDA's, ROCm's three (HIP heeds CUDA's too) and Level Zero's, all lists of indexes or ids.
 NARROWING = frozenset(
     {
@@ -23,7 +23,7 @@ NARROWING = frozenset(
         *("GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     }
 )
-# What they say for "none": CUDA stops at the first entry that is no device.
+# Their values for "none": CUDA stops at the first entry that is not a device.
 _NO_DEVICE = frozenset({"", "-1", "NoDevFiles"})
 
 # Requests beside NVIDIA_VISIBLE_DEVICES that nvidia-container-toolkit 1.17 to 1.20 takes from a
@@ -45,12 +45,12 @@ DOOR_PREFIX = "DOCKER_RESOURCE_"  # what swarm-resource commonly names
 
 # With runc before 1.3 createContainer hooks run with the container's variables (runc
 # libcontainer/init_linux.go), so these would load a pipeline's code into NVIDIA's hooks, or make
-# their loader write files. At create they reach nothing but Concourse's gdn-init: the step gets
-# its own at exec.
+# their loader write files. At create they reach Concourse's gdn-init only: the step gets its
+# own at exec.
 LOADER = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
 
 
-# What an image requires of driver and GPU; image_requirements.py reads it. Tegra's
+# An image's requirements on driver and GPU; image_requirements.py reads them. Tegra's
 # variables list mounts (nvidia-container-toolkit 1.20 internal/config/image/cuda_image.go).
 _REQUIRE, _REQUIRE_TEGRA = "NVIDIA_REQUIRE_", "NVIDIA_REQUIRE_JETPACK"
 _REQUIRE_NOTHING = "NVIDIA_DISABLE_REQUIRE"
@@ -58,12 +58,12 @@ _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's strconv.Parse
 
 
 class Requirement:
-    """Something that is required of driver and GPU.
+    """A requirement on driver and GPU.
 
     Attributes:
-        name: the variable that says so.
-        text: its value; of CUDA_VERSION what it means.
-        authors: whether the pipeline's author, or whoever started the container, wrote it.
+        name: the variable that has it.
+        text: its value; for CUDA_VERSION the condition that it means.
+        authors: whether the pipeline's author, or the person who started the container, wrote it.
     """
 
     __slots__ = ("authors", "name", "text")
@@ -79,23 +79,24 @@ class Variables:
 
     Attributes:
         entries: name, whole entry (`NAME=value`), and whether the pipeline's author wrote it.
-        noun: what they are of, towards that one.
+        noun: `task` or `container`, for messages.
     """
 
     __slots__ = ("entries", "noun")
 
     def __init__(self, entries: list[str]) -> None:
-        """Tell the writers apart; entries that name no variable are dropped.
+        """Find the writer of each entry; drop entries without a name.
 
         Raises:
-            Refused: WRITERS_BORDER is there twice, so nobody can tell who wrote what.
+            Refused: WRITERS_BORDER is set twice, so the writers are ambiguous.
         """
         named = [(entry.partition("=")[0], entry) for entry in entries if "=" in entry]
         borders = [place for place, (name, _) in enumerate(named) if name == WRITERS_BORDER]
         if len(borders) > 1:
             raise Refused(
-                f"{WRITERS_BORDER} is set more than once, so this task cannot be given a GPU; "
-                "it is Concourse's own: remove it from the image's variables and the task's params"
+                "reserved-variable",
+                f"{WRITERS_BORDER} is reserved by Concourse and set more than once. Remove it "
+                "from the task's params and from the image's variables",
             )
         border = borders[0] if borders else len(named)
         self.noun = "task"
@@ -105,7 +106,7 @@ class Variables:
 
     @classmethod
     def apart(cls, entries: list[str], image: list[str]) -> Variables:
-        """Those of an engine's container: all that are not the `image`'s are a person's."""
+        """Make those of an engine's container: each that is not the `image`'s is a person's."""
         found = cls([])
         found.noun = "container"
         named = [(entry.partition("=")[0], entry) for entry in entries if "=" in entry]
@@ -113,19 +114,19 @@ class Variables:
         return found
 
     def asked(self) -> str | None:
-        """The author's GPU_COUNT as it was written; None where there is none."""
+        """Return the author's GPU_COUNT as it was written; None if there is none."""
         found = [entry for name, entry, authors in self.entries if authors and name == COUNT]
         return found[-1].partition("=")[2] if found else None
 
     def check_narrowing(self, count: int, ids: list[str]) -> None:
-        """Check that no variable of the author's names more than a lease.
+        """Check that no variable of the author names a device outside the lease.
 
         Args:
-            count: how many devices the lease has.
-            ids: their ids; empty while they are not known yet, which lets every id pass.
+            count: the number of devices of the lease.
+            ids: their ids; empty while they are not known yet, when every id passes.
 
         Raises:
-            Refused: one does.
+            Refused: a variable names another device.
         """
         for name, entry, authors in self.entries:
             if not authors or name not in NARROWING:
@@ -133,19 +134,19 @@ class Variables:
             value = entry.partition("=")[2]
             for item in (part.strip() for part in value.split(",")):
                 if not _is_within(item, count, ids):
-                    how = "param" if self.noun == "task" else "variable"
                     raise Refused(
-                        f"{name} '{value[:64]}' names '{item[:64]}', which this {self.noun} does "
-                        f"not have: it has {count}, counted from 0; the {how} {COUNT} asks for "
-                        "more"
+                        "gpu-index-invalid",
+                        f"{name}={value[:64]}: '{item[:64]}' does not exist, because this "
+                        f"{self.noun} has {count} GPU{'' if count == 1 else 's'}, numbered from "
+                        f"0. To get more, set {COUNT}",
                     )
 
     def required(self) -> list[Requirement]:
-        """What they require of driver and GPU; of a name that is there twice the last counts.
+        """Return the requirements on driver and GPU; the last value of a name counts.
 
-        An image from before NVIDIA_REQUIRE_CUDA says by CUDA_VERSION for which CUDA it was made,
-        and runs on each driver of that major version (CUDA Compatibility, "Minor Version
-        Compatibility", from CUDA 11 on). As a param that name is a build's own.
+        CUDA_VERSION of an image without NVIDIA_REQUIRE_CUDA is the CUDA version that it was made
+        for. Such an image runs on each driver of that major version (CUDA Compatibility, "Minor
+        Version Compatibility", from CUDA 11 on). CUDA_VERSION as a param is not a requirement.
         """
         last = {name: (entry.partition("=")[2], authors) for name, entry, authors in self.entries}
         if last.get(_REQUIRE_NOTHING, ("", False))[0] in _TRUE:
@@ -164,7 +165,7 @@ class Variables:
         return found
 
     def with_(self, ours: dict[str, str], unwanted: tuple[str, ...] = ()) -> list[str]:
-        """The entries with exactly one of each variable in `ours`.
+        """Return the entries with exactly one of each variable in `ours`.
 
         Dropped: every other entry of a name in `ours`, the DOORS, the image's NARROWING ones, and
         names that begin with one of `unwanted`.

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""JSON by the C half of the standard library's json alone, where there is one.
+"""JSON with only the C half of the standard library's json module, if there is one.
 
-`import json` compiles regular expressions at each start (re, enum, functools): 6 ms on a machine
-where bare Python takes 6, and every GPU job waits for it. Its C half is private to CPython; it was
-the same from 3.6 to 3.14. Where it is not, json itself takes its place.
+`import json` compiles regular expressions at each start (re, enum, functools). That takes 6 ms on
+a machine where bare Python takes 6, and every GPU task waits for it. The C half is private to
+CPython and was the same from 3.6 to 3.14. If it differs, json itself is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _not_json(value: object) -> object:
 
 
 class _Plain:
-    """What json.JSONDecoder() tells its scanner."""
+    """The settings that json.JSONDecoder() passes to its scanner."""
 
     strict = True
     object_hook = None
@@ -36,8 +36,8 @@ class _Plain:
     parse_constant = staticmethod(_no_constant)
 
 
-# What runtimes read of a config.json and a process file; and what engines read of an image's
-# manifest and configuration, as far as this package does.
+# The names that runtimes read in a config.json and a process file; and the names that engines and
+# this package read in an image's manifest and configuration.
 SPEC = frozenset(
     {
         *("access", "action", "additionalGids", "allow", "annotations", "args", "architectures"),
@@ -66,11 +66,11 @@ IMAGE = frozenset({"config", "digest", "Env"})
 
 
 class _Reading:
-    """What is read now, by names that are not to be mistaken.
+    """The state of the current read, with the names that must be spelt exactly.
 
     Attributes:
-        names: those names; `folded`: the same as Go compares them.
-        odd: objects, each with a name in it that Go may take for one of those.
+        names: those names; `folded`: the same, as Go compares them.
+        odd: objects, each with a name that Go may take for one of those names.
     """
 
     names: frozenset[str] = frozenset()
@@ -81,7 +81,7 @@ class _Reading:
 def _spelt(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("it says a name twice in one object")
+        raise ValueError("it has a name twice in one object")
     if not _Reading.names.issuperset(found):
         for name in found:
             if name not in _Reading.names and name.casefold() in _Reading.folded:
@@ -90,10 +90,10 @@ def _spelt(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _check_names(value: object) -> None:
-    """See that no name is another one but for its case; names that people choose may be.
+    """Check that no name differs from a known name in case only; names that people choose may.
 
     Raises:
-        ValueError: one is.
+        ValueError: one does.
     """
     found = table(value)
     linux = table(found.get("linux"))
@@ -104,11 +104,11 @@ def _check_names(value: object) -> None:
     )
     for one, name in _Reading.odd:
         if not any(one is other for other in chosen):
-            raise ValueError(f"it has the name {name!r}, which is another one but for its case")
+            raise ValueError(f"it has the name {name!r}, a known name in another case")
 
 
 class _ForGo(_Plain):
-    """The same for what a program in Go reads too."""
+    """The same for files that a program in Go reads too."""
 
     object_pairs_hook = staticmethod(_spelt)
 
@@ -142,16 +142,16 @@ except (ImportError, TypeError):
 
 
 def loads(content: bytes, names: frozenset[str] | None = None) -> object:
-    """The value of the JSON text `content`.
+    """Return the value of the JSON text `content`.
 
     Args:
         content: the text.
-        names: what a program in Go looks for in it. Go takes names that differ in case for one,
-            and puts together what is said twice (encoding/json): it would read another value than
-            this package does. None: there is no such program.
+        names: the names that a program in Go looks for in it. Go ignores the case of names and
+            merges duplicate ones (encoding/json), so it could read another value than this
+            package. None: there is no such program.
 
     Raises:
-        ValueError: it is no JSON text in UTF-8, or can be read in two ways.
+        ValueError: `content` is not JSON in UTF-8, or can be read in two ways.
     """
     text = content.decode().strip(" \t\n\r")
     if names is not None and names is not _Reading.names:
@@ -160,8 +160,8 @@ def loads(content: bytes, names: frozenset[str] | None = None) -> object:
     try:
         value, end = (_scan if names is None else _scan_for_go)(text, 0)
     except (StopIteration, SystemError) as error:
-        # Up to Python 3.11 the C half has no words for a syntax error unless json lends them.
-        raise ValueError("it is no JSON") from error
+        # Up to Python 3.11 the C half has no message for a syntax error unless json is imported.
+        raise ValueError("it is not JSON") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if end != len(text):
@@ -172,7 +172,7 @@ def loads(content: bytes, names: frozenset[str] | None = None) -> object:
 
 
 def dumps(value: object) -> str:
-    """`value` as compact JSON in ASCII.
+    """Return `value` as compact JSON in ASCII.
 
     Raises:
         ValueError: it holds a number that JSON lacks, or is nested too deeply.

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a task asks for, what it gets, and how it is told."""
+"""The number of devices that a task requests, and its grant: devices, nodes and variables."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from gpu_runtime.environment import COUNT, Variables
 from gpu_runtime.fast_json import dumps
 from gpu_runtime.lease_table import NOUNS, STEP
 from gpu_runtime.policy import Device, Policy
-from gpu_runtime.refusal import Refused, failed
+from gpu_runtime.refusal import Refused, again, failed
 
 
 def asked_for(policy: Policy, variables: Variables, *, privileged: bool) -> int | None:
-    """How many devices a task is to get; None: all there are.
+    """Return the number of devices that a task requests; None: all.
 
-    A privileged task is host root in all but name: no runtime could keep it to its devices.
+    A privileged task is root of the host in effect: no runtime could confine it to its devices.
 
     Raises:
-        Refused: its GPU_COUNT can't be followed.
+        Refused: its GPU_COUNT is invalid, or not allowed for a privileged task.
     """
     text = variables.asked()
     if text is None:
         return 0 if privileged and not policy.privileged else policy.gpus_per_task
     count = None
     if text != "all":
-        # Longer ones would be no less wrong, but int() refuses numbers of thousands of digits.
+        # int() refuses numbers of thousands of digits, so longer ones are refused here.
         if not (text.isdecimal() and text.isascii() and len(text) < 10):
             raise Refused(
-                f"{COUNT} '{text[:64]}' is no number of GPUs: set this param to 0 for none, "
-                "to how many the task needs, or to all"
+                "gpu-count-invalid",
+                f"{COUNT}='{text[:64]}' is not a number of GPUs. Set this param to 0 for none, to "
+                "the number that the task needs, or to all",
             )
         count = int(text)
     if privileged and not policy.privileged and count != 0:
         raise Refused(
-            f"{COUNT} '{text}' asks for a GPU, and this task is privileged: such tasks get none "
-            "on this worker (its operator's option privileged-tasks). Take privileged from the "
-            f"step, or set the param {COUNT} to 0"
+            "privileged-not-allowed",
+            f"{COUNT}={text} requests a GPU, but privileged tasks get none on this worker (its "
+            "option gpu-for-privileged-tasks). Remove `privileged` from the step, or set "
+            f"{COUNT} to 0",
         )
     return count
 
 
 class Node:
-    """A device node as a container is to have it.
+    """A device node for a container.
 
     Attributes:
-        path: where it is, here and there.
+        path: its path, on the host and in the container.
         major, minor: its numbers.
         gid: the group that may open it.
     """
@@ -55,34 +57,34 @@ class Node:
     __slots__ = ("gid", "major", "minor", "path")
 
     def __init__(self, path: str) -> None:
-        """Look at the node at `path`, which may be a link.
+        """Read the node at `path`, which may be a link.
 
         Raises:
-            OSError: it is not there.
-            ValueError: it is no character device.
+            OSError: it does not exist.
+            ValueError: it is not a character device.
         """
         self.path = os.path.realpath(path)
         found = os.stat(self.path)
         if not stat.S_ISCHR(found.st_mode):
-            raise ValueError(f"{self.path} is no device")
+            raise ValueError(f"{self.path} is not a device")
         self.major = os.major(found.st_rdev)
         self.minor = os.minor(found.st_rdev)
         self.gid = found.st_gid
 
 
 class Grant:
-    """What one container gets.
+    """The grant of one container.
 
     Attributes:
-        ids: of its devices, in index order; empty: none.
-        environment: the variables that say so, at create and at each exec alike.
-        nodes: device nodes that no runtime brings in.
+        ids: the ids of its devices, in index order; empty: none.
+        environment: the variables of the grant, the same at create and at each exec.
+        nodes: the device nodes that no runtime adds.
     """
 
     __slots__ = ("environment", "ids", "nodes")
 
     def __init__(self, policy: Policy, devices: list[Device], kind: str = STEP) -> None:
-        """Word the grant of `devices` to a holder of a kind.
+        """Make the grant of `devices` to a holder of this kind.
 
         Raises:
             Refused: a device node is missing.
@@ -104,11 +106,12 @@ class Grant:
             self.nodes = [Node(path) for path in paths]
         except (OSError, ValueError) as error:
             raise Refused(
-                f"{failed(NOUNS[kind])}: {error}; it looks for its GPUs again within minutes: "
-                "run it again then"
+                "device-node-missing",
+                f"{failed(NOUNS[kind])}: {error}. The worker detects its GPUs again within 5 "
+                f"minutes; {again(NOUNS[kind])} then",
             ) from error
 
     @property
     def groups(self) -> list[int]:
-        """The groups that a process needs to open its nodes: in a container they keep theirs."""
+        """The groups that a process needs to open its nodes, which keep their host group."""
         return sorted({node.gid for node in self.nodes})

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The look at a machine's processes before a device goes from one holder to the next.
+"""The search of a machine's processes before a device passes from one holder to the next.
 
 The last holder has ended by then. Another process can still have the device open: a descriptor
-passes through a socket, and rules on devices are asked when it is opened alone. What follows is
-told by docs/explanation/leases.md.
+can be sent through a socket, and device rules apply only when a device is opened.
+docs/explanation/leases.md describes the consequences.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ if TYPE_CHECKING:
 
     from gpu_runtime.lease_table import Holder
 
-# How long a look may take, in seconds: some millions of descriptors.
+# How long a search may take, in seconds: some millions of descriptors.
 PATIENCE = 30
 # How long an intruder may take to die, in seconds.
 _DYING = 1.5
 
-# How long one that is no intruder may know a device's place (open(2), O_PATH), in seconds: in a
-# user namespace runc knows that of each bind mount's source while it makes a container (runc 1.1.5
-# libcontainer/nsenter/nsexec.c). Who keeps it could open the device where no rules on devices are.
+# How long an innocent process may have a descriptor of a device's place (open(2), O_PATH), in
+# seconds. In a user namespace runc has one of each bind mount's source while it makes a container
+# (runc 1.1.5 libcontainer/nsenter/nsexec.c). A process that keeps one could open the device
+# outside device rules.
 _MAKING = 5
 
-# What the last part of a control group is called: containers of Concourse's and jobs of gpu-run,
-# which get their devices by a lease alone; and containers of engines (podman, Docker, CRI-O,
-# containerd's CRI), which may have been given devices in another way.
+# The last parts of control groups: of Concourse's containers and gpu-run commands, which get
+# devices by a lease only; and of containers of engines (podman, Docker, CRI-O, containerd's CRI),
+# which may have got devices in another way.
 _OURS = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|gpu-run-[0-9a-f]+\.scope"
 _ENGINES = r"(?:[a-z]+-)*[0-9a-f]{64}(?:\.scope)?"
 
 
 class Look:
-    """One look, for the devices of some holders that have ended.
+    """One search, for the devices of some holders that have ended.
 
     Attributes:
-        intruders: the containers and jobs that were ended, by the last parts of their groups.
-        withheld: the names of the holders whose devices can't go on, each with why.
-        is_over: whether it has seen all that it had to, or has noted why not.
+        intruders: the containers and gpu-run commands that were killed, by the last parts of their
+            groups.
+        withheld: the names of the holders whose devices cannot be reused, each with the reason.
+        is_over: whether the search is complete, or has noted why not.
 
     Args:
         root: where /proc lies.
@@ -72,10 +74,10 @@ class Look:
         self._hosts: set[int] | None = None
 
     def run(self, until: float) -> None:
-        """Look at every process, end intruders, and note what can't go on; raise nothing.
+        """Search every process, kill intruders, and fill `withheld`; raise nothing.
 
         Args:
-            until: when it gives up, in seconds since boot.
+            until: when the search gives up, in seconds since boot.
         """
         try:
             nodes = [node for holder in self._ending.values() for node in holder.nodes]
@@ -91,11 +93,12 @@ class Look:
         self.is_over = True
 
     def give_up(self) -> None:
-        """Note that the time is up."""
+        """Record that the time is up."""
         self._withhold(
             self._ending,
-            f"the look at who has it open has not ended in {PATIENCE} s; it was at "
-            f"{self._named(self._at)}, which has very many files open or hangs: end that process",
+            f"the search for processes that have it open did not finish in {PATIENCE} s. It was "
+            f"at {self._named(self._at)}, which hangs or has very many open files. End that "
+            "process",
         )
 
     def _pids(self) -> list[int]:
@@ -105,13 +108,13 @@ class Look:
         try:
             return search.has_one_open(pid)
         except PermissionError:
-            # One with more rights than this program can open every device whenever it likes.
+            # A process with more rights than this program can open every device at any time.
             if self._container(pid)[0]:
                 raise
             return False
 
     def _judge(self, search: Search, pid: int) -> None:
-        """End the container or job of a process that has a device open, if it has no right to."""
+        """Kill the container or gpu-run command of a process without a right to its device."""
         group, is_ours = self._container(pid)
         until = time.clock_gettime(time.CLOCK_BOOTTIME) + _MAKING
         while search.has_places_alone(pid) and time.clock_gettime(time.CLOCK_BOOTTIME) < until:
@@ -119,23 +122,26 @@ class Look:
         mounts = search.mounts(pid)
         if not mounts:
             return  # it has closed it, or is gone
-        # Who opened it by a mount of his own was let to by his own rules. What was sent to him was
-        # opened by a mount of the sender's.
+        # A process that opened the device by a mount of its own was allowed to by its own rules. A
+        # descriptor that it received was opened by a mount of the sender's.
         if not is_ours and mounts <= (self._mounts(pid) if group else self._mounts_of_host(pid)):
             return
         if not group:
             self._withhold(
                 self._concerned(pid),
-                f"{self._named(pid)}, which is in no container, has it open by a descriptor that "
-                "was sent to it: end that process",
+                f"{self._named(pid)}, a process outside containers, has it open by a descriptor "
+                "that another process sent. End that process",
             )
             return
         self.intruders.append(group.rpartition("/")[2])
         if not self._end(group):
-            self._withhold(self._concerned(pid), f"{group} has it open and can't be killed")
+            self._withhold(
+                self._concerned(pid),
+                f"{group} has it open and cannot be killed. Reboot the machine",
+            )
 
     def _concerned(self, pid: int) -> list[str]:
-        """The holders of whose devices a process has one open."""
+        """Return the holders of the devices that a process has open."""
         return [
             name
             for name, holder in self._ending.items()
@@ -147,11 +153,11 @@ class Look:
             self.withheld[name] = why
 
     def _container(self, pid: int) -> tuple[str, bool]:
-        """The group of the outermost container or job that a process is in; empty: it is in none.
+        """Return the group of a process's outermost container or gpu-run command; empty: none.
 
-        Beside it, whether only a lease gives devices to that one.
+        Also return whether only a lease gives devices to that container.
         """
-        import re  # noqa: PLC0415 - a look that finds nothing needs none
+        import re  # noqa: PLC0415 - a search that finds nothing needs none
 
         for path, last in self._prefixes(str(pid)):
             if path in self._own:
@@ -175,9 +181,10 @@ class Look:
             yield path, path.rpartition("/")[2]
 
     def _groups(self, process: str) -> set[str]:
-        """A process's control groups in all hierarchies, and its threads'.
+        """Return the control groups of a process and its threads, in all hierarchies.
 
-        In v1 a process whose first thread has ended is in the root group; its others tell.
+        In v1 a process whose first thread has ended is in the root group, unlike its other
+        threads.
         """
         folder = f"{self._root}/proc/{process}"
         threads = [f"{folder}/task/{thread}" for thread in proc.names(f"{folder}/task")]
@@ -188,7 +195,7 @@ class Look:
         }
 
     def _end(self, group: str) -> bool:
-        """Kill all processes in a control group; whether none is left."""
+        """Kill all processes in a control group; return whether none is left."""
         deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + _DYING
         while left := [pid for pid in self._pids() if self._lives_in(pid, group)]:
             for pid in left:
@@ -203,7 +210,7 @@ class Look:
             process = Process(pid)
         except ProcessLookupError:
             return
-        # Looked at after taking hold of it: it is this process now, or it is gone.
+        # Checked after taking hold of it: it is still this process, or it is gone.
         if self._lives_in(pid, group):
             process.kill()
         process.close()
@@ -214,7 +221,7 @@ class Look:
         return not is_dead and any(groups.is_below(path, group) for path in self._groups(str(pid)))
 
     def _mounts(self, pid: int) -> set[int]:
-        """The mounts of a process, told by a thread that has not ended; none if all have."""
+        """Return the mounts of a process, from a thread that has not ended; none if all have."""
         folder = f"{self._root}/proc/{pid}"
         for thread in (folder, *(f"{folder}/task/{one}" for one in proc.names(f"{folder}/task"))):
             if mounts := self._mounts_of_thread(thread):
@@ -228,11 +235,11 @@ class Look:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return set()  # it has ended, and its parent has not taken note (fs/proc_namespace.c)
+            return set()  # it has ended, and its parent has not reaped it (fs/proc_namespace.c)
         return {int(line.split(" ", 1)[0]) for line in lines}
 
     def _mounts_of_host(self, pid: int) -> set[int]:
-        """The mounts of all that are in no container: systemd-logind opens devices for others."""
+        """Return the mounts of processes outside containers: logind opens devices for others."""
         if self._hosts is None:
             self._hosts = set()
             for one in self._pids():

@@ -1,19 +1,19 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a holder uses its devices, and its end: read from /proc and control groups.
+"""Whether a holder uses its devices, and how to end it: read from /proc and control groups.
 
-The files that tell are containerd's and the kernel's own: `<bundle>/init.pid` and one
+The evidence is containerd's and the kernel's files: `<bundle>/init.pid` and one
 `<bundle>/<exec id>.pid` for each process that runs (containerd 2.3.1
-cmd/containerd-shim-runc-v2/process). podman has the id of the first process elsewhere (runc's
---pid-file), a job has its control group alone.
+cmd/containerd-shim-runc-v2/process). podman stores the id of the first process elsewhere (runc's
+--pid-file). A gpu-run command has only its control group.
 
-A process is inside if its control group in any hierarchy is the container's, or below it; or if it
-is in the PID namespace that the container's first process is the first of. In a user namespace
-with cgroup v1 one of these is all there is (see groups), and a step as root of the machine may
-leave its groups. A namespace that others have too, such as the machine's, is no evidence.
+A process is inside if its control group in any hierarchy is the container's or below it, or if it
+is in the PID namespace that begins with the container's first process. In a user namespace with
+cgroup v1 there may be only one of these (see cgroups), and a step as root of the machine may leave
+its groups. A namespace that is shared, such as the machine's, proves nothing.
 
-Only "there is no such thing" means that something is gone. Any other error is raised, and refuses:
-taken for absence, it would end a job that runs and give its devices away.
+Only the error "not found" means that something is gone. Any other error is raised and refuses the
+request. If it counted as absence, it would end a task that runs and give its devices away.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpu_runtime import proc
 from gpu_runtime.lease_table import JOB, STEP, Call, Holder, names_container
 from gpu_runtime.signals import Process
 
-# A container and its first process come within seconds of the grant. This long, in seconds, a
-# start or an exec may take before the devices go to somebody else: a hook can be made to hang.
+# A container and its first process appear within seconds of the grant. After this time, in
+# seconds, the devices of a start or exec go to another request: a hook can be made to hang.
 STARTING = 60
 
-# How runc calls a container's first process until that is started, which `runc create` alone does
-# not do (runc 1.0 to 1.5 libcontainer/nsenter/nsexec.c).
+# The name that runc gives a container's first process until it is started, which `runc create`
+# alone does not do (runc 1.0 to 1.5 libcontainer/nsenter/nsexec.c).
 _NOT_STARTED = "runc:["
 
 # How long, in seconds, a container may take to die.
@@ -41,13 +41,13 @@ _PATIENCE = 1.5
 
 
 class _Marks:
-    """What the processes of a container or job are known by.
+    """The marks by which the processes of a container or gpu-run command are recognised.
 
     Attributes:
-        paths: those of its control groups, by hierarchy; none: it is gone.
-        init: its first process; 0: that is gone, or nobody tells.
-        started: when that was started, in clock ticks since boot; 0 before anybody has asked.
-        namespace: the PID namespace that is its own; empty: it has none, or none is known yet.
+        paths: the paths of its control groups, by hierarchy; none: it is gone.
+        init: its first process; 0: gone or unknown.
+        started: when that process started, in clock ticks since boot; 0: not read yet.
+        namespace: its own PID namespace; empty: it has none, or none is known yet.
     """
 
     __slots__ = ("init", "namespace", "paths", "started")
@@ -63,16 +63,15 @@ class Host:
     """The processes and control groups of this machine, cgroup v1 or v2.
 
     Attributes:
-        intruders: the containers and jobs that `look` has ended because they had a device of
-            another's lease open.
-        looked: the holders of which `look` has seen who has their devices open: why these can't
-            go on to others, or empty.
-        mark: what these holders are marked with meanwhile, as Holder.handing; see
+        intruders: the containers and gpu-run commands that `look` has killed because they had a
+            device of another lease open.
+        looked: the holders whose devices `look` has searched for, each with the reason why the
+            devices cannot be reused, or empty.
+        mark: the mark of these holders during the search, as Holder.handing; see
             lease_scheduler.decide.
 
     Args:
-        root: where /proc lies, and what the paths of bundles and mounts are below; for recorded
-            trees.
+        root: the folder above /proc, bundles and mounts; for recorded trees.
     """
 
     def __init__(self, root: str = "") -> None:
@@ -83,40 +82,43 @@ class Host:
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def alive(self, call: Call) -> bool:
-        """Whether that very process lives."""
+        """Whether exactly that process lives."""
         return self._started(call[0]) == call[1]
 
     def me(self) -> Call:
-        """This process; it stays the same one through exec."""
+        """Return this process, which exec does not change."""
         pid = os.getpid()
         return pid, self._started(pid) or 0
 
     @staticmethod
     def now() -> float:
-        """Seconds since boot; no change of the clock touches them."""
+        """Return the seconds since boot, which a change of the clock does not affect."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def age(self, pid: int) -> float:
-        """Seconds since a process was started; infinite if it is gone or dead."""
+        """Return the seconds since a process started; infinite if it is gone or dead."""
         started = self._started(pid)
         return float("inf") if started is None else self.now() - started / self._ticks
 
     def in_use(self, container: str, holder: Holder) -> bool:
         """Whether the holder still uses its devices.
 
-        It does while the process lives that keeps them for it; while a call of the runtime starts
-        it or a process in it, for STARTING seconds; for as long after its grant if no process has
-        come yet; while its step lives; and while sessions that people have in it live, for its
-        session limit after the step. The first look that finds the step over is noted in it.
+        A step uses them in each of these cases:
 
-        Another kind of holder uses them while such a process or call lives, and then: an engine's
-        container while its first process does, or, where nobody tells which that is, any; a job
-        while anything lives in its control group. The container's program may take STARTING
-        seconds to be started, and so may the job's group to come.
+        - The process that keeps them for it lives.
+        - A call of the runtime starts the container or a process in it, for STARTING seconds.
+        - No process has appeared yet, for STARTING seconds after the grant.
+        - A process of the step lives.
+        - A session lives, for the session limit after the step. The first call that finds the step
+          over records the time in the holder.
+
+        The first two cases hold for other kinds too. An engine's container also uses them while
+        its first process lives or, if that is unknown, any process. A gpu-run command uses them
+        while any process lives in its control group. The container's program and the command's
+        group may take STARTING seconds to appear.
 
         Raises:
-            OSError: that can't be told.
-            ValueError: the same.
+            OSError, ValueError: /proc, a control group or a bundle cannot be read.
         """
         kept = bool(holder.keeper) and self.alive(holder.keeper)
         if kept or any(self._is_starting(call, holder) for call in holder.calls):
@@ -136,7 +138,7 @@ class Host:
         return not holder.session_limit or over < holder.session_limit
 
     def _lives(self, holder: Holder, marks: _Marks) -> bool:
-        """Whether a container of an engine, or a job, that nothing starts any more, lives."""
+        """Whether an engine's container or a gpu-run command lives, once it has started."""
         init, is_new = self._init(holder), self.now() - holder.since < STARTING
         if init:
             inside = self._inside(init, marks) and self._started(init) is not None
@@ -144,51 +146,48 @@ class Host:
         else:
             living = self._in_groups(marks)
         if holder.kind == JOB:
-            # A call that starts a container lives until that is there; a job's unit comes later.
+            # A call that starts a container lives until it exists; a command's unit appears later.
             holder.execs |= bool(living)
             return bool(living) or (is_new and not holder.execs)
         return bool(living) and (is_new or any(map(self._is_begun, living)))
 
     def _is_begun(self, init: int) -> bool:
-        """Whether a container's own program runs: its engine may be killed before it starts it."""
+        """Whether a container's own program runs: the engine may be killed before it starts it."""
         return not proc.read(f"{self._root}/proc/{init}/comm").startswith(_NOT_STARTED)
 
     def processes(self, container: str, holder: Holder) -> list[str]:
-        """The exec ids of a step's processes that live, such as `task`; none of other kinds."""
+        """Return the exec ids of a step's living processes, such as `task`; none otherwise."""
         if holder.kind != STEP:
             return []
         return self._processes(holder.bundle, self._marks(container, holder))
 
     def steps(self, container: str, bundle: str) -> list[int]:
-        """Ids of the processes of a container's steps that live; not of people's sessions in it.
+        """Return the ids of the living processes of a container's steps, without its sessions.
 
         Raises:
-            OSError: that can't be told.
-            ValueError: the same.
+            OSError, ValueError: /proc, a control group or a bundle cannot be read.
         """
-        marks = self._told(container, bundle)
+        marks = self._marks_of_init(container, bundle)
         names = self._processes(bundle, marks)
         pids = [self._pid(f"{bundle}/{name}.pid") for name in names if not _is_session(name)]
         return [pid for pid in pids if self._inside(pid, marks)]
 
     def is_in(self, pid: int, container: str, bundle: str) -> bool:
-        """Whether a process lives and is one of a container's.
+        """Whether a process lives and belongs to a container.
 
         Raises:
-            OSError: that can't be told.
-            ValueError: the same.
+            OSError, ValueError: /proc, a control group or a bundle cannot be read.
         """
-        marks = self._told(container, bundle)
+        marks = self._marks_of_init(container, bundle)
         return self._inside(pid, marks) and self._started(pid) is not None
 
     def end_steps(self, container: str, bundle: str) -> None:
-        """Kill what runs in a container but its init and people's sessions in it.
+        """Kill the processes of a container, except its init and its sessions.
 
         Raises:
-            OSError: what runs there can't be told.
-            ValueError: the same.
+            OSError, ValueError: /proc, a control group or a bundle cannot be read.
         """
-        marks = self._told(container, bundle)
+        marks = self._marks_of_init(container, bundle)
         names = self._processes(bundle, marks)
         sessions = {str(self._pid(f"{bundle}/{name}.pid")) for name in names if _is_session(name)}
         for pid in self._all(marks) - {marks.init}:
@@ -198,18 +197,17 @@ class Host:
                 self._kill(pid, marks)
 
     def note_groups(self, container: str, holder: Holder) -> None:
-        """Note a holder's control groups in it while its first process tells them.
+        """Store a holder's control groups in it while its first process lives.
 
         Raises:
-            OSError: that can't be told.
-            ValueError: the same.
+            OSError, ValueError: /proc, a control group or a bundle cannot be read.
         """
         self._note(holder, self._marks(container, holder))
 
     def planned_cgroup(self, container: str, cgroups_path: str) -> str:
-        """The control group that runc, called by this process, makes for a container.
+        """Return the control group that runc, called by this process, makes for a container.
 
-        Without one a start that hangs before init is told could not be ended.
+        Without it, a start that hangs before its init is known could not be ended.
 
         Args:
             container: its id.
@@ -219,7 +217,7 @@ class Host:
                 for its systemd driver (systemd/common.go).
 
         Returns:
-            Empty where it is not told.
+            Empty if it is not known.
         """
         if ":" in cgroups_path:
             return groups.scope(container, cgroups_path)
@@ -232,18 +230,18 @@ class Host:
         return path if names_container(path, container) else ""
 
     def clear(self, container: str, holder: Holder) -> bool:
-        """End the container as a whole, its init too; whether it was seen to be empty.
+        """Kill all of a container, including its init; return whether no process is left.
 
         Raises:
-            OSError: what is left can't be told.
+            OSError: the remaining processes cannot be read.
         """
         self._end_calls(holder)
-        # Noted, for it can't be told any more once init is gone.
+        # Stored, because it cannot be read once init is gone.
         marks = self._marks(container, holder)
         self._note(holder, marks)
         if not marks.paths:
             return True
-        # Whoever looks next must not wait once more for what could not be killed.
+        # The next call must not wait again for a process that could not be killed.
         patience = 0 if holder.stuck else _PATIENCE
         self._find_namespace(marks)
         if marks.init:
@@ -251,16 +249,17 @@ class Host:
         return self._end(marks, patience)
 
     def look(self, ending: dict[str, Holder], leased: list[str]) -> None:
-        """Look who has devices of holders open that have ended; note it in `looked`.
+        """Search for processes that have devices of ended holders open; fill `looked`.
 
-        Other containers and jobs that have one open without a right to are ended. It takes no
-        longer than handover.PATIENCE, whatever processes do, and must hold no lock.
+        Other containers and gpu-run commands that have one open without a right are killed. The
+        search takes at most handover.PATIENCE, whatever processes do. The caller must not hold a
+        lock.
 
         Args:
             ending: the holders by their names.
             leased: the control groups of all others.
         """
-        from gpu_runtime import handover  # noqa: PLC0415 - what gets a device that is free needs none
+        from gpu_runtime import handover  # noqa: PLC0415 - a request that gets a free device needs none
 
         look = handover.Look(self._root, ending, leased)
         over = _thread.allocate_lock()
@@ -272,7 +271,7 @@ class Host:
             finally:
                 over.release()
 
-        # A read of another process's /proc can hang, as where its memory is being mapped.
+        # A read of another process's /proc can hang, for example while its memory is being mapped.
         _thread.start_new_thread(work, ())
         over.acquire(timeout=handover.PATIENCE + 1)
         if not look.is_over:
@@ -281,7 +280,7 @@ class Host:
         self.looked |= {name: look.withheld.get(name, "") for name in ending}
 
     def is_gone(self, container: str, holder: Holder) -> bool:
-        """Whether no process of the holder's container is left, and none is to come."""
+        """Whether no process of the holder's container is left, and none will start."""
         if self.in_use(container, holder):
             return False
         return not self._all(self._marks(container, holder))
@@ -291,15 +290,15 @@ class Host:
         return not self._all(self._marks(container, holder)) <= {self._init(holder)}
 
     def state(self, container: str, holder: Holder) -> str:
-        """The states of the container's processes as letters of /proc/<pid>/stat, such as `DS`."""
+        """Return the states of the container's processes as letters of /proc/<pid>/stat: `DS`."""
         living = self._all(self._marks(container, holder))
         return "".join(sorted({fields[0] for pid in living if (fields := self._stat(pid))}))
 
-    def _told(self, container: str, bundle: str, pid_file: str = "") -> _Marks:
-        """What the first process of a container tells that its processes are known by.
+    def _marks_of_init(self, container: str, bundle: str, pid_file: str = "") -> _Marks:
+        """Return a container's marks, read from its first process.
 
-        Its groups bear the container's name, so the process of another one that got the number of
-        this one's init since can't be taken for it.
+        Its groups have the container's name. So a process of another container that got the number
+        of this init is not mistaken for it.
         """
         init = self._pid(pid_file or f"{bundle}/init.pid")
         found, _ = groups.of(self._root, f"/proc/{init}")
@@ -311,9 +310,9 @@ class Host:
         return _Marks(paths, init if paths else 0)
 
     def _marks(self, container: str, holder: Holder) -> _Marks:
-        """What a holder's processes are known by: as its init tells, or else as was noted."""
+        """Return a holder's marks: from its init or, without one, as they were stored."""
         if holder.kind != JOB:
-            marks = self._told(container, holder.bundle, holder.pid_file)
+            marks = self._marks_of_init(container, holder.bundle, holder.pid_file)
             if marks.paths:
                 return marks
         noted = {groups.DEVICES: holder.cgroup, groups.UNIFIED: holder.unified}
@@ -325,7 +324,7 @@ class Host:
         holder.unified = marks.paths.get(groups.UNIFIED, holder.unified)
 
     def _init(self, holder: Holder) -> int:
-        """The id of a container's first process as its runtime noted it; 0: nobody did."""
+        """Return the id of a container's first process from its runtime's file; 0: no file."""
         if holder.kind == JOB:
             return 0
         return self._pid(holder.pid_file or f"{holder.bundle}/init.pid")
@@ -335,7 +334,7 @@ class Host:
         return self.now() - begun < STARTING and self.alive(call)
 
     def _end_calls(self, holder: Holder) -> None:
-        """Kill the runtime's calls for a holder that still run: they would go on to start it."""
+        """Kill the runtime's calls for a holder that still run: they would start it."""
         for call in [*holder.calls, *([holder.keeper] if holder.keeper else [])]:
             try:
                 process = Process(call[0])
@@ -346,7 +345,7 @@ class Host:
             process.close()
 
     def _end(self, marks: _Marks, patience: float) -> bool:
-        """Kill all processes of a container; whether none is left within so many seconds."""
+        """Kill all processes of a container; return whether none is left within `patience` s."""
         deadline = self.now() + patience
         folders = groups.folders(self._root, marks.paths)
         while left := self._in(folders) or self._in_namespace(marks):
@@ -362,13 +361,13 @@ class Host:
             process = Process(pid)
         except ProcessLookupError:
             return
-        # Looked at after taking hold of it: it is this process now, or it is gone.
+        # Checked after taking hold of it: it is still this process, or it is gone.
         if self._inside(pid, marks):
             process.kill()
         process.close()
 
     def _all(self, marks: _Marks) -> set[int]:
-        """The processes of a container that live."""
+        """Return the living processes of a container."""
         return self._in_groups(marks) | self._in_namespace(marks)
 
     def _in_groups(self, marks: _Marks) -> set[int]:
@@ -379,9 +378,9 @@ class Host:
         return set[int]().union(*map(self._living, folders))
 
     def _living(self, folder: str) -> set[int]:
-        """The processes in a control group and below it; the kernel lists no dead ones.
+        """Return the processes in a control group and below it; the kernel lists no dead ones.
 
-        Looking at them once more here would lose one that forks and ends in between.
+        A second check here would lose a process that forks and ends in between.
         """
         if not folder:
             return set()
@@ -398,14 +397,14 @@ class Host:
         return found
 
     def _process_of(self, thread: str) -> int:
-        """The process that a thread is of; 0 if it is gone."""
+        """Return the process of a thread; 0 if it is gone."""
         status = proc.read(f"{self._root}/proc/{thread}/status")
         return int(status.partition("\nTgid:")[2].split()[0]) if status else 0
 
     def _in_namespace(self, marks: _Marks) -> set[int]:
-        """The processes in a container's own PID namespace that live, but the first.
+        """Return the living processes in a container's own PID namespace, without the first.
 
-        There are none when that has ended: the kernel ends it last.
+        There are none once the first has ended: the kernel ends it last.
         """
         self._find_namespace(marks)
         if not marks.namespace or self._started(marks.init) != marks.started:
@@ -427,23 +426,23 @@ class Host:
         try:
             its = self._namespace(pid)
         except PermissionError:
-            # In a system container: of one of its host's root, and of one that has ended and could
-            # not be dumped. Who is at another depth of namespaces is not in this one.
+            # In a system container: for a process of the host's root, and for an ended process
+            # that could not be dumped. A process at another depth of namespaces is elsewhere.
             depths = {len(self._numbers(one)) for one in (pid, marks.init)}
             if len(depths) > 1 or self._started(pid) is None:
                 return False
             raise
-        # The namespace's number may be another's as soon as its first process is gone.
+        # The kernel may reuse the namespace's number as soon as its first process is gone.
         return its == marks.namespace and self._started(marks.init) == marks.started
 
     def _find_namespace(self, marks: _Marks) -> None:
-        """Find the PID namespace that a container's first process is the first of."""
+        """Find the PID namespace that begins with a container's first process."""
         if not marks.init or marks.started:
             return
         started, namespace = self._started(marks.init), self._namespace(marks.init)
         is_first = self._numbers(marks.init)[1:2] == ["1"]
         found, _ = groups.of(self._root, f"/proc/{marks.init}")
-        # Looked at last: it was the container's all the while.
+        # Checked last: it was the container's during all of this.
         if started is not None and _is_below(found, marks.paths):
             marks.started = started
             marks.namespace = namespace if is_first else ""
@@ -454,8 +453,8 @@ class Host:
         try:
             return proc.link(f"{folder}/ns/pid")
         except PermissionError:
-            # Seen in a system container, Linux 6.18.44: of a thread that has ended it is not told,
-            # and the first may end alone (kernel/ptrace.c __ptrace_may_access).
+            # Seen in a system container, Linux 6.18.44: the link of an ended thread is unreadable,
+            # and the first thread may end alone (kernel/ptrace.c __ptrace_may_access).
             for thread in proc.names(f"{folder}/task"):
                 try:
                     if namespace := proc.link(f"{folder}/task/{thread}/ns/pid"):
@@ -465,7 +464,7 @@ class Host:
             raise
 
     def _numbers(self, pid: int) -> list[str]:
-        """A process's number in each PID namespace from this one on; none if it is gone."""
+        """Return a process's number in each PID namespace from this one on; none if it is gone."""
         status = proc.read(f"{self._root}/proc/{pid}/status")
         return status.partition("\nNSpid:")[2].partition("\n")[0].split()
 
@@ -491,7 +490,7 @@ class Host:
         if not text:
             return 0
         if not (text.isascii() and text.strip().isdecimal() and len(text) < 12):
-            raise ValueError(f"{path} holds {text[:40]!r} and no process id")
+            raise ValueError(f"{path} holds {text[:40]!r} and not a process id")
         return int(text)
 
     def _inside(self, pid: int, marks: _Marks) -> bool:
@@ -501,14 +500,14 @@ class Host:
         found, _ = groups.of(self._root, process)
         if _is_below(found, marks.paths):
             return True
-        # In v1 a process whose first thread has ended is in the root group; its others tell.
+        # In v1 a process whose first thread has ended is in the root group; its others are not.
         return any(
             _is_below(groups.of(self._root, f"{process}/task/{thread}")[0], marks.paths)
             for thread in proc.names(f"{self._root}{process}/task")
         ) or (bool(found) and self._is_in_namespace(pid, marks))
 
     def _started(self, pid: int) -> int | None:
-        """Start of a living process in clock ticks since boot; None if it is gone or dead.
+        """Return when a living process started, in clock ticks since boot; None if it is dead.
 
         A process whose first thread has ended shows Z too, but has other threads.
         """
@@ -518,7 +517,7 @@ class Host:
         return int(fields[19])
 
     def _stat(self, pid: int) -> list[str]:
-        """Fields 3 and on of /proc/<pid>/stat (proc(5)); empty if it is gone.
+        """Return fields 3 and on of /proc/<pid>/stat (proc(5)); empty if it is gone.
 
         The name in field 2 ends with the last `)`.
         """
@@ -526,7 +525,7 @@ class Host:
 
 
 def _is_below(found: dict[str, str], cgroups: dict[str, str]) -> bool:
-    """Whether one of the groups found is, in its hierarchy, one of these or below it."""
+    """Whether one of the groups `found` is one of `cgroups` or below it, by hierarchy."""
     return any(
         hierarchy in found and groups.is_below(found[hierarchy], path)
         for hierarchy, path in cgroups.items()
@@ -536,7 +535,7 @@ def _is_below(found: dict[str, str], cgroups: dict[str, str]) -> bool:
 def _is_session(name: str) -> bool:
     """Whether an exec id is a session's, such as a hijack's.
 
-    Concourse calls a step's process `task`; what has no name in a request gets a UUID (8.3.0
+    Concourse calls a step's process `task`; a process without a name gets a UUID (8.3.0
     atc/worker/gardenruntime/container.go, worker/runtime/container.go).
     """
     return len(name) == 36 and name.count("-") == 4

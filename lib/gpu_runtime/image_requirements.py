@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What an image requires of driver and GPUs, by NVIDIA_REQUIRE_* in its variables.
+"""Check an image's requirements on driver and GPUs: NVIDIA_REQUIRE_* in its variables.
 
-NVIDIA's toolkit checks it in its old mode alone: in jit-cdi, its default since 1.18, the job
-starts and meets `CUDA driver version is insufficient`. The grammar is libnvidia-container's
+NVIDIA's toolkit checks them only in its old mode. In jit-cdi, its default since 1.18, the job
+starts and fails with `CUDA driver version is insufficient`. The grammar is libnvidia-container's
 (src/cli/dsl.c, configure.c): alternatives at spaces, conditions that all must hold at commas, each
 of them a rule, an operator and a value. Of several variables all must hold.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LOADED = "/proc/driver/nvidia/version"
 
-# Whether a condition holds where what is here is less than its value, equal, or more.
+# Whether a condition holds if the local value is less than its value, equal, or greater.
 _HOLDS = {
     "=": (False, True, False),
     "!=": (True, False, True),
@@ -43,24 +43,25 @@ _WITHOUT_FORWARD = ("geforce", "titan")
 def unfit(
     policy: Policy, required: list[Requirement], noun: str, own_drivers: Callable[[], list[str]]
 ) -> dict[str, str]:
-    """The devices that do not have what is required, by id, each with what it `is`.
+    """Return the devices that do not meet the requirements, by id, each with the reason.
 
-    What is not known of driver or GPU counts as fulfilled, as in libnvidia-container.
+    The reason completes `GPU 0 is ...`. An unknown property of driver or GPU counts as fulfilled,
+    as in libnvidia-container.
 
     Args:
         policy: the worker's devices and its driver.
-        required: what must hold, at least one.
-        noun: what the container is called towards people.
-        own_drivers: the versions of libcuda that the image itself has for older drivers (package
-            cuda-compat). NVIDIA's hook takes such a one where it is newer than the driver, so the
-            driver's CUDA version then decides nothing.
+        required: the requirements, at least one.
+        noun: `task` or `container`, for messages.
+        own_drivers: returns the versions of libcuda that the image itself has for older drivers
+            (package cuda-compat). NVIDIA's hook uses one that is newer than the driver, so the
+            driver's CUDA version then does not matter.
 
     Raises:
-        Refused: no device has it, or it can't be read.
-        OSError: driver or image can't be looked at.
+        Refused: no device meets the requirements, or one is malformed.
+        OSError: the driver or the image cannot be read.
     """
     driver = _loaded() or policy.driver
-    # That of another driver is not known until the charm has written the policy anew.
+    # The CUDA version of another driver is not known until the charm rewrites the policy.
     cuda = policy.cuda if driver == policy.driver else ""
     found: dict[str, str] = {}
     refusal: Refused | None = None
@@ -76,7 +77,7 @@ def unfit(
             unmet = _unmet(required, {**facts, "cuda": ""}, noun)
         if unmet:
             refusal = refusal or _refused(unmet, facts, noun)
-            said = f"not what {_shown(unmet.name)} requires ({_shown(unmet.text)})"
+            said = f"unfit: {_shown(unmet.name)} is {_shown(unmet.text)}"
             same = (one for one in policy.devices if (one.arch, one.brand) == (arch, brand))
             found |= {device.id: said for device in same}
     if refusal and len(found) == len(policy.devices):
@@ -85,7 +86,7 @@ def unfit(
 
 
 def _loaded() -> str:
-    """The version of the loaded driver; empty where the kernel shows none, as in a container."""
+    """Return the version of the loaded driver; empty if the kernel shows none."""
     try:
         with open(_LOADED, encoding="ascii", errors="replace") as file:
             words = file.readline(4096).split()
@@ -95,10 +96,10 @@ def _loaded() -> str:
 
 
 def _unmet(required: list[Requirement], facts: dict[str, str], noun: str) -> Requirement | None:
-    """The first that does not hold; None if all do.
+    """Return the first requirement that does not hold; None if all do.
 
     Raises:
-        Refused: one can't be read.
+        Refused: one is malformed.
     """
     for one in required:
         try:
@@ -106,18 +107,19 @@ def _unmet(required: list[Requirement], facts: dict[str, str], noun: str) -> Req
                 return one
         except ValueError as error:
             raise Refused(
-                f"{_shown(one.name)} of this {_owner(one, noun)} has '{_shown(str(error))}', "
-                "which is no condition on cuda, driver, arch or brand: correct it, or set the "
-                f"{_setting(noun)} NVIDIA_DISABLE_REQUIRE to true"
+                "requirement-invalid",
+                f"{_shown(one.name)} of this {_owner(one, noun)} contains '{_shown(str(error))}', "
+                "which is not a condition on cuda, driver, arch or brand. Correct it, or set the "
+                f"{_setting(noun)} NVIDIA_DISABLE_REQUIRE to true",
             ) from error
     return None
 
 
 def _holds(text: str, facts: dict[str, str]) -> bool:
-    """Whether a requirement holds; like dsl.c it reads no further than it must.
+    """Whether a requirement holds; like dsl.c it reads no further than needed.
 
     Raises:
-        ValueError: the condition that the error's text is can't be read.
+        ValueError: a condition is malformed; it is the error's text.
     """
     held = True
     for alternative in filter(None, text.split(" ")):
@@ -151,9 +153,9 @@ def _is_version(text: str) -> bool:
 
 
 def _order(version: str, other: str) -> int:
-    """-1, 0 or 1 where a version is before the other, the same, or after it.
+    """Return -1, 0 or 1 if a version is before the other, the same, or after it.
 
-    Zeros at its end say nothing. No number is made of its digits: there may be thousands.
+    Trailing zeros do not count. Digits are compared as text: there may be thousands.
     """
     first, second = _parts(version), _parts(other)
     return (first > second) - (first < second)
@@ -167,7 +169,7 @@ def _parts(version: str) -> list[tuple[int, str]]:
 
 
 def _refused(unmet: Requirement, facts: dict[str, str], noun: str) -> Refused:
-    """That nothing here has what is required, with both sides of it."""
+    """Make the refusal if no device meets a requirement, with the required and local values."""
     rules = unmet.text.lower()
     here = [
         (f"CUDA {facts['cuda']}", facts["cuda"]),
@@ -177,10 +179,10 @@ def _refused(unmet: Requirement, facts: dict[str, str], noun: str) -> Refused:
     ]
     has = ", ".join(said for said, is_of_it in here if is_of_it)
     return Refused(
-        f"this {_owner(unmet, noun)} requires {_shown(unmet.text)} ({_shown(unmet.name)}), and "
-        f"this worker has {has}: use an image for these, or a worker with a newer driver. If the "
-        f"image runs with this driver all the same, set the {_setting(noun)} "
-        "NVIDIA_DISABLE_REQUIRE to true"
+        "requirement-unmet",
+        f"this {_owner(unmet, noun)} requires {_shown(unmet.text)} ({_shown(unmet.name)}); this "
+        f"worker has {has}. Use an image that fits, or a worker with a newer driver. If the image "
+        f"works with this driver anyway, set the {_setting(noun)} NVIDIA_DISABLE_REQUIRE to true",
     )
 
 
@@ -193,7 +195,7 @@ def _setting(noun: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A requirement for people: its first alternative, and how many more there are."""
+    """Format a requirement for people: its first alternative, and the number of others."""
     first, *others = text[:_LONGEST_READ].split() or [""]
     if len(others) > 1:
         return f"{readable(first)} or one of {len(others)} other combinations"

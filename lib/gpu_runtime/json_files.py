@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""JSON files: read whole, and replaced so that every reader sees the old text or the new."""
+"""Read JSON files, and replace them so that each reader sees the old text or the new."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gpu_runtime.json_shape import table
 
 
 def read_bytes(path: str) -> bytes:
-    """What is in the file at `path`.
+    """Return the content of the file at `path`.
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     with open(path, "rb", buffering=0) as file:
         return file.readall()
 
 
 def read_object(path: str, names: frozenset[str] | None = None) -> dict[str, object]:
-    """The JSON object in the file at `path`.
+    """Return the JSON object in the file at `path`.
 
     Args:
         path: the file.
-        names: what a program in Go looks for in it (fast_json.loads).
+        names: the names that a program in Go looks for in it (fast_json.loads).
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else, or can be read in two ways; the text says which.
+        ValueError: it does not hold a JSON object, or can be read in two ways.
     """
     value = loads(read_bytes(path), names)
     found = table(value)
@@ -40,10 +40,10 @@ def read_object(path: str, names: frozenset[str] | None = None) -> dict[str, obj
 
 
 def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
-    """Put `value` as JSON in the place of the file at `path`, or make that file.
+    """Replace or create the file at `path` with `value` as JSON.
 
-    It gets the mode and owner of the file `like`; without one it is root's own (0600). There is no
-    fsync: this guards against being killed, not against power loss, which no container outlives.
+    It gets the mode and owner of the file `like`; without one, mode 0600. There is no fsync: this
+    protects from being killed, not from power loss, which no container survives.
 
     Raises:
         OSError: the file can't be replaced; it is then as it was.
@@ -54,7 +54,7 @@ def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(beside, flags, 0o600)
-    except FileExistsError:  # what a call killed half-way left
+    except FileExistsError:  # left by a killed call
         os.unlink(beside)
         descriptor = os.open(beside, flags, 0o600)
     try:
@@ -62,14 +62,14 @@ def replace(path: str, value: dict[str, object], *, like: str = "") -> None:
             while content:
                 content = content[os.write(descriptor, content) :]
             if like:
-                found = os.stat(like)  # a link's own mode is 0777
+                found = os.stat(like)  # not lstat: a link's own mode is 0777
                 os.fchown(descriptor, found.st_uid, found.st_gid)
                 os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
         finally:
             os.close(descriptor)
         os.rename(beside, path)
     except OSError as error:
-        error.filename = error.filename or path  # a write does not say
+        error.filename = error.filename or path  # a write does not set it
         remove(beside)
         raise
 

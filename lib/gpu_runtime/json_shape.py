@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""JSON that others wrote, taken apart without trust: what has another shape counts as empty."""
+"""Read untrusted JSON values: a value of another type counts as empty."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ else:
 
 
 def items(value: object) -> list[object]:
-    """The list `value`, or an empty one."""
+    """Return the list `value`, or an empty list for other types."""
     if isinstance(value, list):
         return cast("list[object]", value)
     return []
 
 
 def table(value: object) -> dict[str, object]:
-    """The object `value`, or an empty one. JSON's keys are strings."""
+    """Return the object `value`, or an empty one for other types. JSON's keys are strings."""
     if isinstance(value, dict):
         return cast("dict[str, object]", value)
     return {}
 
 
 def text(value: object) -> str:
-    """The string `value`, or an empty one."""
+    """Return the string `value`, or an empty string for other types."""
     return value if isinstance(value, str) else ""

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Leasing devices to a holder, again to a process that comes later, and giving them back."""
+"""Lease devices to a holder, lease them again to a later process, and give them back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Record, Store
 from gpu_runtime.lease_table import NOUNS, STEP, Holder, Table, Waiter, readable
 from gpu_runtime.policy import Device, Policy
-from gpu_runtime.refusal import Refused
+from gpu_runtime.refusal import Refused, again
+from gpu_runtime.unavailable import UNFIT, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,23 +22,26 @@ if TYPE_CHECKING:
 
     from gpu_runtime.queue_messages import Place
 
-# How often those who wait look, in seconds: the oldest, who is served next, and the others.
-# A device that comes free is idle for no longer.
+# How often waiting requests look, in seconds: the oldest one, which is served next, and the
+# others. A free device is idle for no longer than that.
 _OLDEST_LOOKS_EVERY, _LOOK_EVERY = 0.25, 0.5
+
+_GIVEN_BACK = "this container gave its GPU back when its step ended"
+_HIJACK = "Rerun the task and hijack the new container"
 
 
 class Request:
-    """A container or job that is to have devices.
+    """A request of a container or gpu-run command for devices.
 
     Attributes:
-        container: its id; a job's is the full name of its unit.
-        bundle: the folder of its OCI bundle; empty for a job.
-        cgroups_path: `linux.cgroupsPath` of its spec; a job's is its control group.
-        kind, who, pid_file: as its Holder is to have them.
-        named: the ids of the very devices that it wants; empty: any. There are as many of them as
-            the decision says that are asked for, each once.
-        unfit: the ids of devices that are of no use to it, each with what it `is`.
-        new: whether it has a lease now that it had not before; told by `acquire`.
+        container: its id; for a gpu-run command, the full name of its unit.
+        bundle: the folder of its OCI bundle; empty for a gpu-run command.
+        cgroups_path: `linux.cgroupsPath` of its spec; for a gpu-run command, its control group.
+        kind, who, pid_file: the values for its Holder.
+        named: the ids of particular devices, each once; empty: any. If set, their number is the
+            number that the decision has as `asked`.
+        unfit: the ids of devices that it cannot use, each with the reason: `GPU 0 is ...`.
+        new: whether `acquire` gave it a lease that it did not have before.
     """
 
     __slots__ = (
@@ -66,63 +70,63 @@ def acquire(
     *,
     told: Callable[[Place], None] | None = None,
 ) -> Grant:
-    """Have a lease for a container or job, and record what it is told.
+    """Get a lease for a container or gpu-run command, and record its grant.
 
-    It waits as long as the policy allows; killed meanwhile, it leaves nothing that lasts. What the
-    container has already it keeps, whatever it asks for: containerd may repeat a create, and the
-    self-test reserves devices for its containers, also such as tasks may not have.
+    Waits as long as the policy allows. If it is killed during the wait, nothing lasting is left. A
+    container keeps devices that it has already, whatever it requests: containerd may repeat a
+    create, and the self-test reserves devices for its containers, including unavailable ones.
 
     Args:
-        store: where leases are.
-        host: what processes there are.
-        policies: the policy at each look anew, since it may change while this waits.
-        request: the container.
-        decision: what is asked for; is told what was granted and how long it took.
-        told: is called after each look that leads to a wait; what it raises ends the wait.
+        store: the store of leases.
+        host: the processes of this machine.
+        policies: yields the current policy for each look, because it may change during the wait.
+        request: the request.
+        decision: has the number of devices; gets the grant and the time that it took.
+        told: is called after each look that leads to a wait; an exception of it ends the wait.
 
     Raises:
-        Refused: the devices can't be had.
-        OSError, ValueError: the store can't be used, or it can't be told who uses what.
+        Refused: the request cannot be granted.
+        OSError, ValueError: the store or the use of devices cannot be read.
     """
-    wish = Waiter(request.container, host.me(), 0, host.now())
-    wish.who, wish.named = readable(request.who), [*request.named]
+    waiter = Waiter(request.container, host.me(), 0, host.now())
+    waiter.who, waiter.named = readable(request.who), [*request.named]
     while True:
         allowed, looked = next(policies), host.now()
-        decision.waited_ms = round((looked - wish.since) * 1000)
-        grant, usable, is_oldest = _look(store, host, allowed, wish, request, decision)
+        decision.waited_ms = round((looked - waiter.since) * 1000)
+        grant, usable, is_oldest = _look(store, host, allowed, waiter, request, decision)
         decision.decided_ms = round((host.now() - looked) * 1000, 2)
         if grant:
             decision.granted = grant.ids
             return grant
         if told:
-            _tell(store, told, usable, wish, looked)
+            _tell(store, told, usable, waiter, looked)
         time.sleep(_OLDEST_LOOKS_EVERY if is_oldest else _LOOK_EVERY)
 
 
 def _look(
-    store: Store, host: Host, allowed: Policy, wish: Waiter, request: Request, decision: Decision
+    store: Store, host: Host, allowed: Policy, waiter: Waiter, request: Request, decision: Decision
 ) -> tuple[Grant | None, list[Device], bool]:
-    """What a container or job gets now, None if it waits; and the devices that it may have.
+    """Decide once: return the grant, None if the request waits, and the devices it may have.
 
-    Beside them, whether it waits and is the oldest of those who do.
+    The third value is whether it waits and is the oldest waiting request.
     """
     looked = host.now()
-    last = looked - wish.since >= allowed.wait_timeout
+    last = looked - waiter.since >= allowed.wait_timeout
 
     def decision_of(table: Table) -> tuple[Grant | None, list[Device], bool]:
-        grant, usable = _keep(table, host, allowed, wish, request), list[Device]()
+        grant, usable = _keep(table, host, allowed, waiter, request), list[Device]()
         if not grant:
-            usable, wish.count = _usable(allowed, decision, request)
-            grant = _allot(table, host, allowed, usable, wish, request)
-        _queue(table, host, wish, waits=not grant and not last)
+            usable, waiter.count = _usable(allowed, decision, request)
+            grant = _allot(table, host, allowed, usable, waiter, request)
+        _queue(table, host, waiter, waits=not grant and not last)
         if grant:
-            store.put(wish.container, request.bundle, grant, table.holders[wish.container])
+            store.put(waiter.container, request.bundle, grant, table.holders[waiter.container])
         elif last:
-            from gpu_runtime import queue_messages as line  # noqa: PLC0415 - what gets its devices at once needs no words
+            from gpu_runtime import queue_messages  # noqa: PLC0415 - a request that is granted at once needs no messages
 
-            raise line.expired(request.kind, allowed, table, usable, wish, looked)
+            raise queue_messages.expired(request.kind, allowed, table, usable, waiter, looked)
         oldest = next(iter(table.waiters), None)
-        return grant, usable, bool(oldest) and oldest.call == wish.call
+        return grant, usable, bool(oldest) and oldest.call == waiter.call
 
     return leases.decide(store, host, decision_of)
 
@@ -131,31 +135,31 @@ def _tell(
     store: Store,
     told: Callable[[Place], None],
     usable: list[Device],
-    wish: Waiter,
+    waiter: Waiter,
     now: float,
 ) -> None:
-    """Tell who waits where it stands; where that fails, it waits no more."""
-    from gpu_runtime import queue_messages as line  # noqa: PLC0415
+    """Report the position to a waiting request; if that fails, remove it from the queue."""
+    from gpu_runtime import queue_messages  # noqa: PLC0415
 
     try:
-        told(line.Place(store.read(), usable, wish, now))
+        told(queue_messages.Place(store.read(), usable, waiter, now))
     except BaseException:
         with store as table:
-            table.waiters = [waiter for waiter in table.waiters if waiter.call != wish.call]
+            table.waiters = [one for one in table.waiters if one.call != waiter.call]
         raise
 
 
 def give_back(store: Store, host: Host, container: str) -> bool:
-    """End a lease whose holder uses its devices no more, and forget what it was told.
+    """End a lease whose holder no longer uses its devices, and remove its record.
 
-    Nobody has to: whoever wants the devices finds out. But who does it at once saves the next one
-    that, and the time that a job may take to start.
+    This is optional: the next request for the devices ends such a lease too. It saves that request
+    the time, and the time that a gpu-run command may take to start.
 
     Returns:
-        Whether it is over; not if it is in use still, or can't be ended.
+        Whether the lease is over; False if it is still in use or cannot be ended.
 
     Raises:
-        OSError, ValueError: the store can't be used, or it can't be told who uses what.
+        OSError, ValueError: the store or the use of devices cannot be read.
         Refused: the store is damaged.
     """
 
@@ -169,17 +173,17 @@ def give_back(store: Store, host: Host, container: str) -> bool:
 
 
 def undo(store: Store, host: Host, request: Request) -> None:
-    """Give back at once what was granted to a container that is not made after all.
+    """Give back the devices of a container that is not created after all.
 
-    A lease that it had before stays. Where this fails, the next one that wants the devices finds
-    out that nobody uses them.
+    A lease that it had before stays. If this fails, the next request for the devices finds that
+    they are not in use.
     """
     if not request.new:
         return
     try:
         with store as table:
             if holder := table.holders.get(request.container):
-                # Nothing of it is to come.
+                # No process of it will start.
                 holder.execs, holder.calls = True, []
         give_back(store, host, request.container)
     except (OSError, ValueError, Refused):
@@ -187,15 +191,15 @@ def undo(store: Store, host: Host, request: Request) -> None:
 
 
 def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Decision) -> Record:
-    """Have a lease again for a process that is to start in a container with a record.
+    """Lease a container's devices again, for a process that starts in it.
 
-    It does not wait: whoever starts a process in a container that is over, as a hijack does, gets
-    its devices if they are free.
+    Does not wait: a process that starts after the container's step, such as a hijack, gets the
+    devices if they are free.
 
     Raises:
-        Refused: they are not.
-        OSError: the store can't be used; FileNotFoundError: the container has no record.
-        ValueError: its record is no record, or it can't be told who uses what.
+        Refused: they are not free.
+        OSError: the store cannot be read; FileNotFoundError: the container has no record.
+        ValueError: its record, or the use of devices, cannot be read.
     """
     looked = host.now()
     record = store.record(decision.container)
@@ -207,8 +211,8 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
         holder = table.holders.get(decision.container)
         if holder and leases.is_handed_over(holder, host):
             raise Refused(
-                "this container gave its GPU back when its step ended, and it goes to another "
-                "now: try again later, or run the task again, and hijack that"
+                "gpu-given-back",
+                f"{_GIVEN_BACK}, and another request gets it now. {_HIJACK}, or try again later",
             )
         if holder is None or not host.in_use(decision.container, holder):
             holder = _acquire_again(table, host, policy(), record, decision.container)
@@ -227,17 +231,17 @@ def do_without(
 ) -> None:
     """Record that `container` gets no device, whatever an earlier one of the same id had.
 
-    Damaged leases are no reason to stop a task that wants none: they are told to those that do.
+    Damaged leases do not stop a task without a request. They refuse requests only.
 
     Args:
-        store: where leases are.
-        host: what processes there are.
+        store: the store of leases.
+        host: the processes of this machine.
         container: its id.
         bundle: the folder of its OCI bundle.
-        grant: what processes in it are told; None: nothing, and the front is to pass them by.
+        grant: the grant for its processes; None: none, so that they bypass this runtime.
 
     Raises:
-        OSError: the store can't be used.
+        OSError: the store cannot be used.
     """
 
     def end(table: Table) -> None:
@@ -255,61 +259,65 @@ def do_without(
 
 
 def _usable(policy: Policy, decision: Decision, request: Request) -> tuple[list[Device], int]:
-    """The devices that may be handed out, and how many of them are asked for.
+    """Return the devices that may be handed out, and the number that is requested.
 
     Raises:
-        Refused: there are fewer than asked for, or none of a name; asking for all asks for one at
-            least.
+        Refused: there are fewer than requested, or a named one is missing. A request for all is a
+            request for at least one.
     """
-    cordoned, asked = request.unfit | policy.cordoned(decision.container), decision.asked
-    usable = [device for device in policy.devices if device.id not in cordoned]
+    unfit = {
+        name: Unavailable(UNFIT, "image-requirements", why) for name, why in request.unfit.items()
+    }
+    unavailable, asked = unfit | policy.unavailable(decision.container), decision.asked
+    usable = [device for device in policy.devices if device.id not in unavailable]
     count = 1 if asked is None else asked
     missing = {*request.named} - {device.id for device in usable}
     if missing or count > len(usable):
-        from gpu_runtime import queue_messages as line  # noqa: PLC0415
+        from gpu_runtime import queue_messages  # noqa: PLC0415
 
         if missing:
-            raise line.not_here(request.kind, policy, cordoned, sorted(missing))
-        raise line.too_few(request.kind, policy, cordoned, count)
+            raise queue_messages.not_here(request.kind, policy, unavailable, sorted(missing))
+        raise queue_messages.too_few(request.kind, policy, unavailable, count)
     if request.named:
         return usable, len(request.named)
     return usable, len(usable) if asked is None else asked
 
 
-def _queue(table: Table, host: Host, wish: Waiter, *, waits: bool) -> None:
-    """Have `wish` among those who wait, in its place, or no longer."""
-    noted = next((waiter for waiter in table.waiters if waiter.call == wish.call), None)
+def _queue(table: Table, host: Host, waiter: Waiter, *, waits: bool) -> None:
+    """Put `waiter` into the queue in its position, or remove it."""
+    noted = next((one for one in table.waiters if one.call == waiter.call), None)
     if not waits:
-        table.waiters = [waiter for waiter in table.waiters if waiter is not noted]
+        table.waiters = [one for one in table.waiters if one is not noted]
     elif noted:
-        noted.count = wish.count  # all may be fewer by now
+        noted.count = waiter.count  # all may be fewer by now
     else:
-        living = [waiter for waiter in table.waiters if host.alive(waiter.call)]
-        table.waiters = [*living, wish]
+        living = [one for one in table.waiters if host.alive(one.call)]
+        table.waiters = [*living, waiter]
 
 
 def _keep(
-    table: Table, host: Host, policy: Policy, wish: Waiter, request: Request
+    table: Table, host: Host, policy: Policy, waiter: Waiter, request: Request
 ) -> Grant | None:
-    """What the container has and uses already; None if that is nothing."""
-    holder = table.holders.get(wish.container)
+    """Return the grant that the container has and uses already; None if there is none."""
+    holder = table.holders.get(waiter.container)
     if not holder or leases.is_handed_over(holder, host):
         return None
-    if leases.release(table, wish.container, host):
+    if leases.release(table, waiter.container, host):
         return None
-    _check_withheld(table, host, request.kind, wish.container)
+    _check_withheld(table, host, request.kind, waiter.container)
     devices = [device for device in policy.devices if device.id in holder.gpus]
     if len(devices) < len(holder.gpus):
         noun = NOUNS[request.kind]
         raise Refused(
-            f"this container runs with a GPU that {noun}s on this worker get no longer: "
-            f"run the {noun} again"
+            "gpu-withdrawn",
+            f"this container has a GPU that is no longer assigned to {noun}s on this worker. "
+            f"{again(noun).capitalize()}",
         )
     grant = Grant(policy, devices, request.kind)
-    # Who reserved devices for it did not know these.
+    # The process that reserved the devices did not know these.
     _describe(holder, request)
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
-    holder.calls = [*filter(host.alive, holder.calls), wish.call]
+    holder.calls = [*filter(host.alive, holder.calls), waiter.call]
     return grant
 
 
@@ -318,16 +326,16 @@ def _allot(
     host: Host,
     policy: Policy,
     usable: list[Device],
-    wish: Waiter,
+    waiter: Waiter,
     request: Request,
 ) -> Grant | None:
-    if wish.container in table.holders:
-        return None  # what it had goes to another one now
+    if waiter.container in table.holders:
+        return None  # its devices are passing to another request
     names = [device.id for device in usable]
     try:
-        ids = leases.allot(table, wish, names, host, exclusive=policy.exclusive)
+        ids = leases.allot(table, waiter, names, host, exclusive=policy.exclusive)
     except leases.UnseenError:
-        _queue(table, host, wish, waits=True)  # nobody younger comes before it meanwhile
+        _queue(table, host, waiter, waits=True)  # so that no younger request overtakes it
         raise
     if not ids:
         _check_withheld(table, host, request.kind)
@@ -335,25 +343,25 @@ def _allot(
     grant = Grant(policy, [device for device in usable if device.id in ids], request.kind)
     holder = _holder(policy, host, request.bundle, ids)
     _describe(holder, request)
-    holder.waited = round(holder.since - wish.since, 1)
+    holder.waited = round(holder.since - waiter.since, 1)
     holder.cgroup = host.planned_cgroup(request.container, request.cgroups_path)
-    holder.calls = [wish.call]
-    table.holders[wish.container] = holder
+    holder.calls = [waiter.call]
+    table.holders[waiter.container] = holder
     request.new = True
     return grant
 
 
 def _check_withheld(table: Table, host: Host, kind: str, container: str = "") -> None:
-    """Check that no look speaks against handing on the devices of a holder, or of any.
+    """Check that no search forbids reusing the devices of a holder, or of any holder.
 
     Raises:
         Refused: one does.
     """
     for name, holder in table.holders.items():
         if container in ("", name) and (why := host.looked.get(name)):
-            from gpu_runtime import queue_messages as line  # noqa: PLC0415
+            from gpu_runtime import queue_messages  # noqa: PLC0415
 
-            raise line.withheld(kind, holder, why)
+            raise queue_messages.withheld(kind, holder, why)
 
 
 def _describe(holder: Holder, request: Request) -> None:
@@ -374,39 +382,42 @@ def _acquire_again(
     table: Table, host: Host, policy: Policy, record: Record, container: str
 ) -> Holder:
     if record.holder and record.holder.kind != STEP:
-        # What an engine starts a process in has its devices as long as it lives.
-        raise Refused("this container has ended, and its lease with it: start it again")
+        # A container of an engine has its devices as long as it lives.
+        raise Refused(
+            "container-ended",
+            "this container has ended, and its lease with it. Start the container again",
+        )
     allowed = [device.id for device in policy.devices]
-    cordoned = policy.cordoned(container)
+    unavailable = policy.unavailable(container)
     for name in record.gpus:
         if name not in allowed:
             raise Refused(
-                f"this container had GPU {name}, which tasks on this worker get no longer: "
-                "run the task again, and hijack that"
+                "gpu-withdrawn",
+                f"GPU {name} is no longer available to tasks on this worker. {_HIJACK}",
             )
-        if name in cordoned:
+        if name in unavailable:
             raise Refused(
-                f"this container had GPU {name}, which is {cordoned[name]}: "
-                "run the task again, and hijack that"
+                "gpu-withdrawn",
+                f"GPU {name} of this container is {unavailable[name].describe()}. {_HIJACK}",
             )
     exclusive = policy.exclusive
-    usable = [name for name in allowed if name not in cordoned]
+    usable = [name for name in allowed if name not in unavailable]
     other = leases.blocker(table, container, record.gpus, host, exclusive=exclusive)
-    # Who is in its way ends only where it is to have its devices.
+    # Other holders are ended only if this container then gets its devices.
     if not other and exclusive and leases.are_due(table, container, record.gpus, usable, host):
         raise Refused(
-            "this container gave its GPU back when its step ended, and a task waits for it: "
-            "try again later, or run the task again, and hijack that"
+            "gpu-given-back",
+            f"{_GIVEN_BACK}, and a task waits for it. {_HIJACK}, or try again later",
         )
     other = other or leases.evict(table, container, record.gpus, host, exclusive=exclusive)
     if other:
         _check_withheld(table, host, STEP, other)
         holder = table.holders[other]
-        shown = " (fly containers shows whose it is)" if holder.kind == STEP else ""
+        shown = " (see fly containers)" if holder.kind == STEP else ""
         raise Refused(
-            "this container gave its GPU back when its step ended, and "
-            f"{holder.who or f'container {other}'} has it now{shown}: try again when that one is "
-            "done, or run the task again, and hijack that"
+            "gpu-given-back",
+            f"{_GIVEN_BACK}, and {holder.who or f'container {other}'} has it now{shown}. "
+            f"{_HIJACK}, or try again later",
         )
     holder = _holder(policy, host, record.bundle, record.gpus)
     table.holders[container] = holder

@@ -1,12 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Who holds which devices, who waits for some, and who is next. Pure: it asks a host for facts.
+"""Decide who gets which devices, and who waits. Pure: a host provides the facts.
 
-A lease lives as long as its devices are in use (see holder_usage.Host). No holder announces the
-end of that: a process that wants devices looks at the holders, and ends those that no longer use
-theirs, as whole containers. Before the devices go on, it looks who else has them open. That takes
-too long for the lock, so the holder is marked meanwhile (Holder.handing), and no other process
-gets its devices. `divide` divides devices among the waiting processes.
+A lease lasts as long as its devices are in use (see holder_usage.Host). No holder announces the
+end. A process that requests devices checks the holders, and ends those that no longer use theirs,
+as whole containers. Before the devices are reused, it searches for other processes that have them
+open. That takes too long for the lock, so the holder is marked during the search (Holder.handing),
+and no other process gets its devices. `divide` divides devices among waiting requests.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     Outcome = TypeVar("Outcome")
 
     class Facts(Protocol):
-        """What can be found out about a machine's processes; holder_usage.Host is the real one."""
+        """Facts about a machine's processes; holder_usage.Host is the real implementation."""
 
         looked: dict[str, str]
-        """Of which ended holders it was seen who has their devices open; see holder_usage.Host."""
+        """The ended holders whose devices were searched for; see holder_usage.Host."""
 
         mark: tuple[Call, float] | None
-        """What these are marked with."""
+        """The mark of these holders."""
 
         def me(self) -> Call:
-            """The process that asks."""
+            """Return the calling process."""
             ...
 
         def now(self) -> float:
-            """Seconds since boot."""
+            """Return the seconds since boot."""
             ...
 
         def alive(self, call: Call) -> bool:
-            """Whether that very process lives."""
+            """Whether exactly that process lives."""
             ...
 
         def in_use(self, container: str, holder: Holder) -> bool:
@@ -53,32 +53,32 @@ if TYPE_CHECKING:
             ...
 
         def clear(self, container: str, holder: Holder) -> bool:
-            """End the holder's container as a whole; whether no process of it is left."""
+            """Kill all of the holder's container; return whether no process is left."""
             ...
 
         def look(self, ending: dict[str, Holder], leased: list[str]) -> None:
-            """Look who has devices of holders open that have ended; note it in `looked`."""
+            """Search for processes with devices of ended holders open; fill `looked`."""
             ...
 
 
-# From so many overtakings on, or after so many seconds, what comes free is kept for the oldest
-# wish that does not fit.
+# After this number of overtakings, or of seconds, free devices are kept for the oldest request
+# that does not fit.
 MOST_OVERTAKINGS = 8
 LONGEST_PASSED_OVER = 30
 
-# How long the look at who has a device open may keep others from it, in seconds: longer than it
-# takes (handover.PATIENCE), with the end of what is found.
+# How long a search may keep others from a device, in seconds: longer than the search takes
+# (handover.PATIENCE), including the end of the processes found.
 LONGEST_LOOK = 60
 
-# How many holders one look in shared mode removes at most that are gone: each adds one.
+# The most holders that one decision in shared mode removes if they are gone. Each adds one.
 _SWEPT = 4
 
 
 class UnseenError(Exception):
-    """Holders have ended, and nobody has looked yet who else has their devices open.
+    """Holders have ended, and no search for other users of their devices was made yet.
 
     Attributes:
-        names: theirs.
+        names: the names of the holders.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -87,14 +87,14 @@ class UnseenError(Exception):
 
 
 def decide(store: Store, host: Facts, decision: Callable[[Table], Outcome]) -> Outcome:
-    """Have a decision about the leases under the lock of the store.
+    """Make a decision about the leases under the lock of the store.
 
     Args:
-        store: where leases are.
-        host: what processes there are.
-        decision: what is decided of the table. Where that must be looked at first who has devices
-            open, it raises UnseenError, having changed nothing that must not stay; the look is
-            done without the lock, and it is called again.
+        store: the store of leases.
+        host: the processes of this machine.
+        decision: decides on the table. If a search is needed first, it raises UnseenError, after
+            changes that may stay. The search is made without the lock, and `decision` is called
+            again.
 
     Raises:
         OSError, ValueError, Refused: as the store and the decision do.
@@ -120,7 +120,7 @@ def decide(store: Store, host: Facts, decision: Callable[[Table], Outcome]) -> O
 
 
 def _unmark(table: Table, host: Facts) -> None:
-    """Take back a mark, and what was seen of holders that do not bear it any more."""
+    """Remove the mark, and the results of searches for holders that have lost it."""
     mark, host.mark = host.mark, None
     kept = {name for name, holder in table.holders.items() if mark and holder.handing == mark}
     for name in kept:
@@ -130,7 +130,7 @@ def _unmark(table: Table, host: Facts) -> None:
 
 
 def is_handed_over(holder: Holder, host: Facts) -> bool:
-    """Whether a process that lives looks who has a holder's devices open, to have them next."""
+    """Whether a living process searches for users of a holder's devices, to get them next."""
     if not holder.handing:
         return False
     call, begun = holder.handing
@@ -138,12 +138,12 @@ def is_handed_over(holder: Holder, host: Facts) -> bool:
 
 
 class Shares:
-    """How free devices are divided among those who wait.
+    """The division of free devices among waiting requests.
 
     Attributes:
-        left: those that nobody gets, or has kept, who names devices.
-        given: how many of `left` are given to those who name none, or kept for one of them.
-        kept: for whom devices are kept, each with how many.
+        left: the devices that no request gets, or has kept, by name.
+        given: how many of `left` go to requests without names, or are kept for one of them.
+        kept: the requests for which devices are kept, each with the number.
     """
 
     __slots__ = ("given", "kept", "left")
@@ -154,18 +154,19 @@ class Shares:
         self.kept: list[tuple[Waiter, int]] = []
 
     def has_room(self, count: int, named: Collection[str] = ()) -> bool:
-        """Whether there is enough for somebody else: of so many, or of these very ones."""
+        """Whether enough is left for another request: by number, or of particular devices."""
         return count <= len(self.left) - self.given and self.left.issuperset(named)
 
 
 def divide(waiters: list[Waiter], free: Collection[str], now: float) -> Shares:
-    """Divide `free` devices among those who wait, the oldest first.
+    """Divide `free` devices among waiting requests, the oldest first.
 
-    Each whose wish fits into what its elders leave gets it. One that does not fit, and has been
-    passed over for long enough, has devices kept for it: younger ones would take them piece by
-    piece, for ever. For who names devices those of them are kept that are left, so others go on
-    beside it; for the first who names none all that is left, and nobody comes after it. Nobody who
-    waits has anything, and the oldest goes first, so no two block each other.
+    A request that fits into the devices that older ones leave gets them. If a request does not fit
+    and was passed over for long enough, devices are kept for it. Otherwise younger requests could
+    take them one by one, without end. For a request that names devices, the free ones of these are
+    kept, and other requests continue beside it. For the first request without names, all remaining
+    devices are kept, and the division ends. No waiting request has any device, and the oldest is
+    first, so no two requests block each other.
     """
     shares = Shares(free)
     for waiter in waiters:
@@ -186,36 +187,38 @@ def divide(waiters: list[Waiter], free: Collection[str], now: float) -> Shares:
 
 
 def is_owed(waiter: Waiter, now: float) -> bool:
-    """Whether a wish has been passed over for so long that what comes free is kept for it."""
+    """Whether a request was passed over for so long that free devices are kept for it."""
     return waiter.overtaken >= MOST_OVERTAKINGS or now - waiter.since >= LONGEST_PASSED_OVER
 
 
 def allot(
-    table: Table, wish: Waiter, usable: list[str], host: Facts, *, exclusive: bool
+    table: Table, waiter: Waiter, usable: list[str], host: Facts, *, exclusive: bool
 ) -> list[str]:
-    """The devices that `wish` gets now, or none if it must wait.
+    """Return the devices that a request gets now, or none if it must wait.
 
     Raises:
-        UnseenError: it must be looked at first who has them open.
+        UnseenError: a search for users of the devices is needed first.
 
     Args:
-        table: changed where holders and waiters are gone, or are ended to make room; to note the
-            new holder is the caller's.
-        wish: it need not be among those who wait; then all of them came before it.
+        table: loses holders and requests that are gone, and holders that are ended for their
+            devices. The caller adds the new holder.
+        waiter: the request. If it is not in the queue, all requests in the queue are older.
         usable: the ids of all devices that may be handed out, in order.
-        host: is asked no more than needed.
-        exclusive: whether nobody else may have them meanwhile; otherwise all that can be shared is
-            given, once there is enough of it, unless it names some.
+        host: the processes of this machine; each check costs time.
+        exclusive: whether the devices are for this holder only. If not, the request gets all
+            devices that can be shared, once there are enough, unless it names some.
     """
-    elders = _elders(table, wish, host) if exclusive else []
-    idle = _idle(table, wish, elders, usable, host, exclusive=exclusive)
+    elders = _elders(table, waiter, host) if exclusive else []
+    idle = _idle(table, waiter, elders, usable, host, exclusive=exclusive)
     within_reach = table.free(usable, exclusive=exclusive, without=idle)
     shares = divide(elders, within_reach, host.now())
-    if not shares.has_room(wish.count, wish.named):
+    if not shares.has_room(waiter.count, waiter.named):
         return []
-    chosen = {*wish.named} or {*within_reach}
-    if exclusive and not wish.named:
-        chosen = _choice(table, wish, [name for name in within_reach if name in shares.left], idle)
+    chosen = {*waiter.named} or {*within_reach}
+    if exclusive and not waiter.named:
+        chosen = _choice(
+            table, waiter, [name for name in within_reach if name in shares.left], idle
+        )
     unseen: list[str] = []
     for name in idle:
         if chosen.isdisjoint(table.holders[name].gpus):
@@ -223,35 +226,35 @@ def allot(
         try:
             is_over = release(table, name, host)
         except UnseenError:
-            unseen.append(name)  # one look serves for all
+            unseen.append(name)  # one search serves all
             continue
         if not is_over:
-            # It can't be ended, so what was within reach is less: decide anew, without it.
-            return allot(table, wish, usable, host, exclusive=exclusive)
+            # It cannot be ended, so fewer devices are within reach. Decide again without it.
+            return allot(table, waiter, usable, host, exclusive=exclusive)
     if unseen:
         raise UnseenError(unseen)
     for elder in elders:
         elder.overtaken += not elder.named or not chosen.isdisjoint(elder.named)
     if not exclusive:
-        _sweep(table, wish, host)
+        _sweep(table, waiter, host)
     return [name for name in usable if name in chosen]
 
 
 def _idle(
     table: Table,
-    wish: Waiter,
+    waiter: Waiter,
     elders: list[Waiter],
     usable: list[str],
     host: Facts,
     *,
     exclusive: bool,
 ) -> list[str]:
-    """The holders that use their devices no more, as many as may have to make room.
+    """Return holders that no longer use their devices, as many as may have to be ended.
 
-    Where anybody who waits names devices, or shares them, all are looked at.
+    If any waiting request names devices, or devices are shared, all holders are checked.
     """
-    needed = wish.count + sum(elder.count for elder in elders)
-    if not exclusive or wish.named or any(waiter.named for waiter in table.waiters):
+    needed = waiter.count + sum(elder.count for elder in elders)
+    if not exclusive or waiter.named or any(one.named for one in table.waiters):
         needed = len(usable)
     idle: list[str] = []
     within_reach = table.free(usable, exclusive=exclusive)
@@ -265,21 +268,22 @@ def _idle(
     return [name for name in idle if name in table.holders]
 
 
-def _choice(table: Table, wish: Waiter, devices: list[str], idle: list[str]) -> set[str]:
-    """The best of `devices` for who names none.
+def _choice(table: Table, waiter: Waiter, devices: list[str], idle: list[str]) -> set[str]:
+    """Return the best of `devices` for a request without names.
 
-    Those first that nobody waits for by name; of these, those for which no container must end.
+    Devices that no request waits for by name come first; of these, those for which no container
+    must end.
     """
-    wanted = {name for waiter in table.waiters for name in waiter.named}
+    wanted = {name for one in table.waiters for name in one.named}
     ends = {gpu: place for place, name in enumerate(idle, 1) for gpu in table.holders[name].gpus}
     devices.sort(key=lambda device: (device in wanted, ends.get(device, 0)))
-    return {*devices[: wish.count]}
+    return {*devices[: waiter.count]}
 
 
 def blocker(
     table: Table, container: str, devices: list[str], host: Facts, *, exclusive: bool
 ) -> str:
-    """The id of another container that uses one of `devices` and does not share it, or empty."""
+    """Return the id of another container that uses and does not share a device, or empty."""
     for name in table.blocking(devices, exclusive=exclusive):
         if name != container and not _is_idle(table, name, host):
             return name
@@ -289,10 +293,10 @@ def blocker(
 def evict(
     table: Table, container: str, devices: list[str], host: Facts, *, exclusive: bool
 ) -> str:
-    """End whoever has one of `devices`, unused, in a way that `container` can't share.
+    """End each holder that has but does not use one of `devices`, and does not share it.
 
     Returns:
-        The id of a container that has one of them still; empty if they can be taken.
+        The id of a container that still has one of them; empty if they can be taken.
     """
     for name in table.blocking(devices, exclusive=exclusive):
         if name != container and not release(table, name, host):
@@ -309,18 +313,18 @@ def are_due(
     *,
     exclusive: bool = True,
 ) -> bool:
-    """Whether those who wait are due what is free so that they could not do without `devices`.
+    """Whether waiting requests are entitled to `devices`, counting all free devices.
 
     Args:
-        table: changed where holders and waiters are gone.
-        container: who wants `devices`; what it has itself counts as free.
-        devices: ids of devices that nobody else uses.
+        table: loses holders and requests that are gone.
+        container: the container that requests `devices`; its own devices count as free.
+        devices: the ids of devices that no other holder uses.
         usable: the ids of all devices that may be handed out.
-        host: is asked for every holder and waiter, if there are any who wait.
-        exclusive: whether those who wait want theirs alone.
+        host: checks each holder and request, if any request waits.
+        exclusive: whether waiting requests do not share devices.
     """
-    nobody = Waiter(container, (0, 0), 0, 0)
-    waiters = _elders(table, nobody, host)
+    last = Waiter(container, (0, 0), 0, 0)
+    waiters = _elders(table, last, host)
     if not waiters:
         return False
     idle = [
@@ -333,19 +337,19 @@ def are_due(
 
 
 def release(table: Table, name: str, host: Facts, *, force: bool = False) -> bool:
-    """End a holder that uses its devices no more, and its container with it; whether it is over.
+    """End a holder that no longer uses its devices, with its container; return whether it is over.
 
-    All of the container goes, its first process too, which a pipeline can own: an open device
-    outlives every rule that forbids to open it.
+    All processes are killed, including the first one, which a pipeline can own: an open device
+    stays open, whatever rules forbid opening it.
 
     Args:
-        table: where it is.
-        name: its name.
-        host: what processes there are.
-        force: whether one that uses its devices ends too.
+        table: the table of leases.
+        name: the holder's name.
+        host: the processes of this machine.
+        force: whether to end a holder that uses its devices.
 
     Raises:
-        UnseenError: it must be looked at first who else has them open.
+        UnseenError: a search for other users of the devices is needed first.
     """
     holder = table.holders[name]
     if not _can_be_taken(name, holder, host) or (not force and host.in_use(name, holder)):
@@ -361,12 +365,12 @@ def release(table: Table, name: str, host: Facts, *, force: bool = False) -> boo
 
 
 def _can_be_taken(name: str, holder: Holder, host: Facts) -> bool:
-    """Whether no other one is about to have a holder's devices, and no look speaks against it."""
+    """Whether a holder's devices are not passing to another one, and no search forbids reuse."""
     return not is_handed_over(holder, host) and not host.looked.get(name)
 
 
 def _is_idle(table: Table, name: str, host: Facts) -> bool:
-    """Whether a holder uses its devices no more, and can be ended as far as is known."""
+    """Whether a holder no longer uses its devices and, as far as known, can be ended."""
     holder = table.holders[name]
     if not _can_be_taken(name, holder, host):
         return False
@@ -375,24 +379,24 @@ def _is_idle(table: Table, name: str, host: Facts) -> bool:
     return not host.in_use(name, holder)
 
 
-def _elders(table: Table, wish: Waiter, host: Facts) -> list[Waiter]:
-    """Those who wait for longer than `wish`; the dead among them are removed."""
+def _elders(table: Table, waiter: Waiter, host: Facts) -> list[Waiter]:
+    """Return the requests older than `waiter`; remove those whose process is dead."""
     elders: list[Waiter] = []
-    for waiter in [*table.waiters]:
-        if waiter.call == wish.call:
+    for one in [*table.waiters]:
+        if one.call == waiter.call:
             break
-        if host.alive(waiter.call):
-            elders.append(waiter)
+        if host.alive(one.call):
+            elders.append(one)
         else:
-            table.waiters.remove(waiter)
+            table.waiters.remove(one)
     return elders
 
 
-def _sweep(table: Table, wish: Waiter, host: Facts) -> None:
-    """Remove a few holders that are gone: who shares ends nobody, so they would pile up."""
+def _sweep(table: Table, waiter: Waiter, host: Facts) -> None:
+    """Remove a few holders that are gone: in shared mode no request ends holders."""
     names = [*table.holders]
     # Any few will do, but not always the same: the process id changes from call to call.
-    first = wish.call[0] % len(names) if names else 0
+    first = waiter.call[0] % len(names) if names else 0
     for name in [*names[first:], *names[:first]][:_SWEPT]:
         if host.is_gone(name, table.holders[name]):
             del table.holders[name]

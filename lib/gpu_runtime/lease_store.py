@@ -2,11 +2,11 @@
 # See LICENSE file for licensing details.
 """The store of leases: two kinds of files in one folder of /run, which a reboot empties.
 
-`leases.json` is the table of holders and waiters (lease_table.Table); one flock on the folder
-guards every decision. `containers/<id>.json` has what a process in that container gets, as long
-as its bundle is there: {"bundle", "environment": {name: value}, "groups": [gid], "gpus": [id]},
-and in "holder" its lease as granted, from which a lost table is restored. The front looks for that
-file, so its name is part of the contract with it.
+`leases.json` is the table of holders and waiting requests (lease_table.Table). One flock on the
+folder guards every decision. `containers/<id>.json` is the record of a container, as long as its
+bundle exists. It has the grant for processes in the container: {"bundle", "environment": {name:
+value}, "groups": [gid], "gpus": [id]}; and in "holder" the lease as granted, from which a lost
+table is rebuilt. The shell scripts `runc` and `gpu-ci` test for that file, so they know its name.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _SUFFIX = ".json"
-# How many records of containers a create looks at, to remove those whose bundle is gone: each adds
-# one, so they don't pile up, and its cost does not grow with them.
+# How many records a create checks, to remove those whose bundle is gone. Each create adds one
+# record, so records do not pile up, and the cost of a create does not grow.
 _SWEPT = 4
-# In seconds: for how long the lock is waited for, and how long a pause between two tries is at
-# least and at most. A look takes milliseconds.
+# In seconds: the longest wait for the lock, and the shortest and longest pause between two tries.
+# A decision takes milliseconds.
 _PATIENCE = 60.0
 _PAUSE, _LONGEST_PAUSE = 0.001, 0.016
 
 
 class Record:
-    """What a process in a container is told.
+    """The record of a container, for processes that start in it.
 
     Attributes:
         bundle: the folder of the container's OCI bundle.
-        environment: its variables.
-        groups: its additional groups.
-        gpus: ids of the devices that the container was granted; empty: none.
-        holder: its lease as it was granted; None where it has none.
+        environment: the variables of the grant.
+        groups: the additional groups.
+        gpus: the ids of the devices that the container was granted; empty: none.
+        holder: the lease as it was granted; None: it has none.
     """
 
     __slots__ = ("bundle", "environment", "gpus", "groups", "holder")
 
     def __init__(self, container: str, found: dict[str, object]) -> None:
-        """Take the record of a container apart.
+        """Read the record of a container.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is malformed.
         """
         self.bundle = text(found.get("bundle"))
         self.environment = {
@@ -68,14 +68,14 @@ class Record:
         self.holder = Holder.parse(container, holder) if holder else self._of_old()
 
     def _of_old(self) -> Holder | None:
-        """The lease that a release before this one granted: it wrote less into its records."""
+        """Return the lease that an earlier version granted, which wrote less into its records."""
         if not self.gpus:
             return None
         return Holder(self.bundle, self.gpus, [], exclusive=False, since=0)
 
 
 class Store:
-    """The store in a folder. `with store as table:` holds its lock and saves what was changed."""
+    """The store in a folder. `with store as table:` holds its lock and saves changes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -89,8 +89,8 @@ class Store:
         """Take the lock and read the table.
 
         Raises:
-            OSError: the folder can't be made or locked; TimeoutError: another process has the lock
-                for too long.
+            OSError: the folder cannot be created or locked; TimeoutError: another process holds
+                the lock for too long.
             Refused: the table is damaged.
         """
         self._make_folders()
@@ -109,7 +109,7 @@ class Store:
         fault: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Save the table, also after a refusal: what was found gone stays gone."""
+        """Save the table, also after a refusal: removed entries stay removed."""
         try:
             if kind is None or issubclass(kind, Refused):
                 after = self._leases.as_json()
@@ -119,10 +119,10 @@ class Store:
             self._unlock()
 
     def read(self) -> Table:
-        """The table as it is now; without the lock it may change at once.
+        """Return the current table; without the lock it may change at any time.
 
         Raises:
-            OSError: it can't be read.
+            OSError: it cannot be read.
             Refused: it is damaged.
         """
         try:
@@ -133,16 +133,16 @@ class Store:
             return self._from_records()
         except ValueError as error:
             raise Refused(
-                f"this worker can't tell who has which GPU: {self._table_path} is damaged "
-                f"({error}). Its operator can remove that file: it is made anew from the "
-                "containers that run"
+                "lease-table-damaged",
+                f"the table of leases {self._table_path} is damaged ({error}). The worker's "
+                "operator can remove that file; it is rebuilt from the containers that run",
             ) from error
 
     def put(self, container: str, bundle: str, grant: Grant, holder: Holder | None = None) -> None:
-        """Record what processes in `container` are told, and the lease that it has.
+        """Write the record of `container`: the grant for its processes, and its lease.
 
         Raises:
-            OSError: it can't be written.
+            OSError: it cannot be written.
         """
         self._make_folders()
         self._sweep()
@@ -156,11 +156,11 @@ class Store:
         replace(self._record_path(container), record)
 
     def record(self, container: str) -> Record:
-        """What processes in `container` are told.
+        """Return the record of `container`.
 
         Raises:
-            OSError: its record can't be read.
-            ValueError: its record is no record.
+            OSError: it cannot be read.
+            ValueError: it is malformed.
         """
         return Record(container, read_object(self._record_path(container)))
 
@@ -168,7 +168,7 @@ class Store:
         """Whether there is a record of `container`.
 
         Raises:
-            OSError: that can't be told.
+            OSError: the folder cannot be read.
         """
         return proc.exists(self._record_path(container))
 
@@ -176,7 +176,7 @@ class Store:
         """Remove the record of `container`, if there is one.
 
         Raises:
-            OSError: it can't be removed.
+            OSError: it cannot be removed.
         """
         remove(self._record_path(container))
 
@@ -184,13 +184,13 @@ class Store:
         return f"{self._containers}/{container}{_SUFFIX}"
 
     def _from_records(self) -> Table:
-        """A table of all containers that were granted devices, where the table was lost.
+        """Rebuild a lost table from the records of all containers that were granted devices.
 
-        Those that use theirs no more lose them as soon as somebody wants them.
+        A container that no longer uses its devices loses them at the next request.
 
         Raises:
-            OSError: a record can't be read.
-            Refused: one is damaged, so that nobody knows which devices are held.
+            OSError: a record cannot be read.
+            Refused: one is damaged, so it is unknown which devices are held.
         """
         leases = Table({})
         for name in self._names():
@@ -200,9 +200,10 @@ class Store:
                 continue  # swept just now
             except ValueError as error:
                 raise Refused(
-                    f"this worker can't tell who has which GPU: {self._table_path} is gone, and "
-                    f"{self._record_path(name)}, from which it is made anew, is damaged "
-                    f"({error}). Its operator can end that container, then remove that record"
+                    "lease-table-damaged",
+                    f"the table of leases {self._table_path} is missing, and "
+                    f"{self._record_path(name)}, from which it is rebuilt, is damaged ({error}). "
+                    "The worker's operator can end that container and then remove that record",
                 ) from error
             if record.holder:
                 leases.holders[name] = record.holder
@@ -214,20 +215,20 @@ class Store:
 
     def _sweep(self) -> None:
         names = self._names()
-        # Any few will do, but not always the same: the process id changes from call to call.
+        # A few are enough, but not always the same ones: the process id changes with each call.
         first = os.getpid() % len(names) if names else 0
         for name in [*names[first:], *names[:first]][:_SWEPT]:
             try:
                 if self._is_over(name, self.record(name)):
                     self.forget(name)
             except (OSError, ValueError):
-                continue  # it stays; an exec into that container is refused with its name
+                continue  # it stays; an exec into that container is refused and names the file
 
     def _is_over(self, name: str, record: Record) -> bool:
-        """Whether nobody comes to a container any more, as its bundle tells.
+        """Whether no process can start in a container any more, because its bundle is gone.
 
-        A job has no bundle, and where an engine keeps its own is the engine's business: those go
-        with their leases, which is told under the lock alone.
+        A gpu-run command has no bundle, and an engine keeps bundles where it likes. Their records
+        end with their leases, which can be checked only under the lock.
         """
         if record.holder and record.holder.kind != STEP:
             return self._lock >= 0 and name not in self._leases.holders
@@ -252,8 +253,8 @@ class Store:
     def _make_folders(self) -> None:
         if proc.exists(self._containers):
             return
-        # One by one: for the folders between, makedirs would use whatever umask containerd has.
-        # Whoever may open the store may lock it, and no task would get a GPU any more.
+        # One by one: makedirs would create parent folders with containerd's umask. A user who may
+        # open the store may lock it, and then no task would get a GPU.
         folders = (self.folder, 0o700), (self._containers, 0o700)
         for folder, mode in ((os.path.dirname(self.folder), 0o755), *folders):
             os.makedirs(folder, mode, exist_ok=True)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The table of leases: those who hold devices, and those who wait for some."""
+"""The table of leases: the holders of devices, and the waiting requests."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ if TYPE_CHECKING:
     from typing import Any
 
 Call = tuple[int, int]
-"""A process: its id, and its start in clock ticks since boot, so that no other one is meant."""
+"""A process: its id, and its start in clock ticks since boot, which makes it unique."""
 
 STEP = "step"
 """A container of Concourse's, in which steps run."""
 CONTAINER = "container"
 """A container of an engine, such as podman or Docker."""
 JOB = "job"
-"""The control group of a systemd unit."""
+"""The control group of a gpu-run command, which is a systemd unit."""
 KINDS = (STEP, CONTAINER, JOB)
-NOUNS = {STEP: "task", CONTAINER: "container", JOB: "job"}
-"""What each kind is called towards whoever asks for it."""
+NOUNS = {STEP: "task", CONTAINER: "container", JOB: "gpu-run command"}
+"""The name of each kind in messages to users."""
 
 _LONGEST_WHO = 80  # characters
 
 
 class Holder:
-    """Who has devices; its name is the key under which a Table has it.
+    """A holder of devices; its name is its key in a Table.
 
-    That is a container's id, or the full name of a job's unit.
+    The name is a container's id, or the full name of a gpu-run command's unit.
 
     Attributes:
-        kind: one of KINDS; it says how its use of the devices ends, see holder_usage.Host.
-        who: it in the words of its engine, for people; others wrote it. Empty: its name says it.
-        bundle: the folder of its OCI bundle; empty for a job.
-        pid_file: path of the file in which its runtime notes the id of its first process; empty:
-            init.pid in its bundle, as containerd has it.
+        kind: one of KINDS, which decides how its use of the devices ends; see holder_usage.Host.
+        who: its name for people, from its engine and untrusted. Empty: its key is the name.
+        bundle: the folder of its OCI bundle; empty for a gpu-run command.
+        pid_file: the path of the file with the id of its first process, written by its runtime;
+            empty: init.pid in its bundle, as containerd writes it.
         gpus: the ids of its devices.
-        exclusive: whether nobody else may have them meanwhile.
+        exclusive: whether no other holder may have them at the same time.
         since: when it got them, in seconds since boot.
-        waited: for how long it had waited for them, in seconds; None: nobody noted that.
+        waited: how long it waited for them, in seconds; None: unknown.
         cgroup: its control group as /proc/<pid>/cgroup shows it: from its spec, and from its first
-            process as soon as that is there; empty where neither tells.
-        unified: the same in v2's hierarchy, as its first process told it; see gpu_runtime.cgroups.
-        nodes: paths of the device nodes that nobody but its holder has.
-        execs: whether a process was started in it, or was seen in a job; from then on such
-            processes are its use.
+            process as soon as that exists; empty: unknown.
+        unified: the same in v2's hierarchy, from its first process; see gpu_runtime.cgroups.
+        nodes: the paths of the device nodes that only its holder has.
+        execs: whether a process was started in it, or was seen in a gpu-run command. From then on
+            such processes count as its use.
         calls: the runtime's calls that start it or a process in it.
-        keeper: the process that reserved the devices for it, and while it lives keeps them.
-        session_limit: for how long sessions keep the devices after the step, in seconds; 0: for as
-            long as they last.
+        keeper: the process that reserved the devices for it, and keeps them while it lives.
+        session_limit: how long sessions keep the devices after the step, in seconds; 0: as long as
+            they last.
         step_ended: when its step was first seen to be over with sessions left, in seconds since
-            boot; 0: it was not.
-        stuck: whether it uses its devices no more, but has processes that can't be killed.
-        handing: the process that looks whether anybody else has its devices open, now that it has
-            ended, and when that began, in seconds since boot; None: nobody does.
+            boot; 0: not seen.
+        stuck: whether it no longer uses its devices, but has processes that cannot be killed.
+        handing: the process that searches for other users of its devices after its end, and the
+            start of the search, in seconds since boot; None: there is no search.
     """
 
     __slots__ = (
@@ -89,13 +89,13 @@ class Holder:
 
     @classmethod
     def parse(cls, container: str, found: dict[str, Any]) -> Holder:
-        """The holder that `as_json` told of.
+        """Read a holder that `as_json` wrote.
 
         Raises:
-            ValueError: it is none, or its control group is not that of `container`.
+            ValueError: it is malformed, or its control group is not that of `container`.
         """
         try:
-            # A release before this one said `alone`, and less; its holders may live still.
+            # An earlier version wrote `alone`, and less. Its holders may still live.
             exclusive = found["exclusive"] if "exclusive" in found else found["alone"]
             gpus, since = found["gpus"], found["since"]
             calls = [(pid, started) for pid, started in found["calls"]]
@@ -115,13 +115,13 @@ class Holder:
                 call, begun = handing
                 holder.handing = _call(call), begun
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{found!r} is no holder") from error
+            raise ValueError(f"{found!r} is not a holder") from error
         if not holder._is_sound(container, found):
-            raise ValueError(f"{found!r} is no holder called {container}")
+            raise ValueError(f"{found!r} is not a holder called {container}")
         return holder
 
     def _is_sound(self, container: str, found: dict[str, Any]) -> bool:
-        """Whether it has the shape of a holder of that name; the hints above are no proof."""
+        """Whether it has the types of a holder of that name; the annotations prove nothing."""
         lists = items(found["gpus"]) == self.gpus and items(found.get("nodes", [])) == self.nodes
         whole: list[object] = [number for call in self.calls for number in call]
         times: list[object] = [self.since, self.step_ended, self.session_limit]
@@ -139,7 +139,7 @@ class Holder:
         )
 
     def as_json(self) -> dict[str, object]:
-        """It as JSON."""
+        """Return it as a JSON object."""
         return {
             "kind": self.kind,
             "who": self.who,
@@ -163,16 +163,16 @@ class Holder:
 
 
 class Waiter:
-    """A process that waits for devices.
+    """A request that waits for devices.
 
     Attributes:
-        container: the name of the holder that is to get them.
-        who: it in the words of its engine, as a Holder has it.
+        container: the name of the holder that will get them.
+        who: its name for people, as in a Holder.
         call: the process that waits.
-        count: how many it needs.
-        named: the ids of the very devices that it needs; empty: any.
-        since: since when, in seconds since boot.
-        overtaken: how often one that came later was served before it.
+        count: the number of devices that it needs.
+        named: the ids of particular devices; empty: any.
+        since: when the wait began, in seconds since boot.
+        overtaken: how often a younger request was served first.
     """
 
     __slots__ = ("call", "container", "count", "named", "overtaken", "since", "who")
@@ -188,24 +188,24 @@ class Waiter:
 
     @classmethod
     def parse(cls, found: dict[str, object]) -> Waiter:
-        """The waiter that `as_json` told of.
+        """Read a waiting request that `as_json` wrote.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is malformed.
         """
         count, since = found.get("count"), found.get("since")
         overtaken = found.get("overtaken", 0)
         named = [text(name) for name in items(found.get("named"))]
         sound = "named" not in found or named == found["named"]
         if not (sound and _all_are(int, [count, overtaken]) and isinstance(since, int | float)):
-            raise ValueError(f"{found!r} is no waiter")
+            raise ValueError(f"{found!r} is not a waiting request")
         waiter = cls(text(found.get("container")), _call(found.get("call")), 0, since)
         waiter.count, waiter.overtaken = _number(count), _number(overtaken)
         waiter.named, waiter.who = named, readable(text(found.get("who")))
         return waiter
 
     def as_json(self) -> dict[str, object]:
-        """It as JSON."""
+        """Return it as a JSON object."""
         return {
             "container": self.container,
             "who": self.who,
@@ -218,31 +218,31 @@ class Waiter:
 
 
 class Table:
-    """All holders and all who wait, the oldest first."""
+    """All holders and all waiting requests, the oldest first."""
 
     __slots__ = ("holders", "waiters")
 
     def __init__(self, found: dict[str, object]) -> None:
-        """Take apart what `as_json` told of; an empty object is the empty table.
+        """Read a table that `as_json` wrote; an empty object is the empty table.
 
         Raises:
-            ValueError: it is no table.
+            ValueError: it is malformed.
         """
         holders, waiters = table(found.get("holders")), items(found.get("waiters"))
         if found.get("holders", {}) != holders or found.get("waiters", []) != waiters:
-            raise ValueError("it is no table of holders and waiters")
+            raise ValueError("it is not a table of holders and waiters")
         self.holders = {name: Holder.parse(name, table(entry)) for name, entry in holders.items()}
         self.waiters = [Waiter.parse(table(entry)) for entry in waiters]
 
     def as_json(self) -> dict[str, object]:
-        """It as JSON."""
+        """Return it as a JSON object."""
         return {
             "holders": {name: holder.as_json() for name, holder in self.holders.items()},
             "waiters": [waiter.as_json() for waiter in self.waiters],
         }
 
     def blocking(self, devices: list[str], *, exclusive: bool) -> list[str]:
-        """The holders of any of `devices`; those that share theirs only if `exclusive`."""
+        """Return the holders of any of `devices`; holders that share only if `exclusive`."""
         wanted = {*devices}
         return [
             name
@@ -253,7 +253,7 @@ class Table:
     def free(
         self, devices: list[str], *, exclusive: bool, without: Collection[str] = ()
     ) -> list[str]:
-        """Those of `devices` that nobody blocks, the holders `without` left aside."""
+        """Return the `devices` that no holder blocks, except for the holders `without`."""
         blocked = {
             gpu
             for name in self.blocking(devices, exclusive=exclusive)
@@ -264,11 +264,11 @@ class Table:
 
 
 def names_container(cgroup: str, container: str) -> bool:
-    """Whether a control group is that of a container or a unit, by its last part.
+    """Whether a control group belongs to a container or a unit, by its last part.
 
-    That is runc's own name for it, that of its systemd driver, or podman's (the last one where it
-    is in a unit's group, as Quadlet has it). The one of podman's monitor
-    (`libpod-conmon-<id>.scope`) is none: the runtime itself is called from there.
+    The last part is runc's own name, the name of its systemd driver, or podman's (the last one in
+    a unit's group, as with Quadlet). The group of podman's monitor, `libpod-conmon-<id>.scope`,
+    does not count: the runtime itself runs there.
     """
     last = cgroup.rpartition("/")[2]
     if last in {
@@ -282,7 +282,7 @@ def names_container(cgroup: str, container: str) -> bool:
 
 
 def readable(who: str) -> str:
-    """What others say of themselves, as people may be shown it: one line, and not a long one."""
+    """Make one short printable line of a name that others chose."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in who[: _LONGEST_WHO + 1])
     return shown if len(shown) <= _LONGEST_WHO else f"{shown[: _LONGEST_WHO - 1]}…"
 
@@ -299,5 +299,5 @@ def _call(found: object) -> Call:
     pair = items(found)
     pid, started = pair if len(pair) == 2 else (None, None)
     if not isinstance(pid, int) or not isinstance(started, int):
-        raise ValueError(f"{found!r} is no process")
+        raise ValueError(f"{found!r} is not a process")
     return pid, started

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which processes have a device open: by a descriptor, a mapping, or a file of an io_uring.
+"""Find processes that have a device open: a descriptor, a mapping, or a file of an io_uring.
 
-No call here enters a file system that answers from elsewhere: one of FUSE need not answer at all.
-So what a descriptor leads to is asked by statx(2) for its type alone and without synchronising,
-which FUSE and NFS answer from the kernel's memory (Linux 6.18 fs/fuse/dir.c, fs/nfs/inode.c).
+No call here may depend on a remote or user-space file system: one of FUSE may never answer. So
+statx(2) reads only the type of a descriptor's file, and does not synchronise. FUSE and NFS answer
+that from the kernel's memory (Linux 6.18 fs/fuse/dir.c, fs/nfs/inode.c).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _RING = "anon_inode:[io_uring]"
 
-# What a file system says that has to ask somebody else for a file: the file is none of a device of
-# this machine, which its file system knows from memory.
+# Errors of file systems that fetch files from elsewhere. Such a file is not a device node of this
+# machine, which its file system knows from memory.
 _ELSEWHERE = frozenset({errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ESTALE})
 
 # linux/fcntl.h and linux/stat.h; the mode and the device's numbers in struct statx.
@@ -35,22 +35,22 @@ _FOUND = struct.Struct("28xH98xII").unpack_from
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
 
-# Of a mode, what tells the type (inode(7)).
+# The bits of a mode that are the type (inode(7)).
 _TYPE = 0o170000
 
-# The longest that the numbers of a file system and of an inode are in /proc/<pid>/maps.
+# The longest text of the numbers of a file system and an inode in /proc/<pid>/maps.
 _LONGEST_NUMBERS = len("fff:fffff 18446744073709551615")
 
-# How many descriptors are looked at between two looks at the clock.
+# How many descriptors are checked between two checks of the clock.
 _BETWEEN = 1000
 
-# Of a thread that ends (linux/sched.h), and how long one may take to close its files, in seconds.
+# The flag of a thread that ends (linux/sched.h), and the seconds that it may take to close files.
 _PF_EXITING = 4
 _CLOSING = 10
 
 
 class TooLongError(Exception):
-    """The search was not over in its time."""
+    """The search did not finish in time."""
 
 
 class Search:
@@ -58,7 +58,7 @@ class Search:
 
     Args:
         root: where /proc and the nodes lie.
-        nodes: paths of the nodes; one that is not there can't be open by its path.
+        nodes: the paths of the nodes. A node that does not exist cannot be open.
         until: when the search gives up, in seconds since boot; 0: never.
     """
 
@@ -81,10 +81,10 @@ class Search:
         self._kernel = _Kernel()
 
     def has_one_open(self, pid: int) -> bool:
-        """Whether a process has one of the nodes open; one that is gone has none.
+        """Whether a process has one of the nodes open; a process that is gone has none.
 
         Raises:
-            OSError: that can't be told.
+            OSError: /proc cannot be read.
             TooLongError: the time is up.
         """
         if not self._numbers:
@@ -92,29 +92,29 @@ class Search:
         return next(self._found(pid), "") != "" or self._maps_one(pid)
 
     def mounts(self, pid: int) -> set[int]:
-        """The ids of the mounts by which a process's descriptors of the nodes were opened.
+        """Return the ids of the mounts by which a process opened its descriptors of the nodes.
 
-        0 stands for what has no such id: a mapping, or a file of an io_uring.
+        0 stands for a mapping or a file of an io_uring, which have no mount id.
 
         Raises:
-            OSError: that can't be told.
+            OSError: /proc cannot be read.
             TooLongError: the time is up.
         """
         found = {self._mount(path) for path in self._found(pid)}
         return found | ({0} if self._maps_one(pid) else set[int]())
 
     def has_places_alone(self, pid: int) -> bool:
-        """Whether all that a process has of the nodes are places, by which it could open them.
+        """Whether a process has only O_PATH descriptors of the nodes, by which it could open them.
 
         Raises:
-            OSError: that can't be told.
+            OSError: /proc cannot be read.
             TooLongError: the time is up.
         """
         found = [*self._found(pid)]
         return bool(found) and all(map(_is_place, found)) and not self._maps_one(pid)
 
     def _found(self, pid: int) -> Iterator[str]:
-        """The descriptors of a node, and the rings with one, as paths below /proc."""
+        """Yield the descriptors of a node, and the rings with one, as paths below /proc."""
         looked_at = 0
         for thread in self._threads(pid):
             self._check_time()
@@ -125,7 +125,7 @@ class Search:
             yield from self._found_in(f"{self._proc}/{thread}/fd")
 
     def _threads(self, pid: int) -> list[int]:
-        """A process's threads; none if it is gone. /proc has a folder of each, hidden or not."""
+        """Return a process's threads; none if it is gone."""
         folder = f"{self._proc}/{pid}/task"
         there = proc.look(folder)
         if there and there.st_nlink == 3:  # 2 and their number (fs/proc/base.c)
@@ -142,7 +142,7 @@ class Search:
                 if place % _BETWEEN == 0:
                     self._check_time()
                 device = look(table, number)
-                # What is no file at all has no type.
+                # Only descriptors that are not files have no type.
                 if device in numbers or (
                     device is None and self._has_registered(f"{folder}/{number}")
                 ):
@@ -151,7 +151,7 @@ class Search:
             os.close(table)
 
     def _open(self, folder: str) -> int:
-        """Open the folder of a thread's descriptors; -1 if the thread has none any more.
+        """Open the folder of a thread's descriptors; -1 if the thread has ended.
 
         The folder of a thread that has given up its memory belongs to root of the whole machine
         (Linux fs/proc/base.c, task_dump_owner), so root of a system container can't open it. Such
@@ -177,9 +177,9 @@ class Search:
             time.sleep(0.005)
 
     def _has_registered(self, path: str) -> bool:
-        """Whether it is an io_uring with one of the nodes among its files.
+        """Whether a descriptor is an io_uring with one of the nodes among its files.
 
-        The kernel tells their paths alone (io_uring/fdinfo.c), and none while the ring is busy.
+        The kernel shows only their paths (io_uring/fdinfo.c), and none while the ring is busy.
         """
         if proc.link(path) != _RING:
             return False
@@ -193,14 +193,14 @@ class Search:
         self._check_time()
         thread, text = pid, proc.read_bytes(f"{self._proc}/{pid}/maps")
         if not text:
-            # Its threads have one memory, of which those that have ended tell nothing.
+            # The threads share one memory. Threads that have ended do not show it.
             for thread in self._threads(pid):
                 if text := proc.read_bytes(f"{self._proc}/{thread}/maps"):
                     break
         others, inodes = self._others, self._inodes
         for line in text.split(b"\n")[:-1]:
             place, _, _, file = line.split(b" ", 3)
-            # The longest numbers of a file system and an inode; blanks and a path follow.
+            # The numbers of a file system and an inode; blanks and a path follow.
             key = file[:_LONGEST_NUMBERS]
             if key in others:
                 continue
@@ -220,7 +220,7 @@ class Search:
         try:
             found = self._kernel.look(_AT_FDCWD, f"{self._proc}/{thread}/map_files/{name}")
         except PermissionError:
-            # In a system container, where no process can make a node: it is the machine's.
+            # In a system container, where no process can make a node: its nodes are the machine's.
             return False
         return found in self._numbers
 
@@ -237,7 +237,7 @@ class Search:
 
 
 def _is_place(path: str) -> bool:
-    """Whether an entry in fdinfo is of no open file, but of a place (O_PATH, proc(5))."""
+    """Whether an entry in fdinfo is an O_PATH descriptor (proc(5)), not an open file."""
     flags = proc.read(path).partition("flags:")[2].split()
     return bool(flags) and bool(int(flags[0], 8) & os.O_PATH)
 
@@ -246,7 +246,7 @@ class _Kernel:
     """System calls that Python has no function for."""
 
     def __init__(self) -> None:
-        # Imported where a search begins alone: it takes longer than all of the rest.
+        # Imported only when a search begins: the import takes longer than the rest.
         import ctypes  # noqa: PLC0415
 
         self._ctypes = ctypes
@@ -260,21 +260,21 @@ class _Kernel:
         self._kcmp = _KCMP.get(os.uname().machine)
 
     def look(self, folder: int, name: str) -> tuple[int, int] | None:
-        """The numbers of the character device that a link in /proc leads to.
+        """Return the numbers of the character device that a link in /proc leads to.
 
         Args:
-            folder: the descriptor of the folder that the link is in.
+            folder: the descriptor of the link's folder.
             name: the link.
 
         Returns:
-            Zeros if it leads to something else or is gone; None if that is no file at all.
+            Zeros if it leads to something else or is gone; None if that is not a file.
 
         Raises:
-            OSError: it can't be told.
+            OSError: the link cannot be read.
         """
         if error := self._ask(folder, name, _STATX_TYPE):
-            # To others than its user FUSE shows nothing but that there is something; devices can't
-            # be opened on what such a user has mounted.
+            # To other users FUSE shows only that a file exists. No device can be opened on a
+            # mount of such a user.
             is_hidden = error == errno.EACCES and self._ask(folder, name, 0) == 0
             fault = OSError(error, os.strerror(error), name)
             if is_hidden or error in _ELSEWHERE or proc.is_gone(fault):
@@ -286,7 +286,7 @@ class _Kernel:
         return (0, 0) if mode & _TYPE else None
 
     def share_table(self, one: int, other: int) -> bool:
-        """Whether two threads have one table of descriptors; not where that can't be told."""
+        """Whether two threads share one table of descriptors; False if that is unknown."""
         if not self._kcmp:
             return False
         return self._libc.syscall(self._kcmp, one, other, _KCMP_FILES, 0, 0) == 0

@@ -1,48 +1,48 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Reading what may go away at any moment: gone is empty, and every other error is raised."""
+"""Read files that may disappear at any moment: gone counts as empty, other errors are raised."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-# How the kernel says that a process, a control group or a file is no more: a control group that
-# goes away while it is open is no device any more.
+# The errors for a process, a control group or a file that is gone. ENODEV is for a control group
+# that is removed while it is open.
 _GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENODEV})
 
 
 def is_gone(error: OSError) -> bool:
-    """Whether an error says that the thing is not there, and nothing else."""
+    """Whether an error means only that the file is gone."""
     return error.errno in _GONE
 
 
 def read(path: str) -> str:
-    """What a file says; empty if it is gone.
+    """Return the text of a file; empty if it is gone.
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     return read_bytes(path).decode(errors="replace")
 
 
 def lines(path: str) -> list[str]:
-    """The lines of a file; none if it is gone.
+    """Return the lines of a file; none if it is gone.
 
-    Only a line feed ends one: the kernel writes names as users gave them, and str.splitlines takes
-    other characters in them for ends too (form feed, U+2028).
+    Only a line feed ends a line. The kernel writes names that users chose, and str.splitlines also
+    splits at other characters in them (form feed, U+2028).
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     return [line for line in read(path).split("\n") if line]
 
 
 def read_bytes(path: str) -> bytes:
-    """What is in a file; nothing if it is gone.
+    """Return the content of a file; empty if it is gone.
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     try:
         with open(path, "rb", buffering=0) as file:
@@ -54,10 +54,10 @@ def read_bytes(path: str) -> bytes:
 
 
 def names(folder: str | int) -> list[str]:
-    """The names in a folder, given by its path or a descriptor; none if it is gone.
+    """Return the names in a folder, given by path or descriptor; none if it is gone.
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     try:
         return os.listdir(folder)
@@ -68,10 +68,10 @@ def names(folder: str | int) -> list[str]:
 
 
 def folders(folder: str) -> list[str]:
-    """The paths of the folders in a folder; none if it is gone.
+    """Return the paths of the folders in a folder; none if it is gone.
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
@@ -83,10 +83,10 @@ def folders(folder: str) -> list[str]:
 
 
 def link(path: str) -> str:
-    """Where a link points to; empty if it is gone.
+    """Return the target of a link; empty if it is gone.
 
     Raises:
-        OSError: it can't be read.
+        OSError: it cannot be read.
     """
     try:
         return os.readlink(path)
@@ -97,10 +97,10 @@ def link(path: str) -> str:
 
 
 def look(path: str) -> os.stat_result | None:
-    """What is at a path, links followed; None if it is gone.
+    """Return the status of a path, links followed; None if it is gone.
 
     Raises:
-        OSError: it can't be told.
+        OSError: the path cannot be read.
     """
     try:
         return os.stat(path)
@@ -111,9 +111,9 @@ def look(path: str) -> os.stat_result | None:
 
 
 def exists(path: str) -> bool:
-    """Whether something is at a path.
+    """Whether a path exists.
 
     Raises:
-        OSError: it can't be told.
+        OSError: the path cannot be read.
     """
     return look(path) is not None

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Saying no: the one way in which words of ours reach the log of the user's build.
+"""Refusals: the only messages of the GPU runtime that reach the log of the user's build.
 
 containerd's shim reads the last line with level=error from the file that `--log` names and shows
-its msg; stdout and stderr belong to the step (containerd 2.3.1 cmd/containerd-shim-runc-v2
-process/utils.go:57-88).
+its msg, which therefore begins with the code. stdout and stderr belong to the step (containerd
+2.3.1 cmd/containerd-shim-runc-v2 process/utils.go:57-88).
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# What helps where an error is this machine's state. By hand, since most errors are not.
+# The remedies of errors that come from the state of the machine. Most errors have none.
 _REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free disk space on this worker"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free disk space on this worker"),
     **dict.fromkeys(
         (errno.ENFILE, errno.EMFILE),
-        "this worker has too many files open: see /proc/sys/fs/file-nr and its limits",
+        "This worker has too many open files: check /proc/sys/fs/file-nr and the limits",
     ),
-    **dict.fromkeys((errno.EROFS, errno.EIO), "look at this worker's disk and at dmesg"),
+    **dict.fromkeys((errno.EROFS, errno.EIO), "Check this worker's disk and dmesg"),
 }
-
-
+# By the nouns of lease_table.NOUNS.
+_AGAIN = {"task": "rerun the task", "container": "start the container again"}
 _LONGEST = 1200  # letters of a refusal
 
 
 class Refused(Exception):
-    """A task that was promised a GPU can't have it; the text says why and what to do.
+    """A request for GPUs that is refused; the text has the reason and, last, the remedy.
 
-    So for a container of an engine's, and a job of gpu-run's: each is told in its own words. Of a
-    long text the middle is left out, since its remedy stands last.
+    The request is a task's, an engine container's or a gpu-run command's. A long text loses its
+    middle.
+
+    Attributes:
+        code: what the refusal means, for programs; see refusal_codes.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, code: str, text: str) -> None:
         super().__init__(_shown(text))
+        self.code = code
 
 
 def _shown(text: str) -> str:
-    """A text as one printable line of bounded length: images and people choose parts of it."""
+    """Make one printable line of bounded length: images and users choose parts of the text."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text)
     if len(line) <= _LONGEST:
         return line
@@ -55,12 +59,17 @@ def _shown(text: str) -> str:
 
 
 def failed(noun: str) -> str:
-    """How a refusal begins that is no fault of whoever asks, for what is called so."""
-    return f"this worker failed to give this {noun} its GPU"
+    """Return the beginning of a refusal that is the worker's fault, for a request of this kind."""
+    return f"this worker could not give this {noun} its GPU"
+
+
+def again(noun: str) -> str:
+    """Return how to repeat a request of this kind, such as `rerun the task`."""
+    return _AGAIN.get(noun, "run the command again")
 
 
 def duration(seconds: float) -> str:
-    """A time in seconds for people: `35 s`, `12 min`, `3 h 5 min`, `2 d 3 h`."""
+    """Format seconds for people: `35 s`, `12 min`, `3 h 5 min`, `2 d 3 h`."""
     whole = int(seconds)
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if minutes < 2:
@@ -70,21 +79,29 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min"
 
 
-def fault(error: OSError | ValueError) -> str:
-    """What failed, where, and what helps, for the end of a refusal."""
+def fault(error: OSError | ValueError, noun: str = "task") -> str:
+    """Return what failed, where, and the remedy, for the end of a refusal.
+
+    Args:
+        error: the error.
+        noun: the kind of the request, as in lease_table.NOUNS.
+    """
+    repeat = again(noun).capitalize()
     if not isinstance(error, OSError):
-        return f"{error}; that is damaged: run it again, and tell its operator if it stays so"
+        return f"{error} (file damaged). {repeat}; if it fails again, ask the worker's operator"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; {_REMEDIES.get(error.errno or 0, 'run it again')}"
+    return f"{where}{error.strerror or error}. {_REMEDIES.get(error.errno or 0, repeat)}"
 
 
-def write(log: str, text: str) -> None:
-    """Append `text` as one JSON line to the runtime's log file `log`; never raises.
+def write(log: str, code: str, text: str) -> None:
+    """Append a refusal as one JSON line to the runtime's log file `log`; never raises.
 
-    A line that can't be written (no `--log`, disk full) is lost: the exit status still tells.
+    A line that cannot be written (no `--log`, disk full) is lost. The exit status still shows the
+    failure.
     """
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = dumps({"level": "error", "msg": f"gpu-ci-worker: {text}", "time": moment}) + "\n"
+    said = f"gpu-ci-worker: {code}: {text}"
+    line = dumps({"level": "error", "msg": said, "code": code, "time": moment}) + "\n"
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.write(descriptor, line.encode())
@@ -94,7 +111,7 @@ def write(log: str, text: str) -> None:
 
 
 def report_crashes(log: str) -> None:
-    """From now on an exception that nobody handles goes to `log`, not to the step's stderr."""
+    """Write unhandled exceptions to `log` from now on, and not to the step's stderr."""
 
     def report(
         kind: type[BaseException], fault: BaseException, trace: TracebackType | None
@@ -104,8 +121,7 @@ def report_crashes(log: str) -> None:
             code = trace.tb_frame.f_code
             place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
             trace = trace.tb_next
-        write(
-            log, _shown(f"internal error, please report it: {kind.__name__}: {fault} at {place}")
-        )
+        text = f"{kind.__name__}: {fault} at {place}. Report this bug of gpu-ci-worker"
+        write(log, "internal-error", _shown(text))
 
     sys.excepthook = report

@@ -1,12 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The root file system of a task: whose it is, and whether NVIDIA's hooks can open what is in it.
+"""Check a task's root file system: its owner, and the files that NVIDIA's hooks open in it.
 
-A task's author may name any folder of the worker as its root (`rootfs_uri: raw:///...`). A root
-that two containers share is a way to pass an open device on, past every rule on who may open it: a
-socket in it reaches both. So it must be a volume that no other container has, or a folder that the
-operator marked. Concourse gives that choice for tasks alone (8.3 atc/exec/task_step.go:399); the
-root of a check, get or put is always a copy of an image, made for that container.
+A task's author may name any folder of the worker as its root (`rootfs_uri: raw:///...`). If two
+containers share a root, they can pass an open device on through a socket in it, past all device
+rules. So a root must be a volume that no other container has, or a folder that the operator
+marked. Concourse allows rootfs_uri for tasks only (8.3 atc/exec/task_step.go:399). The root of a
+check, get or put is always a copy of an image, made for that container.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gpu_runtime.json_files import read_bytes
 from gpu_runtime.json_shape import items, table, text
 from gpu_runtime.refusal import Refused
 
-# An operator's mark on a folder that tasks may have as their root.
+# The operator's mark of a folder that tasks may have as their root.
 MARKER = ".gpu-ci-task-root"
 
-# What NVIDIA's createContainer hooks open in a container (nvidia-container-toolkit 1.17 to 1.20
-# cmd/nvidia-cdi-hook, internal/ldconfig; glibc elf/ldconfig.c, elf/cache.c), and runc itself
-# (libcontainer/init_linux.go). Opening a FIFO waits for ever.
+# The files that NVIDIA's createContainer hooks open in a container (nvidia-container-toolkit 1.17
+# to 1.20 cmd/nvidia-cdi-hook, internal/ldconfig; glibc elf/ldconfig.c, elf/cache.c), and runc
+# itself (libcontainer/init_linux.go). Opening a FIFO never returns.
 _OPENED = (
     *("/etc/ld.so.conf", "/etc/ld.so.cache", "/etc/ld.so.cache~", "/etc/passwd", "/etc/group"),
     *("/var/cache/ldconfig/aux-cache", "/var/cache/ldconfig/aux-cache~"),
     *("/etc/ld-musl-x86_64.path", "/etc/ld-musl-aarch64.path"),
 )
-# Folders of which they open every file whose name begins so.
+# Folders in which they open every file whose name has this prefix.
 _COMPATIBILITY, _LIBCUDA = "/usr/local/cuda/compat", "libcuda.so."
 _OPENED_IN = {"/etc/ld.so.conf.d": "", _COMPATIBILITY: "libcuda.so"}
 
@@ -40,20 +40,20 @@ _MOST_LINKS = 40  # the kernel's own limit (path_resolution(7)); with more nothi
 
 
 def check_origin(config: dict[str, object], bundle: str) -> None:
-    """Check that a task's root is its own.
+    """Check that no other container has a task's root.
 
-    Which volumes are Concourse's tells the source of the work folder, which is always a mount that
-    Concourse made. Who else has one tell the other containers' config.json: containerd writes
-    each before the runtime is called to create that container, so of two that share a root the one
-    that looks later sees the other, and nothing has to be recorded.
+    The source of the work folder, which is always a mount of Concourse's, shows where Concourse
+    has its volumes. The other containers' config.json show who uses a volume. containerd writes
+    each before it calls the runtime, so of two containers that share a root the later one sees
+    the other. No record is needed.
 
     Args:
-        config: the task's config.json; without a root it is runc's business.
-        bundle: the folder that it lies in, beside those of all others.
+        config: the task's config.json; without a root, runc reports the error.
+        bundle: its folder, beside the bundles of all other containers.
 
     Raises:
-        Refused: it is not.
-        OSError: that can't be told.
+        Refused: another container has the root, or it is a folder of the worker.
+        OSError: a configuration cannot be read.
     """
     root = _root(config, bundle)
     if not root:
@@ -63,35 +63,36 @@ def check_origin(config: dict[str, object], bundle: str) -> None:
     if live and root.startswith(f"{live}/") and f"{rest}/".startswith("volume/"):
         if other := _other_user(name, bundle):
             raise Refused(
-                f"this task's rootfs_uri names files that container {other} has, and through them "
-                "GPUs could be passed on: use an image instead"
+                "rootfs-shared",
+                f"rootfs_uri names files that container {other} uses, through which GPUs could be "
+                "passed on. Use an image instead",
             )
     elif (live and root.startswith(f"{os.path.dirname(os.path.dirname(live))}/")) or not (
         _is_marked(root)
     ):
         raise Refused(
-            f"this task's rootfs_uri names {root[:200]}, a folder of the worker's own, and "
-            "through that GPUs could be passed on: use an image instead. Or the worker's operator "
-            f"allows that folder by an empty file {MARKER} in it, root's and of mode 644; tasks "
-            "that name it then share it"
+            "rootfs-not-allowed",
+            f"rootfs_uri names {root[:200]}, a folder of the worker through which GPUs could be "
+            "passed on. Use an image instead. Or ask the worker's operator to allow that folder "
+            f"with an empty file {MARKER} in it, owned by root with mode 644; the tasks that name "
+            "the folder then share it",
         )
 
 
 def check_files(config: dict[str, object], bundle: str, noun: str = "task") -> None:
-    """Check that a runtime that brings GPUs in can open what it opens in a container.
+    """Check that NVIDIA's runtime can open its files in a container without hanging.
 
-    These are the files by which an image has made one hang. Others can be found, such as what
-    ld.so.conf includes; a start that hangs nevertheless is ended after a minute (see
-    holder_usage.Host).
+    Images have made it hang by these files. Other files could do so too, such as those that
+    ld.so.conf includes. A start that hangs is ended after a minute (see holder_usage.Host).
 
     Args:
         config: the container's config.json.
-        bundle: the folder that it lies in.
-        noun: what the container is called towards whoever wants it.
+        bundle: its folder.
+        noun: the kind of the request, as in lease_table.NOUNS.
 
     Raises:
-        Refused: one is neither missing nor a file.
-        OSError: that can't be told.
+        Refused: one of them exists and is not a regular file.
+        OSError: a file cannot be read.
     """
     root = _root(config, bundle)
     if not root:
@@ -104,20 +105,21 @@ def check_files(config: dict[str, object], bundle: str, noun: str = "task") -> N
         found = view.find(path)
         if found and not stat.S_ISREG(os.lstat(found).st_mode):
             raise Refused(
-                f"{path[:200]} in this {noun}'s image is no plain file, and what brings the GPU "
-                "in would wait for it for ever: take it out of the image"
+                "image-special-file",
+                f"{path[:200]} in the {noun}'s image is not a regular file; the GPU runtime would "
+                "hang on it. Remove it from the image",
             )
 
 
 def own_drivers(config: dict[str, object], bundle: str) -> list[str]:
-    """The versions of libcuda that an image has for older drivers, as by its package cuda-compat.
+    """Return the versions of libcuda in an image for older drivers (package cuda-compat).
 
     Args:
         config: the container's config.json.
-        bundle: the folder that it lies in.
+        bundle: its folder.
 
     Raises:
-        OSError: that can't be told.
+        OSError: the folder cannot be read.
     """
     root = _root(config, bundle)
     folder = root and _View(root, config, bundle).find(_COMPATIBILITY)
@@ -129,7 +131,7 @@ def own_drivers(config: dict[str, object], bundle: str) -> list[str]:
 
 
 class _View:
-    """A container's files as they will be: its root with what is mounted there."""
+    """A container's files: its root with its mounts."""
 
     def __init__(self, root: str, config: dict[str, object], bundle: str) -> None:
         self._sources = {"/": root}
@@ -139,9 +141,9 @@ class _View:
             self._sources[spec.destination(mount)] = "" if kinds.isdisjoint(_BIND) else bound
 
     def find(self, path: str) -> str:
-        """Where on the host lies what `path` leads to; empty if there is no such thing.
+        """Return the host's path of a container's file; empty if it does not exist.
 
-        Links are followed as the container's own root would have it, never out of it.
+        Links are followed within the container's root, never out of it.
         """
         ahead, place, links = path.split("/")[::-1], list[str](), 0
         while ahead:
@@ -155,7 +157,7 @@ class _View:
                 except (FileNotFoundError, NotADirectoryError):
                     return ""
                 except OSError as error:
-                    if error.errno != errno.EINVAL:  # it is no link
+                    if error.errno != errno.EINVAL:  # it is not a link
                         raise
                     continue
                 links += 1
@@ -166,7 +168,7 @@ class _View:
         return self._on_host(place)
 
     def odd_names(self, folder: str, beginning: str) -> list[str]:
-        """The names in a folder that begin so and are no plain files."""
+        """Return the names in a folder with this prefix that are not regular files."""
         try:
             with os.scandir(self.find(folder) or os.devnull) as entries:
                 return [
@@ -179,7 +181,7 @@ class _View:
             return []
 
     def _on_host(self, place: list[str]) -> str:
-        """Where the file with these names from / on lies; empty where it lies on no disk."""
+        """Return the host's path of the file with these names; empty if it is not on a disk."""
         for count in range(len(place), -1, -1):
             source = self._sources.get("/" + "/".join(place[:count]))
             if source is not None:
@@ -193,7 +195,7 @@ def _root(config: dict[str, object], bundle: str) -> str:
 
 
 def _volumes(config: dict[str, object]) -> str:
-    """The folder of Concourse's volumes; empty where the task works in none of them."""
+    """Return the folder of Concourse's volumes; empty if the task works outside of it."""
     for mount in map(table, items(config.get("mounts"))):
         if spec.is_work_folder(spec.destination(mount)):
             volume, name = os.path.split(os.path.realpath(text(mount.get("source"))))
@@ -204,10 +206,10 @@ def _volumes(config: dict[str, object]) -> str:
 
 
 def _other_user(volume: str, bundle: str) -> str:
-    """The id of another container that has the volume with this id; empty if none has.
+    """Return the id of another container that has the volume with this id; empty if none has.
 
-    Containers whose init is gone are passed by, since nothing of them is left: hundreds of bundles
-    can be left after failed builds. One without init.pid is about to come to be.
+    Containers whose init is gone are skipped, because no process of them is left. Failed builds
+    can leave hundreds of bundles. A container without init.pid is about to start.
     """
     folder, own = os.path.split(bundle)
     wanted = f"/{volume}/volume".encode()
@@ -218,12 +220,12 @@ def _other_user(volume: str, bundle: str) -> str:
             if wanted in read_bytes(f"{folder}/{name}/config.json"):
                 return name
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            continue  # it has gone, or is no bundle
+            continue  # it is gone, or is not a bundle
     return ""
 
 
 def _has_ended(pid_file: str) -> bool:
-    """Whether the process that a file names is gone; not where the file tells of none."""
+    """Whether the process that a file names is gone; False if the file names none."""
     try:
         os.kill(int(read_bytes(pid_file)), 0)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""runc's command line, read as runc 1.1 to 1.5 reads it (urfave/cli v1 on Go's flag package)."""
+"""Read runc's command line as runc 1.1 to 1.5 does (urfave/cli v1 on Go's flag package)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Call:
 
     Attributes:
         command: the subcommand; empty if there is none.
-        options: value of each flag that takes one, by its long name; the last one given counts.
-        words: what is neither a flag nor a flag's value: the container's id first.
+        options: the value of each flag with a value, by its long name; the last one counts.
+        words: the arguments that are neither flags nor their values: the container's id first.
     """
 
     __slots__ = ("command", "options", "words")
@@ -44,13 +44,13 @@ class Call:
 
     @property
     def container(self) -> str:
-        """The container's id; empty if none was given or it can be none (runc 1.1 to 1.5)."""
+        """Return the container's id; empty if it is missing or invalid (runc 1.1 to 1.5)."""
         name = self.words[0] if self.words else ""
         return "" if "/" in name or name in {".", ".."} else name
 
 
 def parse(argv: list[str]) -> Call:
-    """Read `argv` without the program's name. Never fails: what runc would refuse is left to runc.
+    """Read `argv` without the program's name. Never fails: runc reports wrong arguments itself.
 
     A flag may have one dash or two, and its value in the next word or after `=`; `--` ends flags,
     once before the command and once after it. runc's own flags come before the command, and its
@@ -68,9 +68,9 @@ def parse(argv: list[str]) -> Call:
 def _take_flags(
     argv: list[str], valued: frozenset[str], options: dict[str, str], *, mixed: bool
 ) -> list[str]:
-    """Put the values of flags into `options`; the words that are neither flag nor value.
+    """Put the values of flags into `options`; return the other words.
 
-    Without `mixed` the first of them ends the flags.
+    Without `mixed` the first of these words ends the flags.
     """
     words: list[str] = []
     position = 0

@@ -1,14 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A seccomp profile for who has a GPU: no stop for a tracer on the way out, no io_uring. Pure.
+"""A seccomp profile for containers with a GPU: no exit stops of ptrace, no io_uring. Pure.
 
-Two processes that trace each other and are to stop at their exit (PTRACE_O_TRACEEXIT) wait for
-each other for ever, whatever SIGKILLs come, so what they hold never comes free. That option alone
-is taken away, which is EPERM; to trace without it works as before (linux/ptrace.h and
-asm/ptrace-abi.h of Linux 6.18). gdb does without it; strace can't, and fails.
+Two processes that trace each other and stop at their exit (PTRACE_O_TRACEEXIT) wait for each other
+without end, even after SIGKILL, so their devices never become free. The profile forbids only that
+option, with EPERM; tracing without it works as before (linux/ptrace.h and asm/ptrace-abi.h of
+Linux 6.18). gdb does not use the option; strace needs it and fails.
 
-A file that is registered with an io_uring is in no list of descriptors, and the kernel tells
-others no more of it than its path. So io_uring is refused, as Concourse's own profile has it.
+A file that is registered with an io_uring is not in a list of descriptors, and the kernel shows
+other processes only its path. So io_uring is forbidden, as in Concourse's own profile.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _REQUEST, _DATA = 0, 3  # positions of arguments
 
 # The requests that set options: PTRACE_OLDSETOPTIONS, PTRACE_SETOPTIONS, PTRACE_SEIZE.
 _SETTING = (21, 0x4200, 0x4206)
-# All others up to 63 and from 0x4200 to 0x421f, which are more than there are: the first of so
-# many that differ in their lowest bits alone. A rule can't have two conditions on one
-# argument (runc libcontainer/seccomp), and what only looks greater than one of the above may be
-# that one to the kernel: programs of 32 bits on 64 (x32) pass 64, of which it drops half.
+# All other requests up to 63 and from 0x4200 to 0x421f, more than exist: the first of each group
+# of numbers that differ only in their lowest bits, and the size of the group. A rule cannot have
+# two conditions on one argument (runc libcontainer/seccomp). A number that looks greater than one
+# of the above may mean that one to the kernel: x32 programs pass 64 bits, of which it drops half.
 _OTHERS = (
     *((0, 16), (16, 4), (20, 1), (22, 2), (24, 8), (32, 32)),
     *((0x4201, 1), (0x4202, 2), (0x4204, 2), (0x4207, 1), (0x4208, 8), (0x4210, 16)),
@@ -34,23 +34,23 @@ _OTHERS = (
 _ALL = (1 << 64) - 1
 _SEEN = (1 << 32) - 1  # the bits of a request that count for every kind of program
 
-# The kinds of programs that Linux runs on a machine (libseccomp include/seccomp.h.in).
+# The architectures of programs that Linux runs on a machine (libseccomp include/seccomp.h.in).
 _KINDS = {"x86_64": ("X86_64", "X86", "X32"), "aarch64": ("AARCH64", "ARM")}
 
 _PERMITTING = ("SCMP_ACT_ALLOW", "SCMP_ACT_LOG")
 
 
 def of_a_holder(profile: dict[str, object]) -> dict[str, object]:
-    """`profile`, a config.json's `linux.seccomp`, for a container that has a GPU."""
+    """Return `profile`, a config.json's `linux.seccomp`, for a container that has a GPU."""
     return without_rings(without_exit_stops(profile))
 
 
 def unconfined(machine: str) -> dict[str, object]:
-    """A profile that forbids nothing, for a container that has none; empty if none can be made.
+    """Return a profile that forbids nothing; empty if the machine is unknown.
 
     Args:
-        machine: what uname(2) calls the machine. Programs of a kind that a profile does not name
-            are killed at their first call.
+        machine: the machine as in uname(2). A program of an architecture that the profile does not
+            name is killed at its first call.
     """
     kinds = _KINDS.get(machine)
     if kinds is None:
@@ -59,9 +59,10 @@ def unconfined(machine: str) -> dict[str, object]:
 
 
 def without_rings(profile: dict[str, object]) -> dict[str, object]:
-    """`profile`, a config.json's `linux.seccomp`, without leave for io_uring.
+    """Return `profile`, a config.json's `linux.seccomp`, with io_uring forbidden.
 
-    A profile that is empty stays so: who has none, such as a privileged task, is not restricted.
+    An empty profile stays empty: a container without one, such as a privileged task, is not
+    restricted.
     """
     if not profile:
         return profile
@@ -81,10 +82,10 @@ def without_rings(profile: dict[str, object]) -> dict[str, object]:
 
 
 def without_exit_stops(profile: dict[str, object]) -> dict[str, object]:
-    """`profile`, a config.json's `linux.seccomp`, without that option for ptrace.
+    """Return `profile`, a config.json's `linux.seccomp`, with that option of ptrace forbidden.
 
-    A profile that is empty stays so: who has none, such as a privileged task, is not restricted.
-    A permission of ptrace with conditions that are not ours is dropped; Concourse has none.
+    An empty profile stays empty: a container without one, such as a privileged task, is not
+    restricted. A rule that permits ptrace with other conditions is dropped; Concourse has none.
     """
     if not profile:
         return profile
@@ -107,7 +108,7 @@ def without_exit_stops(profile: dict[str, object]) -> dict[str, object]:
 
 
 def _permitted() -> list[list[object]]:
-    """The conditions of each rule that lets ptrace pass; one that holds is enough."""
+    """Return the conditions of each rule that permits ptrace; one that holds is enough."""
     others = [[_compare(_REQUEST, _ALL ^ (count - 1), first)] for first, count in _OTHERS]
     setting = [
         [_compare(_REQUEST, _ALL, request), _compare(_DATA, _TRACE_EXIT, 0)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Signals: what a child expects of them, and killing a process that is surely the one meant."""
+"""Signals: reset them for a child, and kill a process without hitting another one."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 else:
-    # `signal` adds enums to it, and to import these takes as long as to import all of our modules.
+    # `signal` adds enums, whose import takes as long as that of all modules of this package.
     import _signal as signal
 
 
 def as_a_child_expects() -> None:
-    """Undo what Python ignores: across exec that would stay so, into the container."""
+    """Reset the signals that Python ignores: exec would pass that on into the container."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
 class Process:
-    """A process that can be killed without hitting another one that got its number since."""
+    """A process that can be killed without hitting a later process with the same number."""
 
     def __init__(self, pid: int) -> None:
         """Take hold of the process with the number `pid`.
 
         Raises:
-            ProcessLookupError: there is none.
-            OSError: it can't be taken hold of.
+            ProcessLookupError: it does not exist.
+            OSError: pidfd_open failed.
         """
         try:
             self._descriptor = os.pidfd_open(pid)
         except OSError as error:
-            # By now it is the number of a thread, whose process has another (pidfd_open(2)).
+            # The number is now a thread's, whose process has another number (pidfd_open(2)).
             if error.errno == errno.EINVAL:
                 raise ProcessLookupError(errno.ESRCH, "no process", str(pid)) from error
             raise
@@ -47,5 +47,5 @@ class Process:
             pass
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor."""
         os.close(self._descriptor)

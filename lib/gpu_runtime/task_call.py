@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One call of runc that may concern a GPU: decide, edit the bundle, become the next runtime.
+"""Serve one call of runc that may need a GPU: decide, edit the bundle, exec the next runtime.
 
-The process is always replaced (exec) and never forks: the shim ties runc's life to this pid.
+The process is always replaced (exec) and never forks: the shim waits for this pid.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Where things are, as the front passes them.
+    """The paths that the shell script `runc` passes.
 
     Attributes:
         runc: the real runc.
         policy: policy.json.
         store: the folder of leases.
-        wrapper: the folder in which the front lies under the name runc.
+        wrapper: the folder of that script.
         log: the operators' log.
         folders: folders.json, beside policy.json.
     """
@@ -57,7 +57,7 @@ class Paths:
 
 
 def main(argv: list[str]) -> None:
-    """Serve a call: `argv` is the five Paths, then runc's own arguments. Never returns."""
+    """Serve a call: `argv` has the five Paths, then runc's own arguments. Never returns."""
     paths, words = Paths(*argv[:5]), argv[5:]
     call = arguments.parse(words)
     log = call.options.get("log", os.devnull)
@@ -78,15 +78,14 @@ def main(argv: list[str]) -> None:
         else:
             become(paths.runc, words, own_environment())
     except Refused as refusal:
-        decision.reason = str(refusal)
-        decision.granted = []
+        decision.refuse(refusal)
         decision.write(paths.log)
-        refuse.write(log, str(refusal))
+        refuse.write(log, refusal.code, str(refusal))
         sys.exit(1)
 
 
 def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | None:
-    """Grant what a task gets and edit its bundle; the policy if the NVIDIA runtime is next."""
+    """Grant a task's devices and edit its bundle; return the policy for NVIDIA's runtime."""
     bundle = os.path.abspath(call.options.get("bundle", "."))
     path = f"{bundle}/config.json"
     store, host = Store(paths.store), Host()
@@ -95,7 +94,7 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
         try:
             broker.do_without(store, host, call.container)
         except (OSError, ValueError):
-            pass  # nothing about GPUs is a reason to stop a container without any
+            pass  # no error about GPUs stops a container without a GPU
         folders.give(paths.folders, path)
         return None
     allowed, config = task
@@ -116,12 +115,12 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
         raise
     except (OSError, ValueError) as error:
         broker.undo(store, host, request)
-        raise Refused(f"{refuse.failed('task')}: {refuse.fault(error)}") from error
+        raise Refused("worker-fault", f"{refuse.failed('task')}: {refuse.fault(error)}") from error
     return allowed if granted.ids and allowed.vendor.by_runtime else None
 
 
 def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
-    """Let a process into a container with a record, and tell it what its container got."""
+    """Give a process that starts in a container with a record the variables of its grant."""
     name = os.path.basename(call.options.get("pid-file", "")).removesuffix(".pid")
     decision.kind = f"exec {name}".rstrip()
     path = call.options.get("process", "")
@@ -129,44 +128,46 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
         host = Host()
         record = broker.resume(Store(paths.store), host, lambda: _policy(paths), decision)
         journal.intruders(paths.log, host.intruders, record.gpus)
-        if path:  # without it runc takes the variables of config.json, where they are
+        if path:  # without it runc uses the variables of config.json, which has them
             told = record.environment, record.gpus, record.groups
             replace(path, spec.at_exec(read_object(path, SPEC), *told), like=path)
     except FileNotFoundError:
-        decision.kind = ""  # swept meanwhile, or runc says it best
+        decision.kind = ""  # swept just now, or runc reports it
     except (OSError, ValueError) as error:
         raise Refused(
-            f"this worker failed to tell this process its GPUs: {path} and the record of its "
-            f"container in {paths.store}: {refuse.fault(error)}"
+            "worker-fault",
+            f"could not give this process its GPUs: {path} and the record of its container in "
+            f"{paths.store}: {refuse.fault(error)}",
         ) from error
 
 
 def _other_start(paths: Paths, call: arguments.Call, decision: Decision) -> None:
-    """Refuse a task with GPUs that is started in one go, as Guardian does: no runtime edits that.
+    """Refuse a task with GPUs that is started by `run` or `restore`, as Guardian does.
 
-    nvidia-container-toolkit 1.20 acts on `create` alone (internal/oci/args.go).
+    nvidia-container-toolkit 1.20 acts on `create` only (internal/oci/args.go).
     """
     bundle = os.path.abspath(call.options.get("bundle", "."))
     if _task(paths, f"{bundle}/config.json", decision) and decision.asked != 0:
         raise Refused(
-            f"this task needs a GPU and was started by `runc {call.command}`, which brings none "
-            "in: the worker's operator must have it started by containerd "
-            "(CONCOURSE_RUNTIME=containerd)"
+            "start-unsupported",
+            f"GPUs are not supported with `runc {call.command}`. Ask the worker's operator to "
+            "remove the change of CONCOURSE_RUNTIME from concourse-worker.service: tasks must "
+            "start by containerd",
         )
 
 
 def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str, object]] | None:
-    """Policy and config.json of a task, where tasks can get GPUs; `decision` learns what it asks.
+    """Return the policy and config.json of a task, None for others; set `decision.asked`.
 
     Raises:
-        Refused: what it is or asks for can't be told.
+        Refused: its configuration or its request is invalid.
     """
     fault: OSError | ValueError | None = None
     config: dict[str, object] = {}
     try:
         config = read_object(path, SPEC)
     except (FileNotFoundError, NotADirectoryError):
-        return None  # runc says it best
+        return None  # runc reports it
     except (OSError, ValueError) as error:
         fault = error
     decision.kind = spec.TASK if fault else spec.kind(config)
@@ -198,11 +199,11 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
 def unfit(
     policy: Policy, variables: Variables, config: dict[str, object], bundle: str
 ) -> dict[str, str]:
-    """The devices without what a container requires, by id, each with what it `is`.
+    """Return the devices that do not meet a container's requirements, by id, with the reason.
 
     Raises:
-        Refused: no device has it, or it can't be read.
-        OSError: that can't be told.
+        Refused: no device meets them, or a requirement is malformed.
+        OSError: the driver or the image cannot be read.
     """
     required = variables.required() if policy.vendor.by_runtime else []
     if not required:
@@ -216,21 +217,22 @@ def unfit(
 
 def _unreadable(path: str, error: OSError | ValueError) -> Refused:
     said = refuse.fault(error)
-    return Refused(f"{refuse.failed('task')}: {path} cannot be read: {said}")
+    return Refused("worker-fault", f"{refuse.failed('task')}: cannot read {path}: {said}")
 
 
 def _policy(paths: Paths) -> Policy:
     allowed = policies.read(paths.policy)
     if allowed is None:
         raise Refused(
-            "tasks on this worker get no GPU any longer (its operator set enable-gpu=false): "
-            "run it again, which finds another worker"
+            "gpus-disabled",
+            "tasks on this worker no longer get GPUs (enable-gpu=false). Rerun the job, which "
+            "then runs on another worker",
         )
     return allowed
 
 
 def _policies(paths: Paths, first: Policy) -> Iterator[Policy]:
-    """The policy as it was read already, then as it is whenever it is asked for."""
+    """Yield the policy that was read already, then the current one each time."""
     yield first
     while True:
         yield _policy(paths)
@@ -239,10 +241,10 @@ def _policies(paths: Paths, first: Policy) -> Iterator[Policy]:
 def become(
     runtime: str, words: list[str], environment: dict[bytes, bytes], noun: str = "task"
 ) -> None:
-    """Go on as another runtime, with these arguments and variables.
+    """Replace this process by another runtime, with these arguments and variables.
 
     Raises:
-        Refused: it can't be run.
+        Refused: the runtime cannot be executed.
     """
     signals.as_a_child_expects()
     try:
@@ -252,26 +254,27 @@ def become(
 
 
 def no_runtime(runtime: str, noun: str = "task") -> Refused:
-    """That a runtime can't be run, for what is called so."""
+    """Make the refusal if a runtime cannot be executed."""
     return Refused(
-        f"{runtime} cannot be run, so this {noun} cannot be started: "
-        "`juju status` tells this worker's operator what to install"
+        "runtime-missing",
+        f"{runtime} cannot be executed, so this {noun} cannot start. Ask the worker's operator: "
+        "`juju status` shows what to install",
     )
 
 
 def own_environment() -> dict[bytes, bytes]:
-    """The variables as this process was given them: Python itself may have added LC_CTYPE."""
+    """Return the original variables of this process: Python itself may add LC_CTYPE."""
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     return {name: value for name, _, value in (entry.partition(b"=") for entry in entries) if name}
 
 
 def nvidia_environment(config_home: str, wrapper: str) -> dict[bytes, bytes]:
-    """Variables for the NVIDIA runtime: its private configuration, no way back to this wrapper.
+    """Return variables for NVIDIA's runtime: its private configuration, and PATH without ours.
 
     Args:
         config_home: the folder that holds the configuration.
-        wrapper: the folder of our own runtimes.
+        wrapper: the folder of this project's runtimes.
     """
     environment = own_environment()
     environment.pop(b"NVIDIA_CTK_CONFIG_FILE_PATH", None)  # would be read before XDG_CONFIG_HOME

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Folders of the host that every task on this worker gets, as the operator's task-mounts says.
+"""Folders of the host that each task on this worker gets (the option task-mounts).
 
-Whoever may write to a folder on the way to one could put a link in its place, and have the next
-task mount what that leads to. So every folder above it must be root's, and nobody else's to write
-to: tasks, whose root is not the host's, then can't change the way, at any moment.
+A user who may write to a parent of such a folder could put a link in its place, and the next task
+would mount the link's target. So each parent must be owned by root and not writable by others.
+Then tasks, whose root is not the host's root, cannot change the path.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from gpu_runtime.refusal import Refused, fault
 FILE = "folders.json"  # beside policy.json
 VERSION = 1
 
-# With each mount below it, each as closed as the first. One that the host makes there later stays
-# outside, since nothing would close that (runc 1.1.5 libcontainer/specconv/spec_linux.go).
+# These cover each mount below the folder, with the same restrictions. A later mount of the host
+# stays outside, because nothing would restrict it (runc 1.1.5
+# libcontainer/specconv/spec_linux.go).
 _OPTIONS = ("rbind", "rprivate", "nosuid", "rnosuid", "nodev", "rnodev")
 _READ_ONLY = ("ro", "rro")
 
 
 class Folder:
-    """A folder of the host, and where tasks find it.
+    """A folder of the host, and its path in tasks.
 
     Attributes:
         source: its path on the host.
@@ -45,12 +46,12 @@ class Folder:
 
 
 def read(path: str, container: str = "") -> list[Folder]:
-    """The folders that the file at `path` names; none where there is no such file.
+    """Return the folders in the file at `path`; none if there is no such file.
 
-    Nor for a container of the self-test: a folder that is missing makes no GPU sick.
+    A container of the self-test gets none: a missing folder must not fail a GPU.
 
     Raises:
-        Refused: it can't be read or followed.
+        Refused: the file is unreadable or invalid.
     """
     if container.startswith(SELF_TEST_CONTAINER):
         return []
@@ -63,44 +64,47 @@ def read(path: str, container: str = "") -> list[Folder]:
         return []
     except (OSError, ValueError) as error:
         raise Refused(
-            f"this worker can't tell which of its folders tasks get: {path} cannot be used "
-            f"({error}); it is written anew within minutes: run it again then"
+            "task-mounts-unreadable",
+            f"list of task-mounts folders {path} is unreadable ({error}). The charm rewrites it "
+            "within 5 minutes; rerun the task then",
         ) from error
 
 
 def bound(config: dict[str, object], given: list[Folder]) -> dict[str, object]:
-    """A task's config.json with these folders in it.
+    """Return a task's config.json with these folders in it.
 
     Raises:
-        Refused: one is not there, can't be trusted, or is in the way of what the task has.
+        Refused: one is missing or unsafe, or overlaps a path of the task.
     """
     if not given:
         return config
     ours = list(map(_mount, given))
-    # A create that is made again may find them there.
+    # A repeated create may find them there.
     mounts = [mount for mount in items(config.get("mounts")) if mount not in ours]
     taken = [spec.destination(mount) for mount in mounts]
     for folder in given:
         for place in taken:
             if _meet(place, folder.target):
                 raise Refused(
-                    f"this task has files at {place[:64]}, and this worker gives tasks its folder "
-                    f"{folder.source} at {folder.target}: give its input, output or cache another "
-                    "path"
+                    "task-mounts-conflict",
+                    f"path {place[:64]} of this task overlaps {folder.target}, where this worker "
+                    f"mounts its task-mounts folder {folder.source}. Give the input, output or "
+                    "cache another path",
                 )
         if why := what_is_wrong(folder.source):
             raise Refused(
-                f"this worker promises tasks its folder {folder.source}, and {why}: its operator "
-                "mends that, or takes the folder off task-mounts"
+                "task-mounts-unusable",
+                f"task-mounts folder {folder.source} on this worker is unusable: {why}. Ask the "
+                "worker's operator to fix it or to remove it from task-mounts",
             )
     return {**config, "mounts": [*mounts, *ours]}
 
 
 def give(path: str, config_path: str) -> None:
-    """Have the folders that `path` names in the config.json of a task that can get no GPU.
+    """Put the folders of the file `path` into the config.json of a task that can get no GPU.
 
     Raises:
-        Refused: it can't have them.
+        Refused: the task cannot get them.
     """
     if not os.path.lexists(path):
         return
@@ -116,12 +120,12 @@ def give(path: str, config_path: str) -> None:
         replace(config_path, changed, like=config_path)
     except (OSError, ValueError) as error:
         raise Refused(
-            f"this worker failed to give this task its folders: {fault(error)}"
+            "worker-fault", f"could not give this task its task-mounts folders: {fault(error)}"
         ) from error
 
 
 def what_is_wrong(source: str) -> str:
-    """Why a folder can't be given to tasks, as the end of a sentence; empty if it can."""
+    """Return why a folder can't be given to tasks, as the end of a sentence; empty if it can."""
     names = source.split("/")[1:]
     for count in range(len(names)):
         above = "/" + "/".join(names[:count])
@@ -130,14 +134,14 @@ def what_is_wrong(source: str) -> str:
         except OSError as error:
             return f"{above}: {error.strerror}"
         if not stat.S_ISDIR(found.st_mode):
-            return f"{above} is no folder but a link or a file"
+            return f"{above} is not a directory but a link or a file"
         if found.st_uid or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"{above} above it is not root's alone to change"
+            return f"parent directory {above} must be root-owned and not group- or world-writable"
     try:
         found = os.lstat(source)
     except OSError as error:
         return "it is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
-    return "" if stat.S_ISDIR(found.st_mode) else "it is no folder but a link or a file"
+    return "" if stat.S_ISDIR(found.st_mode) else "it is not a directory but a link or a file"
 
 
 def _folder(entry: dict[str, object]) -> Folder:
@@ -145,7 +149,7 @@ def _folder(entry: dict[str, object]) -> Folder:
     writable = entry.get("writable")
     for path in (source, target):
         if not path.startswith("/") or os.path.normpath(path) != path or path == "/":
-            raise ValueError(f"{path!r} is no folder to give")
+            raise ValueError(f"{path!r} is not a folder to give")
     if not isinstance(writable, bool):
         raise ValueError(f"writable is {writable!r}, not true or false")
     return Folder(source, target, writable=writable)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-test as a command: by hand, at boot, and as the charm starts it."""
+"""The command gpu-selftest: run by hand, at boot, and by the charm."""
 
 import argparse
 import collections.abc
@@ -24,9 +24,9 @@ from gpu_selftest.settings import Settings
 from gpu_selftest.watchdog import Watchdog
 from machine import files, locks
 
-# A command that was asked for nonsense ends as argparse does.
+# The exit status for wrong arguments, as of argparse.
 WRONG_USE: typing.Final = 2
-# Python's own, 1, would be a verdict.
+# Not Python's own, 1, which is the verdict failed.
 CRASHED: typing.Final = 4
 
 _MINUTES: typing.Final = 10
@@ -34,11 +34,11 @@ _MOST_MINUTES: typing.Final = 24 * 60
 
 
 class UsageError(Exception):
-    """The command can't do what it was asked for; the text says why and what to do instead."""
+    """The arguments can't be used here; the text says why and what to do."""
 
 
 def main(arguments: collections.abc.Sequence[str]) -> int:
-    """Test, keep the verdict, print it. Return the exit status."""
+    """Run the self-test, keep its report, print it. Return the exit status."""
     asked = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -52,10 +52,10 @@ def main(arguments: collections.abc.Sequence[str]) -> int:
         sys.stderr.write(f"gpu-selftest: {error}\n")
         return WRONG_USE
     except locks.LockedError as error:
-        sys.stderr.write(f"gpu-selftest: a self-test runs already ({error}): wait for its end\n")
+        sys.stderr.write(f"gpu-selftest: another self-test is running ({error}): wait for it\n")
         return WRONG_USE
     except KeyboardInterrupt:
-        sys.stderr.write("gpu-selftest: stopped without a verdict; the last one stands\n")
+        sys.stderr.write("gpu-selftest: stopped without a verdict; the last verdict stays\n")
         return STATUS["incomplete"]
     text = json.dumps(results.plain(found), indent=1) + "\n" if asked.json else ""
     sys.stdout.write(text or report.table(found, kept.gpus))
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     levels = [level.value for level in Level]
     parser = argparse.ArgumentParser(
         prog="gpu-selftest",
-        description="Tell whether this worker's GPUs can be trusted.",
+        description="Test whether this worker's GPUs work and tasks are isolated.",
         epilog="exit status: 0 passed, 1 failed, 2 wrong use, 3 incomplete, 4 crashed",
         allow_abbrev=False,
     )
@@ -83,51 +83,51 @@ def _parser() -> argparse.ArgumentParser:
         "--level",
         choices=levels,
         default=Level.ISOLATION.value,
-        help="how much is tested; each level includes those before it (default: isolation)",
+        help="the level; each level includes those before it (default: isolation)",
     )
-    parser.add_argument("--gpu", default="", help="only this one: its index, or its UUID")
+    parser.add_argument("--gpu", default="", help="test only this GPU: its index or UUID")
     parser.add_argument(
         "--duration",
         type=int,
         metavar="MINUTES",
-        help=f"how long burn-in loads the GPUs (default: {_MINUTES})",
+        help=f"the duration of the burn-in (default: {_MINUTES})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "--device",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="where compute and burn-in calculate; cpu proves no GPU and changes no verdict",
+        help="where compute and burn-in calculate; cpu proves nothing about a GPU",
     )
     parser.add_argument("--run", help=argparse.SUPPRESS)
     return parser
 
 
 def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
-    """The settings of this service, and what is to be tested.
+    """Return this unit's settings and the request that the arguments make.
 
     Raises:
-        UsageError: if that can't be.
+        UsageError: the arguments can't be used here.
     """
     level, minutes = Level(asked.level), asked.duration
     if minutes is not None and level is not Level.BURN_IN:
-        raise UsageError(f"--duration is for --level burn-in only, not for {level.value}")
+        raise UsageError(f"--duration is only for --level burn-in, not for {level.value}")
     if minutes is not None and not 1 <= minutes <= _MOST_MINUTES:
-        raise UsageError(f"--duration {minutes}: 1 to {_MOST_MINUTES} minutes are possible")
+        raise UsageError(f"--duration {minutes}: give 1 to {_MOST_MINUTES} minutes")
     if asked.run and not re.fullmatch(results.RUN_PATTERN, asked.run):
-        raise UsageError(f"--run {asked.run}: is no id of a run; leave it out to get one")
+        raise UsageError(f"--run {asked.run}: not the id of a run; leave the option out")
     if os.geteuid() != 0:
-        raise UsageError(f"root is needed: sudo {wrapper.BIN}/gpu-selftest")
+        raise UsageError(f"the self-test needs root: sudo {wrapper.BIN}/gpu-selftest")
     kept = settings.read()
     if kept is None:
         raise UsageError(
-            f"{settings.PATH} is missing or damaged. Where enable-gpu is true, the charm writes "
-            "it at its next event; else: juju config <application> enable-gpu=true"
+            f"{settings.PATH} is missing or damaged. If enable-gpu is true, the charm writes it "
+            "within 5 minutes. If not: juju config <application> enable-gpu=true"
         )
     if not release.CURRENT.exists():
         raise UsageError(
-            "this machine has no release of Concourse yet, whose runc the test needs: juju status "
-            "says why, or juju attach-resource <application> concourse=<release tarball>"
+            "Concourse, whose runc the self-test needs, is not unpacked yet. See juju status, or "
+            "run: juju attach-resource <application> concourse=<release tarball>"
         )
     request = run.Request(
         run=asked.run or results.new_run(),
@@ -140,22 +140,22 @@ def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
 
 
 def _chosen(gpus: tuple[Gpu, ...], asked: str) -> str:
-    """The id of the GPU that is meant.
+    """Return the id of the GPU that the option names.
 
     Raises:
-        UsageError: if tasks get no such GPU here.
+        UsageError: tasks get no such GPU on this worker.
     """
     for gpu in gpus:
         if asked in (gpu.uuid, str(gpu.index), f"gpu-{gpu.index}"):
             return gpu.uuid
     known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
-    raise UsageError(f"--gpu {asked}: tasks get no such GPU here; there are: {known or 'none'}")
+    raise UsageError(f"--gpu {asked}: tasks get no such GPU here. Available: {known or 'none'}")
 
 
 def guard() -> None:
-    """Have a defect, or a full disk, end this process without ever passing for a verdict."""
+    """End this process with its own exit status, not a verdict's, on a bug or a full disk."""
     sys.excepthook = _crash
-    # That of the watchdog, while the first one hangs.
+    # For the watchdog's thread, while the main thread hangs.
     threading.excepthook = lambda told: _crash(told.exc_type, told.exc_value, told.exc_traceback)
 
 
@@ -170,7 +170,7 @@ def _crash(
 
 
 def _interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-    # Once: what tidies up after it is not to be stopped.
+    # Once only: the cleanup after it must not be interrupted.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -1,18 +1,18 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a check is and what it comes to. Pure: types and their words only."""
+"""Types of the self-test: levels, checks, outcomes and results. Without side effects."""
 
 import collections.abc
 import dataclasses
 import enum
 import typing
 
-# Of what a result says, in characters.
+# The longest text of a result, in characters.
 _LONGEST: typing.Final = 2000
 
 
 class Level(enum.Enum):
-    """How much is tested; each level includes those before it."""
+    """How much the self-test checks; each level includes those before it."""
 
     QUICK = "quick"
     ISOLATION = "isolation"
@@ -20,7 +20,7 @@ class Level(enum.Enum):
     BURN_IN = "burn-in"
 
     def includes(self, other: "Level") -> bool:
-        """Whether a test of this level makes the checks of the other."""
+        """Return whether a test of this level includes the checks of the other."""
         levels = list(Level)
         return levels.index(other) <= levels.index(self)
 
@@ -28,20 +28,34 @@ class Level(enum.Enum):
 class Outcome(enum.Enum):
     """How a check ended.
 
-    SKIPPED never counts as passed: PREVENTED says that the check should have run and could not,
-    SKIPPED that it has nothing to say here, such as of a minimum that is not set.
+    NOT_RUN: the check applies here, but it could not run now; the result says why. SKIPPED: the
+    check does not apply here, for example because no minimum is set. Neither counts as passed.
     """
 
     PASSED = "passed"
     WARNING = "warning"
     FAILED = "failed"
     SKIPPED = "skipped"
-    PREVENTED = "prevented"
+    NOT_RUN = "not-run"
+
+
+class Obstacle(typing.NamedTuple):
+    """The reason why a check can't run now.
+
+    Attributes:
+        text: the reason, one line.
+        cause: its short form; see Result.
+        is_brief: whether the obstacle goes away within a second without anyone's help.
+    """
+
+    text: str
+    cause: str = ""
+    is_brief: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one check came to, for one GPU or for the worker as a whole.
+    """The result of one check, for one GPU or for the worker as a whole.
 
     Attributes:
         check: the check's id, such as `ecc`.
@@ -50,13 +64,15 @@ class Result:
         outcome: how it ended.
         gpu: id of the GPU that it concerns; empty: the worker as a whole, so that its failure
             concerns all GPUs.
-        text: what was seen, or why it was skipped; one line.
-        value: the measured value; None where nothing is measured.
-        unit: of the value; empty for a count or a text.
-        threshold: what the value was judged by, in words, such as `at least 8 GiB`.
+        text: what was seen, or why the check did not run; one line.
+        value: the measured value; None if nothing is measured.
+        unit: the unit of the value; empty for a count or a text.
+        threshold: the limit that the value was compared with, such as `at least 8 GiB`.
         source: where the threshold comes from.
-        remedy: what the operator does about it; empty unless it failed or warns.
+        remedy: what the operator does about it; empty unless the check failed or warns.
         condemns: whether a failure takes the GPU out of use; see Check.
+        cause: the short form of `text` for status, without details that change from minute to
+            minute, such as `disk full`; empty if `text` has no such details.
     """
 
     check: str
@@ -71,6 +87,7 @@ class Result:
     source: str = ""
     remedy: str = ""
     condemns: bool = True
+    cause: str = ""
 
 
 class Said(typing.NamedTuple):
@@ -81,23 +98,24 @@ class Said(typing.NamedTuple):
     value: float | str | None = None
     remedy: str = ""
     threshold: str = ""
+    cause: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that is tested.
+    """One thing that the self-test checks.
 
     Attributes:
-        id: lower case and hyphens; unique.
-        level: the first level that makes it.
-        proves: what is true if it passes, as a clause: `every GPU answers NVML`.
-        remedy: what the operator does when it fails, where that is always the same.
+        id: the unique name of the check, in lower case with hyphens.
+        level: the first level that runs the check.
+        proves: what is true if the check passes, as a clause: `every GPU answers NVML`.
+        remedy: what the operator does after a failure, if that is the same for every failure.
         source: where its thresholds come from: a specification, a file and version, a CVE.
-        unit: what it measures in, such as `GiB`, `TFLOPS`, `°C`.
-        each_gpu: whether it is made on each GPU, and not once for the worker.
-        condemns: whether a failure takes the GPU, or all of the worker's, out of use. Not where a
-            job can bring it about by itself, such as by filling the disk: it would take them from
-            everybody else.
+        unit: the unit of the measured value, such as `GiB`, `TFLOPS`, `°C`.
+        each_gpu: whether the check runs once for each GPU. If not, it runs once for the worker.
+        condemns: whether a failure takes the GPU, or all of the worker's, out of use. False for
+            failures that a job can cause, such as a full disk: one job could otherwise take the
+            GPUs away from all others.
     """
 
     id: str
@@ -119,9 +137,10 @@ class Check:
         threshold: str = "",
         remedy: str = "",
     ) -> Result:
-        """What it came to; see Result. Without `remedy` its own is told where one is needed.
+        """Return the result of this check; see Result.
 
-        What a program said may be in the words: they become one line of printable text.
+        If `remedy` is empty and the outcome needs one, the check's own remedy is used. Texts may
+        contain the output of programs: they become one line of printable characters.
         """
         needed = outcome in (Outcome.FAILED, Outcome.WARNING)
         return Result(
@@ -139,9 +158,14 @@ class Check:
             condemns=self.condemns,
         )
 
-    def told(self, said: Said, gpu: str, threshold: str) -> Result:
-        """What it came to on a GPU; the threshold is for those that name none of their own."""
-        return self.result(
+    def not_run(self, why: Obstacle, gpu: str = "") -> Result:
+        """Return the result of this check if it can't run; see Result."""
+        found = self.result(Outcome.NOT_RUN, why.text, gpu=gpu)
+        return dataclasses.replace(found, cause=_line(why.cause))
+
+    def told(self, said: Said, gpu: str = "", threshold: str = "") -> Result:
+        """Return what `said` says as a result; `threshold` is used if `said` has none."""
+        found = self.result(
             said.outcome,
             said.text,
             gpu=gpu,
@@ -149,6 +173,7 @@ class Check:
             threshold=said.threshold or threshold,
             remedy=said.remedy,
         )
+        return dataclasses.replace(found, cause=_line(said.cause))
 
 
 def _line(text: str) -> str:
@@ -157,4 +182,4 @@ def _line(text: str) -> str:
 
 
 Progress = collections.abc.Callable[[str], None]
-"""Told what happens now, one line each."""
+"""Called with one line of text for each step that begins."""

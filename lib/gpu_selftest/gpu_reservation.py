@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A GPU that the self-test has alone, also where tasks share them: a lease like any other.
+"""Reserve GPUs for the self-test alone, even if tasks share them: by a lease like any other.
 
-It lives as long as this process, so that one that is killed leaves nothing that lasts: whoever
-wants the GPU next finds the process gone, ends what its container left, and takes it.
+The lease lives as long as this process. After a killed self-test the next holder finds the process
+gone, ends what its container left, and takes the GPU.
 """
 
 import collections.abc
@@ -12,7 +12,7 @@ import time
 import typing
 
 from gpu_agent import paths as wrapper
-from gpu_agent.availability import cordons
+from gpu_agent.availability import external_use
 from gpu_agent.availability.lease_report import words
 from gpu_agent.runtime import policy
 from gpu_runtime import lease_scheduler as leases
@@ -21,66 +21,67 @@ from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder, Table
 from gpu_runtime.policy import Device, Policy
 from gpu_runtime.refusal import Refused
+from gpu_selftest.check import Obstacle
 
 _PAUSE: typing.Final = 0.05  # seconds between two tries
-_GOES_ON: typing.Final = " goes to another one now"
 
 
 @contextlib.contextmanager
 def alone(
     container: str, gpus: collections.abc.Iterable[str]
-) -> collections.abc.Generator[str, None, None]:
-    """Have GPUs for the self-test alone; yield why that can't be, empty if it can.
+) -> collections.abc.Generator[Obstacle | None]:
+    """Reserve GPUs for the self-test; yield None, or the obstacle if that is not possible.
 
-    It waits only for the end of a look at which processes have one open, not for a holder or a
-    request. A GPU that is quarantined can be had; one that is in use outside CI can't.
+    It waits only until a lease that is about to end has ended, not for a holder or a request. A
+    quarantined GPU can be reserved; one that is in use outside CI can't.
 
     Args:
-        container: the id of the container that is to get them, by the wrapper and whatever it asks
-            for; or of none that comes to be, where they are used without one.
-        gpus: ids of GPUs, which stand for all their MIG devices, or of single MIG devices.
+        container: id of the container that will use the GPUs. The GPU runtime gives them to it,
+            whatever the container requests. If the GPUs are used without a container: a free id.
+        gpus: ids of GPUs, each of which includes all its MIG devices, or of MIG devices.
     """
     store, host = Store(str(wrapper.STORE)), Host()
     try:
         allowed = policy.allowed()
         until = host.now() + leases.LONGEST_LOOK
-        while (why := claim(store, host, allowed, container, [*gpus])).endswith(_GOES_ON):
-            # A look takes a part of a second; the lease that it ends may be the test's own.
+        while (why := claim(store, host, allowed, container, [*gpus])) and why.is_brief:
+            # The lease that is about to end may be the self-test's own.
             if host.now() > until:
                 break
             time.sleep(_PAUSE)
     except (OSError, ValueError, Refused) as error:
-        why = str(error)
+        why = Obstacle(str(error))
     try:
         yield why
     finally:
         if not why:
-            # Where that fails, the lease ends with this process.
+            # If this fails, the lease ends with this process.
             with contextlib.suppress(OSError, ValueError, Refused):
                 give_back(store, host, container)
 
 
 def claim(
     store: Store, host: Host, allowed: Policy | None, container: str, gpus: list[str]
-) -> str:
-    """Have these GPUs leased to `container` alone; return why not, empty if they are.
+) -> Obstacle | None:
+    """Lease these GPUs to `container` alone; return None, or the obstacle if that failed.
 
     Raises:
-        OSError: the store or a cordon can't be read or written.
-        ValueError: it can't be told who uses what.
+        OSError: the store or a record of a GPU can't be read or written.
+        ValueError: the users of a GPU can't be determined.
         Refused: the store is damaged.
     """
     listed = allowed.devices if allowed else []
     devices = [device for device in listed if device.id in gpus or device.gpu in gpus]
     missing = {*gpus} - {name for device in devices for name in (device.id, device.gpu)}
     if allowed is None or not devices or missing:
-        return f"{' and '.join(sorted(missing)) or 'nothing'} is no GPU that tasks get here"
-    foreign = cordons.reasons()
+        named = " and ".join(sorted(missing)) or "nothing"
+        return Obstacle(f"{named} is not a GPU that tasks get on this worker")
+    external = external_use.read()
     for device in devices:
-        if reason := foreign.get(device.gpu) or foreign.get(device.id):
-            return f"{_name(device)} is {reason}"
+        if cause := external.get(device.gpu) or external.get(device.id):
+            return Obstacle(f"{_name(device)} is {cause.describe()}")
 
-    def take(table: Table) -> str:
+    def take(table: Table) -> Obstacle | None:
         why = _make_room(table, container, devices, allowed, host)
         if not why:
             ids = [device.id for device in devices]
@@ -95,14 +96,15 @@ def claim(
 
 def _make_room(
     table: Table, container: str, devices: list[Device], allowed: Policy, host: Host
-) -> str:
-    """End who has these devices without using them, if they are to be had; else tell why not."""
+) -> Obstacle | None:
+    """End leases of these devices that no process uses; return the obstacle if one is in use."""
     earlier = table.holders.get(container)
     if earlier and not leases.release(table, container, host):
-        return f"{words(container, earlier, host)} has not ended"
+        who = words(container, earlier, host)
+        return Obstacle(f"{who} has not ended", f"container {container} has not ended")
     ids = [device.id for device in devices]
-    cordoned = allowed.cordoned()
-    usable = [device.id for device in allowed.devices if device.id not in cordoned]
+    unavailable = allowed.unavailable()
+    usable = [device.id for device in allowed.devices if device.id not in unavailable]
     wanted = [name for name in ids if name in usable]
     exclusive = allowed.exclusive
     other = leases.blocker(table, container, ids, host, exclusive=True)
@@ -111,28 +113,30 @@ def _make_room(
         and wanted
         and leases.are_due(table, container, wanted, usable, host, exclusive=exclusive)
     ):
-        return f"a task waits for {_name(devices[0])}"
+        return Obstacle(f"a task waits for {_name(devices[0])}")
     other = other or leases.evict(table, container, ids, host, exclusive=True)
     if not other:
-        return ""
+        return None
     held = table.holders[other]
     (device, *_) = [device for device in devices if device.id in held.gpus]
     if why := host.looked.get(other):
-        return f"{_name(device)} can't be handed on: {why}"
+        cause = f"the lease of {_name(device)} can't be ended"
+        return Obstacle(f"{cause}: {why}", cause)
     if leases.is_handed_over(held, host):
-        return f"{_name(device)}{_GOES_ON}"
-    return f"{_name(device)} is in use by {words(other, held, host)}"
+        return Obstacle(f"{_name(device)} is being handed over to another holder", is_brief=True)
+    cause = f"{_name(device)} is in use"
+    return Obstacle(f"{cause} by {words(other, held, host)}", cause)
 
 
 def give_back(store: Store, host: Host, container: str) -> None:
-    """End the lease of `container` and what is left of it, unless it is in use still.
+    """End the lease of `container` and its leftovers, unless the lease is still in use.
 
-    What its processes are told stays in the store until its bundle is gone: as long as it is there
-    a process could come to it, which has to ask for the devices again.
+    The environment for its processes stays in the store until its bundle is gone: until then a
+    process could still start in it and would have to request the devices again.
 
     Raises:
         OSError: the store can't be used.
-        Refused: it is damaged.
+        Refused: the store is damaged.
     """
 
     def end(table: Table) -> None:

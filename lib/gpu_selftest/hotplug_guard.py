@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A card that is passed in or taken away while it is tested proves nothing of any GPU.
+"""Ignore failures of a test during which a card was added to or removed from the machine.
 
-A GPU that falls off the bus keeps its device node: only who gives the machine its cards (LXD, an
-operator) makes nodes come and go.
+A GPU that falls off the bus keeps its device node. Nodes come and go only if someone who gives the
+machine its cards (LXD, an operator) adds or removes one.
 """
 
 import collections.abc
@@ -18,16 +18,16 @@ def spared(
     before: collections.abc.Collection[str],
     now: collections.abc.Collection[str],
 ) -> list[Result]:
-    """The results, of which none takes a GPU out where its nodes came or went meanwhile.
+    """Return the results, changed so that none takes a GPU out if device nodes came or went.
 
     Args:
-        found: what the checks came to.
-        before: names of the GPUs' device nodes as the test began.
+        found: the results of the checks.
+        before: names of the GPUs' device nodes when the test began.
         now: the same after those checks.
     """
     changes = [
         f"{', '.join(sorted(names))} {what}"
-        for names, what in ((set(before) - set(now), "went"), (set(now) - set(before), "came"))
+        for names, what in ((set(before) - set(now), "removed"), (set(now) - set(before), "added"))
         if names
     ]
     if not changes:
@@ -36,7 +36,7 @@ def spared(
     return [
         dataclasses.replace(
             result,
-            outcome=Outcome.PREVENTED,
+            outcome=Outcome.NOT_RUN,
             text=f"{why}; seen: {result.text}",
             remedy="",
         )

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What isolation was last proven for, so that it is proven anew when that changes."""
+"""Remember what isolation was last proven for, so that a change triggers a new self-test."""
 
 import dataclasses
 import hashlib
@@ -16,16 +16,17 @@ from gpu_selftest.settings import Settings
 from machine import files
 
 PATH: typing.Final = results.HOME / "proven"
-# There since the first verdict on all GPUs after the machine's start, which empties its folder,
-# or after it was given them again.
+# Exists since the first verdict on all GPUs after boot (which empties its folder) or after the
+# machine was given GPUs again.
 TESTED: typing.Final = wrapper.RUN / "selftest.done"
 
 
 def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
-    """A short name for all that a test of isolation is about.
+    """Return a short name for everything that a test of isolation depends on.
 
-    The policy is left out: what it says of GPUs is in the settings, and how long a task waits for
-    one changes nothing here. So is the engines' runtime, which no container of the test runs by.
+    The policy is left out: its GPUs are in the settings, and the time that a task waits for a GPU
+    makes no difference. The container engines' runtime is left out too: no container of the
+    self-test uses it.
     """
     plain = dataclasses.asdict(settings)
     plain["files"] = {
@@ -43,30 +44,30 @@ def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
 
 
 def keep(subject: str) -> bool:
-    """Note that all GPUs passed isolation as they are now. Return True if that was not known."""
+    """Note that all GPUs passed isolation as they are now. Return True if that is new."""
     files.ensure_directory(PATH.parent)
     return files.ensure_file(PATH, subject)
 
 
 def kept() -> str:
-    """The subject that all GPUs last passed isolation with; empty if they never did."""
+    """Return the subject with which all GPUs last passed isolation; empty if they never did."""
     return PATH.read_text(encoding="utf-8", errors="replace") if PATH.exists() else ""
 
 
 def note_verdict() -> bool:
-    """Note that there was a verdict on all GPUs since the machine started. True if it is new."""
+    """Note a verdict on all GPUs since the machine started. Return True if it is the first."""
     files.ensure_directory(TESTED.parent)
     return files.ensure_file(TESTED, "")
 
 
 def forget_verdict() -> bool:
-    """Have GPUs that come back tested, whatever they were before. Return True if that is new."""
+    """Require a new test of GPUs that come back. Return True if that is new."""
     return files.ensure_absent(TESTED)
 
 
 def is_tested() -> bool:
-    """Whether there was a verdict on all GPUs since the machine started, or was given them.
+    """Return whether there was a verdict on all GPUs since boot, or since GPUs were given.
 
-    Where the test at boot was killed, crashed, or never came so far, there was none.
+    If the self-test at boot was killed, crashed or never started, there was none.
     """
     return TESTED.exists()

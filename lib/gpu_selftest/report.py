@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A report as people read it: a table that fits 100 columns, and the results of an action."""
+"""Show a report: as a table that fits 100 columns, and as the results of an action."""
 
 import collections.abc
 import json
@@ -13,9 +13,9 @@ from gpu_selftest.check import Level, Outcome, Result
 from gpu_selftest.results import Report
 
 _WIDTH: typing.Final = 98
-# At most, of a measured value that a threshold follows.
+# The longest measured value that a threshold follows, in characters.
 _MEASURED: typing.Final = 36
-# Of the id of a GPU that has no index here, in the table.
+# The length of the id of a GPU that has no index on this unit, in the table.
 _SHORT: typing.Final = 12
 # action-set takes a value in argv, where one string may have 128 KiB (Linux, MAX_ARG_STRLEN).
 _LONGEST: typing.Final = 60_000
@@ -25,12 +25,12 @@ _MADE: typing.Final = (Outcome.PASSED, Outcome.WARNING, Outcome.FAILED)
 _WORDS: typing.Final = {
     Outcome.FAILED: "failed",
     Outcome.WARNING: "warned",
-    Outcome.PREVENTED: "could not run",
+    Outcome.NOT_RUN: "not run",
     Outcome.SKIPPED: "skipped",
 }
 
-# Of what fails without taking a GPU out.
-_STAYS: typing.Final = ", which takes no GPU out of use"
+# Appended to failures that take no GPU out.
+_STAYS: typing.Final = ", takes no GPU out of use"
 
 _Row = tuple[str, ...]
 # The index of each GPU by its id.
@@ -38,7 +38,7 @@ _Names = collections.abc.Mapping[str, int]
 
 
 def as_results(report: Report, gpus: collections.abc.Sequence[Gpu]) -> dict[str, str]:
-    """The flat results of an action; `report` is the table, of which the file has the rest."""
+    """Return the flat results of an action; `report` is the table, cut if it is too long."""
     shown = {
         "verdict": report.outcome,
         "level": report.level.value,
@@ -49,14 +49,14 @@ def as_results(report: Report, gpus: collections.abc.Sequence[Gpu]) -> dict[str,
             shown[f"gpu-{gpu.index}"] = _of_one(report, gpu.uuid)
     text = table(report, gpus)
     if len(text.encode()) > _LONGEST:
-        # By characters, each of which takes four bytes at most.
+        # Cut by characters: each has four bytes at most.
         text = text[: _LONGEST // 4].rpartition("\n")[0]
         text += f"\nThe rest is in {results.path(report.run)}\n"
     return {**shown, "report": text}
 
 
 def as_json(report: Report) -> dict[str, str]:
-    """The same for programs: `json`, or `file`, where it is, if it is too long for a result."""
+    """Return the report as `json`, or as `file`, its path, if it is too long for a result."""
     whole = json.dumps(results.plain(report), ensure_ascii=False)
     if len(whole.encode()) > _LONGEST:
         return {"file": str(results.path(report.run))}
@@ -64,26 +64,26 @@ def as_json(report: Report) -> dict[str, str]:
 
 
 def table(report: Report, gpus: collections.abc.Sequence[Gpu]) -> str:
-    """The verdict, the checks that were made, and then what there is to say of the others.
+    """Return the verdict, the checks that ran, then the findings and the checks that did not run.
 
     Args:
-        report: what to show.
-        gpus: those whose indexes the operator knows; others are named by their ids.
+        report: the report to show.
+        gpus: the GPUs whose indexes the operator knows; other GPUs are named by their ids.
     """
     names = {gpu.uuid: gpu.index for gpu in gpus}
     parts = [_wrapped(headline(report), ""), _lines(_rows(report, names))]
     for title, outcome in (("Failed", Outcome.FAILED), ("Warnings", Outcome.WARNING)):
         parts.append(_findings(title, outcome, report, names))
-    for title, outcome in (("Could not run", Outcome.PREVENTED), ("Skipped", Outcome.SKIPPED)):
+    for title, outcome in (("Not run", Outcome.NOT_RUN), ("Skipped", Outcome.SKIPPED)):
         parts.append(_reasons(title, outcome, report, names))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def headline(report: Report) -> str:
-    """The verdict: `passed: quick and isolation, 2 GPUs, 31 checks (2 skipped), 7.4 s`."""
+    """Return the verdict: `passed: quick and isolation, 2 GPUs, 31 checks (2 skipped), 7.4 s`."""
     made = [level.value for level in Level if report.level.includes(level)]
     levels = " and ".join(part for part in (", ".join(made[:-1]), made[-1]) if part)
-    # Of one that was taken away the inventory alone says something, and warns.
+    # A GPU that was removed has one result only, a warning of the check inventory.
     warned = {one.gpu for one in report.results if one.outcome is Outcome.WARNING}
     tests = [one for one in report.results if one.gpu not in warned or one.check != "inventory"]
     tested = {report.gpu or one.gpu for one in tests if one.gpu}
@@ -99,7 +99,7 @@ def headline(report: Report) -> str:
         _counted(count, "GPU") if count else "",
         checks + (f" ({', '.join(amounts)})" if amounts else ""),
         f"{report.seconds:g} s",
-        "on the CPU, which proves no GPU" if report.device != "cuda" else "",
+        "on the CPU, which proves nothing about a GPU" if report.device != "cuda" else "",
     ]
     return f"{report.outcome}: " + ", ".join(part for part in parts if part)
 
@@ -109,7 +109,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _of_one(report: Report, uuid: str) -> str:
-    """What the report says of one GPU, such as `failed: xid`."""
+    """Return the verdict on one GPU, such as `failed: xid`."""
     found = [result for result in report.results if result.gpu in ("", uuid)]
     by_outcome = {
         outcome: list(dict.fromkeys(one.check for one in found if one.outcome is outcome))
@@ -117,17 +117,17 @@ def _of_one(report: Report, uuid: str) -> str:
     }
     said = results.outcome(found)
     kept = "" if any(map(results.condemns, found)) else _STAYS
-    for outcome, more in ((Outcome.FAILED, kept), (Outcome.PREVENTED, "")):
+    for outcome, more in ((Outcome.FAILED, kept), (Outcome.NOT_RUN, "")):
         if by_outcome[outcome]:
             return f"{said}: {', '.join(by_outcome[outcome])}{more}"
-    # Of the machine's own, such as its disk, the table tells once.
+    # Warnings of the machine itself, such as its disk, are in the table once, not for each GPU.
     own = {one.check for one in found if one.gpu}
     warned = [check for check in by_outcome[Outcome.WARNING] if check in own]
     return said + (f", warned: {', '.join(warned)}" if warned else "")
 
 
 def _rows(report: Report, names: _Names) -> list[_Row]:
-    """A row for each check that was made; GPUs of which it says the same share one."""
+    """Return a row for each check that ran; GPUs with equal results share a row."""
     shared: dict[str, dict[_Row, list[str]]] = {}
     for result in report.results:
         if result.outcome in _MADE:
@@ -154,7 +154,7 @@ def _measured(result: Result) -> str:
 
 
 def _lines(rows: list[_Row]) -> list[str]:
-    """The rows under their heads, in columns; what would be too wide is cut."""
+    """Return the rows in columns under their heads; cells that are too wide are cut."""
     if not rows:
         return []
     widths = [max(len(row[column]) for row in (_HEAD, *rows)) for column in range(3)]
@@ -178,7 +178,7 @@ def _findings(
     report: Report,
     names: _Names,
 ) -> list[str]:
-    """What was seen and what to do, for each result of an outcome."""
+    """Return text and remedy of each result with this outcome."""
     shared: dict[tuple[str, str, str], list[str]] = {}
     for result in report.results:
         if result.outcome is outcome:
@@ -198,7 +198,7 @@ def _reasons(
     report: Report,
     names: _Names,
 ) -> list[str]:
-    """Why checks were not made; those with the same reason in one line."""
+    """Return why checks did not run; checks with the same reason share a line."""
     shared: dict[str, list[Result]] = {}
     for result in report.results:
         if result.outcome is outcome:
@@ -219,9 +219,9 @@ def _subject(checks: list[str], found: list[str], names: _Names) -> str:
 
 
 def _indexes(found: list[str], names: _Names, longest: int | None = None) -> str:
-    """GPUs in few words, such as `0-3,5`; `-` for the worker as a whole."""
+    """Return GPUs in short form, such as `0-3,5`; `-` for the worker as a whole."""
     numbers = sorted({names[uuid] for uuid in found if uuid in names})
-    # A run of numbers keeps the same distance to their places in the list.
+    # Consecutive numbers have the same distance to their places in the list.
     runs: dict[int, list[int]] = {}
     for place, number in enumerate(numbers):
         runs.setdefault(number - place, []).append(number)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What self-tests came to, kept on the worker: the last report, and those before it."""
+"""Keep the reports of self-tests on the worker: the last one and those before it."""
 
 import collections.abc
 import dataclasses
@@ -28,18 +28,18 @@ _TIME: typing.Final = "%Y%m%dT%H%M%SZ"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What one self-test came to.
+    """The report of one self-test.
 
     Attributes:
-        run: its id; see new_run.
-        subject: a short name for all that was tested; empty where it did not come so far.
-        level: how much was asked for.
-        device: `cuda`; or `cpu`, which proves no GPU.
-        gpu: id of the one GPU that was meant; empty: all.
+        run: the id of the run; see new_run.
+        subject: a short name for everything that was tested; empty if that is not known.
+        level: the level that was requested.
+        device: `cuda`; or `cpu`, which proves nothing about a GPU.
+        gpu: id of the only GPU that was tested; empty: all.
         outcome: `passed`, `failed` or `incomplete`; see outcome.
         started: ISO 8601 in UTC, to the second.
-        seconds: how long it took.
-        results: of each check, in the order in which they were made.
+        seconds: the duration.
+        results: the result of each check, in the order of the checks.
     """
 
     run: str
@@ -54,25 +54,25 @@ class Report:
 
 
 def outcome(found: collections.abc.Iterable[Result]) -> str:
-    """What results come to: a failure outweighs a check that could not be made."""
+    """Return the outcome of a report: a failure outweighs a check that could not run."""
     outcomes = {result.outcome for result in found}
     if Outcome.FAILED in outcomes:
         return "failed"
-    return "incomplete" if Outcome.PREVENTED in outcomes else "passed"
+    return "incomplete" if Outcome.NOT_RUN in outcomes else "passed"
 
 
 def condemns(result: Result) -> bool:
-    """Whether it takes a GPU, or all of the worker's, out of use: the one rule of it."""
+    """Return whether a result takes a GPU, or all of the worker's, out of use."""
     return result.outcome is Outcome.FAILED and result.condemns
 
 
 def is_against(result: Result) -> bool:
-    """Whether a GPU can't be said to hold to what it was tested for."""
-    return condemns(result) or result.outcome is Outcome.PREVENTED
+    """Return whether a result keeps a GPU from having passed."""
+    return condemns(result) or result.outcome is Outcome.NOT_RUN
 
 
 def passed(report: Report, uuid: str, level: Level) -> bool:
-    """Whether a report shows that a GPU holds to all checks up to a level."""
+    """Return whether a report shows that a GPU passed all checks up to a level."""
     if not report.level.includes(level):
         return False
     return not any(
@@ -83,19 +83,19 @@ def passed(report: Report, uuid: str, level: Level) -> bool:
 
 
 def new_run() -> str:
-    """An id for a run that starts now, such as `20261121T170000Z-1a2b`; they sort by time."""
+    """Return an id for a run that starts now: `20261121T170000Z-1a2b`. Ids sort by time."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return f"{now:{_TIME}}-{secrets.token_hex(2)}"
 
 
 def started(run: str) -> datetime.datetime:
-    """When a run started, by its id."""
+    """Return when a run started, from its id."""
     moment = datetime.datetime.strptime(run.partition("-")[0], _TIME)
     return moment.replace(tzinfo=datetime.timezone.utc)
 
 
 def save(report: Report, home: pathlib.Path = HOME) -> None:
-    """Keep a report. One that proves no GPU goes to the history only."""
+    """Keep a report. A report of a test on the CPU is kept in the history only."""
     history = home / _HISTORY
     files.ensure_directory(history)
     text = json.dumps(plain(report), indent=1) + "\n"
@@ -110,13 +110,13 @@ def save(report: Report, home: pathlib.Path = HOME) -> None:
 
 
 def read(run: str = "", home: pathlib.Path = HOME) -> Report | None:
-    """The report of a run, by default of the last.
+    """Return the report of a run, by default of the last one.
 
-    None where there is none, or none that this version of the charm can read: then the test has
-    to be made again.
+    None if the report is missing, or this revision of the charm can't read it. The self-test
+    then has to run again.
 
     Raises:
-        OSError: it can't be told whether there is one.
+        OSError: the file can't be read.
     """
     kept = path(run, home) if run else home / _LAST
     try:
@@ -129,34 +129,42 @@ def read(run: str = "", home: pathlib.Path = HOME) -> Report | None:
 
 
 def path(run: str, home: pathlib.Path = HOME) -> pathlib.Path:
-    """Where the report of a run is kept."""
+    """Return where the report of a run is kept."""
     return home / _HISTORY / f"{run}.json"
 
 
 def picture(run: str, gpu: int | str) -> pathlib.Path:
-    """Where the picture of a GPU in a burn-in is kept, as long as its report is."""
+    """Return where the picture of a GPU in a burn-in is kept, as long as its report is."""
     return HOME / f"burn-in-{run}-gpu{gpu}.svg"
 
 
 def plain(report: Report) -> dict[str, typing.Any]:
-    """A report as JSON shows it."""
+    """Return a report as its JSON.
+
+    Earlier revisions of the charm read no result with the field `cause`. It is left out if it is
+    empty, so they can still read the report of a self-test that passed.
+    """
     shown: dict[str, typing.Any] = {"version": _VERSION, **dataclasses.asdict(report)}
     shown["level"] = report.level.value
     for result in shown["results"]:
         result["level"] = result["level"].value
         result["outcome"] = result["outcome"].value
+        if not result["cause"]:
+            del result["cause"]
     return shown
 
 
 def _report(found: dict[str, typing.Any]) -> Report:
-    """Take the JSON apart; a ValueError, KeyError or TypeError if it is no report."""
+    """Read a report from its JSON; raise ValueError, KeyError or TypeError if it is not one."""
     if found.pop("version") != _VERSION:
-        raise ValueError("it is of another version")
+        raise ValueError("the report is of another version")
     found["level"] = Level(found["level"])
     found["results"] = tuple(_result(one) for one in found["results"])
     return Report(**found)
 
 
 def _result(found: dict[str, typing.Any]) -> Result:
-    found["level"], found["outcome"] = Level(found["level"]), Outcome(found["outcome"])
+    # The name of `not-run` in earlier revisions of the charm.
+    outcome = "not-run" if found["outcome"] == "prevented" else found["outcome"]
+    found["level"], found["outcome"] = Level(found["level"]), Outcome(outcome)
     return Result(**found)

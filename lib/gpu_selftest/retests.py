@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-tests of single GPUs that the watch has asked for, made in the charm's hooks.
+"""Run the self-tests of single GPUs that the GPU health service requests, in the charm's hooks.
 
-Each is of one GPU that nobody uses, and one after the other. What needs longer than a hook is
-started in one and looked at in a later one. What failed is the operator's from then on; what could
-not be made is tried again after pauses that grow, and in the end given up.
+The tests run one after another, each on one GPU that is not in use. A test that takes longer than
+a hook is started in one hook and its verdict is read in a later one. A GPU that failed is left to
+the operator. A test that could not run is repeated after growing pauses, and in the end given up.
 """
 
 import datetime
@@ -12,7 +12,7 @@ import logging
 import time
 import typing
 
-from gpu_agent.availability import cordons, retests
+from gpu_agent.availability import external_use, retests
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability.retests import Ask
 from gpu_selftest import results, service, settings
@@ -20,13 +20,13 @@ from gpu_selftest.check import Level, Progress
 from gpu_selftest.results import Report
 from machine import locks
 
-# How long a hook follows such tests in all, in seconds: as automatic does.
+# How long one hook follows such tests altogether, in seconds, as parts.selftest does.
 _PATIENCE: typing.Final = 120
-# How long after the last start the next one may come, in seconds, by how many there were within a
-# day: so a job that has a GPU tested again and again gets it tested four or five times.
+# The pause after the last start, in seconds, by the number of starts within a day. A job that
+# causes retests of a GPU again and again so causes four or five a day.
 _PAUSES: typing.Final = (0, 600, 3600, 6 * 3600)
 _DAY: typing.Final = 24 * 3600
-# After so many starts without a verdict nothing more is to be hoped for.
+# After so many starts without a verdict the request is dropped.
 _MOST_TRIES: typing.Final = 5
 
 _SECOND: typing.Final = len("2026-11-21T17:00:00")
@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 def ensure(progress: Progress) -> None:
-    """Note what came of the tests that were asked for, and make those that are due.
+    """Note the verdicts on requested tests and start the tests that are due.
 
-    A GPU that has passed is back by then, and one that failed is out of use for that reason.
+    Afterwards a GPU that passed is in use again, and a GPU that failed is quarantined.
 
     Raises:
-        OSError: what was asked for, or tried, can't be read or written.
+        OSError: the requests or tries can't be read or written.
     """
     until = time.monotonic() + _PATIENCE
     while (now := until - time.monotonic()) > 0:
@@ -57,13 +57,13 @@ def ensure(progress: Progress) -> None:
                 return
             service.follow(run, now, lambda line: progress(f"Self-test: {line}"))
         except service.SelftestError as error:
-            # The try is counted: nobody else's test waits for it.
-            _log.warning("the test of %s that the watch asked for: %s", due.uuid, error)
+            # The try is counted, so that no other GPU's test has to wait for this one.
+            _log.warning("self-test of %s for the GPU health service: %s", due.uuid, error)
             return
 
 
 def _settle() -> None:
-    """Forget what there is a verdict on, by whoever it was tested, and what never comes to one."""
+    """Drop requests that have a verdict, from any self-test, or that had too many tries."""
     for ask in retests.read():
         runs = retests.tries(ask.uuid)
         reports = [results.read(run) for run in runs[-1:]] + [results.read()]
@@ -72,12 +72,12 @@ def _settle() -> None:
             retests.forget(ask.uuid, report.level.value)
         since = [run for run in runs if _time(run) >= ask.since[:_SECOND]]
         if not told and len(since) >= _MOST_TRIES and not _is_testing():
-            _log.warning("%d tests of %s came to no verdict: given up", len(since), ask.uuid)
+            _log.warning("%d self-tests of %s gave no verdict: given up", len(since), ask.uuid)
             retests.forget(ask.uuid)
 
 
 def _answers(report: Report, ask: Ask) -> bool:
-    """Whether a report is a verdict on what was asked for, since it was."""
+    """Return whether a report is a verdict on a request and newer than the request."""
     if report.device != "cuda" or report.started[:_SECOND] < ask.since[:_SECOND]:
         return False
     failed = any(result.gpu == ask.uuid and results.condemns(result) for result in report.results)
@@ -86,33 +86,33 @@ def _answers(report: Report, ask: Ask) -> bool:
 
 
 def _is_testing() -> bool:
-    """Whether some self-test runs now, by whomever."""
+    """Return whether any self-test runs now."""
     return service.running() is not None or bool(locks.holder(service.LOCK))
 
 
 def _due() -> Ask | None:
-    """What is to be tested now: of a GPU that is here, unused, and was let alone for a while."""
-    kept, held, foreign = settings.read(), leases.holders(), cordons.reasons()
+    """Return the next request: of a GPU that is present, unused, and past its pause."""
+    kept, held, external = settings.read(), leases.holders(), external_use.read()
     if kept is None or held is None:
         return None
     used = {device for lease in held.values() if lease.occupied for device in lease.devices}
     idle = {
         gpu.uuid
         for gpu in kept.gpus
-        if used.isdisjoint({gpu.uuid, *gpu.devices}) and gpu.uuid not in foreign
+        if used.isdisjoint({gpu.uuid, *gpu.devices}) and gpu.uuid not in external
     }
     return next((ask for ask in retests.read() if ask.uuid in idle and _is_rested(ask)), None)
 
 
 def _is_rested(ask: Ask) -> bool:
-    """Whether the pause after the last test of this GPU is over."""
+    """Return whether the pause after the last test of this GPU is over."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ages = [(now - results.started(run)).total_seconds() for run in retests.tries(ask.uuid)]
-    # By the wall clock, as runs last over boots. One that was set back makes no pause endless.
+    # By the wall clock, since runs outlive boots. A clock that was set back ends the pause.
     recent = [age for age in ages if 0 <= age < _DAY]
     return not recent or min(recent) >= _PAUSES[min(len(recent), len(_PAUSES) - 1)]
 
 
 def _time(run: str) -> str:
-    """When a run started, as reports have it, to the second."""
+    """Return when a run started, in the form of reports, to the second."""
     return results.started(run).isoformat(timespec="seconds")[:_SECOND]

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The levels in their order, what follows from a failure, and what the verdict changes."""
+"""Run the levels in their order, and take GPUs out of or into use by their results."""
 
 import collections.abc
 import dataclasses
@@ -24,10 +24,10 @@ from gpu_selftest.quick import gpu_checks, host_checks
 from gpu_selftest.results import Report
 from gpu_selftest.settings import Settings
 
-# Those without which a GPU can't be asked how it is.
+# Checks without which a GPU can't be asked for its health.
 _SILENT: typing.Final = (host_checks.INVENTORY.id, host_checks.DRIVER.id)
 
-# Times are compared to this.
+# The part of a time in ISO 8601 that is compared.
 _SECOND: typing.Final = len("2026-11-21T17:00:00")
 
 _Make = collections.abc.Callable[[tuple[Gpu, ...]], list[Result]]
@@ -35,13 +35,13 @@ _Make = collections.abc.Callable[[tuple[Gpu, ...]], list[Result]]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is to be tested.
+    """What the self-test is to test.
 
     Attributes:
-        run: an id by which the caller knows the report.
-        level: how much.
-        gpu: id of the one GPU that is meant; empty: all that tasks may get.
-        device: `cuda`; or `cpu`, which proves no GPU, so that its report changes nothing.
+        run: an id by which the caller finds the report.
+        level: the level.
+        gpu: id of the only GPU to test; empty: all that tasks may get.
+        device: `cuda`; or `cpu`, which proves nothing about a GPU, so that nothing changes.
         minutes: how long the burn-in loads the GPUs.
     """
 
@@ -58,16 +58,16 @@ def run(
     progress: Progress,
     reached: collections.abc.Callable[[Level], None],
 ) -> Report:
-    """Make all checks of a level and of those before it.
+    """Run all checks of a level and of the levels before it.
 
-    A GPU that fails is out of use at once; the rest is done by conclude. `reached` is told of each
-    level after quick that begins.
+    A GPU that fails is taken out of use at once; conclude does the rest. `reached` is called with
+    each level after quick when it begins.
     """
     started, began = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     there = nodes.present()
     progress("Checking the machine and its GPUs")
     look = host_checks.look(settings)
-    # NVML makes nodes that are missing, as after a boot.
+    # NVML makes missing nodes, for example after boot.
     there = {*there, *nodes.present()}
     gpus = tuple(gpu for gpu in settings.gpus if request.gpu in ("", gpu.uuid))
     found = _quick(settings, gpus, look)
@@ -75,13 +75,13 @@ def run(
         found = absence.spared(found, there, nodes.present())
         if request.level.includes(level):
             reached(level)
-            # No job gets it meanwhile: the next level may take hours.
+            # The next level may take hours: no job may get a failed GPU meanwhile.
             _take_out(settings, request.device, found)
-            found += _unless_prevented(checks, gpus, found, make)
+            found += _unless_failed(checks, gpus, found, make)
     found = absence.spared(found, there, nodes.present())
     return Report(
         run=request.run,
-        # What can't be told is to be tested again at the next event.
+        # An unknown state is tested again at the next event.
         subject="" if look.unknown else last_pass.subject(settings, look.inventory, look.machine),
         level=request.level,
         device=request.device,
@@ -95,9 +95,9 @@ def run(
 
 def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: host_checks.Look) -> list[Result]:
     found = host_checks.run(settings, look)
-    # NVML answers whatever else is wrong with this worker.
+    # NVML answers regardless of other faults of this worker.
     silent = [result for result in found if result.check in _SILENT]
-    return found + _unless_prevented(
+    return found + _unless_failed(
         gpu_checks.CHECKS, gpus, silent, lambda good: _health(settings, good)
     )
 
@@ -108,7 +108,7 @@ def _health(settings: Settings, gpus: tuple[Gpu, ...]) -> list[Result]:
 
 
 def _busy(gpus: tuple[Gpu, ...]) -> set[str]:
-    """The ids of those that a job has; of all where that can't be told."""
+    """Return the ids of GPUs that a job uses; of all GPUs if that is unknown."""
     held = leases.holders()
     if held is None:
         return {gpu.uuid for gpu in gpus}
@@ -119,7 +119,7 @@ def _busy(gpus: tuple[Gpu, ...]) -> set[str]:
 def _later(
     settings: Settings, request: Request, progress: Progress
 ) -> tuple[tuple[Level, tuple[Check, ...], _Make], ...]:
-    """The levels after quick, each with its checks and how they are made on some GPUs."""
+    """Return the levels after quick, each with its checks and the function that runs them."""
 
     def isolate(gpus: tuple[Gpu, ...]) -> list[Result]:
         return isolation.run(settings, gpus, progress)
@@ -137,13 +137,13 @@ def _later(
     )
 
 
-def _unless_prevented(
+def _unless_failed(
     checks: tuple[Check, ...], gpus: tuple[Gpu, ...], earlier: list[Result], make: _Make
 ) -> list[Result]:
-    """The results of the next checks, on those GPUs alone that have failed none so far.
+    """Run the next checks on the GPUs that have not failed so far.
 
-    What condemns no GPU does not spare it the next checks, which may show more; but without room
-    on the disk, say, none can be made.
+    A failure that takes no GPU out does not stop the next checks, which may find more. A failure
+    of the worker as a whole, such as a full disk, stops all of them.
     """
     failed = {
         result.gpu: result.check
@@ -152,38 +152,38 @@ def _unless_prevented(
     }
     if "" in failed:
         why = f"{failed['']} failed"
-        return [check.result(Outcome.PREVENTED, why) for check in checks]
+        return [check.result(Outcome.NOT_RUN, why) for check in checks]
     good = tuple(gpu for gpu in gpus if gpu.uuid not in failed)
-    prevented = [
-        check.result(Outcome.PREVENTED, f"{failed[gpu.uuid]} failed", gpu=gpu.uuid)
+    not_run = [
+        check.result(Outcome.NOT_RUN, f"{failed[gpu.uuid]} failed", gpu=gpu.uuid)
         for gpu in gpus
         if gpu not in good
         for check in checks
-        # Those that are not of each GPU have another to run on.
+        # A check that is not of each GPU runs on another one.
         if check.each_gpu or not good
     ]
-    return [*prevented, *(make(good) if good else [])]
+    return [*not_run, *(make(good) if good else [])]
 
 
 def conclude(settings: Settings, report: Report) -> None:
-    """Have every GPU in or out of use as a report says, and keep it.
+    """Take every GPU out of or into use as the report says, then save the report.
 
-    A failure of the worker as a whole takes all its GPUs out, but for what a job may bring about.
-    A GPU returns when the level that failed it passes; what an operator has cordoned stays so.
+    A failure of the worker as a whole takes all its GPUs out, unless a job may have caused it. A
+    GPU returns when the level that it failed passes. A GPU that an operator cordoned stays out.
     """
     if report.device == "cuda":
         _take_out(settings, report.device, report.results)
         _bring_back(settings, report)
         if _proves(report):
             last_pass.keep(report.subject)
-    # Whoever waits for the report finds done what it says.
+    # Saved last: a caller that waits for the report finds its effects done.
     results.save(report)
     if report.device == "cuda" and not report.gpu:
         last_pass.note_verdict()
 
 
 def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[Result]) -> None:
-    """Quarantine what failed, for the first reason that it failed for."""
+    """Quarantine the GPUs that failed, each for its first reason."""
     if device != "cuda":
         return
     earlier = {entry.uuid: entry for entry in quarantine.read()}
@@ -199,18 +199,18 @@ def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[R
 
 
 def _bring_back(settings: Settings, report: Report) -> None:
-    """End the quarantine of those that pass the level that failed them."""
+    """End the quarantine of GPUs that pass the level that they failed."""
     tested = {gpu.uuid for gpu in settings.gpus if report.gpu in ("", gpu.uuid)}
     for entry in quarantine.read():
-        # Without a level nothing but the operator's word brings it back.
+        # Without a level, only the operator brings the GPU back.
         ours = entry.uuid in tested and entry.by != quarantine.OPERATOR and entry.level
-        # Nor does a test prove what the watch saw after it had begun. Both times are in UTC.
-        later = entry.by == quarantine.WATCH and entry.since[:_SECOND] >= report.started[:_SECOND]
+        # A test proves nothing about what the health service saw after its start. Times are UTC.
+        later = entry.by == quarantine.HEALTH and entry.since[:_SECOND] >= report.started[:_SECOND]
         if ours and not later and results.passed(report, entry.uuid, Level(entry.level)):
             quarantine.lift(entry.uuid)
 
 
 def _proves(report: Report) -> bool:
-    """Whether all GPUs passed isolation."""
+    """Return whether all GPUs passed isolation."""
     whole = not report.gpu and report.level.includes(Level.ISOLATION)
     return whole and not any(map(results.is_against, report.results))

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-test as a systemd unit: at each boot, and as the charm starts and follows it.
+"""Run the self-test as a systemd unit: at boot, and when the charm starts and follows it.
 
-It is no process of a hook's: NVML may hang for ever, and a burn-in takes longer than Juju's lock
-may be held.
+It does not run inside a hook: NVML may hang forever, and a burn-in takes longer than a hook may
+hold Juju's machine lock.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ LAUNCHER: typing.Final = wrapper.BIN / "gpu-selftest"
 BOOT: typing.Final = "gpu-ci-selftest.service"
 RUN: typing.Final = "gpu-ci-selftest-run.service"
 LOG: typing.Final = wrapper.LOG.parent / "selftest.log"
-# Who tests holds it: one at a time, by whatever way it was started.
+# Held by the self-test that runs, however it was started: there is one at a time.
 LOCK: typing.Final = wrapper.RUN / "selftest.lock"
 PROXIES: typing.Final = wrapper.RUN / "selftest.env"
 
-# In seconds, above what the command itself allows; the first compute downloads gigabytes.
+# In seconds, above the limits of the command itself; the first compute downloads gigabytes.
 _LIMITS: typing.Final = {
     Level.QUICK: 60,
     Level.ISOLATION: 600,
@@ -43,15 +43,15 @@ _LIMITS: typing.Final = {
 }
 _PROPERTIES: typing.Final = {
     "TimeoutStopSec": "20",
-    # Its first process stops the load and tells what it has seen; what then is left is killed.
+    # The first process stops the load and reports its results; the others are then killed.
     "KillMode": "mixed",
-    # Failed and incomplete tests, and wrong use, are no failures of the unit.
+    # Failed and incomplete tests, and wrong use, do not fail the unit.
     "SuccessExitStatus": "1 2 3",
-    # Where memory runs out, the test goes and not a job.
+    # If memory runs out, the kernel kills the self-test and not a job.
     "OOMScoreAdjust": "500",
 }
 _DESCRIPTION: typing.Final = re.compile(rf"GPU self-test ({results.RUN_PATTERN}), level (\S+)")
-# Tags wait for the end that is seen by that; each look is a process of systemctl's.
+# Worker tags wait for the end of a test; each look costs a systemctl process.
 _POLL: typing.Final = 0.2
 
 
@@ -75,13 +75,13 @@ class Running:
 
 
 def install(*, on_start: bool) -> bool:
-    """Have the command on this machine and, if `on_start`, the test at each boot.
+    """Install the command and, if `on_start`, the self-test at each boot.
 
     Returns:
         Whether anything had to be changed.
 
     Raises:
-        gpu_agent.install.AppError: the machine has no room for the programs that they run.
+        gpu_agent.install.AppError: the machine has no room for the programs.
     """
     changed = app.ensure(before=_write_launcher)
     if not on_start:
@@ -93,10 +93,10 @@ def install(*, on_start: bool) -> bool:
 
 
 def _write_launcher(home: pathlib.Path) -> bool:
-    """Have the command run the copy in this folder. True if it had to be changed.
+    """Let the command run the copy in this folder. Return True if that changed anything.
 
-    One that followed the link would end for want of its modules while the link leads to a version
-    that has them elsewhere: until this was written anew, where a hook is killed in between.
+    The launcher names the folder, not the link to it. If a hook is killed between the change of
+    the link and this one, the launcher still finds the modules that it was written for.
     """
     files.ensure_directory(LAUNCHER.parent)
     launcher = templates.render(
@@ -106,7 +106,7 @@ def _write_launcher(home: pathlib.Path) -> bool:
 
 
 def remove() -> bool:
-    """Stop what runs, and take all of this away but the verdicts. True if anything was there."""
+    """Stop the self-test and remove all but the reports. Return True if there was anything."""
     changed = stop()
     changed |= services.remove_unit(BOOT)
     changed |= app.remove()
@@ -121,18 +121,18 @@ def start(level: Level, *, gpu: str = "", minutes: int = 0, device: str = "cuda"
     """Start a self-test. Return the id of the run.
 
     Args:
-        level: how much is tested.
-        gpu: index or UUID of the only GPU that is meant; empty: all.
-        minutes: how long burn-in lasts; 0: as the command has it.
-        device: `cuda`, or `cpu`, which proves no GPU.
+        level: the level.
+        gpu: index or UUID of the only GPU to test; empty: all.
+        minutes: the duration of the burn-in; 0: the command's default.
+        device: `cuda`, or `cpu`, which proves nothing about a GPU.
 
     Raises:
-        SelftestError: if one runs already, or systemd can't start it.
+        SelftestError: a self-test runs already, or systemd can't start it.
     """
     if now := running():
         raise SelftestError(
-            f"A self-test of level {now.level.value} runs since {now.since:%H:%M} UTC: "
-            f"wait for its end, or stop it by systemctl stop {RUN}"
+            f"A self-test of level {now.level.value} is running since {now.since:%H:%M} UTC: "
+            f"wait until it ends, or stop it: sudo systemctl stop {RUN}"
         )
     run = results.new_run()
     command = [str(LAUNCHER), "--level", level.value, "--run", run, "--device", device]
@@ -148,18 +148,18 @@ def start(level: Level, *, gpu: str = "", minutes: int = 0, device: str = "cuda"
         "StandardError": f"truncate:{LOG}",
     }
     if not Level.ISOLATION.includes(level):
-        # No hook waits for that long; without the unit systemd goes on as if none was named.
+        # No hook waits for these levels. If the unit is not there, systemd ignores its name.
         properties |= {"OnSuccess": once.SERVICE, "OnFailure": once.SERVICE}
     description = f"GPU self-test {run}, level {level.value}"
     try:
         transient.start(RUN, command, description=description, properties=properties)
     except process.CommandError as error:
-        raise SelftestError(f"The self-test can't be started: {error}") from error
+        raise SelftestError(f"The self-test did not start: {error}") from error
     return run
 
 
 def _write_proxies() -> None:
-    """Keep the model's proxies, which may have passwords in them, where only root reads them."""
+    """Write the model's proxies, which may contain passwords, to a file for root only."""
     proxies = process.proxies().items()
     lines = [f"{name}={escaping.environment_value(value)}\n" for name, value in proxies]
     files.ensure_directory(PROXIES.parent)
@@ -167,24 +167,24 @@ def _write_proxies() -> None:
 
 
 def follow(run: str, seconds: float, progress: Progress) -> Report | None:
-    """Follow a self-test to its end, or for so many seconds.
+    """Follow a self-test until it ends or the time is over.
 
     Args:
-        run: what start has returned.
-        seconds: how long at most.
-        progress: given each new line of its log.
+        run: the id that start has returned.
+        seconds: the longest time.
+        progress: called with each new line of its log.
 
     Returns:
-        Its report; None if it runs still.
+        Its report; None if it still runs.
 
     Raises:
-        SelftestError: if it ended without a report.
+        SelftestError: it ended without a report.
     """
     told = 0
 
     def look() -> Report | None:
         nonlocal told
-        # In this order: what ends after the first look has left its report for the third.
+        # The order matters: a test that ends after the first look has then left its report.
         now, lines, report = running(), _log(), results.read(run)
         for line in lines[told:]:
             progress(line)
@@ -197,32 +197,32 @@ def follow(run: str, seconds: float, progress: Progress) -> Report | None:
 
 
 def running() -> Running | None:
-    """The self-test that the charm has started and that runs now."""
+    """Return the self-test that the charm started and that runs now."""
     state, told = _shown()
     return None if state in ("inactive", "failed") else told
 
 
 def broken_off() -> Running | None:
-    """What the charm has started last, if it was killed or crashed and so left no verdict.
+    """Return the last self-test that the charm started, if it was killed or crashed.
 
-    Systemd knows it until the next one starts.
+    It left no verdict. systemd knows it until the next one starts.
     """
     state, told = _shown()
     return told if state == "failed" and told and results.read(told.run) is None else None
 
 
 def wait_for_others(seconds: float) -> str:
-    """Wait for the end of self-tests that the charm has not started, as at boot and by hand.
+    """Wait for the end of self-tests that the charm did not start: at boot and by hand.
 
     Returns:
-        What the one that runs still says of itself; empty if none does.
+        The description of the one that still runs; empty if none does.
     """
     ended = waiting.until(lambda: not locks.holder(LOCK), seconds, _POLL)
     return "" if ended else locks.holder(LOCK)
 
 
 def stop() -> bool:
-    """End the self-test that the charm has started. Return True if it ran."""
+    """Stop the self-test that the charm started. Return True if it ran."""
     stopped = services.ensure_stopped(RUN)
     state, _ = _shown()
     if state == "failed":
@@ -231,7 +231,7 @@ def stop() -> bool:
 
 
 def _shown() -> tuple[str, Running | None]:
-    """The state of the unit, and what it is or was."""
+    """Return the state of the unit, and the self-test that runs or ran in it."""
     shown = services.show(RUN, "ActiveState", "Description")
     found = _DESCRIPTION.fullmatch(shown["Description"])
     told = found and Running(found[1], Level(found[2]), results.started(found[1]))
@@ -239,13 +239,13 @@ def _shown() -> tuple[str, Running | None]:
 
 
 def _log() -> list[str]:
-    """The whole lines of the log."""
+    """Return the complete lines of the log."""
     text = LOG.read_text(encoding="utf-8", errors="replace") if LOG.exists() else ""
     return text.rpartition("\n")[0].splitlines()
 
 
 def _why(lines: list[str]) -> str:
-    """What ended a self-test that has left no report."""
+    """Return why a self-test left no report."""
     result = services.show(RUN, "Result")["Result"]
     words = {
         "oom-kill": "the machine ran out of memory",
@@ -256,6 +256,6 @@ def _why(lines: list[str]) -> str:
     end = " / ".join(line.strip() for line in lines[-3:] if line.strip())
     return (
         f"The self-test ended without a verdict: {words.get(result, 'see its log')}"
-        + (f"; its last words: {end}" if end else "")
-        + f"; {LOG} has all of it"
+        + (f"; its last output: {end}" if end else "")
+        + f"; full log: {LOG}"
     )

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the self-test must know of this unit where Juju is not there to tell: at boot, by hand."""
+"""Keep what the self-test needs to know about this unit when it runs without Juju."""
 
 import dataclasses
 import json
@@ -15,24 +15,26 @@ PATH: typing.Final = pathlib.Path("/etc/gpu-ci/selftest.json")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What this unit's GPUs are tested for. Empty minimums ask for nothing.
+    """What this unit's GPUs are tested for. An empty minimum is not tested.
 
     Attributes:
-        unit: Juju's name of this unit, as the operator's next command names it: `worker/0`.
-        vendor: whose GPUs are looked for, as the option gpu-vendor says it.
-        gpus: those that tasks may get, quarantined ones included; `index` is what the operator
-            knows each by. Empty where none can be used yet.
-        allocation: `exclusive` or `shared`; a change of it has isolation tested anew (proof).
-        min_gpu_memory_gib: as sold, in GiB; 0: no minimum.
+        unit: Juju's name of this unit, for commands in remedies: `worker/0`.
+        vendor: the vendor of the GPUs, as in the option gpu-vendor.
+        gpus: the GPUs that tasks may get, quarantined ones included; `index` is the number that
+            the operator sees. Empty if no GPU can be used yet.
+        allocation: `exclusive` or `shared`; a change triggers a new test of isolation
+            (gpu_selftest.last_pass).
+        min_gpu_memory_gib: the nominal size, in GiB; 0: no minimum.
         min_compute_capability: such as `7.0`.
         min_driver_version: such as `535` or `580.65.06`.
-        min_cpus: how many processors the machine must have; 0: no minimum.
-        min_memory_gib: its memory as sold, in GiB; 0: no minimum.
-        gpu_driver, auto_reboot: as the options say it, for the words of remedies.
+        min_cpus: the number of processors; 0: no minimum.
+        min_memory_gib: the machine's nominal memory, in GiB; 0: no minimum.
+        gpu_driver: the option gpu-driver, for the text of remedies.
+        auto_reboot: whether the charm may reboot for the driver, for the same.
         allow_vulnerable_toolkit: whether a toolkit with known vulnerabilities only warns.
-        files: absolute path of each file of the wrapper to what it must be
+        files: what each file of the GPU runtime must be, by absolute path
             (gpu_agent.runtime.install).
-        wheels: path of the charm resource selftest-wheels; empty when not given.
+        wheels: path of the charm resource selftest-wheels; empty if not given.
     """
 
     unit: str
@@ -52,21 +54,38 @@ class Settings:
 
     @property
     def application(self) -> str:
-        """This unit's application, as the operator's next command names it."""
+        """The name of this unit's application, for commands in remedies."""
         return self.unit.partition("/")[0]
+
+    def minimums(self, key: str, value: str) -> str:
+        """Return the option `minimums` with one key changed, as `juju config` takes it.
+
+        Args:
+            key: such as `gpu-memory`.
+            value: such as `8GiB`; empty: leave the key out.
+        """
+        gib = {"memory": self.min_memory_gib, "gpu-memory": self.min_gpu_memory_gib}
+        values = {
+            "cpus": str(self.min_cpus or ""),
+            **{name: f"{size}GiB" if size else "" for name, size in gib.items()},
+            "compute-capability": self.min_compute_capability,
+            "driver": self.min_driver_version,
+            key: value,
+        }
+        return "minimums=" + ",".join(f"{name}={text}" for name, text in values.items() if text)
 
 
 def write(settings: Settings) -> bool:
-    """Keep them for the self-test. Return True if they were others before."""
+    """Write the settings for the self-test. Return True if that changed anything."""
     files.ensure_directory(PATH.parent)
     return files.ensure_file(PATH, json.dumps(_plain(settings), indent=1) + "\n")
 
 
 def read() -> Settings | None:
-    """What was kept; None where tasks get no GPU.
+    """Return the settings; None if tasks get no GPU.
 
-    None too where it is damaged, or of another version of the charm, which writes it anew at its
-    next event.
+    Also None if the file is damaged or of another revision of the charm. The charm rewrites it at
+    its next event.
     """
     try:
         found: dict[str, typing.Any] = json.loads(PATH.read_bytes())
@@ -77,7 +96,7 @@ def read() -> Settings | None:
 
 
 def remove() -> bool:
-    """Forget them. Return True if there were any."""
+    """Remove the settings. Return True if there were any."""
     return files.ensure_absent(PATH)
 
 

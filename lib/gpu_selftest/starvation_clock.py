@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A clock for those who wait: it stands still while the machine itself has no time for anybody.
+"""Measure a wait with a clock that stops while the machine itself is starved.
 
-A job can keep processor, memory and disk from the self-test, for as long as it likes. Then no
-answer of a driver or a GPU comes either, and nobody can say whose fault that is.
+A job can keep processor, memory and disk from the self-test for as long as it wants. Then drivers
+and GPUs don't answer either, and the missing answer says nothing about them.
 """
 
 import collections.abc
@@ -15,14 +15,14 @@ from gpu_agent import paths as wrapper
 from gpu_selftest import results
 from machine import files, process
 
-# In seconds. What _SERVICE takes above the second is some hundredths of one on an idle machine,
-# and a tenth where the disk turns.
+# In seconds. _SERVICE takes some hundredths of a second on an idle machine, and a tenth with a
+# rotating disk.
 _EVERY: typing.Final = 1.0
 _PROMPT: typing.Final = 0.5
-# Which part of a wait has to be on this clock, so that who gave no answer is to blame.
+# The share of a wait that must be on this clock before the silent party is blamed.
 _SURE: typing.Final = 0.75
 
-# A program that needs what the self-test needs: a start, some memory, the disk.
+# A program that needs what the self-test needs: a process start, some memory, the disk.
 _SERVICE: typing.Final = """
 import os, sys
 file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -33,51 +33,51 @@ os.unlink(sys.argv[1])
 
 
 class StarvedError(Exception):
-    """The machine had no time, memory or room for a piece of work: that says nothing of its GPUs.
+    """The machine had no time, memory or room for some work; that says nothing about its GPUs.
 
-    Any job can bring that about, and it is tried again. The text is what was not done.
+    Any job can cause this, so the work is tried again. The text says which work was not done.
     """
 
 
 def _nothing() -> None:
-    """Stands for what is waited for where that is always the same."""
+    """Stand for the awaited object if it never changes."""
 
 
 class Pulse:
-    """Such a clock, since its start or since something else is waited for.
+    """A clock that runs since its start, or since the awaited object last changed.
 
-    Each second it has the machine serve a small program. If that takes long, the second does not
-    count. A program that fails at once was served.
+    Each second it lets the machine run a small program. If that takes long, the second does not
+    count. A program that fails at once does count.
     """
 
     def __init__(self, awaited: collections.abc.Callable[[], object] = _nothing) -> None:
         """Do nothing yet.
 
         Args:
-            awaited: tells what is waited for now; the clock begins anew when that is another
-                object.
+            awaited: returns what is awaited now; if that becomes another object, the clock starts
+                again at 0.
         """
         self._awaited = awaited
         self._clock: tuple[object, float] = (None, 0.0)
         self._over = threading.Event()
 
     def start(self, limit: float = 20 * _EVERY) -> None:
-        """Begin; the shorter the wait in seconds may be, the faster it beats."""
+        """Start the clock; the shorter the limit in seconds, the more often it looks."""
         files.ensure_directory(results.HOME)
         every = min(_EVERY, limit / 20)
         threading.Thread(target=self._beat, args=(every,), daemon=True).start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the clock."""
         self._over.set()
 
     def seconds(self, awaited: object = None) -> float:
-        """For how long the machine has served others while this was waited for, in seconds."""
+        """Return for how many seconds the machine served others while `awaited` was awaited."""
         last, seconds = self._clock
         return seconds if last is awaited else 0.0
 
     def is_sure(self, limit: float, awaited: object = None) -> bool:
-        """Whether no answer in so many seconds is the fault of who was to give it."""
+        """Return whether a missing answer within `limit` seconds is not the machine's fault."""
         return self.seconds(awaited) >= _SURE * limit
 
     def _beat(self, every: float) -> None:
@@ -95,11 +95,11 @@ class Pulse:
 
 
 def _is_served() -> bool:
-    """Have the machine serve somebody, however long it takes; False if it refuses."""
+    """Run the small program, however long it takes; return False if the machine refuses it."""
     argv = [wrapper.PYTHON, "-I", "-S", "-c", _SERVICE, str(results.HOME / "pulse")]
     try:
         process.run(argv, timeout=20 * _PROMPT)
     except process.CommandError as error:
-        # A full disk answers too; it keeps no driver from doing so.
+        # A full disk gives an answer too; drivers can answer then as well.
         return error.returncode == 1
     return True

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What ends a self-test that hangs, and says whether that is the driver's fault."""
+"""End a self-test that hangs, and decide whether the driver is at fault."""
 
 import os
 import sys
@@ -17,15 +17,15 @@ from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import Pulse
 
 # After so many seconds something hangs, such as NVML in a driver that died. The service at boot
-# has 27 s, some of which Python takes to start from a cold disk. What comes after isolation may
-# download, and the unit of the charm ends it (gpu_selftest.service).
+# has 27 s, some of which Python needs to start from a cold disk. Levels after isolation may
+# download; the charm's unit limits them (gpu_selftest.service).
 LIMITS: typing.Final = {Level.QUICK: 22.0, Level.ISOLATION: 90.0}
-# Isolation makes a container for each device that can be handed out; eight GPUs cut into MIG
-# devices are 56, for each of which there is more time beyond these few, in seconds.
+# Isolation makes a container for each device that can be handed out. Eight GPUs in MIG mode have
+# 56 devices: each device above _FEW adds _MORE seconds.
 _FEW: typing.Final = 8
 _MORE: typing.Final = 3.0
 
-# The modules that ask drivers. One that waits for dpkg, a disk or /dev says nothing of a GPU.
+# The modules that ask drivers. A module that waits for dpkg, a disk or /dev proves no GPU fault.
 _ASKING: typing.Final = ("gpu_agent.gpu.", "gpu_agent.availability.external_processes")
 _ASKING_NO_DRIVER: typing.Final = frozenset(
     {
@@ -40,17 +40,17 @@ _ASKING_NO_DRIVER: typing.Final = frozenset(
 
 
 class Watchdog:
-    """Ends this process with a report when the checks hang.
+    """Ends this process with a report if the checks hang.
 
-    Python can't end a thread that waits for the kernel, so a second one does what is left to do:
-    without a report, a worker whose driver hangs would go on as it was.
+    Python can't end a thread that waits for the kernel, so a second thread does what is left to
+    do. Without a report, a worker with a hanging driver would go on unchanged.
 
-    The driver is to blame where one and the same question to it has had no answer for nearly all
-    the time, and the machine served others meanwhile. Of anything else that hangs a job may be
-    the cause, so that the test is incomplete and no GPU out of use.
+    The driver is blamed if one and the same question to it had no answer for nearly all the time
+    while the machine served others. Anything else that hangs may be caused by a job: then the
+    test is incomplete and no GPU is taken out of use.
 
     Attributes:
-        limit: how long quick and isolation may take together, in seconds.
+        limit: the time for quick and isolation together, in seconds.
     """
 
     def __init__(self, kept: Settings, request: run.Request) -> None:
@@ -66,26 +66,26 @@ class Watchdog:
         self._decided = threading.Lock()
 
     def start(self) -> None:
-        """Begin to wait."""
+        """Start waiting."""
         self._timer.daemon = True
         self._timer.start()
         self._pulse.start(self.limit)
 
     def reached(self, level: Level) -> None:
-        """Wait no longer once what has a limit is done."""
+        """Stop waiting when a level without a limit begins."""
         if level not in LIMITS:
             self._timer.cancel()
             self._pulse.stop()
 
     def progress(self, text: str) -> None:
-        """Show what happens now, and remember it as what may come to hang."""
+        """Print the step that begins, and remember it in case it hangs."""
         self._last = text
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
     def conclude(self, found: Report) -> None:
-        """Have this report be the one that counts, unless time ran out just now."""
-        # Held to the end of this process: the other thread finds it taken, or is about to exit.
+        """Make this report the one that counts, unless time ran out just now."""
+        # Held until this process ends: the other thread finds it taken, or is about to exit.
         self._decided.acquire()
         self._pulse.stop()
         run.conclude(self._settings, found)
@@ -96,7 +96,7 @@ class Watchdog:
         result = self._told(_asked())
         found = Report(
             run=self._request.run,
-            # Nothing is known of what was tested: the next event has to test it again.
+            # The subject of this test is unknown: the next event has to test again.
             subject="",
             level=self._request.level,
             device=self._request.device,
@@ -112,23 +112,23 @@ class Watchdog:
         os._exit(results.STATUS[found.outcome])
 
     def _told(self, question: types.FrameType | None) -> Result:
-        """What it comes to that the test has not ended, while this question is asked."""
+        """Return the result of a test that has not ended while this question is open."""
         within = f"within {self.limit:g} s"
-        last = f"; the last that was begun: {self._last}" if self._last else ""
+        last = f"; last step: {self._last}" if self._last else ""
         if question is None:
-            text = f"the self-test has not ended {within}, and waits for no driver{last}"
-            return host_checks.DRIVER.result(Outcome.PREVENTED, text)
+            text = f"the self-test did not end {within}, and does not wait for a driver{last}"
+            return host_checks.DRIVER.result(Outcome.NOT_RUN, text)
         if not self._pulse.is_sure(self.limit, question):
             text = (
-                f"the GPU's driver has not answered all {within}, but some, or this machine had "
-                f"no time for anybody{last}"
+                f"the GPU's driver did not answer everything {within}, but it answered some, or "
+                f"this machine was starved{last}"
             )
-            return host_checks.DRIVER.result(Outcome.PREVENTED, text)
+            return host_checks.DRIVER.result(Outcome.NOT_RUN, text)
         return host_checks.DRIVER.result(
             Outcome.FAILED,
             f"the GPU's driver hangs: no answer {within}{last}",
-            remedy="Look into the kernel's log (dmesg) for what the driver says, and reboot the "
-            "machine, since nothing else ends a process that waits for it; then "
+            remedy="Look at the kernel log (sudo dmesg) for messages of the driver, then reboot "
+            "the machine: nothing else ends a process that waits for the driver. Then "
             f"`juju run {self._settings.unit} gpu-selftest`",
         )
 
@@ -138,8 +138,8 @@ def _asks_drivers(module: str) -> bool:
 
 
 def _asked() -> types.FrameType | None:
-    """Where the main thread is, if it is in a package that asks drivers, or in what that calls."""
-    # Documented, for such purposes as this one.
+    """Return the main thread's frame if it asks a driver, directly or in a call below that."""
+    # The documented use of this function.
     frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     innermost = frames.get(threading.main_thread().ident or 0)
     frame = innermost

@@ -2,5 +2,5 @@
 # See LICENSE file for licensing details.
 """The Linux machine: processes, files, packages, services.
 
-Only this package has side effects, but for the modules that tests/unit/test_house.py lists.
+Only this package has side effects, except for the modules that tests/unit/test_house.py lists.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Calls of apt and dpkg: no prompts, locks waited for, errors in the operator's words."""
+"""Call apt and dpkg: without prompts, waiting for locks, with errors for the operator."""
 
 import collections.abc
 import dataclasses
@@ -13,7 +13,7 @@ from machine import polling as waiting
 from machine.apt_errors import PackageError
 
 _LISTS: typing.Final = pathlib.Path("/var/lib/apt/lists")
-# Another package manager may be at work for minutes, such as unattended-upgrades; in seconds.
+# In seconds. Another package manager, such as unattended-upgrades, may work for minutes.
 LOCK_WAIT: typing.Final = 300
 _TIMEOUT: typing.Final = 1800.0  # for what downloads and unpacks hundreds of megabytes; in seconds
 _UPDATE: typing.Final = 300.0  # lists are tens of megabytes
@@ -34,7 +34,7 @@ _OPTIONS: typing.Final = (
     "-o", "Acquire::Retries=2",
     "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30",
 )  # fmt: skip
-# Else the kernel's modules, and what patterns of the distribution name, would never go.
+# Otherwise kernel modules, and packages that the distribution's patterns name, would never go.
 _FORGET_KEPT: typing.Final = "#clear APT::NeverAutoRemove;\n"
 _AUTOREMOVE: typing.Final = (
     "-c", "/dev/stdin",
@@ -42,7 +42,7 @@ _AUTOREMOVE: typing.Final = (
     "-o", "APT::AutoRemove::RecommendsImportant=false",
     "-o", "APT::AutoRemove::SuggestsImportant=false",
 )  # fmt: skip
-# The caller checks what would move of what others hold.
+# The caller checks whether held packages would change.
 _CHANGE: typing.Final = (
     "--purge", "--fix-broken", "--allow-downgrades", "--allow-change-held-packages",
     "-o", "APT::Ignore-Hold=true",
@@ -51,13 +51,13 @@ _CHANGE: typing.Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
-    """What an installation would do.
+    """The effect that an installation would have.
 
     Attributes:
-        new: packages that are not there yet.
-        changed: those that would get another version, each with the one that it has.
-        downgraded: which of these go down.
-        removed: those that would go, each with its version.
+        new: packages that are not installed yet.
+        changed: packages that would get another version, each with its present one.
+        downgraded: those of them that would get a lower version.
+        removed: packages that would be removed, each with its version.
     """
 
     new: tuple[str, ...]
@@ -68,13 +68,13 @@ class Simulated:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What dpkg has of one package.
+    """dpkg's state of one package.
 
     Attributes:
-        installed: whether it is there wholly.
-        held: whether nothing may change it.
-        torn: whether it has to be unpacked anew.
-        begun: whether files of it are there, but not wholly: whoever installed it was killed.
+        installed: whether it is completely installed.
+        held: whether it is held.
+        torn: whether it has to be unpacked again.
+        begun: whether it is incompletely installed: its installation was killed.
     """
 
     version: str
@@ -85,15 +85,15 @@ class Known:
 
 
 def known(*names: str) -> dict[str, Known]:
-    """What dpkg has of packages, of this machine's architecture; globs such as `nvidia-*` too.
+    """Return dpkg's state of packages of this machine's architecture; globs are allowed.
 
     Raises:
-        PackageError: if dpkg can't tell.
+        PackageError: dpkg fails.
     """
     if not names:
         return {}
     form = "${Package} ${Architecture} ${db:Status-Status} ${db:Status-Want} ${Version}\n"
-    # dpkg is there, and of this machine's own architecture.
+    # dpkg exists on every machine, and is of the machine's own architecture.
     argv = ["/usr/bin/dpkg-query", "-W", "-f", form, "dpkg", *names]
     done = _run(argv, _LOOK, told=False)
     if done.returncode not in (0, 1):  # 1: one of them is unknown, see dpkg-query(1)
@@ -115,10 +115,10 @@ def known(*names: str) -> dict[str, Known]:
 
 
 def available(*names: str) -> dict[str, tuple[str, ...]]:
-    """The versions that the archives have of packages, newest first, by the lists on disk.
+    """Return the versions of packages in the archives, newest first, from the lists on disk.
 
     Raises:
-        PackageError: if apt can't tell.
+        PackageError: apt fails.
     """
     done = _run(["/usr/bin/apt-cache", "madison", *names], _LOOK, told=False)
     if done.returncode:
@@ -132,17 +132,17 @@ def available(*names: str) -> dict[str, tuple[str, ...]]:
 
 
 def update(ours: collections.abc.Collection[str]) -> tuple[PackageError | None, str]:
-    """Fetch the lists of packages anew.
+    """Fetch the package lists.
 
     Args:
         ours: the URIs of the repositories that matter.
 
     Returns:
-        What is wrong with one of these or None, and what apt said of others, which may be passed
-        over: their old lists stay.
+        The error of one of these or None, and apt's messages about others, which may be ignored:
+        their old lists stay.
 
     Raises:
-        PackageError: if no list can be fetched, as with a full disk or a lock held by another.
+        PackageError: no list can be fetched, for example because the disk is full or locked.
     """
     doing = "fetch the lists of packages"
     done = _patiently(doing, ["update"])
@@ -151,7 +151,7 @@ def update(ours: collections.abc.Collection[str]) -> tuple[PackageError | None, 
     about = [line for line in lines if any(base in line for base in bases)]
     others = [line for line in lines if line not in about and re.search(r"\w:/", line)]
     error = apt_errors.source_error(doing, about)
-    # With local repositories apt says that they are gone, and with none that anything failed.
+    # apt reports local repositories as gone, and reports no failure if there are only those.
     if apt_errors.is_full(done.stderr) or (lines and not apt_errors.has_room(_LISTS)):
         raise apt_errors.no_room(doing, done.stderr)
     if done.returncode and not error and (about or not others):
@@ -160,10 +160,10 @@ def update(ours: collections.abc.Collection[str]) -> tuple[PackageError | None, 
 
 
 def simulate(*wanted: str) -> Simulated:
-    """What `install` would do.
+    """Return what `install` would do.
 
     Raises:
-        PackageError: if it would fail.
+        PackageError: it would fail.
     """
     done = _run(_get("install", "--simulate", *_CHANGE, *wanted), _LOOK)
     if done.returncode:
@@ -179,19 +179,19 @@ def simulate(*wanted: str) -> Simulated:
 
 
 def install(*wanted: str) -> None:
-    """Install packages, each as `NAME` or `NAME=VERSION`, up or down.
+    """Install packages, each as `NAME` or `NAME=VERSION`, also to lower versions.
 
     Raises:
-        PackageError: if apt can't.
+        PackageError: apt fails.
     """
     _patiently(_doing("install", wanted), ["install", *_CHANGE, *wanted], check=True)
 
 
 def unneeded() -> set[str]:
-    """The packages that came for others and that nobody needs.
+    """Return packages that were installed as dependencies and are no longer needed.
 
     Raises:
-        PackageError: if apt can't tell.
+        PackageError: apt fails.
     """
     argv = _get("autoremove", "--simulate", *_AUTOREMOVE)
     done = _run(argv, _LOOK, stdin=_FORGET_KEPT)
@@ -201,10 +201,10 @@ def unneeded() -> set[str]:
 
 
 def purge(*names: str) -> None:
-    """Remove packages with their configuration, torn ones too.
+    """Remove packages with their configuration, also incomplete ones.
 
     Raises:
-        PackageError: if apt can't.
+        PackageError: apt fails.
     """
     torn_too = ["-o", "Dpkg::Options::=--force-remove-reinstreq"]
     _patiently(_doing("remove", names), ["purge", *torn_too, *names], check=True)
@@ -214,7 +214,7 @@ def mark(how: str, *names: str) -> None:
     """Mark packages: `hold`, `unhold`, `auto`.
 
     Raises:
-        PackageError: if apt can't.
+        PackageError: apt fails.
     """
     if names:
         argv = ["/usr/bin/apt-mark", how, *names]
@@ -222,7 +222,7 @@ def mark(how: str, *names: str) -> None:
 
 
 def end_interruption() -> None:
-    """Finish what a hook, or apt, was killed in: dpkg does nothing else before."""
+    """Finish what a killed hook or apt left; dpkg refuses all other work before."""
     _run(["/usr/bin/dpkg", "--force-confold", "--configure", "-a"], _TIMEOUT)
 
 
@@ -237,13 +237,13 @@ def _get(command: str, *arguments: str) -> list[str]:
 
 
 def _patiently(doing: str, arguments: list[str], *, check: bool = False) -> process.Completed:
-    """Run apt-get, or another program by its path; apt itself waits for one of its locks only."""
+    """Run apt-get, or another program by its path; apt itself waits only for one of its locks."""
     argv = arguments if arguments[0].startswith("/") else _get(*arguments)
 
     def call() -> process.Completed:
         done = _run(argv, _UPDATE if arguments == ["update"] else _TIMEOUT)
         if done.returncode and apt_errors.is_interrupted(done.stderr):
-            # Since the last look, such as by a killed package manager that was waited for.
+            # Interrupted since the last look, for example a package manager that was then killed.
             end_interruption()
             done = _run(argv, _TIMEOUT)
         if done.returncode:
@@ -267,14 +267,14 @@ def _run(
             raise killed
     except process.CommandError as error:
         remedy = "the next event tries again"
-        if timeout == _TIMEOUT:  # what has so long leaves something behind
+        if timeout == _TIMEOUT:  # a program that ran for so long leaves something behind
             remedy = "see /var/log/apt/term.log, then run 'sudo dpkg --configure -a'"
         raise PackageError(f"{error}: {remedy}", passes=error.starved) from error
     return done
 
 
 def _indented(text: str) -> list[str]:
-    """The words of the lines that a heading of apt's stands over."""
+    """Return the words of the lines below a heading of apt's output."""
     words = list[str]()
     for line in text.splitlines():
         if not line.startswith("  "):

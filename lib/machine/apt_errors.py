@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What apt and dpkg complain of, as one sentence for the operator."""
+"""Turn complaints of apt and dpkg into one sentence for the operator."""
 
 import collections.abc
 import os
@@ -10,7 +10,7 @@ import typing
 
 from machine import exhaustion as scarcity
 
-# Words of apt 2.4 to 3.0 and dpkg 1.21 to 1.22, in English as LANG=C.UTF-8 gives them.
+# Messages of apt 2.4 to 3.0 and dpkg 1.21 to 1.22, in English as LANG=C.UTF-8 gives them.
 _BUSY: typing.Final = re.compile(
     r"could not get lock|unable to lock|unable to acquire the dpkg frontend lock|"
     r"was locked by another process|is locked by another process",
@@ -46,20 +46,20 @@ _INTERRUPTED: typing.Final = re.compile(
 _FAILED: typing.Final = re.compile(
     r"^dpkg: error processing (?:package|archive) (\S+) \(--\S+\):\n\s*(.*)$", re.MULTILINE
 )
-# Where apt and dpkg write; a disk with less room, in bytes, is full.
+# Folders that apt and dpkg write to; a disk with less free space, in bytes, is full.
 _WRITTEN: typing.Final = (
     "/", "/boot", "/usr", "/var", "/var/lib/apt", "/var/lib/dpkg", "/var/cache/apt/archives",
 )  # fmt: skip
 _ROOM: typing.Final = 4 << 20
 _CONFIGURE: typing.Final = "run 'sudo dpkg --configure -a'"
-_ENOUGH: typing.Final = 300  # characters of what a program said; a status is read in one line
+_ENOUGH: typing.Final = 300  # characters of a program's output; a status is one line
 
 
 class PackageError(Exception):
-    """Packages can't be had as asked. The text is one sentence: what, why, the remedy.
+    """Packages can't be installed or removed. The text is one sentence: what, why, the remedy.
 
     Attributes:
-        passes: whether it may be over by itself, such as another apt at work.
+        passes: whether it may pass without help, such as another apt at work.
         signature: whether a repository's key or signature was refused.
     """
 
@@ -70,16 +70,16 @@ class PackageError(Exception):
 
 
 class BusyError(PackageError):
-    """Another package manager has one of the locks."""
+    """Another package manager holds one of the locks."""
 
 
 def explain(doing: str, stdout: str, stderr: str) -> PackageError:
-    """The error that a program which failed stands for.
+    """Return the error for a program that failed.
 
     Args:
-        doing: what was to be done, such as `install gpuci-tool`.
-        stdout: what it wrote.
-        stderr: what it complained of.
+        doing: what it should do, such as `install gpuci-tool`.
+        stdout: its standard output.
+        stderr: its standard error.
     """
     if is_full(stderr):
         return no_room(doing, stderr)
@@ -90,8 +90,8 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
         number, name, other = found.groups() if found else ("", "", "")
         who = f"process {number or other}{f' ({name})' if name else ''}" if found else "another"
         return BusyError(
-            f"can't {doing}: {who} is at work on the machine's packages: wait for its end, or see "
-            f"'ps -fp {number or other or 'PID'}'",
+            f"can't {doing}: {who} is working on the machine's packages: wait until it ends, or "
+            f"see 'ps -fp {number or other or 'PID'}'",
             passes=True,
         )
     if is_interrupted(stderr):
@@ -111,21 +111,22 @@ def explain(doing: str, stdout: str, stderr: str) -> PackageError:
 
 
 def is_full(stderr: str) -> bool:
-    """Whether apt or dpkg found no room on a disk."""
+    """Return whether apt or dpkg found no space on a disk."""
     return bool(_FULL.search(stderr))
 
 
 def has_room(folder: pathlib.Path) -> bool:
-    """Whether the disk of a folder is not full.
+    """Return whether the disk of a folder has free space.
 
-    What could not be written whole is removed again, so that some room is left on a full one.
+    The test file is removed even if it was written only in part, so that a full disk keeps some
+    space.
     """
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize >= _ROOM and not (found.f_files and not found.f_favail)
 
 
 def no_room(doing: str, stderr: str) -> PackageError:
-    """The error of a program that found no room, whether it says that or something else."""
+    """Return the error of a program that found no space, even if its message is another one."""
     full: dict[int, str] = {}
     for folder in filter(pathlib.Path.is_dir, map(pathlib.Path, _WRITTEN)):
         if not has_room(folder):
@@ -139,12 +140,12 @@ def no_room(doing: str, stderr: str) -> PackageError:
 
 
 def is_interrupted(stderr: str) -> bool:
-    """Whether apt refuses since dpkg was killed at work: see machine.apt.end_interruption."""
+    """Return whether apt refuses because dpkg was killed: see machine.apt.end_interruption."""
     return bool(_INTERRUPTED.search(stderr))
 
 
 def source_error(doing: str, lines: collections.abc.Sequence[str]) -> PackageError | None:
-    """What is wrong with a repository, by the lines that apt complains of it in; or None."""
+    """Return the error of a repository, by apt's complaints about it; None if there is none."""
     said = "\n".join(lines)
     if _RIVAL.search(said):
         return PackageError(
@@ -154,34 +155,34 @@ def source_error(doing: str, lines: collections.abc.Sequence[str]) -> PackageErr
     if _SIGNATURE.search(said):
         return PackageError(
             f"can't {doing}: the signature of a repository was refused "
-            f"({_short(_line(_SIGNATURE, said))}): give the key that it is signed with, and look "
+            f"({_short(_line(_SIGNATURE, said))}): give the key that signs it, and find out "
             "who may have changed it",
             signature=True,
         )
     if _DAMAGED.search(said):
         return PackageError(
-            f"can't {doing}: a repository is not what its signature says "
-            f"({_short(_line(_DAMAGED, said))}): wait for its mirror's update, or look who may "
-            "have changed it, then run 'sudo apt-get update'"
+            f"can't {doing}: a repository does not match its signature "
+            f"({_short(_line(_DAMAGED, said))}): wait for its mirror's update, or find out who "
+            "may have changed it, then run 'sudo apt-get update'"
         )
     if _ABSENT.search(said):
         return PackageError(
-            f"can't {doing}: a repository's address does not have it "
-            f"({_short(_line(_ABSENT, said))}): give the right address, or mend the mirror there"
+            f"can't {doing}: a repository's address does not exist "
+            f"({_short(_line(_ABSENT, said))}): give the right address, or fix the mirror there"
         )
     if _UNREACHABLE.search(said):
         return PackageError(
             f"can't {doing}: a repository can't be reached ({_short(_line(_UNREACHABLE, said))}): "
-            "look at the network and the model's proxies, then run 'sudo apt-get update'",
+            "check the network and the model's proxies, then run 'sudo apt-get update'",
             passes=True,
         )
     return None
 
 
 def complaints(stderr: str) -> list[str]:
-    """The warnings and errors of apt itself, each on one line without repeats, no notices.
+    """Return apt's own warnings and errors, each on one line, without repeats or notices.
 
-    What follows an error's line without a letter of its own belongs to it.
+    A line that has no letter of its own continues the error before it.
     """
     found = list[str]()
     for line in stderr.splitlines():
@@ -201,7 +202,7 @@ def _failed_package(doing: str, failed: re.Match[str], stdout: str, stderr: str)
     said = f", it said {_short(before[-1].strip())!r}" if before else ""
     return (
         f"can't {doing}: package {name} failed ({how.strip()}{said}): see /var/log/apt/term.log, "
-        f"mend it and {_CONFIGURE}"
+        f"fix it and {_CONFIGURE}"
     )
 
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Control groups that stand still for a while, and a guard that lets them go on whatever happens.
+"""Freeze control groups for a while, with a guard that thaws them whatever happens.
 
-Each is written down before it is frozen. The guard is a service of its own: it reads that list and
-needs nothing of the program that froze, which may be killed at any point.
+Each group is written to a list before it is frozen. The guard is a service of its own: it reads
+the list and needs nothing of the program that froze the groups, which may be killed at any point.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ GUARD: typing.Final = "gpu-ci-thaw.service"
 
 _LIST: typing.Final = pathlib.Path("/run/gpu-ci/frozen")
 _CGROUPS: typing.Final = pathlib.Path("/sys/fs/cgroup")
-# What freezes and thaws, by the file's name: of cgroup v1's freezer, and of v2.
+# The value that freezes and the one that thaws, by the file's name: cgroup v1's freezer, and v2.
 _WORDS: typing.Final = {"freezer.state": ("FROZEN", "THAWED"), "cgroup.freeze": ("1", "0")}
 _GUARD: typing.Final = """\
 sleep "$1"
@@ -32,9 +32,9 @@ while read -r switch; do
   [ ! -e "$switch" ] || echo "$word" >"$switch" || true
 done <"$2"
 """
-# Seconds that a guard waits at least: one that ends at once is none for what is frozen after that.
+# A guard waits for so many seconds at least: one that ends at once does not guard later freezes.
 _LEAST: typing.Final = 5.0
-# What a control group that was removed meanwhile answers.
+# Errors of a control group that was removed.
 _GONE: typing.Final = (errno.ENOENT, errno.ENODEV)
 
 _log = logging.getLogger(__name__)
@@ -43,19 +43,20 @@ _log = logging.getLogger(__name__)
 def switch(
     pid: int, other: int, container: str, root: pathlib.Path = pathlib.Path("/")
 ) -> pathlib.Path | None:
-    """The file by which a container's control group is frozen with two of its processes.
+    """Return the file that freezes a container's control group with two of its processes.
 
-    They need not be in the same groups (gpu_runtime.cgroups), and v2's are frozen beside v1 too.
+    The processes need not be in the same groups (gpu_runtime.cgroups). If v1 is mounted too, v2's
+    group is frozen as well.
 
     Args:
-        pid: the first one, which is in the container's own groups or has moved itself below them;
-            its number may be another's.
-        other: a step's, of which the same is true.
-        container: its name, which its control group bears.
-        root: of the file system.
+        pid: the first process, which is in the container's groups or has moved itself below them;
+            its number may have been reused.
+        other: a step's process, for which the same holds.
+        container: the container's name, which its control group has.
+        root: the root of the file system.
 
     Returns:
-        None where one of them is gone, or not the container's, or no such group has both.
+        None if a process is gone or not the container's, or no such group has both.
     """
     top = str(root).rstrip("/")
     own, its = (groups.of(top, f"/proc/{process}")[0] for process in (pid, other))
@@ -73,19 +74,19 @@ def switch(
 
 
 class Freezer:
-    """What is frozen by this program. Nothing is before `begin`, nor after `end`."""
+    """The groups that this program has frozen. There are none before `begin` and after `end`."""
 
     def __init__(self, held: float) -> None:
-        """Args: held: after how many seconds, 5 at least, the guard thaws what is frozen."""
+        """Args: held: after how many seconds, 5 at least, the guard thaws frozen groups."""
         self._held = max(held, _LEAST)
         self._frozen: set[pathlib.Path] = set()
         self._refused: set[pathlib.Path] = set()
 
     def begin(self) -> None:
-        """Thaw what an earlier one that was killed has left, and have the guard.
+        """Thaw what an earlier, killed program has left, and start the guard.
 
         Raises:
-            machine.process.CommandError: there is no guard, so nothing may be frozen.
+            machine.process.CommandError: the guard did not start, so nothing may be frozen.
         """
         thaw_left()
         services.ensure_stopped(GUARD)
@@ -96,7 +97,7 @@ class Freezer:
         transient.start(GUARD, argv, description=description, properties={})
 
     def freeze(self, path: pathlib.Path) -> bool:
-        """Have a control group stand still. Return False where that can't be had."""
+        """Freeze a control group. Return False if that is not possible."""
         if path in self._refused:
             return False
         with _LIST.open("a") as file:
@@ -105,19 +106,19 @@ class Freezer:
         try:
             _write(path, _WORDS[path.name][0])
         except OSError as error:
-            # Once: who asks does so fifty times a second, and each line is a process of Juju's.
+            # Once only: the caller tries fifty times a second, and each log line is a process.
             self._refused.add(path)
             _log.warning("%s can't be frozen: %s", path, error.strerror)
             return False
         return True
 
     def thaw(self, path: pathlib.Path) -> None:
-        """Let a control group go on."""
+        """Thaw a control group."""
         self._frozen.discard(path)
         _write(path, _WORDS[path.name][1])
 
     def end(self) -> None:
-        """Let everything go on, and the guard go."""
+        """Thaw all groups and stop the guard."""
         for path in (*self._frozen,):
             self.thaw(path)
         services.ensure_stopped(GUARD)
@@ -125,7 +126,7 @@ class Freezer:
 
 
 def thaw_left() -> None:
-    """Let go on what a program has left frozen that was killed."""
+    """Thaw the groups that a killed program left frozen."""
     for line in (files.read_text(_LIST) or "").splitlines():
         path = pathlib.Path(line)
         if path.name in _WORDS:
@@ -133,8 +134,8 @@ def thaw_left() -> None:
 
 
 def _write(path: pathlib.Path, word: str) -> None:
-    # Not by a buffered file, which would tell of an error only as it is closed; and nothing is
-    # made where the group is gone.
+    # Unbuffered, since a buffered file would report an error only when it is closed. The file is
+    # not made if the group is gone.
     try:
         descriptor = os.open(path, os.O_WRONLY)
     except OSError as error:

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Programs that run beside this one, speak with it in lines, and are never waited for.
+"""Run programs beside this one, exchange lines with them, and never wait for them.
 
-A process in a call into a driver that hangs does not end, whatever it is sent (state D). Such a
-one is killed and left alone: it is gone when the driver lets go of it, and reaped then.
+A process in a driver call that hangs does not end, whatever signal it gets (state D). It is killed
+and left alone. It is gone when the driver returns, and reaped then.
 """
 
 import collections.abc
@@ -16,7 +16,7 @@ import subprocess
 import traceback
 import typing
 
-# A line is a few hundred bytes; more than this without an end is none.
+# A line has a few hundred bytes; more than this without an end is not a line.
 _MOST: typing.Final = 1 << 16
 # Linux include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG: typing.Final = 1
@@ -24,7 +24,7 @@ _PR_SET_NAME: typing.Final = 15
 
 
 class EndedError(Exception):
-    """The program has ended, or does not speak in lines; the text says which."""
+    """The program has ended, or does not exchange lines; the text says which."""
 
 
 class Child:
@@ -49,31 +49,31 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """The descriptor that can be read when it has said something, or has ended."""
+        """A descriptor that is readable when the program has written something or ended."""
         return self._out.fileno()
 
     def say(self, line: bytes) -> None:
-        """Tell it one line, without its end.
+        """Send it one line, given without its end.
 
         Raises:
-            EndedError: it has ended, or has not read what it was told before.
+            EndedError: it has ended, or has not read earlier lines.
         """
         try:
             whole = os.write(self._in.fileno(), line + b"\n") == len(line) + 1
         except OSError as error:
             raise EndedError(error.strerror) from error
         if not whole:
-            raise EndedError("it does not read what it is told")
+            raise EndedError("it does not read its input")
 
     def lines(self) -> list[bytes]:
-        """What it has said since, in whole lines; none where it has said nothing.
+        """Return the complete lines that it has written since the last call.
 
         Raises:
-            EndedError: it has ended and nothing is left of what it has said.
+            EndedError: it has ended, and all its lines were returned.
         """
         ended = False
         while len(self._rest) <= _MOST:
@@ -90,11 +90,11 @@ class Child:
             code = self._process.poll()
             raise EndedError("it has ended" if code is None else f"it ended with {code}")
         if len(self._rest) > _MOST:
-            raise EndedError("it speaks without an end")
+            raise EndedError("it writes a line without an end")
         return lines
 
     def waited(self) -> float:
-        """For how many seconds of its life it wanted a processor and got none."""
+        """Return for how many seconds it wanted a processor and got none."""
         try:
             told = pathlib.Path(f"/proc/{self.pid}/schedstat").read_text()
         except OSError:
@@ -103,7 +103,7 @@ class Child:
         return int(told.split()[1]) / 1e9
 
     def kill(self) -> None:
-        """Kill it, and let go of it without waiting."""
+        """Kill it without waiting for its end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         for stream in (self._in, self._out):
@@ -113,21 +113,21 @@ class Child:
         left()
 
     def is_gone(self) -> bool:
-        """Whether it has ended; then nothing is left of it."""
+        """Return whether it has ended and left nothing behind."""
         return self._process.poll() is not None
 
 
 class Server:
-    """A process of this program's own beside it, whose stdin is somebody's connection.
+    """A child process of this program that serves a connection as its stdin.
 
-    Of what this one has open it has stdout and stderr alone. It begins within milliseconds, and
-    ends with this one at the latest.
+    It inherits only stdout and stderr. It starts within milliseconds, and ends with this process
+    at the latest.
 
     Args:
-        name: what it is called, of 15 characters at most.
-        serve: is called there; an error that it raises ends the process with status 1.
-        connection: the descriptor; the process has one of its own.
-        without: how the names of variables begin that the process is not to have.
+        name: its name, of 15 characters at most.
+        serve: is called in the child; an error that it raises ends the child with status 1.
+        connection: the descriptor; the child has its own copy.
+        without: prefixes of variables that the child must not have.
 
     Raises:
         OSError: it can't be started.
@@ -157,11 +157,11 @@ class Server:
             raise
 
     def fileno(self) -> int:
-        """The descriptor that can be read when it has ended."""
+        """A descriptor that is readable when the child has ended."""
         return self._held
 
     def reap(self) -> int:
-        """Its exit status once it has ended; of a signal the number below zero."""
+        """Return its exit status after its end; for a signal the negative number."""
         os.close(self._held)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
@@ -182,7 +182,7 @@ def _serve(
         traceback.print_exc()
         raise
     finally:
-        # What the parent has begun is not for this process to end.
+        # Cleanup of what the parent has begun is left to the parent.
         os._exit(status)
 
 
@@ -190,17 +190,17 @@ _killed: typing.Final[list[Child]] = []
 
 
 def left() -> int:
-    """How many that were killed have not ended yet; of the others nothing is left after this."""
+    """Return how many killed processes have not ended yet, and reap the others."""
     _killed[:] = [child for child in _killed if not child.is_gone()]
     return len(_killed)
 
 
 def end_with(parent: int, name: str) -> None:
-    """Have this process killed as soon as the one that has started it is gone.
+    """Let the kernel kill this process when its parent ends.
 
     Args:
-        parent: that one's number; it may be gone by now.
-        name: what it is called from now on, of 15 characters at most.
+        parent: the parent's process id; it may have ended already.
+        name: the new name of this process, of 15 characters at most.
 
     Raises:
         OSError: the kernel refuses.
@@ -218,10 +218,10 @@ def end_with(parent: int, name: str) -> None:
 
 
 def tell_parent(line: bytes) -> None:
-    """Say one line, without its end, to the one that has started this process as a Child.
+    """Write one line, given without its end, to the parent that has started this as a Child.
 
     Raises:
-        OSError: it does not listen any more.
+        OSError: the parent no longer reads.
     """
     left = line + b"\n"
     while left:

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Fetches a large file: resumed where it was cut off, checked, and only then put in its place.
+"""Download a large file: resume it, check it, and only then move it to its place.
 
-Or a short text, for who asks to check.
+Or download a short text without a check.
 """
 
 import collections.abc
@@ -29,13 +29,13 @@ from machine import files, process
 from machine import http_deadline as deadline
 
 _CHUNK: typing.Final = 1 << 20
-_STEP: typing.Final = 10  # per cent between two messages
-_SAID: typing.Final = 30.0  # seconds between them, where it is slow
+_STEP: typing.Final = 10  # per cent between two progress messages
+_SAID: typing.Final = 30.0  # seconds between two messages of a slow download
 _ATTEMPTS: typing.Final = 5
 _TIMEOUT: typing.Final = 60.0  # seconds without a byte
-_TEXT_TIMEOUT: typing.Final = 20.0  # the same, for what is short
-_TEXT_SECONDS: typing.Final = 120.0  # for all of it, with every attempt
-# In seconds. What is not the file expected is not asked for again before, at each event anew.
+_TEXT_TIMEOUT: typing.Final = 20.0  # the same, for a short text
+_TEXT_SECONDS: typing.Final = 120.0  # for a whole text, with all attempts
+# In seconds. A server that sent another file is not asked again before, at every event.
 _REFUSED: typing.Final = 3600.0
 _REMEDY: typing.Final = "Check concourse-version, or give the tarball with juju attach-resource"
 _FAILURES: typing.Final = (
@@ -46,7 +46,7 @@ _Open = collections.abc.Callable[[urllib.request.Request, float], http.client.HT
 
 
 class DownloadError(Exception):
-    """A file can't be had. The text names the address, what is wrong and the next step.
+    """A file can't be downloaded. The text names the address, the error and the next step.
 
     Attributes:
         passes: whether it may work at the next event.
@@ -56,24 +56,24 @@ class DownloadError(Exception):
 
 
 class UnreachableError(DownloadError):
-    """A file can't be had now."""
+    """A file can't be downloaded now."""
 
     passes: typing.ClassVar = True
 
 
 class _PassingError(Exception):
-    """What may work when tried again."""
+    """An error that may pass if the download is tried again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What a download may take; a server may send without end, or a byte a minute.
+    """The limits of a download; a server may send without end, or a byte a minute.
 
     Attributes:
-        size: how many bytes the file may have.
-        room: how many bytes of the disk have to stay free beside each byte of the file, for what
-            is made of it.
-        seconds: how long one run may take, connecting included; the next goes on where it ended.
+        size: the largest size of the file, in bytes.
+        room: how many bytes of the disk must stay free for each byte of the file, for what is
+            made of it.
+        seconds: the longest time of one run, including the connection; the next run resumes.
     """
 
     size: int = 4 << 30
@@ -88,28 +88,28 @@ def fetch(
     progress: collections.abc.Callable[[str], None],
     bounds: Bounds = Bounds(),
 ) -> None:
-    """Download a file. Nothing is done if it is there already; its name means that it was checked.
+    """Download a file, unless it exists: then it was checked before.
 
-    What has arrived is kept in `<destination>.part`, from which a later run goes on. A server that
-    gave another file is not asked again for an hour.
+    An incomplete download is kept in `<destination>.part`, and a later run resumes it. A server
+    that sent another file is not asked again for an hour.
 
     Args:
-        url: where it is; the Juju model's proxies are used.
-        destination: where it goes; the directory must exist.
+        url: the address; the Juju model's proxies are used.
+        destination: the target path; its directory must exist.
         sha256: of the whole file, in hex.
-        progress: told from time to time how far it is.
-        bounds: what it may take.
+        progress: called from time to time with the progress.
+        bounds: the limits.
 
     Raises:
-        UnreachableError: if it can't be had now.
-        DownloadError: if it can't be had at all, or is not the file expected.
+        UnreachableError: it can't be downloaded now.
+        DownloadError: it can't be downloaded at all, or is not the expected file.
     """
     if destination.exists():
         return
     part = destination.with_name(f"{destination.name}.part")
     refused = destination.with_name(f"{destination.name}.refused")
     _check_not_refused(url, sha256, refused)
-    # What was there may have been the beginning of another file: then all of it comes anew.
+    # The part may be the beginning of another file: then all of it is downloaded again.
     for resumed in (part.exists(), False):
         _receive_patiently(url, part, progress, bounds)
         got = sha256_of(part)
@@ -135,23 +135,23 @@ def _check_not_refused(url: str, sha256: str, refused: pathlib.Path) -> None:
 
 def _not_expected(url: str, sha256: str, got: str) -> DownloadError:
     return DownloadError(
-        f"{url} is not the file expected: its SHA-256 should be {sha256.lower()} but is {got}. "
-        "Nothing was installed. Report this to the charm's authors, or to whoever keeps the "
-        f"mirror; do not work around it. It is tried again after {_REFUSED / 60:.0f} minutes"
+        f"{url} is not the expected file: its SHA-256 should be {sha256.lower()} but is {got}. "
+        "Nothing was installed. Report this to the charm's authors, or to the operator of the "
+        f"mirror; do not work around it. The next attempt is in {_REFUSED / 60:.0f} minutes"
     )
 
 
 def text(url: str, limit: int, remedy: str) -> str:
-    """Download a short text. What is no UTF-8 comes as U+FFFD.
+    """Download a short text. Bytes that are not UTF-8 become U+FFFD.
 
     Args:
-        url: where it is; the Juju model's proxies are used.
-        limit: the most bytes that it may have.
-        remedy: what the operator does where the server has it not, such as `Check the option x`.
+        url: the address; the Juju model's proxies are used.
+        limit: the largest size, in bytes.
+        remedy: what the operator does if the server does not have it: `Check the option x`.
 
     Raises:
-        UnreachableError: if it can't be had now.
-        DownloadError: if it can't be had at all, or is longer.
+        UnreachableError: it can't be downloaded now.
+        DownloadError: it can't be downloaded at all, or is larger.
     """
     return _patiently(
         url,
@@ -167,13 +167,13 @@ def _patiently(
     work: collections.abc.Callable[[_Open], _Result],
     slow: collections.abc.Callable[[], str],
 ) -> _Result:
-    """The result of an exchange that is tried several times, and ends in time as a whole.
+    """Return the result of an exchange that is tried several times within a time limit.
 
     Args:
-        url: what it is about.
-        seconds: how long all attempts may take.
-        work: one attempt, with what opens addresses.
-        slow: what to say where the time was over.
+        url: the address.
+        seconds: the time limit of all attempts together.
+        work: one attempt; it gets the opener of addresses.
+        slow: returns the text for a limit that is over.
     """
     end = time.monotonic() + seconds
 
@@ -196,7 +196,7 @@ def _patiently(
         return retrying(once)
     except _PassingError as error:
         if time.monotonic() >= end:
-            raise UnreachableError(f"{url} comes slowly: {slow()}") from error
+            raise UnreachableError(f"{url} is slow: {slow()}") from error
         raise UnreachableError(
             f"{url} can't be downloaded: {error}. Check the network and the model's proxies "
             "(juju model-config juju-https-proxy); the next event tries again"
@@ -212,8 +212,8 @@ def _receive_patiently(
     def slow() -> str:
         have = part.stat().st_size if part.exists() else 0
         return (
-            f"{have >> 20} MiB have come so far; the next event goes on. juju attach-resource, or "
-            "a mirror nearby, is faster"
+            f"{have >> 20} MiB have arrived; the next event resumes. juju attach-resource, or a "
+            "mirror nearby, is faster"
         )
 
     wanted = _Arrival(url, part, progress, bounds)
@@ -222,14 +222,14 @@ def _receive_patiently(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        part.unlink()  # others need the disk too
+        part.unlink()  # others need the disk space too
         raise DownloadError(
             f"{url} can't be downloaded: the disk of {part.parent} is full: make room there"
         ) from error
 
 
 def sha256_of(path: pathlib.Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -239,7 +239,7 @@ def sha256_of(path: pathlib.Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Arrival:
-    """A file that is to come."""
+    """A file to download."""
 
     url: str
     part: pathlib.Path
@@ -247,11 +247,11 @@ class _Arrival:
     bounds: Bounds
 
     def check_room(self, have: int, total: int) -> None:
-        """Refuse a file that is too long, or for which the disk is too small."""
+        """Refuse a file that is too large, by itself or for the disk."""
         if max(have, total) > self.bounds.size:
             self.part.unlink(missing_ok=True)
             raise DownloadError(
-                f"{self.url} is not the file expected: it has more than "
+                f"{self.url} is not the expected file: it is larger than "
                 f"{self.bounds.size >> 20} MiB. {_REMEDY}"
             )
         needed = total - have + int(total * self.bounds.room)
@@ -276,12 +276,12 @@ def _receive(wanted: _Arrival, open_: _Open) -> None:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return  # all of it is here: the checksum tells
+                return  # it is complete: the checksum decides
         raise _failure(url, error, _REMEDY) from error
 
 
 def _goes_on(response: http.client.HTTPResponse, have: int) -> bool:
-    """Whether the server goes on where the last run ended, rather than anywhere else."""
+    """Return whether the server resumes where the last run ended."""
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
         return False
     said = response.headers.get("Content-Range")
@@ -299,7 +299,7 @@ def _read(url: str, limit: int, remedy: str, open_: _Open) -> str:
         raise _failure(url, error, remedy) from error
     if max(announced, len(data)) > limit:
         raise DownloadError(
-            f"{url} is not the file expected: it has more than {limit >> 10} KiB. {remedy}"
+            f"{url} is not the expected file: it is larger than {limit >> 10} KiB. {remedy}"
         )
     if len(data) < announced:
         raise _PassingError(f"the connection broke after {len(data)} of {announced} bytes")
@@ -307,7 +307,7 @@ def _read(url: str, limit: int, remedy: str, open_: _Open) -> str:
 
 
 def _failure(url: str, error: Exception, remedy: str) -> DownloadError | _PassingError:
-    """What is to be raised for one of _FAILURES."""
+    """Return the error to raise for one of _FAILURES."""
     if isinstance(error, urllib.error.HTTPError):
         error.close()
         text = f"the server answered {error.code} {error.reason}"
@@ -320,7 +320,7 @@ def _failure(url: str, error: Exception, remedy: str) -> DownloadError | _Passin
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Goes where a server sends us on, but never from HTTPS to HTTP."""
+    """Follows redirects, but never from HTTPS to HTTP."""
 
     def redirect_request(
         self,
@@ -331,25 +331,25 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """The request that follows; an HTTPError if the new address is not encrypted any more."""
+        """Return the redirected request; raise HTTPError if it is no longer encrypted."""
         if req.type == "https" and urllib.parse.urlsplit(newurl).scheme != "https":
-            raise urllib.error.HTTPError(newurl, code, "sends on to plain HTTP", headers, fp)
+            raise urllib.error.HTTPError(newurl, code, "redirects to plain HTTP", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class _Handler(urllib.request.HTTPHandler):
-    """Opens addresses of HTTP and HTTPS by connections that end in time."""
+    """Opens HTTP and HTTPS addresses by connections with a time limit."""
 
     def __init__(self, connect: deadline.Connect) -> None:
         super().__init__()
         self._connect = connect
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """What the server answers."""
+        """Return the server's response."""
         return self._answer(http.client.HTTPConnection, req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """What the server answers; its certificate is checked."""
+        """Return the server's response; its certificate is checked."""
         return self._answer(http.client.HTTPSConnection, req)
 
     def _answer(
@@ -369,7 +369,7 @@ def _opener(url: str, connect: deadline.Connect) -> _Open:
         found = {}
     schemes = {name.removesuffix("_proxy"): found[name] for name in found}
     opener = urllib.request.OpenerDirector()
-    # Not build_opener, by which a server could send us on to ftp.
+    # Not build_opener, which would follow redirects to ftp.
     for handler in (
         urllib.request.ProxyHandler(schemes), _Handler(connect), _Redirects(),
         urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
@@ -380,10 +380,10 @@ def _opener(url: str, connect: deadline.Connect) -> _Open:
 
 
 def _next(response: http.client.HTTPResponse, most: int, *, whole: bool = True) -> bytes:
-    """The next bytes: as many as asked for or, if not `whole`, what has come."""
+    """Return the next bytes: as many as asked for or, if not `whole`, those that have arrived."""
     try:
         return response.read(most) if whole else response.read1(most)
-    except OSError as error:  # such as EHOSTUNREACH, which is none of _FAILURES
+    except OSError as error:  # such as EHOSTUNREACH, which is not in _FAILURES
         raise _PassingError(str(error) or type(error).__name__) from error
 
 

@@ -1,8 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What says that the machine is out of something, as any program can bring about.
+"""Recognise errors of a machine that is out of some resource, which any program can cause.
 
-Whoever was refused for that has shown nothing of itself: it is no verdict, and tried again.
+A program that fails for that reason has shown no fault of its own: it gets no verdict, and the
+work is tried again.
 """
 
 import errno
@@ -14,13 +15,13 @@ _NUMBERS: typing.Final = frozenset({
 })  # fmt: skip
 _WORDS: typing.Final = (
     *(os.strerror(number).lower() for number in _NUMBERS),
-    # As Go's runtime ends where it gets no thread, Python where it gets no memory, and C++.
+    # Go's runtime ends so without a new thread, Python and C++ without memory.
     *("failed to create new os thread", "memoryerror", "can't start new thread", "std::bad_alloc"),
 )
 
 
 def is_told_by(error: str | OSError) -> bool:
-    """Whether an error, or what a program said last, is one of that kind."""
+    """Return whether an error, or a program's last output, is one of that kind."""
     if isinstance(error, OSError):
         return error.errno in _NUMBERS
     said = error.lower()

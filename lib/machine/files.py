@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Files, directories and links, each made to be as asked, atomically and only when it differs."""
+"""Write files, directories and links atomically, and only if they differ from what is wanted."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import stat
 
 
 def read_text(path: pathlib.Path) -> str | None:
-    """The text of a file; None if there is none."""
+    """Return the text of a file; None if there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -18,10 +18,10 @@ def read_text(path: pathlib.Path) -> str | None:
 
 
 def entries(folder: pathlib.Path) -> list[pathlib.Path]:
-    """What is in a directory, in the order of the names; nothing where there is none.
+    """Return the entries of a directory, sorted by name; empty if there is no directory.
 
     Raises:
-        OSError: it can't be read, which does not say that nothing is in it.
+        OSError: it can't be read, so that its content is unknown.
     """
     try:
         return sorted(folder.iterdir())
@@ -32,15 +32,15 @@ def entries(folder: pathlib.Path) -> list[pathlib.Path]:
 def ensure_file(
     path: pathlib.Path, content: str | bytes, *, mode: int = 0o644, owner: str | None = None
 ) -> bool:
-    """Make a regular file of this content. Its directory must exist.
+    """Make a regular file with this content. Its directory must exist.
 
-    No reader ever sees half of it, and nobody sees any of it under another mode or owner.
+    No reader ever sees half of it, or any of it with another mode or owner.
 
     Args:
-        path: where.
+        path: the file.
         content: all of it.
         mode: the permissions, whatever the umask.
-        owner: the name of the user that it and its group belong to; None for the caller's.
+        owner: the name of the user who owns it, with the user's group; None for the caller's.
 
     Returns:
         Whether anything had to be changed.
@@ -54,7 +54,7 @@ def ensure_file(
 
 
 def rewrite(path: pathlib.Path, content: bytes) -> None:
-    """Give a file of others' another content. A link to it, its mode, owner and group stay.
+    """Replace the content of another owner's file; a link to it, mode, owner and group stay.
 
     No reader ever sees half of it.
 
@@ -68,7 +68,7 @@ def rewrite(path: pathlib.Path, content: bytes) -> None:
 
 def _replace(path: pathlib.Path, data: bytes, mode: int, uid: int, gid: int) -> None:
     new = path.with_name(f".{path.name}.new")
-    # Always the same name, so that a hook that was killed leaves no litter behind.
+    # Always the same name, so that killed hooks leave at most one such file behind.
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -79,19 +79,19 @@ def _replace(path: pathlib.Path, data: bytes, mode: int, uid: int, gid: int) -> 
             file.flush()
             os.fsync(descriptor)
     except OSError as error:
-        new.unlink()  # It may have taken the last room that there was.
-        error.filename = str(path)  # A write does not name it.
+        new.unlink()  # it may have used the last free space
+        error.filename = str(path)  # an error of write has no file name
         raise
     new.replace(path)
 
 
 def shorten(path: pathlib.Path, content: str) -> None:
-    """Give a file less content in its place, which takes no room on a disk that is full.
+    """Shorten a file in place, which needs no space on a full disk.
 
     A reader may see half of it.
 
     Raises:
-        ValueError: it is not less.
+        ValueError: the new content is not shorter.
     """
     data = content.encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
@@ -105,15 +105,15 @@ def shorten(path: pathlib.Path, content: str) -> None:
 
 
 def blank_line(path: pathlib.Path, line: bytes, within: int) -> bool:
-    """Have spaces for a line near the beginning of a file, which may be as large as its disk.
+    """Overwrite a line near the beginning of a file with spaces; the file may be very large.
 
     Args:
-        path: of the file.
-        line: without its end.
-        within: how many bytes are looked at.
+        path: the file.
+        line: the line, without its end.
+        within: how many bytes are searched.
 
     Returns:
-        Whether it was there.
+        Whether the line was there.
     """
     with path.open("r+b") as file:
         at = file.read(within).find(b"\n" + line + b"\n")
@@ -124,7 +124,7 @@ def blank_line(path: pathlib.Path, line: bytes, within: int) -> bool:
 
 
 def ensure_directory(path: pathlib.Path, *, mode: int = 0o755, owner: str | None = None) -> bool:
-    """Make a directory, and any above it that is missing (mode 0755). Return True if changed."""
+    """Make a directory and missing parents (mode 0755). Return True if that changed anything."""
     uid, gid = _ids(owner)
     if _is_as_asked(path, stat.S_IFDIR | mode, uid, gid):
         return False
@@ -137,7 +137,7 @@ def ensure_directory(path: pathlib.Path, *, mode: int = 0o755, owner: str | None
 
 
 def ensure_symlink(path: pathlib.Path, target: str | pathlib.Path) -> bool:
-    """Make a symbolic link, or switch it in one step. Return True if changed."""
+    """Make a symbolic link, or switch it in one step. Return True if that changed anything."""
     if path.is_symlink() and os.readlink(path) == str(target):  # noqa: PTH115 a Path drops "./"
         return False
     new = path.with_name(f".{path.name}.new")
@@ -148,21 +148,21 @@ def ensure_symlink(path: pathlib.Path, target: str | pathlib.Path) -> bool:
 
 
 def hand_over(path: pathlib.Path, uid: int) -> None:
-    """Give a directory and all in it to a user, and to the group of that number."""
+    """Give a directory with its content to a user, and to the group with that number."""
     for folder, _, names in os.walk(path):
         for name in (".", *names):
             os.lchown(pathlib.Path(folder, name), uid, uid)
 
 
 def move(path: pathlib.Path, destination: pathlib.Path) -> None:
-    """Give a file or directory another name on the same file system, where nothing has it yet."""
+    """Rename a file or directory on the same file system, to a name that is not in use."""
     path.rename(destination)
 
 
 def ensure_absent(path: pathlib.Path) -> bool:
-    """Remove a file, a link (not its target) or a whole directory. Return True if changed.
+    """Remove a file, a link (not its target) or a whole directory. Return True if it existed.
 
-    Of a directory that is a mount point, which is the operator's, only the content is removed.
+    A mount point belongs to the operator: only its content is removed.
     """
     if path.is_mount():
         inside = list(path.iterdir())
@@ -180,7 +180,7 @@ def ensure_absent(path: pathlib.Path) -> bool:
 
 
 def remove_if_empty(path: pathlib.Path) -> bool:
-    """Remove a directory if nothing is in it. Return True if changed."""
+    """Remove a directory if it is empty. Return True if that changed anything."""
     if not path.is_dir() or path.is_mount() or any(path.iterdir()):
         return False
     path.rmdir()

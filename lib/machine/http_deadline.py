@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Questions by HTTP that end in time, however slowly the other side answers.
+"""Limit the total time of HTTP requests, however slowly the other side answers.
 
-A socket's own limit counts from byte to byte: who says one a second is never too slow for it.
+A socket's own time limit counts from byte to byte: a byte a second is never too slow for it.
 """
 
 import collections.abc
@@ -12,19 +12,19 @@ import socket
 import threading
 import time
 
-# As socket.create_connection, and http.client calls it so.
+# The signature of socket.create_connection, as http.client calls it.
 Connect = collections.abc.Callable[[tuple[str, int], float, object], socket.socket]
 
 
 @contextlib.contextmanager
 def sockets(seconds: float) -> collections.abc.Generator[Connect]:
-    """Give what makes connections that all end after so many seconds at the latest.
+    """Provide a function that makes connections, all of which end after so many seconds.
 
-    That holds from the first byte on: for a proxy's answer and for the beginning of TLS too. Only
-    a resolver has its own limit (resolv.conf(5)).
+    The limit includes a proxy's answer and the TLS handshake. Only the resolver has a limit of its
+    own (resolv.conf(5)).
 
     Raises:
-        TimeoutError: that time was over before the caller was done.
+        TimeoutError: the time was over before the caller was done.
     """
     end, over, twins = time.monotonic() + seconds, threading.Event(), list[socket.socket]()
 
@@ -37,7 +37,7 @@ def sockets(seconds: float) -> collections.abc.Generator[Connect]:
             if left <= 0:
                 raise TimeoutError(f"no connection within {seconds:.0f} s")
             one = socket.socket(family, kind, protocol)
-            # TLS takes the socket's descriptor away.
+            # TLS detaches the socket's descriptor.
             twins.append(one.dup())
             one.settimeout(min(timeout, left))
             try:
@@ -54,7 +54,7 @@ def sockets(seconds: float) -> collections.abc.Generator[Connect]:
     def stop() -> None:
         over.set()
         for twin in tuple(twins):
-            with contextlib.suppress(OSError):  # it is not connected any more
+            with contextlib.suppress(OSError):  # it is no longer connected
                 twin.shutdown(socket.SHUT_RDWR)
 
     alarm = threading.Timer(max(0.0, seconds), stop)
@@ -67,14 +67,14 @@ def sockets(seconds: float) -> collections.abc.Generator[Connect]:
         alarm.join()
         for twin in twins:
             twin.close()
-    # What came until then may look like a whole answer.
+    # The part that arrived may look like a complete answer.
     if over.is_set():
-        raise TimeoutError(f"no whole answer within {seconds:.0f} s")
+        raise TimeoutError(f"no complete answer within {seconds:.0f} s")
 
 
 def ending(connection: http.client.HTTPConnection, connect: Connect) -> http.client.HTTPConnection:
-    """Have a connection, which is not made yet, end in time."""
-    # http.client keeps socket.create_connection there, so that another may take its place.
+    """Give a connection, which is not made yet, a time limit."""
+    # http.client keeps socket.create_connection there, so that it can be replaced.
     connection._create_connection = connect  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
     return connection
 
@@ -83,11 +83,11 @@ def ending(connection: http.client.HTTPConnection, connect: Connect) -> http.cli
 def within(
     connection: http.client.HTTPConnection, seconds: float
 ) -> collections.abc.Generator[None]:
-    """Connect, and have the connection end after so many seconds at the latest.
+    """Connect, and close the connection after so many seconds.
 
     Raises:
-        TimeoutError: that time was over before the caller was done.
-        OSError: nobody is there.
+        TimeoutError: the time was over before the caller was done.
+        OSError: the connection failed.
     """
     with sockets(seconds) as connect:
         ending(connection, connect).connect()

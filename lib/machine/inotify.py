@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Names that come into folders and go from them, as the kernel tells of them (inotify(7)).
+"""Report names that are added to or removed from folders (inotify(7)).
 
-A path unit of systemd's on a folder fires for every write to a file in it too: on /dev for each of
-this machine's to /dev/null.
+A systemd path unit on a folder triggers on every write to a file in it too: on /dev for each write
+to /dev/null.
 """
 
 import ctypes
@@ -22,14 +22,14 @@ _CREATE: typing.Final = 0x100
 _DELETE: typing.Final = 0x200
 _ONLYDIR: typing.Final = 0x01000000
 _ENTRIES: typing.Final = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
-_MOST: typing.Final = 1 << 16  # that one read returns, in bytes
+_MOST: typing.Final = 1 << 16  # bytes that one read returns at most
 
 
 class Watch:
-    """Tells of names; use as a context manager.
+    """Reports names; use as a context manager.
 
     Attributes:
-        descriptor: it has something to read when there are names.
+        descriptor: readable when there are names.
 
     Raises:
         OSError: the kernel has no more watches for this user.
@@ -52,24 +52,24 @@ class Watch:
         os.close(self.descriptor)
 
     def add(self, folder: pathlib.Path) -> None:
-        """Tell of the names in this folder from now on; it may be told of already.
+        """Report the names in this folder from now on; it may be watched already.
 
         Raises:
-            OSError: there is none, or it can't be watched.
+            OSError: it does not exist, or can't be watched.
         """
         path = os.fsencode(folder)
         mask = _ENTRIES | _ONLYDIR
         _checked(self._libc.inotify_add_watch(self.descriptor, path, mask), str(folder))
 
     def names(self, seconds: float | None) -> list[str]:
-        """Wait for names that came or went.
+        """Wait for names that were added or removed.
 
         Args:
-            seconds: how long at most; None: for ever.
+            seconds: the longest wait; None: forever.
 
         Returns:
-            Those of one moment, none if none came. The empty one stands for any: the kernel has
-            kept no more.
+            The names of one moment; none if the time is over. The empty name stands for any: the
+            kernel's queue was full.
         """
         ready, _, _ = select.select([self.descriptor], [], [], seconds)
         data = os.read(self.descriptor, _MOST) if ready else b""

@@ -1,8 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Calls a function in a child of this process, and gives up on it after a while.
+"""Call a function in a child process, and give up on it after a while.
 
-A call into a driver that hangs can't be broken off, not even by SIGKILL: whoever makes it is lost.
+A call into a driver that hangs can't be interrupted, not even by SIGKILL: the calling process is
+lost.
 """
 
 import collections.abc
@@ -19,8 +20,8 @@ from machine import files, process
 _Answer = typing.TypeVar("_Answer")
 
 _FDS: typing.Final = pathlib.Path("/proc/self/fd")
-_MOST: typing.Final = 1 << 16  # that is read at a time, in bytes
-# How long, in seconds, one that was killed may take to be gone.
+_MOST: typing.Final = 1 << 16  # bytes that are read at a time
+# How long a killed child may take to end, in seconds.
 _GONE: typing.Final = 0.5
 
 
@@ -38,22 +39,22 @@ def call(
     note: pathlib.Path,
     raises: tuple[type[Exception], ...] = (OSError,),
 ) -> _Answer:
-    """What a function returns that changes nothing in this process.
+    """Return what a function returns that changes nothing in this process.
 
-    One that hangs is killed, and left alone where it does not die of that; as long as it is there,
-    no other one is started.
+    A child that hangs is killed, and left alone if it does not end. As long as it exists, no other
+    child is started.
 
     Args:
-        work: what it returns, or raises of `raises`, must go through a pipe (pickle).
-        seconds: how long it may take.
-        note: a file that is to tell the next call of one that hangs. It stays as long as that one
-            does, and its folder is made.
-        raises: what it may raise.
+        work: its result, and errors in `raises`, must be picklable.
+        seconds: its time limit.
+        note: a file that tells the next call of a child that hangs. It stays as long as that child
+            exists; its folder is made.
+        raises: the errors that it may raise.
 
     Raises:
         HungError: it does not return.
-        ChildProcessError: it ended without an answer.
-        OSError: no child can be started, or what `work` raises.
+        ChildProcessError: the child ended without an answer.
+        OSError: no child can be started, or `work` raises it.
     """
     if _is_there(note):
         raise HungError("an earlier call still hangs")
@@ -66,7 +67,7 @@ def call(
         _end(child, note)
     if said is None:
         raise HungError(f"no answer within {seconds:g} s")
-    # It was written by this program's own code a moment ago.
+    # This program's own code has just written it.
     fine, answer = pickle.loads(said or _NONE)  # noqa: S301
     if fine:
         return answer
@@ -76,7 +77,7 @@ def call(
 def _start(
     work: collections.abc.Callable[[], object], raises: tuple[type[Exception], ...]
 ) -> tuple[int, int]:
-    """The child that does the work, and the pipe out of which its answer comes."""
+    """Start the child that does the work, and return it with the pipe for its answer."""
     reader, writer = os.pipe()
     try:
         child = os.fork()
@@ -90,7 +91,7 @@ def _start(
 def _answer(
     work: collections.abc.Callable[[], object], pipe: int, raises: tuple[type[Exception], ...]
 ) -> typing.NoReturn:
-    """Do the work and write what came of it; this never returns into the caller's code."""
+    """Do the work and write the result; never return into the caller's code."""
     try:
         _let_go(pipe)
         try:
@@ -100,11 +101,11 @@ def _answer(
         with os.fdopen(pipe, "wb") as file:
             pickle.dump(answer, file)
     finally:
-        os._exit(0)  # no clean-up that is the parent's: its files are flushed by it alone
+        os._exit(0)  # no cleanup: the parent flushes its own files
 
 
 def _let_go(kept: int) -> None:
-    """Close all but one descriptor: who waits for the end of a pipe or lock waits for no child."""
+    """Close all descriptors but one, so that no reader of a pipe or lock waits for the child."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         if stream != kept:
@@ -116,7 +117,7 @@ def _let_go(kept: int) -> None:
 
 
 def _read(pipe: int, end: float) -> bytes | None:
-    """All that comes out of a pipe until it is closed; None where it is not by then."""
+    """Return all output of a pipe until its end; None if the time is over before."""
     found = b""
     while select.select([pipe], [], [], max(0, end - time.monotonic()))[0]:
         more = os.read(pipe, _MOST)
@@ -127,7 +128,7 @@ def _read(pipe: int, end: float) -> bytes | None:
 
 
 def _end(child: int, note: pathlib.Path) -> None:
-    """Have a child gone; note one that does not go."""
+    """Kill and reap a child; note one that does not end."""
     os.kill(child, signal.SIGKILL)
     if process.wait(child, _GONE) is None:
         files.ensure_directory(note.parent)
@@ -135,13 +136,13 @@ def _end(child: int, note: pathlib.Path) -> None:
 
 
 def _is_there(note: pathlib.Path) -> bool:
-    """Whether the process that was noted is still there."""
+    """Return whether the noted process still exists."""
     pid, _, started = (files.read_text(note) or "").strip().partition(" ")
     return pid.isdecimal() and bool(started) and _started(int(pid)) == started
 
 
 def _started(pid: int) -> str:
-    """When a process began, in clock ticks since boot; empty if it is gone or dead (proc(5))."""
+    """Return when a process began, in clock ticks since boot; empty if it ended (proc(5))."""
     try:
         stat = pathlib.Path("/proc", str(pid), "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Locks that are gone with the process that holds them, and tell who that is."""
+"""Lock files that are released when their holder ends, and that name the holder."""
 
 import collections.abc
 import contextlib
@@ -11,27 +11,27 @@ import pathlib
 import time
 
 _LONGEST = 1000
-# In seconds. What is decided under such a lock takes milliseconds.
+# In seconds. Decisions under such a lock take milliseconds.
 _PATIENCE = 10.0
 _LOOK_EVERY = 0.01
 
 
 class LockedError(Exception):
-    """Somebody else has the lock; the text is what that one said of itself."""
+    """Another process has the lock; the text is its description of itself."""
 
 
 @contextlib.contextmanager
 def hold(path: pathlib.Path, said: str) -> collections.abc.Generator[None]:
-    """Have the lock for as long as this context lasts. Its directory must exist.
+    """Hold the lock as long as this context lasts. Its directory must exist.
 
     Args:
-        path: the file; it stays, since its removal would let two processes lock two files.
-        said: one line about the holder, for those who come meanwhile.
+        path: the file; it stays, since removing it would let two processes lock two files.
+        said: one line about the holder, for others who try.
 
     Raises:
-        LockedError: if another process has it.
+        LockedError: another process has it.
     """
-    # Whoever may read a file may lock it.
+    # Every user who can read a file can lock it.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         _take(descriptor)
@@ -43,11 +43,11 @@ def hold(path: pathlib.Path, said: str) -> collections.abc.Generator[None]:
 
 
 class BusyError(TimeoutError):
-    """Another process has a lock for too long.
+    """Another process holds a lock for too long.
 
     Args:
         path: the lock's file.
-        seconds: how long it was waited for.
+        seconds: how long the caller waited.
     """
 
     passes = True
@@ -64,14 +64,14 @@ class BusyError(TimeoutError):
 def alone_in(
     folder: pathlib.Path, seconds: float = _PATIENCE
 ) -> collections.abc.Generator[pathlib.Path]:
-    """Be the only one in here for as long as this context lasts; others wait until then.
+    """Enter this context alone; others wait until it ends.
 
-    A file in the folder is locked that root alone can open. The folder itself is no lock: any user
-    who may read it can lock it.
+    A file in the folder is locked that only root can open. The folder itself is not the lock: any
+    user who can read it can lock it.
 
     Args:
-        folder: it must exist, and only root may write to it.
-        seconds: how long the wait is at most.
+        folder: it must exist, and only root may be able to write to it.
+        seconds: the longest wait.
 
     Yields:
         The file. Only the process that has the lock may remove it.
@@ -92,7 +92,7 @@ def alone_in(
 
 
 def holder(path: pathlib.Path) -> str:
-    """What the process that has the lock said of itself; empty if none has all or a share."""
+    """Return how the holder of the lock describes itself; empty if no process holds it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
@@ -111,11 +111,11 @@ def _take(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         said = os.pread(descriptor, _LONGEST, 0).decode(errors="replace")
-        raise LockedError(said or "a process that has not said who it is") from error
+        raise LockedError(said or "a process without a description") from error
 
 
 def _alone(path: pathlib.Path) -> int | None:
-    """The open file with its lock; None if another process has that, or removes the file."""
+    """Return the open file with its lock; None if another process has it or removes the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A log of lines that one process appends to: `name`, then `name.1` and so on, older and older."""
+"""Append lines to a log from one process, and rotate it: `name`, `name.1` and so on."""
 
 import collections.abc
 import contextlib
@@ -17,20 +17,19 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def append(path: pathlib.Path, line: bytes, *, full: int, kept: int, mode: int = 0o640) -> None:
-    """Append a line, whole or not at all, and have it on the disk.
+    """Append a line, completely or not at all, and sync it to disk.
 
-    A last line without an end, which a writer that was killed left, is ended first, so that it
-    spoils no other.
+    If a killed writer left a last line without an end, that line is ended first.
 
     Args:
-        path: the log; made, if there is none, in a directory that exists.
+        path: the log; made if it does not exist, in a directory that does.
         line: without its end.
-        full: in bytes; from there on the next line begins a new file.
-        kept: how many older files stay.
+        full: the size in bytes from which on the next line begins a new file.
+        kept: how many older files are kept.
         mode: the permissions of the files.
 
     Raises:
-        OSError: it can't be written, as where the disk is full; or it is no regular file.
+        OSError: it can't be written, for example on a full disk, or is not a regular file.
     """
     with contextlib.ExitStack() as stack:
         descriptor = _open(path, stack, _APPEND, mode)
@@ -54,17 +53,17 @@ def append(path: pathlib.Path, line: bytes, *, full: int, kept: int, mode: int =
 
 
 def lines(path: pathlib.Path, kept: int, longest: int) -> collections.abc.Generator[bytes]:
-    """The lines of the log and of its older files, the oldest first, without their ends.
+    """Return the lines of the log and its older files, the oldest first, without their ends.
 
-    A log that is rotated meanwhile is read whole. A line that is longer than `longest` bytes comes
-    in pieces of that size.
+    A log that is rotated meanwhile is read completely. A line longer than `longest` bytes is
+    returned in pieces of that size.
 
     Raises:
-        OSError: a file can't be read; where there is none, there are no lines.
+        OSError: a file can't be read. A missing file has no lines.
     """
     with contextlib.ExitStack() as stack:
         found: dict[tuple[int, int], int] = {}
-        # The newest first: what is rotated in between is met again under its next name.
+        # The newest first: a file that is rotated meanwhile is found again under its next name.
         for name in (path, *(_older(path, number) for number in range(1, kept + 1))):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 descriptor = _open(name, stack, _READ)
@@ -77,7 +76,7 @@ def lines(path: pathlib.Path, kept: int, longest: int) -> collections.abc.Genera
 
 
 def remove(path: pathlib.Path, kept: int) -> bool:
-    """Take the log and its older files away. Return True if there were any."""
+    """Remove the log and its older files. Return True if there were any."""
     names = [path, *(_older(path, number) for number in range(1, kept + 1))]
     removed = [files.ensure_absent(name) for name in names]
     return any(removed)
@@ -87,7 +86,7 @@ def _open(path: pathlib.Path, stack: contextlib.ExitStack, flags: int, mode: int
     descriptor = os.open(path, flags, mode)
     stack.callback(os.close, descriptor)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     if mode and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         os.fchmod(descriptor, mode)  # whatever the umask
     return descriptor

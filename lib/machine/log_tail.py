@@ -1,40 +1,39 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A log that others write, read line by line as it grows, across its rotation."""
+"""Read a log of other programs line by line as it grows, across its rotation."""
 
 import contextlib
 import os
 import pathlib
 import typing
 
-_AT_ONCE: typing.Final = 1 << 20  # bytes that one look reads; the next goes on
-_LONGEST: typing.Final = 1 << 18  # of a line that is read, in bytes
+_AT_ONCE: typing.Final = 1 << 20  # bytes that one call reads; the next call goes on
+_LONGEST: typing.Final = 1 << 18  # the longest line that is returned, in bytes
 
 
 class Followed:
-    """A log, followed from where it ends now, or from some bytes before that."""
+    """A log that is followed from its present end, or from some bytes before that."""
 
     def __init__(self, path: pathlib.Path, before: int = 0) -> None:
-        """Begin; a log that can't be opened is tried again at each look, from its beginning.
+        """Start; a log that can't be opened is tried again at each call, from its beginning.
 
         Args:
-            path: the log's. It may come later.
-            before: how many bytes of what is there are read too; the first line of them may have
-                lost its head.
+            path: the log, which need not exist yet.
+            before: how many existing bytes are read too; their first line may lack its beginning.
         """
         self._path = path
         self._file: int | None = None
         self._rest = b""
-        self._skips = False  # the beginning of a line that is too long was left out
+        self._skips = False  # whether the beginning of a line that is too long was left out
         with contextlib.suppress(OSError):
             file = self._open()
             os.lseek(file, max(0, os.fstat(file).st_size - before), os.SEEK_SET)
 
     def lines(self) -> list[bytes]:
-        """The lines that came since the last time, without their ends.
+        """Return the lines that came since the last call, without their ends.
 
         Raises:
-            OSError: the log is there and can't be read.
+            OSError: the log exists and can't be read.
         """
         if self._file is None:
             try:
@@ -43,7 +42,7 @@ class Followed:
                 return []
         found = self._read()
         if self._is_left():
-            # A line may have come between the two, and the new log has some already.
+            # A line may have come between the two reads, and the new log may have some already.
             found += self._read()
             self.close()
             with contextlib.suppress(FileNotFoundError):
@@ -52,7 +51,7 @@ class Followed:
         return found
 
     def close(self) -> None:
-        """Leave the log."""
+        """Close the log."""
         if self._file is not None:
             os.close(self._file)
         self._file, self._rest, self._skips = None, b"", False
@@ -63,7 +62,7 @@ class Followed:
         return self._file
 
     def _is_left(self) -> bool:
-        """Whether this file is read to its end, and the log is another one by now."""
+        """Return whether this file is read to its end and the log is another file by now."""
         if self._file is None:
             return False
         own = os.fstat(self._file)
@@ -78,7 +77,7 @@ class Followed:
         if self._file is None:
             return []
         if os.fstat(self._file).st_size < os.lseek(self._file, 0, os.SEEK_CUR):
-            os.lseek(self._file, 0, os.SEEK_SET)  # somebody emptied it
+            os.lseek(self._file, 0, os.SEEK_SET)  # it was truncated
             self._rest = b""
         *found, self._rest = (self._rest + os.read(self._file, _AT_ONCE)).split(b"\n")
         if self._skips and found:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The record of the packages that the charm has brought to the machine."""
+"""Record the packages that the charm has brought to the machine."""
 
 import dataclasses
 import json
@@ -14,13 +14,13 @@ _PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/packages.json")
 
 @dataclasses.dataclass
 class Entry:
-    """What one owner has installed, or one call without an owner.
+    """The packages of one owner, or of one call without an owner.
 
     Attributes:
-        asked: the packages asked for.
-        new: all that it brought new to the machine.
-        owner: who may have others; empty: nobody.
-        held: those that were held for it.
+        asked: the requested packages.
+        new: all packages that it brought to the machine.
+        owner: the owner, who may have other entries; empty: none.
+        held: the packages that were held for it.
     """
 
     asked: set[str] = dataclasses.field(default_factory=set[str])
@@ -30,25 +30,25 @@ class Entry:
 
 
 class Record:
-    """All entries. They may be changed; `write` keeps them."""
+    """All entries. They may be changed; `write` saves them."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
 
     def new(self) -> set[str]:
-        """All that came by the charm."""
+        """All packages that came by the charm."""
         return {name for entry in self.entries for name in entry.new}
 
     def names(self) -> set[str]:
-        """All that it names."""
+        """All packages that the entries name."""
         return {name for entry in self.entries for name in entry.asked | entry.new | entry.held}
 
     def held(self) -> set[str]:
-        """All that the charm has held."""
+        """All packages that the charm has held."""
         return {name for entry in self.entries for name in entry.held}
 
     def of(self, owner: str) -> Entry:
-        """The owner's entry; an empty one is made where there is none."""
+        """Return the owner's entry; an empty one is made if there is none."""
         for entry in self.entries:
             if entry.owner == owner:
                 return entry
@@ -57,7 +57,7 @@ class Record:
         return entry
 
     def asked_for(self, names: set[str]) -> Entry:
-        """The entry of a call without an owner; one is made where there is none."""
+        """Return the entry of a call without an owner; it is made if there is none."""
         for entry in self.entries:
             if not entry.owner and entry.asked == names:
                 return entry
@@ -66,14 +66,14 @@ class Record:
         return entry
 
     def forget(self, names: set[str]) -> None:
-        """Strike out packages that are gone."""
+        """Remove packages that are gone."""
         for entry in self.entries:
             entry.asked -= names
             entry.new -= names
             entry.held -= names
 
     def write(self) -> None:
-        """Keep it; entries without a package are left out."""
+        """Save the record; entries without a package are left out."""
         kept = [entry for entry in self.entries if entry.asked or entry.new]
         if not kept:
             files.ensure_absent(_PATH)
@@ -92,7 +92,7 @@ class Record:
 
 
 def read() -> Record:
-    """The record as it was written, by revisions without owners and holds too."""
+    """Read a record as it was written, also by revisions without owners and holds."""
     text = files.read_text(_PATH)
     found: list[dict[str, typing.Any]] = json.loads(text) if text else []
     return Record(

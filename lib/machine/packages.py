@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Packages of the distribution. What was installed for us is written down, so that it can go."""
+"""Install packages of the distribution, and record them so that they can be removed again."""
 
 import collections.abc
 import contextlib
@@ -17,31 +17,22 @@ Known = dict[str, apt.Known]
 
 
 def installed(*names: str) -> dict[str, str]:
-    """The versions of those packages that are wholly installed; globs such as `nvidia-*` too.
+    """Return the versions of those packages that are completely installed; globs are allowed.
 
     Raises:
-        PackageError: if dpkg can't tell.
+        PackageError: dpkg fails.
     """
     return {name: seen.version for name, seen in apt.known(*names).items() if seen.installed}
 
 
-def available(name: str) -> tuple[str, ...]:
-    """The versions that the archives have of a package, newest first, by the lists on disk.
-
-    Raises:
-        PackageError: if apt can't tell.
-    """
-    return apt.available(name)[name]
-
-
 def refresh() -> str:
-    """Fetch the lists of packages anew.
+    """Fetch the package lists.
 
     Returns:
-        What apt said of repositories that are not ours and can't be had: their old lists stay.
+        apt's messages about other repositories that can't be reached: their old lists stay.
 
     Raises:
-        PackageError: if one of ours can't be had, its signature is bad, or none can be fetched.
+        PackageError: one of ours can't be reached or has a bad signature, or none can be fetched.
     """
     error, others = _update()
     if error:
@@ -50,10 +41,10 @@ def refresh() -> str:
 
 
 def ensure_installed(*names: str) -> bool:
-    """Have packages installed, of whatever version. Return True if any was missing.
+    """Install packages in any version. Return True if any was missing.
 
     Raises:
-        PackageError: if apt can't install them.
+        PackageError: apt can't install them.
     """
     here = installed(*names)
     missing = [name for name in names if name not in here]
@@ -75,25 +66,22 @@ def ensure(
     owner: str,
     versions: collections.abc.Mapping[str, str],
     progress: Progress,
-    *,
-    held: bool = True,
 ) -> bool:
-    """Have packages at exactly these versions, and nobody else move them.
+    """Install packages in exactly these versions, and keep others from changing them.
 
-    What is new is written down as the owner's. What the charm brought may go up or down, another's
-    package stays as it is.
+    New packages are recorded as the owner's. Packages that the charm brought may change to a
+    higher or lower version; packages of others stay as they are.
 
     Args:
         owner: such as `toolkit`.
-        versions: names and versions; empty: any, what is missing comes at apt's choice.
-        progress: is told what takes long.
-        held: whether what came for the owner is held, so that no upgrade moves it.
+        versions: names and versions; an empty version: any, missing packages in apt's choice.
+        progress: called with steps that take long.
 
     Returns:
         Whether anything changed.
 
     Raises:
-        PackageError: if a package at another version is not the charm's, or apt can't do it.
+        PackageError: a package in another version is not the charm's, or apt fails.
     """
     record = package_record.read()
     entry = record.of(owner)
@@ -102,44 +90,44 @@ def ensure(
         try:
             _change(record, entry, versions, due, progress)
         except PackageError:
-            # What went well before stays ours and held.
+            # What was installed before stays ours and held.
             with contextlib.suppress(PackageError):
-                _hold(record, entry, held=held)
+                _hold(record, entry)
             raise
     elif adopted := record.new() & versions.keys() - entry.asked:
         entry.asked |= adopted
         entry.new |= adopted
         record.write()
-    return _hold(record, entry, held=held) or bool(due)
+    return _hold(record, entry) or bool(due)
 
 
 def owned(owner: str) -> dict[str, str]:
-    """What came for the owner and is installed still, with versions.
+    """Return the owner's packages that are still installed, with versions.
 
     Raises:
-        PackageError: if dpkg can't tell.
+        PackageError: dpkg fails.
     """
     return installed(*package_record.read().of(owner).new)
 
 
 def begun(owner: str) -> set[str]:
-    """What came for the owner and is there by halves, since a hook was killed meanwhile.
+    """Return the owner's packages that are incomplete because a hook was killed.
 
     Raises:
-        PackageError: if dpkg can't tell.
+        PackageError: dpkg fails.
     """
     seen = apt.known(*package_record.read().of(owner).new)
     return {name for name in seen if seen[name].begun}
 
 
 def release_holds(owner: str) -> bool:
-    """Let others move what was held for the owner; holds of the operator's stay.
+    """Release the holds of the owner's packages; holds of the operator stay.
 
     Returns:
-        Whether any hold of ours was there.
+        Whether there was any hold of ours.
 
     Raises:
-        PackageError: if apt can't.
+        PackageError: apt fails.
     """
     record = package_record.read()
     entry = record.of(owner)
@@ -152,28 +140,29 @@ def release_holds(owner: str) -> bool:
 
 
 def disown(owner: str) -> bool:
-    """Leave what came for the owner to the machine, no longer held. True if there was anything.
+    """Leave the owner's packages to the machine, without holds. Return True if there were any.
 
     Raises:
-        PackageError: if apt can't.
+        PackageError: apt fails.
     """
+    if not any(entry.owner == owner for entry in package_record.read().entries):
+        return False
     release_holds(owner)
     record = package_record.read()
     others = [entry for entry in record.entries if entry.owner != owner]
-    changed = others != record.entries
     record.entries = others
     record.write()
-    return changed
+    return True
 
 
 def remove_installed(*names: str) -> bool:
-    """Purge what was installed for us (for these names; by default all) and nobody else needs.
+    """Purge the packages that were installed for us (by default all) and that no one else needs.
 
     Returns:
         Whether there was anything to remove.
 
     Raises:
-        PackageError: if apt can't.
+        PackageError: apt fails.
     """
     record = package_record.read()
     meant = [entry for entry in record.entries if not names or entry.asked & {*names}]
@@ -181,7 +170,7 @@ def remove_installed(*names: str) -> bool:
         return False
     came = {name for entry in meant for name in entry.new}
     held = {name for entry in meant for name in entry.held}
-    # Of an entry that was asked for more than these names, the rest stays.
+    # If an entry has other names too, those stay.
     for entry in meant:
         entry.asked = entry.asked - {*names} if names else set()
     left = [entry for entry in record.entries if entry.asked]
@@ -190,7 +179,7 @@ def remove_installed(*names: str) -> bool:
     candidates = came - {name for entry in left for name in entry.asked}
     _unhold(candidates & held)
     seen = _finished(candidates)
-    # Whoever holds one of them since wants it.
+    # A package that someone held since then is wanted.
     here = sorted(n for n in candidates if _is_begun_at_least(seen, n) and not seen[n].held)
     apt.mark("auto", *here)
     gone = sorted(apt.unneeded() & {*here}) if here else []
@@ -200,7 +189,7 @@ def remove_installed(*names: str) -> bool:
     record.forget({*gone})
     for entry in meant:
         if not entry.asked:
-            # What is there by halves is nobody's.
+            # Incomplete packages belong to no one.
             entry.new = {name for name in entry.new & {*here} if seen[name].begun}
             entry.held = set()
     record.write()
@@ -208,7 +197,7 @@ def remove_installed(*names: str) -> bool:
 
 
 def _due(versions: collections.abc.Mapping[str, str], record: Record) -> list[str]:
-    """Which of these packages are missing, or of another version, which only ours may be."""
+    """Return which packages are missing or in another version; those must be ours."""
     seen = apt.known(*versions, *record.names())
     _forget_absent(record, seen)
     due = list[str]()
@@ -223,7 +212,7 @@ def _due(versions: collections.abc.Mapping[str, str], record: Record) -> list[st
 
 
 def _finished(names: set[str]) -> Known:
-    """What dpkg has of packages when those that were begun are finished, as far as they can be."""
+    """Return dpkg's state of packages after interrupted installations were finished."""
     seen = apt.known(*names)
     if not any(one.begun for one in seen.values()):
         return seen
@@ -249,7 +238,7 @@ def _change(
     failure = _prepare()
     mine = sorted({*due} | record.new() & versions.keys())
     seen = apt.known(*mine)
-    # Those that are right stay where they are while apt looks for what fits together.
+    # Packages in the right version stay as they are while apt resolves the others.
     fixed = {n: versions[n] or (seen[n].version if _is_here(seen, n) else "") for n in mine}
     wanted = [
         *_torn(record, mine),
@@ -267,7 +256,7 @@ def _change(
 
 
 def _install(record: Record, wanted: list[str]) -> None:
-    # Before the first file lands: what a killed hook has half installed is ours too.
+    # Recorded before the first file is written: what a killed hook has half installed is ours.
     record.write()
     try:
         apt.install(*wanted)
@@ -278,7 +267,7 @@ def _install(record: Record, wanted: list[str]) -> None:
 
 
 def _forget_absent(record: Record, seen: Known) -> None:
-    """Strike out what did not come, or has gone: whoever else brings it, it is not ours."""
+    """Remove packages from the record that did not come or have gone."""
     absent = {name for name in record.names() if not _is_begun_at_least(seen, name)}
     if absent:
         record.forget(absent)
@@ -286,7 +275,7 @@ def _forget_absent(record: Record, seen: Known) -> None:
 
 
 def _prepare() -> PackageError | None:
-    """End what was interrupted and fetch the lists; return why one of ours is old, if one is."""
+    """Finish interrupted work and fetch the lists; return why a list of ours is old, if so."""
     apt.end_interruption()
     error, others = _update()
     if others:
@@ -297,10 +286,10 @@ def _prepare() -> PackageError | None:
 
 
 def _torn(record: Record, names: collections.abc.Iterable[str]) -> list[str]:
-    """What apt has to be told besides if one of these, or of ours, was killed in its unpacking."""
+    """Return additional arguments for apt if one of these or of our packages was interrupted."""
     seen = apt.known(*names, *record.new())
     torn = sorted(name for name in seen if seen[name].torn)
-    # Else apt passes over those that have the right version by name.
+    # Otherwise apt skips packages that have the right version by name.
     return ["--reinstall", *torn] if torn else []
 
 
@@ -312,7 +301,7 @@ def _update() -> tuple[PackageError | None, str]:
 def _because_of(
     failure: PackageError | None, versions: collections.abc.Mapping[str, str]
 ) -> collections.abc.Generator[None]:
-    """Have a version that is not there told as such, or why the lists are not at hand."""
+    """Raise an error for a version that the archives don't have, or for lists that are missing."""
     try:
         yield
     except PackageError as error:
@@ -342,26 +331,26 @@ def _check_foreign(
     record: Record,
     entry: Entry,
 ) -> None:
-    """Refuse what would move another's package, unless it is a free one that is to go up."""
+    """Refuse to change another's package, unless it is a free one that gets a higher version."""
     ours, our_holds = record.new(), record.held()
     others = {name: one.owner for one in record.entries for name in one.held - entry.new}
     touched = (*simulated.new, *simulated.changed, *simulated.removed)
     for name, seen in apt.known(*touched).items():
         if seen.held and name not in our_holds:
             raise PackageError(
-                f"package {name} is held on this machine, and not by this charm, which would have "
-                f"to change it: run 'sudo apt-mark unhold {name}'"
+                f"package {name} is held on this machine, not by this charm, but has to change: "
+                f"run 'sudo apt-mark unhold {name}'"
             )
     for name in sorted(others.keys() & {*simulated.changed, *simulated.removed}):
         raise PackageError(
-            f"package {name} is held for this charm's {others[name]}, and would have to change "
-            f"for {', '.join(sorted(versions or entry.asked))}: ask for what goes together"
+            f"package {name} is held for this charm's {others[name]}, but has to change for "
+            f"{', '.join(sorted(versions or entry.asked))}: ask for versions that fit together"
         )
     for name, old in simulated.removed.items():
         if name not in ours:
             raise PackageError(
-                f"package {name} {old} did not come by this charm, and would have to go for what "
-                f"it is to install: run 'sudo apt-get purge {name}' if nothing needs it"
+                f"package {name} {old} was not installed by this charm, but has to be removed for "
+                f"its packages: run 'sudo apt-get purge {name}' if nothing needs it"
             )
     for name, old in simulated.changed.items():
         if name not in ours and (name in versions or name in simulated.downgraded):
@@ -371,16 +360,14 @@ def _check_foreign(
 def _not_ours(name: str, has: str, wanted: str) -> PackageError:
     which = f"{name}={wanted}" if wanted else name
     return PackageError(
-        f"package {name} {has} is on this machine and did not come by this charm, which needs "
+        f"package {name} {has} was not installed by this charm, which needs "
         f"{wanted or 'another version'}: run 'sudo apt-get install --allow-downgrades {which}', "
         f"or 'sudo apt-get purge {name}' if nothing needs it"
     )
 
 
-def _hold(record: Record, entry: Entry, *, held: bool) -> bool:
-    """Hold what came for an owner, where it is not held already."""
-    if not held:
-        return False
+def _hold(record: Record, entry: Entry) -> bool:
+    """Hold the packages of an owner that are not held already."""
     seen = apt.known(*entry.asked, *entry.new)
     loose = sorted(name for name in seen if _is_here(seen, name) and not seen[name].held)
     if loose:

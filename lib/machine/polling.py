@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Waiting with a deadline."""
+"""Wait for conditions with a deadline."""
 
 import collections.abc
 import typing
@@ -16,9 +16,9 @@ def until(
     """Ask until the answer is true, the first time at once. Return the last answer.
 
     Args:
-        condition: is asked; what it raises ends the waiting.
-        seconds: after which it is asked no more.
-        every: seconds between an answer and the next question.
+        condition: is called; an error that it raises ends the wait.
+        seconds: the longest wait.
+        every: seconds between an answer and the next call.
     """
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda answer: not answer),
@@ -35,12 +35,12 @@ def retry(
     seconds: float,
     every: float = 0.2,
 ) -> _Answer:
-    """Call until it works, the first time at once. Return what it returns.
+    """Call until it works, the first time at once. Return its result.
 
     Args:
         call: may be called many times.
-        passing: whether an error may pass by itself; any other one ends the waiting.
-        seconds: after which it is called no more, and its last error is raised.
+        passing: returns whether an error may pass without help; any other error ends the wait.
+        seconds: the longest wait; then the last error is raised.
         every: seconds between an error and the next call.
     """
     retrying = tenacity.Retrying(

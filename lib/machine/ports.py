@@ -1,19 +1,19 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Shuts TCP ports of 127.0.0.1 to all users but root, for as long as a service runs.
+"""Close TCP ports of 127.0.0.1 to all users but root, for as long as a service runs.
 
-A program of its own, which needs nothing of the charm. Its rules are a table of nftables, which no
-rule of another table can undo. A flush of all tables removes it (`nft flush ruleset`, the start of
-nftables.service): `keep` puts it back.
+It is a program of its own, which needs nothing of the charm. Its rules are an nftables table,
+which no rule of another table can override. A flush of all tables removes it (`nft flush ruleset`,
+the start of nftables.service): `keep` restores it.
 
-    ports.py shut UNIT OWN SHARED    before UNIT's process starts; fails if a port is taken
+    ports.py shut UNIT OWN SHARED    before UNIT's process starts; fails if a port is in use
     ports.py open                    after it has ended
-    ports.py keep                    puts the table back while it is missing; a service of its own
-    ports.py reach PORTS             prints those of the ports that take this user's connection
+    ports.py keep                    restores the table when it is missing; a service of its own
+    ports.py reach PORTS             prints the ports that accept this user's connection
 
-OWN and SHARED are ports with commas between them. Only root may connect to either, and only
-root's programs may answer there. If cgroup v2 is mounted, only UNIT's own processes may connect to
-OWN: root in a container with the host's network may not.
+OWN and SHARED are ports, separated by commas. Only root may connect to either, and only root's
+programs may answer there. If cgroup v2 is mounted, only UNIT's own processes may connect to OWN:
+root in a container with the host's network may not.
 """
 
 import collections.abc
@@ -32,19 +32,19 @@ import typing
 TABLE: typing.Final = "gpu_ci"
 HOST: typing.Final = "127.0.0.1"
 STATE: typing.Final = pathlib.Path("/run/gpu-ci-ports")
-"""Only root enters it: the lock and what is shut."""
+"""For root only: the lock, and the list of closed ports."""
 
 RULES: typing.Final = "rules"
 LOSSES: typing.Final = "losses"
-"""A line for each time that the table was put back, in seconds since boot."""
+"""A line for each time that the table was restored, in seconds since boot."""
 
 _LISTED: typing.Final = "listed"
 _NFT: typing.Final = "/usr/sbin/nft"
-_TIMEOUT: typing.Final = 10.0  # seconds for one call of nft; it takes a hundredth
+_TIMEOUT: typing.Final = 10.0  # seconds for one call of nft, which takes a hundredth of a second
 _EVERY: typing.Final = 4.0
-"""Seconds between two looks where the kernel announces no change; a look takes 7 ms."""
+"""Seconds between two checks if the kernel announces no change; a check takes 7 ms."""
 _ANSWER: typing.Final = 2.0  # seconds for a connection on this machine
-_PAUSE: typing.Final = 0.1  # seconds after a look, where changes come one after the other
+_PAUSE: typing.Final = 0.1  # seconds after a check, in case changes follow each other
 _MOST_LOSSES: typing.Final = 1000
 # Linux include/uapi/linux/netfilter/nfnetlink.h and netlink.h.
 _NETLINK_NETFILTER, _NFNLGRP_NFTABLES = 12, 7
@@ -52,24 +52,24 @@ _CGROUP: typing.Final = pathlib.Path("/sys/fs/cgroup")
 
 
 class PortsError(Exception):
-    """The ports can't be shut; the text says why and what to do."""
+    """The ports can't be closed; the text says why and what to do."""
 
 
 def shut(
     unit: str, own: collections.abc.Sequence[int], shared: collections.abc.Sequence[int]
 ) -> None:
-    """Shut the ports before the process of a unit starts. The caller is in the unit's own group.
+    """Close the ports before a unit's process starts. The caller is in the unit's own group.
 
     Raises:
-        PortsError: another program listens on one of them, or the kernel takes no rules.
+        PortsError: another program listens on a port, or the kernel refuses the rules.
     """
     with _alone(), contextlib.ExitStack() as opened:
         listeners = [_listener(port, opened) for port in (*own, *shared)]
         group = _group(unit)
         _apply(text(own, shared, group))
         if group and own and not _reaches_itself(listeners[0]):
-            # Kernels before 6.12 count the levels of a group from the host's root, in a container.
-            sys.stderr.write(f"this kernel can't tell {unit} by its group: all of root gets in\n")
+            # In a container, kernels before 6.12 count group levels from the host's root.
+            sys.stderr.write(f"this kernel can't match {unit}'s group: all of root may connect\n")
             _apply(text(own, shared))
 
 
@@ -77,7 +77,7 @@ def open_again() -> None:
     """Remove the table.
 
     Raises:
-        PortsError: the kernel does not let it go.
+        PortsError: the kernel refuses to remove it.
     """
     with _alone():
         for name in (RULES, _LISTED, LOSSES):
@@ -87,7 +87,7 @@ def open_again() -> None:
 
 
 def keep() -> typing.NoReturn:
-    """Put the table back while it is missing or changed, and report each time."""
+    """Restore the table when it is missing or changed, and report each time."""
     with contextlib.suppress(FileExistsError):
         STATE.mkdir(mode=0o700)
     changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
@@ -112,19 +112,19 @@ def keep() -> typing.NoReturn:
 def text(
     own: collections.abc.Sequence[int], shared: collections.abc.Sequence[int], group: str = ""
 ) -> str:
-    """Return the table, as nft reads it; it takes the place of the one that is there.
+    """Return the table in nft's syntax; it replaces the present one.
 
     Args:
-        own: ports to which only a unit's own processes connect.
-        shared: ports to which all of root's processes connect.
-        group: of the unit, from the root of cgroup v2; empty: all of root's may connect to `own`.
+        own: ports that only the unit's own processes may connect to.
+        shared: ports that all of root's processes may connect to.
+        group: the unit's group, from the root of cgroup v2; empty: all of root may use `own`.
     """
     level = len(pathlib.Path(group).parts)
     inside = f'socket cgroupv2 level {level} "{group}" ' if group else ""
     either = f"{{ {', '.join(map(str, (*own, *shared)))} }}"
     to, of = f"ip daddr {HOST} tcp dport", f"ip saddr {HOST} tcp sport"
-    # Of a packet whose process has closed its socket no user is known: it passes, unless it begins
-    # a connection.
+    # If a process has closed its socket, the user of a packet is unknown: the packet passes unless
+    # it begins a connection.
     return f"""\
 table inet {TABLE} {{
 }}
@@ -148,7 +148,7 @@ table inet {TABLE} {{
 
 
 def reached(asked: collections.abc.Sequence[int]) -> list[int]:
-    """Return those of the ports that take a connection of this process's user."""
+    """Return the ports that accept a connection of this process's user."""
     found: list[int] = []
     for port in asked:
         with socket.socket() as one:
@@ -159,7 +159,7 @@ def reached(asked: collections.abc.Sequence[int]) -> list[int]:
 
 
 def losses() -> list[float]:
-    """Return when the table was put back, in seconds since boot, since the service started."""
+    """Return when the table was restored since the service started, in seconds since boot."""
     try:
         return [float(line) for line in (STATE / LOSSES).read_text().split()]
     except FileNotFoundError:
@@ -167,7 +167,7 @@ def losses() -> list[float]:
 
 
 def _apply(rules: str) -> None:
-    """Have the kernel take the rules, and note what it makes of them."""
+    """Load the rules into the kernel, and save them as the kernel lists them."""
     _nft("-f", "-", given=rules)
     (STATE / RULES).write_text(rules)
     (STATE / _LISTED).write_text(_listed())
@@ -178,18 +178,18 @@ def _put_back() -> None:
         try:
             rules, wanted = (STATE / RULES).read_text(), (STATE / _LISTED).read_text()
         except FileNotFoundError:
-            return  # nothing is shut now
+            return  # no port is closed now
         if _listed() == wanted:
             return
         _apply(rules)
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         had = losses()[1 - _MOST_LOSSES :]
         (STATE / LOSSES).write_text("".join(f"{at:.1f}\n" for at in (*had, now)))
-        sys.stderr.write(f"the table inet {TABLE} was missing or changed: it is back\n")
+        sys.stderr.write(f"the table inet {TABLE} was missing or changed: it is restored\n")
 
 
 def _listed() -> str:
-    """Return the table as the kernel has it; empty if it has none."""
+    """Return the kernel's table; empty if there is none."""
     return _nft("list", "table", "inet", TABLE) if TABLE in _nft("list", "tables") else ""
 
 
@@ -202,7 +202,7 @@ def _listener(port: int, opened: contextlib.ExitStack) -> socket.socket:
         one.listen()
     except OSError as error:
         raise PortsError(
-            f"port {port} of {HOST} is taken by another program ({error.strerror}): end it, "
+            f"port {port} of {HOST} is in use by another program ({error.strerror}): stop it, "
             f"ss -ltnp 'sport = :{port}' names it"
         ) from error
     return one
@@ -219,7 +219,7 @@ def _reaches_itself(listener: socket.socket) -> bool:
 
 
 def _group(unit: str) -> str:
-    """Return the unit's group from the root of cgroup v2; empty if that is not mounted alone."""
+    """Return the unit's group from the root of cgroup v2; empty if v2 is not mounted alone."""
     if not (_CGROUP / "cgroup.controllers").exists():
         return ""
     own = pathlib.Path("/proc/self/cgroup").read_text()
@@ -235,16 +235,16 @@ def _nft(*arguments: str, given: str = "") -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PortsError(
-            f"ports can't be shut: {error}; see that nftables is installed"
+            f"ports can't be closed: {error}; check that nftables is installed"
         ) from error
     if done.returncode:
-        raise PortsError(f"ports can't be shut: nft: {done.stderr.strip()[:300]}")
+        raise PortsError(f"ports can't be closed: nft: {done.stderr.strip()[:300]}")
     return done.stdout
 
 
 @contextlib.contextmanager
 def _alone() -> collections.abc.Generator[None]:
-    """Keep others out meanwhile.
+    """Keep other calls out meanwhile.
 
     Raises:
         PortsError: another call takes too long.
@@ -275,11 +275,11 @@ def _drain(changes: socket.socket) -> None:
             except OSError as error:
                 if isinstance(error, BlockingIOError):
                     raise
-                # ENOBUFS: more changes than the kernel keeps; the look at the table follows.
+                # ENOBUFS: more changes than the kernel keeps; the next check sees the table.
 
 
 def _ready() -> None:
-    """Tell systemd that from here on the table is put back (sd_notify(3))."""
+    """Tell systemd that the table is restored from here on (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
@@ -288,7 +288,7 @@ def _ready() -> None:
 
 
 def main(arguments: collections.abc.Sequence[str]) -> int:
-    """Run one of the three commands; the exit status is 1 if ports can't be shut or opened."""
+    """Run one of the commands; the exit status is 1 if ports can't be closed or opened."""
     try:
         if arguments[0] == "shut":
             own, shared = ([int(port) for port in one.split(",")] for one in arguments[2:4])

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Runs a program: a list, an absolute path, a time limit, a clean environment."""
+"""Run programs: a list, an absolute path, a time limit, a clean environment."""
 
 import collections.abc
 import contextlib
@@ -20,12 +20,12 @@ import typing
 from machine import exhaustion as scarcity
 
 _PATH: typing.Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LONGEST_LINE: typing.Final = 400  # In characters, of each line of an error
-_MOST_SAID: typing.Final = 1 << 16  # the end of what a program says beside this one, in bytes
-# In seconds. How often it is looked whether a program has ended whose pipes somebody else holds
-# open, how long those are read on then, and how long the end of one that was killed is waited for.
+_LONGEST_LINE: typing.Final = 400  # in characters, of each line of an error
+_MOST_SAID: typing.Final = 1 << 16  # bytes kept of the output of a program beside this one
+# In seconds: how often a program is checked whose pipes another process holds open, how long those
+# pipes are read after its end, and how long the end of a killed program is awaited.
 _LOOK: typing.Final = 0.5
-_TOO_MUCH: typing.Final = 64 << 20  # bytes that a program may say
+_TOO_MUCH: typing.Final = 64 << 20  # bytes that a program may write
 _NOWHERE: typing.Final = pathlib.Path(os.devnull)
 _PROC_TASKS: typing.Final = pathlib.Path("/proc/self/task")
 _PR_SET_CHILD_SUBREAPER: typing.Final = 36  # Linux include/uapi/linux/prctl.h
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """A program that has ended, and what it wrote."""
+    """A program that has ended, and its output."""
 
     returncode: int
     stdout: str
@@ -43,20 +43,20 @@ class Completed:
 
 
 class CommandError(Exception):
-    """A program failed. The text is one line: the command, and the last that it said.
+    """A program failed. The text is one line: the command and its last output.
 
     Attributes:
         returncode: its exit status, negative for a signal; None if it ran out of time.
-        stderr: what it said, or why it can't be started.
-        starved: whether it was for want of time, memory or another thing that the machine was out
-            of, or by SIGKILL, which the kernel sends for want of memory.
+        stderr: its error output, or why it can't be started.
+        starved: whether the machine was out of time, memory or another resource. SIGKILL counts,
+            which the kernel sends when memory runs out.
     """
 
     def __init__(
         self, argv: collections.abc.Sequence[str], returncode: int | None, stderr: str
     ) -> None:
         lines = [line.strip()[:_LONGEST_LINE] for line in stderr.splitlines() if line.strip()]
-        # It may be another machine's words, and a terminal shows them.
+        # It may be another machine's text, and a terminal shows it.
         said = ["".join(c if c.isprintable() else "?" for c in line) for line in lines[-3:]]
         how = "ran out of time" if returncode is None else f"failed with {returncode}"
         super().__init__(f"{shlex.join(argv)} {how}" + (f": {' / '.join(said)}" if said else ""))
@@ -66,7 +66,7 @@ class CommandError(Exception):
 
 
 def proxies() -> dict[str, str]:
-    """The Juju model's proxies by the names that programs know, such as `http_proxy`."""
+    """Return the Juju model's proxies by the names that programs know, such as `http_proxy`."""
     names = {
         "http_proxy": "JUJU_CHARM_HTTP_PROXY",
         "https_proxy": "JUJU_CHARM_HTTPS_PROXY",
@@ -86,23 +86,23 @@ def run(
 ) -> Completed:
     """Run a program to its end.
 
-    What it leaves behind, such as a daemon, is not waited for, and can't write to it any more.
-    Nothing of the charm's own environment reaches it but the proxies: PYTHONPATH or
-    LD_LIBRARY_PATH would break the machine's programs.
+    Processes that it leaves behind, such as a daemon, are not awaited and can no longer write to
+    it. Of the charm's environment it gets only the proxies: PYTHONPATH or LD_LIBRARY_PATH would
+    break the machine's programs.
 
     Args:
-        argv: the program's absolute path and its arguments. They are logged and seen by every
-            user of the machine, so a secret goes through stdin or a file.
-        timeout: in seconds; then the program and its children are killed. It is over then,
+        argv: the program's absolute path and its arguments. They are logged and visible to every
+            user of the machine: pass a secret through stdin or a file.
+        timeout: in seconds; then the program and its children are killed, and the call returns
             whether or not they end.
-        stdin: what it is given to read; else /dev/null.
+        stdin: its standard input; else /dev/null.
         env: variables to add.
         check: whether an exit status other than 0 is an error.
-        told: whether the log gets a line of it. Each one is a process of Juju's, so that a hook
-            leaves them out of what only looks.
+        told: whether the command is logged. Each log line is a process of Juju's, so that hooks
+            do not log commands that only look.
 
     Raises:
-        CommandError: if it failed, ran out of time, or can't be started.
+        CommandError: it failed, ran out of time, or can't be started.
     """
     pipe = subprocess.PIPE
     streams = subprocess.DEVNULL if stdin is None else pipe, pipe, pipe
@@ -123,23 +123,23 @@ def run_detaching(
     stdout: pathlib.Path = _NOWHERE,
     stderr: pathlib.Path = _NOWHERE,
 ) -> int:
-    """Run a program that leaves processes behind, as the runtime of a container does.
+    """Run a program that leaves processes behind, as a container's runtime does.
 
-    They keep its stdin, stdout and stderr, so that a pipe would not end with it.
+    They keep its stdin, stdout and stderr, so that a pipe would not end with the program.
 
     Args:
         argv: the program's absolute path and its arguments.
         timeout: in seconds; then the program is killed.
         env: variables to add.
-        stdout: file that takes what they say, made anew.
-        stderr: the same for what they complain of.
+        stdout: file for their standard output, made or emptied.
+        stderr: the same for their standard error.
 
     Returns:
         Its exit status, negative for a signal.
 
     Raises:
-        CommandError: if it ran out of time, or can't be started.
-        OSError: if a file can't be made.
+        CommandError: it ran out of time, or can't be started.
+        OSError: a file can't be made.
     """
     with contextlib.ExitStack() as stack:
         out, err = (stack.enter_context(path.open("wb")).fileno() for path in (stdout, stderr))
@@ -157,18 +157,18 @@ def run_on_files(
     stdin: pathlib.Path = _NOWHERE,
     stdout: pathlib.Path = _NOWHERE,
 ) -> None:
-    """Run a program to its end that reads a file and writes one, however long they are.
+    """Run a program to its end that reads one file and writes another, of any size.
 
     Args:
         argv: the program's absolute path and its arguments.
         timeout: in seconds; then the program and its children are killed.
         env: variables to add.
-        stdin: what it is given to read.
-        stdout: file that takes what it writes; one that is there keeps its mode.
+        stdin: its standard input.
+        stdout: file for its standard output; an existing one keeps its mode.
 
     Raises:
-        CommandError: if it failed, ran out of time, or can't be started.
-        OSError: if a file can't be opened.
+        CommandError: it failed, ran out of time, or can't be started.
+        OSError: a file can't be opened.
     """
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(stdin.open("rb")).fileno()
@@ -190,12 +190,12 @@ class Child:
         self._child, self._stdout, self._stderr = child, stdout, stderr
 
     def completed(self) -> Completed | None:
-        """What came of it; None as long as it runs."""
+        """Return its result; None as long as it runs."""
         code = self._child.poll()
         return None if code is None else Completed(code, *map(_end_of, self._said()))
 
     def last_line(self) -> str:
-        """The last whole line that it wrote on stdout; empty before the first."""
+        """Return the last complete line of its stdout; empty before the first."""
         whole, _, _ = _end_of(self._stdout).rpartition("\n")
         return whole.rpartition("\n")[2]
 
@@ -204,7 +204,7 @@ class Child:
         self._child.terminate()
 
     def stop(self, patience: float) -> Completed:
-        """Wait for its end, and after so many seconds kill it and its children."""
+        """Wait for its end; after so many seconds kill it and its children."""
         try:
             code = self._child.wait(patience)
         except subprocess.TimeoutExpired:
@@ -221,16 +221,16 @@ def beside(
     *,
     env: collections.abc.Mapping[str, str] | None = None,
 ) -> collections.abc.Generator[Child]:
-    """A program that runs as long as this context lasts; then it and its children are killed.
+    """Run a program as long as this context lasts, then kill it and its children.
 
     Args:
         argv: the program's absolute path and its arguments.
-        env: variables to add; else its environment is as for `run`.
+        env: variables to add; otherwise its environment is as for `run`.
 
     Raises:
-        CommandError: if it can't be started.
+        CommandError: it can't be started.
     """
-    # Files, since nobody reads from a pipe meanwhile.
+    # Files, since a pipe would not be read meanwhile.
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         streams = subprocess.DEVNULL, stdout.fileno(), stderr.fileno()
         child = _start(argv, streams, env or {})
@@ -241,10 +241,10 @@ def beside(
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what the programs started here leave behind: see wait (prctl(2)).
+    """Become the parent of processes that programs started here leave behind: see wait (prctl(2)).
 
     Raises:
-        OSError: if the kernel refuses.
+        OSError: the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
@@ -253,13 +253,13 @@ def adopt_orphans() -> None:
 
 
 def wait(pid: int, timeout: float) -> int | None:
-    """Wait for the end of a process that was adopted.
+    """Wait for the end of an adopted process.
 
     Returns:
-        Its exit status, negative for a signal; None if it still lives after `timeout` seconds.
+        Its exit status, negative for a signal; None if it still runs after `timeout` seconds.
 
     Raises:
-        ProcessLookupError, ChildProcessError: if there is none, or it is somebody else's.
+        ProcessLookupError, ChildProcessError: it does not exist, or has another parent.
     """
     descriptor = os.pidfd_open(pid)
     try:
@@ -270,19 +270,20 @@ def wait(pid: int, timeout: float) -> int | None:
 
 
 def reap_orphans(init: int) -> PermissionError | None:
-    """Reap those adopted that have ended, of the PID namespace of this first process of one.
+    """Reap adopted processes that have ended, in the PID namespace with this first process.
 
-    As long as one of them is not reaped, it can't end (pid_namespaces(7)). It is left to wait, and
-    so are those of other namespaces, which somebody else may wait for just now.
+    The first process can't end before they are reaped (pid_namespaces(7)). It is not reaped, and
+    neither are processes of other namespaces, for which another thread may be waiting.
 
     Returns:
-        The error for a process whose namespace the kernel does not tell now; its file name has
-        the process's number. None if all were told. The root of a system container is not told of
-        a process whose program it can't read, nor, seen with Linux 6.18.44, of one that has ended
-        and could not be dumped, as `runc init` (kernel/ptrace.c __ptrace_may_access).
+        The error for a process whose namespace the kernel does not show; its file name has the
+        process's number. None if there is no such process. To the root of a system container the
+        kernel does not show a process whose program root can't read. On Linux 6.18.44 the same was
+        seen for an ended process that could not be dumped, such as `runc init`
+        (kernel/ptrace.c __ptrace_may_access).
 
     Raises:
-        OSError: another error than that one.
+        OSError: any other error.
     """
     try:
         namespace = _pid_namespace(init)
@@ -303,7 +304,7 @@ def reap_orphans(init: int) -> PermissionError | None:
 
 
 def _pid_namespace(pid: int) -> pathlib.Path:
-    """Which one a process is in, or was in at its end, until it is reaped (proc(5))."""
+    """Return a process's namespace, also after its end until it is reaped (proc(5))."""
     return pathlib.Path("/proc", str(pid), "ns/pid").readlink()
 
 
@@ -321,7 +322,7 @@ def _start(
     env: collections.abc.Mapping[str, str],
 ) -> subprocess.Popen[str]:
     if not pathlib.PurePath(argv[0]).is_absolute():
-        raise ValueError(f"{argv[0]} is no absolute path")
+        raise ValueError(f"{argv[0]} is not an absolute path")
     stdin, stdout, stderr = streams
     others = _children()
     try:
@@ -339,7 +340,7 @@ def _start(
     except OSError as error:
         raise CommandError(argv, 127, f"can't be started: {error.strerror}") from error
     except BaseException:
-        # Such as Ctrl-C while the child begins: nobody has its number, who would end it.
+        # For example Ctrl-C while the child starts: no one else knows its number to end it.
         for pid in _children() - others:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -358,22 +359,22 @@ def _outcome(
     timeout: float,
     complaints: typing.IO[bytes] | None = None,
 ) -> tuple[str, str]:
-    """What a program has written until its end; it is killed if that does not come in time.
+    """Return a program's output at its end; kill it if it does not end in time.
 
     Args:
-        argv: the program's arguments, to be told.
+        argv: the program's arguments, for errors.
         child: the program.
-        stdin: what it is given to read.
+        stdin: its standard input.
         timeout: in seconds.
-        complaints: the file that takes its stderr, if no pipe does.
+        complaints: the file with its stderr, if that is not a pipe.
 
     Raises:
-        CommandError: it ran out of time, or says far too much.
+        CommandError: it ran out of time, or writes far too much.
     """
     try:
         return _said(child, stdin, timeout, complaints)
     except BaseException as error:
-        # Its children too. They may have ended just now.
+        # Including its children. They may have ended just now.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         stderr = ""
@@ -397,7 +398,7 @@ def _outcome(
 
 
 class _TooMuchError(Exception):
-    """A program says more than anybody reads."""
+    """A program writes more than is read."""
 
 
 def _said(
@@ -406,11 +407,11 @@ def _said(
     timeout: float,
     complaints: typing.IO[bytes] | None = None,
 ) -> tuple[str, str]:
-    """What a program writes until its end, and a moment longer where others hold its pipes.
+    """Return a program's output until its end, and a moment longer if others hold its pipes.
 
     Raises:
-        subprocess.TimeoutExpired: it has not ended by itself; with all that it has written.
-        _TooMuchError: it has written more than _TOO_MUCH, where that is kept.
+        subprocess.TimeoutExpired: it has not ended; with all that it has written.
+        _TooMuchError: it has written more than _TOO_MUCH, if the output is kept.
     """
     end, ended = time.monotonic() + timeout, False
     while True:
@@ -421,7 +422,7 @@ def _said(
             size = len(error.stdout or b"") + len(error.stderr or b"")
             size += os.fstat(complaints.fileno()).st_size if complaints else 0
             if size > _TOO_MUCH:
-                raise _TooMuchError(f"it says more than {_TOO_MUCH >> 20} MiB") from error
+                raise _TooMuchError(f"it writes more than {_TOO_MUCH >> 20} MiB") from error
             if ended:
                 return _text(error.stdout), _text(error.stderr)
             ended = child.poll() is not None
@@ -438,7 +439,7 @@ def _text(written: bytes | str | None) -> str:
 
 
 def _killed(child: subprocess.Popen[str]) -> int:
-    """Kill a program and its children; return its exit status, or how it is to end."""
+    """Kill a program and its children; return its exit status, or -SIGKILL if it has not ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Ends and removes what programs leave behind: processes, mounts, control groups."""
+"""End and remove what programs leave behind: processes, mounts, control groups."""
 
 import collections.abc
 import contextlib
@@ -18,21 +18,21 @@ _CGROUPS: typing.Final = pathlib.Path("/sys/fs/cgroup")
 _PROC: typing.Final = pathlib.Path("/proc")
 # TASK_COMM_LEN of Linux, without the NUL.
 _COMM_LENGTH: typing.Final = 15
-# What reading in a control group that was removed meanwhile ends with.
+# Errors of reading in a control group that was removed meanwhile.
 _GONE: typing.Final = (errno.ENOENT, errno.ENODEV)
 
 
 def processes_running(
     folder: pathlib.Path, names: collections.abc.Collection[str], proc: pathlib.Path = _PROC
 ) -> list[int]:
-    """The ids of this machine's processes that run one of these programs from a folder or below.
+    """Return the ids of processes that run one of these programs from a folder or below.
 
-    A program that was deleted since it was started is found too. A container's is none of them,
-    though it may have such a name: what /proc shows of its program is a path in the container. It
-    is told by its own process ids (PID namespace), which nothing leaves that is within.
+    A program that was deleted since its start is found too. A container's process is not, even if
+    its program has such a name, since /proc shows a path inside the container. It is recognised by
+    its own process ids (PID namespace), which no process inside can leave.
 
     Raises:
-        OSError: one that may be such a program can't be looked at.
+        OSError: a process that may be one can't be examined.
     """
     ours = (proc / "self/ns/pid").readlink()
     found: list[int] = []
@@ -45,8 +45,8 @@ def processes_running(
                 program = (entry / "exe").readlink()
                 is_ours = (entry / "ns/pid").readlink() == ours
             except PermissionError:
-                # One with more rights than this one has, and none of ours renames itself. The root
-                # of a system container can't look at what has ended there, or in a container.
+                # It has more rights than this process, and none of ours renames itself. The root
+                # of a system container can't examine processes that have ended.
                 cut = {os.fsencode(name)[:_COMM_LENGTH] for name in names}
                 if _comm(entry) in cut and _is_alive_here(entry):
                     raise
@@ -58,9 +58,9 @@ def processes_running(
 
 
 def _is_alive_here(process: pathlib.Path) -> bool:
-    """Whether a process lives, and is in no PID namespace below that of its /proc."""
+    """Return whether a process lives, and is in no PID namespace below that of its /proc."""
     status = (process / "status").read_text(errors="replace")
-    # One whose first thread has ended shows Z too, but has other threads.
+    # A process whose first thread has ended is in state Z too, but has other threads.
     has_ended = re.search(r"^State:\t[XZ](.*\n)*?Threads:\t[01]$", status, re.MULTILINE)
     return not (has_ended or re.search(r"^NSpid:\t[0-9]+\t", status, re.MULTILINE))
 
@@ -80,17 +80,17 @@ def end_processes(pids: collections.abc.Collection[int], grace: float = 5.0) -> 
 
 
 def unmount_below(folder: pathlib.Path) -> bool:
-    """Unmount all that is mounted below a folder. Return True if there was anything.
+    """Unmount everything below a folder. Return True if there was anything.
 
-    What is mounted at the folder itself was there before us, and stays.
+    A mount at the folder itself was there before us, and stays.
 
     Raises:
-        machine.process.CommandError: if something can't be unmounted.
+        machine.process.CommandError: something can't be unmounted.
     """
     points = _mount_points(folder)
     for point in reversed(points):
-        # Lazily: a process of somebody else that stands in it must not stop the removal. Whether
-        # it worked is seen below, because one may take others with it.
+        # Lazily: a process that has its working folder in it must not stop the removal. The check
+        # follows below, because one unmount may include others.
         process.run(["/usr/bin/umount", "--lazy", "--", point], timeout=60, check=False)
     for point in _mount_points(folder):
         process.run(["/usr/bin/umount", "--", point], timeout=60)
@@ -98,10 +98,10 @@ def unmount_below(folder: pathlib.Path) -> bool:
 
 
 def control_groups(pattern: str) -> list[pathlib.Path]:
-    """The control groups, in every hierarchy, whose path in it matches; the deepest first.
+    """Return the control groups, in every hierarchy, whose path matches; the deepest first.
 
     Raises:
-        OSError: one can't be looked into.
+        OSError: one can't be read.
     """
     found: list[pathlib.Path] = []
     for root in _hierarchies():
@@ -117,14 +117,14 @@ def _unless_gone(error: OSError) -> None:
 
 
 def remove_control_groups(pattern: str) -> bool:
-    """Kill what runs in the matching control groups and remove them. Return True if any was there.
+    """Kill all processes in matching control groups and remove these. Return True if any existed.
 
     Args:
         pattern: a regular expression for the path below a hierarchy's root, as in
             /proc/PID/cgroup.
 
     Raises:
-        OSError: what runs in one of them can't be told.
+        OSError: the processes of a group can't be read.
     """
     groups = control_groups(pattern)
     pids: set[int] = set()
@@ -132,12 +132,12 @@ def remove_control_groups(pattern: str) -> bool:
         try:
             pids.update(int(pid) for pid in (group / "cgroup.procs").read_text().split())
         except OSError as error:
-            # A threaded group tells threads only; the processes are above it, at or below ours.
+            # A threaded group lists threads only; their processes are in the group above.
             if error.errno != errno.EOPNOTSUPP:
                 _unless_gone(error)
     end_processes(pids, grace=0)
     for group in groups:
-        with contextlib.suppress(OSError):  # systemd removes its own by itself
+        with contextlib.suppress(OSError):  # systemd removes its own groups
             group.rmdir()
     return bool(groups)
 
@@ -152,7 +152,7 @@ def _lives(pid: int) -> bool:
 
 
 def _mount_points(folder: pathlib.Path) -> list[str]:
-    """What is mounted below a folder, in the order in which it was mounted."""
+    """Return the mounts below a folder, in the order in which they were mounted."""
     lines = os.fsdecode((_PROC / "self/mountinfo").read_bytes()).split("\n")
     # The kernel writes blanks, newlines and backslashes as \040 and the like (proc(5)).
     points = (

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What can be seen of a process from outside: its parent, and what it has open."""
+"""Read a process's parent and open files from /proc."""
 
 import contextlib
 import pathlib
@@ -12,7 +12,7 @@ _GONE: typing.Final = (FileNotFoundError, ProcessLookupError)
 
 
 def parent(pid: int, proc: pathlib.Path = _PROC) -> int:
-    """The number of the process's parent; 0 where it is gone."""
+    """Return the number of the process's parent; 0 if it is gone."""
     with contextlib.suppress(*_GONE):
         # After the name, which may hold any bytes: the state, then the parent (proc(5)).
         return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -20,10 +20,10 @@ def parent(pid: int, proc: pathlib.Path = _PROC) -> int:
 
 
 def open_files(pid: int, pattern: re.Pattern[str], proc: pathlib.Path = _PROC) -> dict[int, str]:
-    """The paths that match, by the descriptors that a process has of them; none if it is gone.
+    """Return the matching paths that a process has open, by descriptor; none if it is gone.
 
     Raises:
-        OSError: it can't be looked at.
+        OSError: it can't be examined.
     """
     found: dict[int, str] = {}
     with contextlib.suppress(*_GONE):

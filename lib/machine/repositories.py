@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Repositories of packages beside the distribution's: key, pins and source, as files of ours."""
+"""Add package repositories to apt: key, pins and source, each as a file of ours."""
 
 import dataclasses
 import pathlib
@@ -21,12 +21,12 @@ class Repository:
 
     Attributes:
         name: such as `nvidia-container-toolkit`: lower-case letters, digits, dashes.
-        uri: where it lies, such as `https://nvidia.github.io/libnvidia-container/stable/deb/amd64`.
-        suites: such as `stable`; `/` for a flat one.
-        components: such as `main`; empty for a flat one.
-        key: the public key that signs it, ASCII-armoured; no other one is taken for it.
-        pins: which packages (names or globs, between spaces), of which version (a glob; empty: any
-            that comes from this repository's host), at which priority (apt_preferences(5)).
+        uri: such as `https://nvidia.github.io/libnvidia-container/stable/deb/amd64`.
+        suites: such as `stable`; `/` for a flat repository.
+        components: such as `main`; empty for a flat repository.
+        key: the public key that signs it, ASCII-armoured; apt accepts no other key for it.
+        pins: which packages (names or globs, separated by spaces), of which version (a glob;
+            empty: any from this repository's host), at which priority (apt_preferences(5)).
     """
 
     name: str
@@ -38,21 +38,21 @@ class Repository:
 
 
 def ensure(repository: Repository) -> bool:
-    """Have apt know a repository. Return True if anything changed; its lists are old then.
+    """Add a repository to apt. Return True if anything changed: its lists are old then.
 
     Raises:
-        ValueError: if the name is none, or the key or another value is empty or breaks its line.
+        ValueError: the name is not valid, or the key or another value is empty or has two lines.
     """
     values = (repository.uri, repository.suites, repository.components)
     if not _NAME.fullmatch(repository.name) or any(re.search(r"[\r\n]", v) for v in values):
         raise ValueError(
-            f"{repository.name!r} is no repository's name, or has a value of two lines"
+            f"{repository.name!r} is not a repository's name, or has a value of two lines"
         )
     if not all((repository.uri, repository.suites, repository.key.strip())):
         raise ValueError(f"repository {repository.name} lacks an address, a suite or a key")
     key, pins, source = _paths(repository.name)
     files.ensure_directory(key.parent)
-    # The source last: apt never knows it without its key and pins.
+    # The source last: apt never sees it without its key and pins.
     changed = files.ensure_file(key, repository.key.strip() + "\n")
     if repository.pins:
         changed |= files.ensure_file(pins, _pins(repository))
@@ -63,7 +63,7 @@ def ensure(repository: Repository) -> bool:
 
 
 def remove(name: str) -> bool:
-    """Have apt know a repository of ours no more. Return True if it did."""
+    """Remove a repository of ours from apt. Return True if it was there."""
     key, pins, source = _paths(name)
     changed = files.ensure_absent(source)
     changed |= files.ensure_absent(pins)
@@ -71,7 +71,7 @@ def remove(name: str) -> bool:
 
 
 def uris() -> list[str]:
-    """Where the repositories of ours lie."""
+    """Return the addresses of our repositories."""
     found = list[str]()
     for path in sorted((_APT / "sources.list.d").glob(f"{_PREFIX}*.sources")):
         found += re.findall(r"^URIs: (.*)$", files.read_text(path) or "", re.MULTILINE)

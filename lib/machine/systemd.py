@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""systemd services."""
+"""Install, start, stop and query systemd services."""
 
 import collections.abc
 import contextlib
@@ -21,8 +21,8 @@ _Answer = typing.TypeVar("_Answer")
 
 # Longer than any unit's own TimeoutStopSec.
 _TIMEOUT: typing.Final = 180.0
-# In seconds. While systemd executes itself anew, as its upgrade has it do, it answers nobody for
-# one or so, and its clients end with these words, whether their call came through or not.
+# In seconds. While systemd re-executes itself, as during its upgrade, it does not answer for about
+# a second. Its clients then fail with these messages, whether or not their call came through.
 _PATIENCE: typing.Final = 20.0
 _AWAY: typing.Final = (
     "Connection refused",
@@ -35,10 +35,10 @@ _AWAY: typing.Final = (
 def ensure_unit(name: str, content: str, *, boot: bool = True) -> bool:
     """Install a unit of our own. Return True if anything had to be changed.
 
-    A run that was killed between the steps is finished by the next.
+    If a run is killed between the steps, the next run finishes them.
 
     Args:
-        name: of the unit.
+        name: the unit's name.
         content: all of it.
         boot: whether it is enabled, so that each boot starts it.
     """
@@ -54,17 +54,17 @@ def ensure_unit(name: str, content: str, *, boot: bool = True) -> bool:
 
 
 def ensure_drop_in(name: str, drop_in: str, content: str) -> bool:
-    """Have settings beside a unit of others. Return True if anything had to be changed.
+    """Install a drop-in for a unit of others. Return True if anything had to be changed.
 
     Args:
-        name: of the unit.
+        name: the unit's name.
         drop_in: the file's name, ending in `.conf`.
         content: all of it.
     """
     path = _drop_in(name, drop_in)
     files.ensure_directory(path.parent)
     changed = files.ensure_file(path, content)
-    # Of a folder that is new to it systemd does not say that it needs a reload.
+    # For a folder that is new to it, systemd does not report that it needs a reload.
     stale = show(name, "NeedDaemonReload")["NeedDaemonReload"] == "yes"
     if changed or stale or str(path) not in _drop_ins(name):
         _systemctl("daemon-reload")
@@ -73,7 +73,7 @@ def ensure_drop_in(name: str, drop_in: str, content: str) -> bool:
 
 
 def remove_drop_in(name: str, drop_in: str) -> bool:
-    """Take such settings away. Return True if there were any."""
+    """Remove such a drop-in. Return True if there was one."""
     path = _drop_in(name, drop_in)
     changed = files.ensure_absent(path)
     files.remove_if_empty(path.parent)
@@ -84,7 +84,7 @@ def remove_drop_in(name: str, drop_in: str) -> bool:
 
 
 def ensure_enabled(name: str) -> bool:
-    """Have each boot start a unit of others. Return True if it was not so."""
+    """Enable a unit of others at boot. Return True if it was not enabled."""
     if show(name, "UnitFileState")["UnitFileState"] != "disabled":
         return False
     _systemctl("enable", name)
@@ -92,7 +92,7 @@ def ensure_enabled(name: str) -> bool:
 
 
 def ensure_not_enabled(name: str) -> bool:
-    """Let no boot start a unit; it runs on if it runs. Return True if anything had to be done."""
+    """Disable a unit at boot, without stopping it. Return True if anything had to be done."""
     if show(name, "UnitFileState")["UnitFileState"] != "enabled":
         return False
     _systemctl("disable", name)
@@ -100,25 +100,25 @@ def ensure_not_enabled(name: str) -> bool:
 
 
 def ensure_running(name: str, *, restart: bool) -> bool:
-    """Have a service run, newly started if `restart`. Return True if it was (re)started.
+    """Start a service, or restart it if `restart`. Return True if it was (re)started.
 
     Raises:
-        machine.process.CommandError: if systemd can't start it.
+        machine.process.CommandError: systemd can't start it.
     """
     state = "" if restart else show(name, "ActiveState")["ActiveState"]
     if state in ("active", "activating", "reloading"):
         return False
-    # Else a service that failed too often would not be started again.
+    # Otherwise a service that failed too often would not be started again.
     forget_failure(name)
     _systemctl("restart", name)
     return True
 
 
 def reload(name: str) -> bool:
-    """Have a service that runs read its files anew. Return True if it runs.
+    """Let a running service reload its files. Return True if it runs.
 
     Raises:
-        machine.process.CommandError: if it can't.
+        machine.process.CommandError: it can't.
     """
     if show(name, "ActiveState")["ActiveState"] != "active":
         return False
@@ -127,7 +127,7 @@ def reload(name: str) -> bool:
 
 
 def ensure_masked(name: str) -> bool:
-    """Stop a service, and let nothing start it again. Return True if anything had to be done."""
+    """Stop a service and mask it. Return True if anything had to be done."""
     if show(name, "LoadState")["LoadState"] == "masked":
         return False
     _systemctl("mask", "--now", name)
@@ -135,7 +135,7 @@ def ensure_masked(name: str) -> bool:
 
 
 def unmask(name: str) -> None:
-    """Let a service be started again, which is not done here."""
+    """Unmask a service, without starting it."""
     _systemctl("unmask", name)
 
 
@@ -145,7 +145,7 @@ def ensure_stopped(name: str) -> bool:
 
 
 def ensure_disabled(name: str) -> bool:
-    """Stop a service, and let no reboot start it again. Return True if anything had to be done."""
+    """Stop a service and disable it at boot. Return True if anything had to be done."""
     state = show(name, "ActiveState", "UnitFileState")
     changed = _stop(name, state)
     if state["UnitFileState"] == "enabled":
@@ -155,14 +155,14 @@ def ensure_disabled(name: str) -> bool:
 
 
 def forget_failure(name: str) -> None:
-    """Have systemd no longer know that a service failed; a transient one is gone by that."""
+    """Reset a service's failed state, which also removes a transient service."""
     # It fails for a unit that systemd does not know.
     with contextlib.suppress(process.CommandError):
         _systemctl("reset-failed", name)
 
 
 def remove_unit(name: str) -> bool:
-    """Stop a service of ours, and take its unit away. Return True if anything was there."""
+    """Stop a service of ours and remove its unit. Return True if anything was there."""
     changed = ensure_disabled(name)
     if files.ensure_absent(_UNITS / name):
         _systemctl("daemon-reload")
@@ -172,9 +172,9 @@ def remove_unit(name: str) -> bool:
 
 
 def ensure_template(name: str, content: str) -> bool:
-    """Have a unit of ours of which there are many, as `NAME@.service`. True if it was changed.
+    """Install a template unit of ours, `NAME@.service`. Return True if it was changed.
 
-    Those that run stay as they are; systemd reads it for each that it starts.
+    Running instances stay as they are; systemd reads the unit for each instance that it starts.
     """
     changed = files.ensure_file(_UNITS / name, content)
     if changed:
@@ -183,7 +183,7 @@ def ensure_template(name: str, content: str) -> bool:
 
 
 def remove_template(name: str) -> bool:
-    """Stop all units that were made of one, and take it away. Return True if it was there."""
+    """Stop all instances of a template unit and remove it. Return True if it was there."""
     if not (_UNITS / name).exists():
         return False
     _systemctl("stop", name.replace("@.", "@*."))
@@ -193,27 +193,27 @@ def remove_template(name: str) -> bool:
 
 
 def units(pattern: str) -> list[str]:
-    """The units that systemd knows by such a name now, with `*` in it."""
+    """Return the units that systemd knows now by a name with `*` in it."""
     listed = _systemctl("list-units", "--plain", "--no-legend", "--", pattern, told=False)
     return [line.split()[0] for line in listed.splitlines()]
 
 
 def show(name: str, *properties: str) -> dict[str, str]:
-    """What systemd says of a unit, by property; empty for what it does not know."""
+    """Return a unit's properties; empty for those that systemd does not know."""
     shown = _systemctl("show", "--property", ",".join(properties), "--", name, told=False)
     found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     return {key: found.get(key, "") for key in properties}
 
 
 def main_pid(name: str) -> int:
-    """The process id of a service's main process; 0 if it does not run."""
+    """Return the process id of a service's main process; 0 if it does not run."""
     return int(show(name, "MainPID")["MainPID"] or 0)
 
 
 def restarts(name: str, seconds: int) -> int:
-    """How often systemd has started a service anew within so many seconds, since it had ended.
+    """Return how often systemd restarted a service within so many seconds after it had ended.
 
-    What was before somebody last started it is over.
+    Restarts before the last deliberate start do not count.
     """
     since_start = int(show(name, "NRestarts")["NRestarts"] or 0)
     if not since_start:
@@ -225,10 +225,10 @@ def restarts(name: str, seconds: int) -> int:
 
 
 def started_with(name: str, variable: str, value: str) -> bool:
-    """Whether a service's main process was started with this in its environment.
+    """Return whether a service's main process was started with this in its environment.
 
-    The process itself is asked: a hook that was killed after it wrote the files but before it
-    restarted the service has left nothing else that tells.
+    The process itself is examined: a hook that was killed after it wrote the files and before it
+    restarted the service leaves no other trace.
     """
     pid = main_pid(name)
     if not pid:
@@ -253,7 +253,7 @@ def signal(name: str, sig: str) -> bool:
 
 
 def patiently(call: collections.abc.Callable[[], _Answer]) -> _Answer:
-    """Call what asks systemd for something; again, where systemd was away for a moment.
+    """Call a function that asks systemd; repeat it if systemd was away for a moment.
 
     Raises:
         machine.process.CommandError: it failed, or systemd stayed away.
@@ -273,7 +273,7 @@ def _stop(name: str, state: dict[str, str]) -> bool:
     try:
         _systemctl("stop", name)
     except process.CommandError:
-        # Of a transient unit that is gone, as by a call of which only the answer was lost.
+        # A transient unit that is gone, for example if only the answer of a call was lost.
         if show(name, "ActiveState")["ActiveState"] not in _ENDED:
             raise
     return True
@@ -284,7 +284,7 @@ def _drop_in(name: str, drop_in: str) -> pathlib.Path:
 
 
 def _drop_ins(name: str) -> list[str]:
-    """The settings beside a unit that systemd goes by."""
+    """Return the drop-ins of a unit that systemd uses."""
     return show(name, "DropInPaths")["DropInPaths"].split()
 
 

@@ -1,9 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A scope: a control group that systemd makes for processes which it has not started.
+"""Make systemd scopes: control groups for processes that systemd has not started.
 
-A process is named by its number, which may be another's by the time it is used. So a program of
-ours traces it first: who is traced keeps the number, even dead, until the tracer ends (ptrace(2)).
+A process is named by its number, which another process may have by the time it is used. So a
+program of ours traces it first: a traced process keeps its number, even dead, until the tracer
+ends (ptrace(2)).
 """
 
 import collections.abc
@@ -15,7 +16,7 @@ import typing
 from machine.child_process import Child
 
 _SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
-_SEIZE: typing.Final = 0x4206  # PTRACE_SEIZE (Linux include/uapi/linux/ptrace.h): it runs on
+_SEIZE: typing.Final = 0x4206  # PTRACE_SEIZE (Linux include/uapi/linux/ptrace.h): no stop
 _PROC: typing.Final = pathlib.Path("/proc")
 
 
@@ -27,17 +28,17 @@ def start(
     description: str,
     properties: collections.abc.Iterable[str],
 ) -> Child:
-    """Start a program as the first process of a scope of its own. It speaks as a Child does.
+    """Start a program as the first process of its own scope; return it as a Child.
 
     Args:
-        name: of the unit, with `.scope`.
+        name: the unit's name, with `.scope`.
         argv: the program's absolute path and its arguments.
-        slice_name: the slice that the scope is part of.
-        description: one line that systemd shows of it.
+        slice_name: the slice of the scope.
+        description: one line that systemd shows for it.
         properties: of systemd.scope(5) and systemd.resource-control(5), as `NAME=VALUE`.
 
     Raises:
-        OSError: systemd-run can't be started. Where that fails later, the Child has ended.
+        OSError: systemd-run can't be started. If it fails later, the Child has ended.
     """
     command = [
         *(_SYSTEMD_RUN, "--scope", "--quiet", "--collect", f"--unit={name}"),
@@ -49,10 +50,10 @@ def start(
 
 
 def trace(pid: int) -> None:
-    """Keep a process's number from becoming another's for as long as this process lives.
+    """Keep a process's number from being reused for as long as this process lives.
 
     Raises:
-        OSError: it is gone (ESRCH), or traced by another (EPERM).
+        OSError: it is gone (ESRCH), or traced by another process (EPERM).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.restype = ctypes.c_long
@@ -63,9 +64,9 @@ def trace(pid: int) -> None:
 
 
 def open_fault(path: str) -> int:
-    """Why a device can't be opened by this process: an errno; 0 where it can.
+    """Return why this process can't open a device, as an errno; 0 if it can.
 
-    Control groups are asked before the driver is: where they forbid it that is EPERM.
+    Control groups are checked before the driver: if they forbid it, the errno is EPERM.
     """
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
@@ -75,12 +76,12 @@ def open_fault(path: str) -> int:
 
 
 def move(pid: int, other: int, unit: str) -> None:
-    """Have a process in all control groups of a unit's that another one is in.
+    """Move a process into all control groups of a unit that another process is in.
 
     Args:
-        pid: the one to move, which somebody traces.
-        other: one that the unit was made for.
-        unit: its name.
+        pid: the process to move, which must be traced.
+        other: a process that the unit was made for.
+        unit: the unit's name.
 
     Raises:
         OSError: it can't be moved, or is gone (ESRCH).
@@ -100,11 +101,11 @@ def move(pid: int, other: int, unit: str) -> None:
 
 
 def _write_as_its_user(file: pathlib.Path, pid: int) -> None:
-    """Move a process where this root is a user namespace's, as in a container, with cgroup v1.
+    """Move a process with cgroup v1 if this root is a user namespace's, as in a container.
 
-    Only the machine's root may move other users' processes there, any other user those of its own
-    (Linux 6.1 kernel/cgroup/cgroup-v1.c __cgroup1_procs_write). The file is root's, as which it is
-    opened. A child does it: with another user Linux forgets whose end a process is to end with.
+    There only the machine's root may move other users' processes; other users may move their own
+    (Linux 6.1 kernel/cgroup/cgroup-v1.c __cgroup1_procs_write). The file is root's and opened as
+    root. A child does it: when a process changes its user, Linux forgets its parent-death signal.
     """
     user = (_PROC / str(pid)).stat().st_uid
     child = os.fork()
@@ -125,7 +126,7 @@ def _write_as_its_user(file: pathlib.Path, pid: int) -> None:
 
 
 def _groups(pid: int) -> list[tuple[list[str], str]]:
-    """The control groups of a process (cgroups(7)): controllers, none for v2's; and path."""
+    """Return a process's control groups (cgroups(7)): controllers, none for v2's; and path."""
     try:
         lines = _lines(_PROC / str(pid) / "cgroup")
     except (FileNotFoundError, ProcessLookupError):
@@ -135,12 +136,12 @@ def _groups(pid: int) -> list[tuple[list[str], str]]:
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-    """The lines of a file of the kernel's, in which users' names hold any bytes but line feeds."""
+    """Return the lines of a kernel file whose names may hold any byte but newline."""
     return [line for line in os.fsdecode(path.read_bytes()).split("\n") if line]
 
 
 def _folder(mounts: list[str], controllers: list[str], path: str) -> pathlib.Path:
-    """Where a control group lies among the mounts, as proc(5) lists them."""
+    """Return where a control group is in the mounts, as proc(5) lists them."""
     for line in mounts:
         mount, _, source = line.partition(" - ")
         kind, _, options = source.split(" ", 2)

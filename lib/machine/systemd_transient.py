@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Transient systemd services: a program that outlives the hook that starts it, once."""
+"""Start transient systemd services: programs that outlive the hook that starts them."""
 
 import collections.abc
 import typing
@@ -10,7 +10,7 @@ from machine import systemd as services
 
 _SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
 
-# systemd answers as soon as the program was started.
+# systemd answers when the program was started.
 _TIMEOUT: typing.Final = 30.0
 
 
@@ -21,30 +21,30 @@ def start(
     description: str,
     properties: collections.abc.Mapping[str, str],
 ) -> None:
-    """Start a program as a service of its own, with systemd's environment.
+    """Start a program as its own service, with systemd's environment.
 
-    What an earlier one of this name has left, if it failed, is forgotten.
+    If an earlier service of this name failed, its state is reset.
 
     Args:
-        name: of the unit, with `.service`.
+        name: the unit's name, with `.service`.
         argv: the program's absolute path and its arguments.
-        description: one line that systemd shows of it, and of no other start.
+        description: one line that systemd shows for it, and for no other start.
         properties: of systemd.service(5) and systemd.exec(5), such as `RuntimeMaxSec`. Every user
-            of the machine can read them: a secret goes through an `EnvironmentFile`.
+            of the machine can read them: pass a secret through an `EnvironmentFile`.
 
     Raises:
-        machine.process.CommandError: if it can't be started, as where one of this name runs.
+        machine.process.CommandError: it can't be started, for example because it already runs.
     """
     command = [
         *(_SYSTEMD_RUN, "--quiet", f"--unit={name}", f"--description={description}"),
-        # Else a program that is not there would be found out only later.
+        # Otherwise a missing program would be noticed only later.
         "--property=Type=exec",
         *(f"--property={key}={value}" for key, value in properties.items()),
         *("--", *argv),
     ]
 
     def begin() -> None:
-        # What was asked for once may have come through, and only the answer not.
+        # An earlier call may have come through, and only its answer was lost.
         if services.show(name, "Description")["Description"] != description:
             process.run(command, timeout=_TIMEOUT)
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The TCP connections of this machine and of its processes, as the kernel lists them.
+"""List the TCP connections of this machine and of its processes, as the kernel reports them.
 
-Standard library only: programs that run without packages use this, too.
+Standard library only: programs that run without packages use this too.
 """
 
 import collections.abc
@@ -22,7 +22,7 @@ _PROC: typing.Final = pathlib.Path("/proc")
 _ESTABLISHED: typing.Final = "01"  # TCP_ESTABLISHED (Linux include/net/tcp_states.h)
 _LISTEN: typing.Final = "0A"  # TCP_LISTEN
 _LOCAL: typing.Final = ("127.0.0.1", "0.0.0.0", "::")  # noqa: S104 nothing is bound to it
-# Linux include/uapi/linux: netlink.h, sock_diag.h, inet_diag.h. What is asked for: the established
+# Linux include/uapi/linux: netlink.h, sock_diag.h, inet_diag.h. The request is for established
 # connections of a family, each with its tcp_info.
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP, _REQUEST = 4, 20, 0x301, 0x1
 _ANY_STATE, _NO_COOKIE = 0xFFF, 0xFFFFFFFF
@@ -32,7 +32,7 @@ _INFO: typing.Final = 2  # INET_DIAG_INFO
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 # struct inet_diag_msg, and where in it the user and the inode are.
 _MESSAGE, _USER, _INODE = 72, 64, 68
-# In struct tcp_info (tcp.h): milliseconds since then, and how many bytes in all.
+# In struct tcp_info (tcp.h): milliseconds since the last data, and numbers of bytes.
 _LAST_SENT, _LAST_RECEIVED, _RECEIVED = 44, 52, 128
 _ANSWER: typing.Final = 1 << 16
 
@@ -42,10 +42,10 @@ class Connection:
     """An established connection of a process of this machine.
 
     Attributes:
-        inode: the kernel's number of the socket, which no other has while this machine runs.
-        address: of the other end, IPv4 or IPv6.
-        port: of the other end.
-        unanswered: how often what was sent last had to be sent again without an answer.
+        inode: the kernel's number of the socket, unique until the machine reboots.
+        address: the other end's address, IPv4 or IPv6.
+        port: the other end's port.
+        unanswered: how often the last data was sent again without an answer.
     """
 
     inode: int
@@ -55,10 +55,10 @@ class Connection:
 
 
 def connections(pid: int) -> tuple[Connection, ...]:
-    """The established TCP connections of a process; none if it has ended.
+    """Return the established TCP connections of a process; none if it has ended.
 
     Raises:
-        OSError: that can't be looked at.
+        OSError: they can't be read.
     """
     folder = _PROC / str(pid)
     try:
@@ -71,12 +71,12 @@ def connections(pid: int) -> tuple[Connection, ...]:
 
 
 def other_end(connection: socket.socket) -> int:
-    """Return the inode of the other end of a connection to 127.0.0.1, where a process has that.
+    """Return the inode of the other end of a connection to 127.0.0.1, if a process has it.
 
-    0 means that no process has accepted the connection yet, or that it has ended.
+    0 means that no process has accepted the connection yet, or that the process has ended.
 
     Raises:
-        OSError: the connections can't be looked at.
+        OSError: the connections can't be read.
     """
     return _at_other_end(connection)[1]
 
@@ -84,16 +84,16 @@ def other_end(connection: socket.socket) -> int:
 def is_open_in(service: str, inode: int) -> bool:
     """Return whether a process of a service of systemd's has a socket open.
 
-    A process counts by its control group, which no user can enter, and not by its number.
+    A process is identified by its control group, which no user can enter, not by its number.
 
     Args:
-        service: the unit's whole name; the unit lies in system.slice.
+        service: the unit's full name; the unit is in system.slice.
         inode: of the socket.
 
     Raises:
-        OSError: a process can't be looked at.
+        OSError: a process can't be examined.
     """
-    # In a container the kernel may name groups from the host's root on.
+    # In a container the kernel may show groups from the host's root on.
     top = (
         _group(os.fsdecode((_PROC / "1/cgroup").read_bytes()))
         .removesuffix("/init.scope")
@@ -114,8 +114,8 @@ def _has_open(process: pathlib.Path, group: str, link: str) -> bool:
             return found
 
         try:
-            # All that is read through this folder is of one process, also if its number is
-            # another's by then.
+            # Everything that is read through this folder is of one process, even if its number
+            # is reused.
             folder = opened_at(process, os.O_PATH | os.O_DIRECTORY)
             text = os.fsdecode(os.read(opened_at("cgroup", os.O_RDONLY, folder), 1 << 16))
             if _group(text) != group:
@@ -132,7 +132,7 @@ def _has_open(process: pathlib.Path, group: str, link: str) -> bool:
 
 def _group(text: str) -> str:
     """Return a process's group in systemd's own hierarchy (cgroups(7), /proc/PID/cgroup)."""
-    # In the name of a user's group may be all other characters that str.splitlines splits at.
+    # The name of a user's group may contain all other line separators of str.splitlines.
     rows = [line.split(":", 2) for line in text.split("\n")]
     paths = {row[1]: row[2] for row in rows if len(row) == 3}
     return paths.get("name=systemd", paths.get("", ""))
@@ -141,7 +141,7 @@ def _group(text: str) -> str:
 def _tables(folder: pathlib.Path) -> list[str]:
     """Return the kernel's tables of the network that a process is in."""
     tables = [(folder / "net/tcp").read_text()]
-    # What the kernel was built or told to have no IPv6 for has no second table.
+    # A kernel without IPv6 has no second table.
     with contextlib.suppress(FileNotFoundError):
         tables.append((folder / "net/tcp6").read_text())
     return tables
@@ -151,7 +151,7 @@ def listener(port: int) -> int:
     """Return the inode of the socket that listens on a port of 127.0.0.1; 0 if none does.
 
     Raises:
-        OSError: the sockets can't be looked at.
+        OSError: the sockets can't be read.
     """
     for table in _tables(_PROC / "self"):
         for fields in (line.split() for line in table.splitlines()[1:]):
@@ -163,31 +163,31 @@ def listener(port: int) -> int:
 
 
 def is_taken(port: int, service: str) -> bool:
-    """Return whether another program than this service listens on a port of 127.0.0.1.
+    """Return whether a program other than this service listens on a port of 127.0.0.1.
 
     Raises:
-        OSError: that can't be looked at.
+        OSError: the sockets can't be read.
     """
     inode = listener(port)
-    # The service may have ended between the two looks, and its socket with it.
+    # The service may have ended between the two reads, and its socket with it.
     return bool(inode) and not is_open_in(service, inode) and listener(port) == inode
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the user at the other end of a connection to 127.0.0.1; None if that has closed it.
+    """Return the user at the other end of a connection to 127.0.0.1; None if it is closed.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel does not say.
     """
     user, inode = _at_other_end(connection)
-    # A socket without a file has no inode, and its user says nothing.
+    # A socket without a file has no inode, and its user means nothing.
     return user if inode else None
 
 
 def _at_other_end(connection: socket.socket) -> tuple[int, int]:
     """Return the user and the inode of the other end; the inode is 0 if no process has it.
 
-    The kernel looks one connection up, however many there are.
+    The kernel looks up one connection, however many there are.
     """
     (own, own_port), (address, port) = connection.getsockname(), connection.getpeername()
     ends = socket.inet_aton(address).ljust(16, b"\0") + socket.inet_aton(own).ljust(16, b"\0")
@@ -208,12 +208,12 @@ def _at_other_end(connection: socket.socket) -> tuple[int, int]:
 
 
 def silence(inodes: collections.abc.Collection[int]) -> float:
-    """For how many seconds no data has come or gone on any of these connections.
+    """Return for how many seconds no data was sent or received on any of these connections.
 
-    Infinite where there is none of them.
+    Infinite if there is no connection.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel does not say.
     """
     ages = [math.inf]
     for inode, info in _told():
@@ -223,16 +223,16 @@ def silence(inodes: collections.abc.Collection[int]) -> float:
 
 
 def expecting(inodes: collections.abc.Collection[int]) -> int:
-    """On how many of these connections nothing has come so far.
+    """Return on how many of these connections nothing has been received so far.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel does not say.
     """
     return sum(inode in inodes and not _number(info, _RECEIVED, 8) for inode, info in _told())
 
 
 def _told() -> collections.abc.Iterator[tuple[int, bytes]]:
-    """The inode of each established connection, and its tcp_info."""
+    """Return the inode of each established connection, and its tcp_info."""
     for family in (socket.AF_INET, socket.AF_INET6):
         yield from _told_of(family)
 
@@ -275,7 +275,7 @@ def _aligned(length: int) -> int:
 
 
 def established(table: str) -> list[Connection]:
-    """The established connections in a table as proc(5) describes it (/proc/net/tcp, tcp6)."""
+    """Return the established connections in a table of proc(5) (/proc/net/tcp, tcp6)."""
     found: list[Connection] = []
     for fields in (line.split() for line in table.splitlines()[1:]):
         if len(fields) > 9 and fields[3] == _ESTABLISHED:
@@ -286,7 +286,7 @@ def established(table: str) -> list[Connection]:
 
 
 def _address(digits: str) -> str:
-    """An address of its 32-bit words, each as a number of this machine's byte order."""
+    """Return an address from its 32-bit words, each a number in this machine's byte order."""
     words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
@@ -294,7 +294,7 @@ def _address(digits: str) -> str:
 
 
 def _sockets(folder: pathlib.Path) -> set[int]:
-    """The inodes of the sockets that a process has open; it may close some meanwhile."""
+    """Return the inodes of a process's open sockets; it may close some meanwhile."""
     found: set[int] = set()
     for link in (folder / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

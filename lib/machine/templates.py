@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Render templates."""
+"""Render Jinja templates."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ def render(folder: pathlib.Path, name: str, /, **values: object) -> str:
     """Render the template `name` of a folder.
 
     Raises:
-        jinja2.UndefinedError: a value that the template wants is not given.
+        jinja2.UndefinedError: a value that the template needs is missing.
         jinja2.TemplateNotFound: there is no such template.
     """
     environment = jinja2.Environment(  # noqa: S701 none of these is HTML

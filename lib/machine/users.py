@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""System users of our own."""
+"""Make and remove system users of our own."""
 
 import pathlib
 import pwd
@@ -8,17 +8,17 @@ import typing
 
 from machine import process
 
-# Stands in /etc/passwd beside a user that was made here, so that no other is ever removed.
+# Marks users in /etc/passwd that were made here, so that no other user is ever removed.
 _OURS: typing.Final = "gpu-ci-worker"
 
 
 def exists(name: str) -> bool:
-    """Whether there is a user of this name."""
+    """Return whether a user of this name exists."""
     return _find(name) is not None
 
 
 def ensure_user(name: str, home: pathlib.Path) -> bool:
-    """Have a system user without a login, with a group of its own. Return True if made."""
+    """Make a system user without a login, with its own group. Return True if it was made."""
     if exists(name):
         return False
     process.run(
@@ -41,9 +41,9 @@ def ensure_no_user(name: str) -> bool:
 
 
 def becoming(name: str) -> list[str]:
-    """What is before a program's arguments to run it as a user, who can become no other by it.
+    """Return a prefix for a command that runs it as a user, without a way to become another one.
 
-    It stays the child of who starts it, which can end with that.
+    The program stays a child of the caller and can end with it.
 
     Raises:
         LookupError: there is no such user.

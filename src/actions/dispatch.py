@@ -2,17 +2,19 @@
 # See LICENSE file for licensing details.
 """The operator's actions.
 
-Each reads what it needs and nothing else, so that nothing else that is wrong here stands in its
-way, and changes nothing but what it is asked to.
+Each action reads only its own inputs, so a fault in another part of the unit does not stop it. It
+changes only its own subject.
 """
 
 import collections.abc
 import dataclasses
 import datetime
 import json
+import math
 import typing
 
-from actions import driver_upgrade
+from actions import driver_upgrade, since
+from actions import gpu_explain as gpu_explanation
 from actions import gpu_report as gpu_reports
 from ci.concourse import key_rotation as rotation
 from ci.concourse.backup import backup as backups
@@ -28,15 +30,16 @@ from gpu_selftest.check import Level
 from lifecycle import drain
 from lifecycle import part_runner as attempts
 from machine import process
+from options import readers
 from options.table import gpu_vendor
 from options.values import OptionError
-from plan import messages as problem_texts
+from plan import messages
 from relations.peers import WebKeys
 
-# How long the action follows a self-test, in seconds: it holds Juju's lock on the machine.
+# How long the action follows a self-test, in seconds: meanwhile it holds Juju's machine lock.
 _FOLLOWED: typing.Final = 600
 
-# From where on juju run folds a line, in characters, less the name of the result (juju 4.0.15).
+# The length at which juju run folds a line, in characters, less the result's name (juju 4.0.15).
 _FOLDED: typing.Final = 80 - len("next: ")
 
 Results = dict[str, str]
@@ -44,14 +47,14 @@ Results = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of an action, with what it may ask Juju for.
+    """One call of an action, with its access to Juju.
 
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
-        params: as actions.yaml declares them.
-        log: tells the operator how it goes on, a line each.
-        options: as Juju has them, none of them checked.
-        web_keys: the web's, for all units of the application.
+        params: the parameters, as actions.yaml declares them.
+        log: shows the operator a line of progress.
+        options: the application's options as Juju has them, unchecked.
+        web_keys: the keys of web, shared by all units of the application.
     """
 
     unit: str
@@ -62,12 +65,12 @@ class Call:
 
     @property
     def for_program(self) -> bool:
-        """Whether a program is to read the results."""
+        """Whether the results are for a program."""
         return self.params.get("format") == "json"
 
     @property
     def reason(self) -> str:
-        """Why, in the operator's words; actions.yaml has the default."""
+        """The operator's reason; actions.yaml has the default."""
         return self.params.get("reason", "no reason given")
 
     @property
@@ -77,10 +80,10 @@ class Call:
 
 
 class ActionError(Exception):
-    """An action can't do what it was asked for; the text says why and what to do instead.
+    """An action failed; the text says why and what to do instead.
 
     Attributes:
-        results: what it found out all the same.
+        results: what the action reports although it failed.
     """
 
     def __init__(self, text: str, results: Results | None = None) -> None:
@@ -89,10 +92,10 @@ class ActionError(Exception):
 
 
 def gpu_inventory(call: Call) -> Results:
-    """All GPUs of this machine, looked for now, even where tasks get none.
+    """Show the GPUs of this machine, even if tasks get none of them.
 
     Raises:
-        ActionError: if gpu-vendor can't be used, or it can't be told which of them tasks may get.
+        ActionError: gpu-vendor is invalid, or the GPUs or the policy cannot be read.
     """
     inventory = _gpus(call)
     try:
@@ -110,14 +113,14 @@ def _gpus(call: Call) -> Inventory:
     except OptionError as error:
         raise ActionError(str(error)) from error
     except OSError as error:
-        raise ActionError(f"this machine's GPUs can't be looked at: {error}") from error
+        raise ActionError(f"the GPUs of this machine cannot be read: {error}") from error
 
 
 def gpu_leases(call: Call) -> Results:
-    """Who has which GPU now, and who waits.
+    """Show the holder of each GPU, and the queue.
 
     Raises:
-        ActionError: if that can't be read.
+        ActionError: the policy or the leases cannot be read.
     """
     try:
         return {"json": leases.as_json()} if call.for_program else leases.report()
@@ -125,36 +128,48 @@ def gpu_leases(call: Call) -> Results:
         raise ActionError(str(error)) from error
 
 
-def gpu_release(call: Call) -> Results:
+def gpu_explain(call: Call) -> Results:
+    """Explain what was decided about the GPUs of a build, container, unit or job.
+
+    Raises:
+        ActionError: a parameter is invalid.
+    """
+    try:
+        return gpu_explanation.run(call.unit, call.params)
+    except since.SinceError as error:
+        raise ActionError(str(error)) from error
+
+
+def gpu_reclaim(call: Call) -> Results:
     """Take a GPU back from the containers that hold it.
 
     Raises:
-        ActionError: if it is in use and force was not asked for, or is no GPU of this unit's.
+        ActionError: the GPU is in use and `force` is false, or this unit has no such GPU.
     """
     params = call.params
     try:
-        return leases.release(params["gpu"], call.reason, force=params.get("force", False))
+        return leases.reclaim(params["gpu"], call.reason, force=params.get("force", False))
     except leases.LeaseError as error:
         raise ActionError(str(error)) from error
 
 
 def gpu_report(call: Call) -> Results:
-    """What the leases that are over had, used and waited for.
+    """Add up the usage records of finished leases.
 
     Raises:
-        ActionError: if a parameter can't be used, or that can't be read.
+        ActionError: a parameter is invalid, or the records cannot be read.
     """
     try:
         return gpu_reports.run(call.params, datetime.datetime.now(datetime.timezone.utc))
-    except gpu_reports.ReportError as error:
+    except (gpu_reports.ReportError, since.SinceError) as error:
         raise ActionError(str(error)) from error
 
 
 def gpu_cordon(call: Call) -> Results:
-    """Take a GPU out of use by hand.
+    """Cordon a GPU.
 
     Raises:
-        ActionError: if it is no GPU that tasks get here.
+        ActionError: tasks on this unit do not get such a GPU.
     """
     try:
         return cordon.cordon(call.params["gpu"], call.reason)
@@ -163,10 +178,10 @@ def gpu_cordon(call: Call) -> Results:
 
 
 def gpu_uncordon(call: Call) -> Results:
-    """Bring a GPU back that the operator or a self-test took out of use, or forget a lost one.
+    """Return a cordoned or quarantined GPU to use, or forget a removed card.
 
     Raises:
-        ActionError: if it is not out of use, or gpu-vendor can't be used.
+        ActionError: the GPU is not cordoned or quarantined, or gpu-vendor is invalid.
     """
     inventory = _gpus(call)
     try:
@@ -176,24 +191,27 @@ def gpu_uncordon(call: Call) -> Results:
 
 
 def gpu_selftest(call: Call) -> Results:
-    """Test whether this worker's GPUs can be trusted, and follow that for ten minutes.
+    """Test the GPUs of this worker, and follow the test for ten minutes.
 
     Raises:
-        ActionError: if it can't be started, ends without a verdict, or fails.
+        ActionError: the test cannot start, ends without a verdict, or fails.
     """
     kept = settings.read()
     if kept is None and call.options.get("deployment-mode") == "web":
-        raise ActionError("This unit runs no worker: test a unit of the worker application")
+        raise ActionError("This unit runs no worker: run it on a unit of the worker application")
     if kept is None:
         raise ActionError(
             f"Tasks get no GPU on this unit: juju config {call.application} enable-gpu=true"
         )
     level = Level(call.params["level"])
-    wish, minutes = str(call.params.get("gpu", "")), call.params.get("duration", 0)
-    if minutes and level is not Level.BURN_IN:
-        raise ActionError(f"duration '{minutes}' is for level=burn-in only, not for {level.value}")
+    gpu, duration = str(call.params.get("gpu", "")), call.params.get("duration", "")
+    if duration and level is not Level.BURN_IN:
+        raise ActionError(
+            f"duration '{duration}' is for level=burn-in only, not for {level.value}"
+        )
+    seconds = _seconds("duration", duration, "1m", "24h") if duration else 0
     try:
-        run = service.start(level, gpu=wish, minutes=minutes)
+        run = service.start(level, gpu=gpu, minutes=math.ceil(seconds / 60))
         found = service.follow(run, _FOLLOWED, call.log)
     except service.SelftestError as error:
         raise ActionError(str(error)) from error
@@ -207,33 +225,42 @@ def _of_selftest(
     call: Call, run: str, found: results.Report | None, gpus: collections.abc.Sequence[Gpu]
 ) -> Results:
     if found is None:
-        going_on = {
+        shown = {
             "verdict": "running",
             "level": call.params["level"],
             "log": str(service.LOG),
-            "result": f"{results.path(run)} once it is done; juju status shows the verdict then",
+            "next": f"juju status shows the verdict at the end; report: {results.path(run)}",
         }
-        return {"json": json.dumps(going_on)} if call.for_program else going_on
+        return {"json": json.dumps(shown)} if call.for_program else shown
     if call.for_program:
         return selftest_report.as_json(found)
     return selftest_report.as_results(found, gpus)
 
 
+def _seconds(name: str, value: str, least: str, most: str) -> int:
+    """Read a parameter that is a duration."""
+    try:
+        return readers.seconds(value, least, most)
+    except ValueError as error:
+        raise ActionError(f"{name} '{value}' {error}") from error
+
+
 def upgrade_driver(call: Call) -> Results:
-    """Bring another NVIDIA driver, or tell what that would do.
+    """Install another NVIDIA driver, or show what that would change.
 
     Raises:
-        ActionError: if it is refused, jobs do not end, or it was taken back.
+        ActionError: the upgrade is refused, builds do not end, or the driver was rolled back.
     """
     params = call.params
     option = str(call.options.get("gpu-driver", "auto"))
-    branch, minutes = params.get("branch", ""), params.get("wait", 10)
+    branch = params.get("branch", "")
+    wait = _seconds("wait", params.get("wait", "10m"), "0s", "1h")
     try:
         timeout = worker_options.drain_timeout(call.options)
-        wish = driver_upgrade.Wish(call.unit, option, branch, minutes, timeout)
+        request = driver_upgrade.Request(call.unit, option, branch, wait, timeout)
         if params.get("dry-run", False):
-            return driver_upgrade.preview(wish)
-        return driver_upgrade.upgrade(wish, call.log)
+            return driver_upgrade.preview(request)
+        return driver_upgrade.upgrade(request, call.log)
     except OptionError as error:
         raise ActionError(str(error)) from error
     except driver_upgrade.UpgradeError as error:
@@ -241,10 +268,10 @@ def upgrade_driver(call: Call) -> Results:
 
 
 def pause(call: Call) -> Results:
-    """Let no step begin on this unit's worker.
+    """Stop starting steps on this unit's worker.
 
     Raises:
-        ActionError: if there is no worker, or it can't be noted.
+        ActionError: this unit runs no worker, or the pause cannot be recorded.
     """
     try:
         return drain.pause(call.unit, call.reason)
@@ -253,10 +280,10 @@ def pause(call: Call) -> Results:
 
 
 def resume(call: Call) -> Results:
-    """Have this unit's worker take steps again.
+    """Start steps on this unit's worker again.
 
     Raises:
-        ActionError: if it is not paused.
+        ActionError: the worker is not paused.
     """
     try:
         return drain.resume(call.unit)
@@ -265,38 +292,43 @@ def resume(call: Call) -> Results:
 
 
 def get_admin_password(call: Call) -> Results:
-    """How to log in to the web UI that runs here, whatever keeps it from being changed now.
+    """Show how to log in to the web UI, even if web cannot be changed now.
 
     Raises:
-        ActionError: if this unit runs no web, or the password is lost.
+        ActionError: this unit runs no web, or the password is lost.
     """
     url, (secrets, lost) = web.url(), call.web_keys.read()
     if lost:
-        raise ActionError(problem_texts.WEB_KEYS_LOST.format(application=call.application))
+        raise ActionError(messages.text("web-keys-lost", application=call.application))
     if url is None or secrets is None:
-        raise ActionError("This unit runs no web: ask a unit of the web application that is ready")
+        raise ActionError(
+            "This unit runs no web: run the action on a unit of the web application that is ready"
+        )
     return {"username": web.ADMIN, "password": secrets.admin_password, "url": url}
 
 
 def replace_web_keys(call: Call) -> Results:
-    """New keys and a new password for the web where Juju doesn't give those that it had.
+    """Create new keys and a new password for web if Juju has lost the old ones.
 
     Raises:
-        ActionError: if there are none yet or they are not lost, or another unit is the leader.
+        ActionError: the keys are not lost, or another unit is the leader.
     """
     if not call.web_keys.read()[1]:
         raise ActionError("Web's keys and password are not lost: there is nothing to replace")
     if not call.web_keys.make(anew=True):
         command = f"juju run {call.application}/leader replace-web-keys"
-        raise ActionError(f"The leader alone can do that: {command}")
-    return {"next": f"juju run {call.application}/leader get-admin-password"}
+        raise ActionError(f"Only the leader can do that: {command}")
+    return {
+        "state": "new keys and password created",
+        "next": f"juju run {call.application}/leader get-admin-password",
+    }
 
 
 def rotate_worker_key(call: Call) -> Results:
-    """Another key for this unit's worker, which web takes before the worker shows it.
+    """Begin to replace the key of this unit's worker.
 
     Raises:
-        ActionError: if the key is not this unit's to change.
+        ActionError: this unit does not manage the key.
     """
     try:
         return rotation.begin_worker_key(call.web_keys.model)
@@ -305,10 +337,10 @@ def rotate_worker_key(call: Call) -> Results:
 
 
 def rotate_tsa_key(call: Call) -> Results:
-    """Another host key for the TSA of all webs, which workers know before it is shown.
+    """Begin to replace the host key of web's TSA on all units.
 
     Raises:
-        ActionError: if this unit is not the leader, or has no keys of a web.
+        ActionError: this unit is not the leader, or has no keys of web.
     """
     try:
         return rotation.begin_host_key(call.web_keys, force=call.params["force"])
@@ -317,10 +349,10 @@ def rotate_tsa_key(call: Call) -> Results:
 
 
 def backup(call: Call) -> Results:
-    """Save web's database and keys into a file that only root reads.
+    """Save the database and keys of web to a file that only root can read.
 
     Raises:
-        ActionError: if that fails; no file is left.
+        ActionError: the backup failed, and no file is left.
     """
     try:
         return backups.backup(call.unit, call.params.get("path", ""), call.web_keys, call.log)
@@ -329,55 +361,57 @@ def backup(call: Call) -> Results:
 
 
 def restore(call: Call) -> Results:
-    """Have what such a file has in place of what web has.
+    """Replace the database and keys of web by those of a backup.
 
     Raises:
-        ActionError: if that fails; all is as it was.
+        ActionError: the restore failed, and nothing was changed.
     """
-    path, name = call.params["path"], call.params["name"]
+    path, confirm = call.params["path"], call.params["confirm"]
     try:
-        return backups.restore(call.unit, path, name, call.web_keys, call.log)
+        return backups.restore(call.unit, path, confirm, call.web_keys, call.log)
     except backups.BackupError as error:
         raise ActionError(str(error)) from error
 
 
 def remove_local_database(call: Call) -> Results:
-    """Drop the database on this machine that no web uses any more.
+    """Drop a database on this machine that web no longer uses.
 
     Raises:
-        ActionError: if it is not named, is not there, or is in use.
+        ActionError: `confirm` does not name it, it does not exist, or it is in use.
     """
-    kept, name = local_postgresql.kept(), call.params["name"]
+    kept, confirm = local_postgresql.kept(), call.params["confirm"]
     if not kept:
-        raise ActionError("This machine has no database of a web: nothing was removed")
-    if name in local_postgresql.aside():
-        local_postgresql.remove_aside(name)
-        return {"removed": f"database {name}"}
-    if name != local_postgresql.DATABASE:
+        raise ActionError("This machine has no database of web: nothing was removed")
+    aside = local_postgresql.aside()
+    if confirm in aside:
+        local_postgresql.remove_aside(confirm)
+        return {"was": f"database {confirm}", "state": "removed"}
+    if confirm != local_postgresql.DATABASE:
         raise ActionError(
-            f"name '{name}' is not the database on this machine, "
-            f"{', '.join((kept, *local_postgresql.aside()))}: nothing was removed. "
-            f"With name={local_postgresql.DATABASE} it is dropped, with all pipelines and builds"
+            f"confirm '{confirm}' does not name a database on this machine; it has "
+            f"{', '.join((kept, *aside))}. Nothing was removed. "
+            f"confirm={local_postgresql.DATABASE} deletes it with all pipelines and builds"
         )
     if web.uses_local_database():
         raise ActionError(
-            f"The database {kept} is in use by this unit's web: nothing was removed. Set "
-            "deployment-mode=worker, or integrate with another database, before"
+            f"The web of this unit uses the database {kept}: nothing was removed. First set "
+            "deployment-mode=worker, or integrate with another database"
         )
-    if beside := local_postgresql.aside():
+    if aside:
         raise ActionError(
-            f"Beside the database {kept} is what made place for a backup, which would go with it: "
-            f"remove {', '.join(beside)} by name before. Nothing was removed"
+            f"The data that restore kept aside would be removed with the database {kept}: first "
+            f"remove {', '.join(aside)} with confirm=<name>. Nothing was removed"
         )
     local_postgresql.remove()
-    return {"removed": f"database {kept}"}
+    return {"was": f"database {kept}", "state": "removed"}
 
 
 ALL: typing.Final[collections.abc.Mapping[str, collections.abc.Callable[[Call], Results]]] = {
     one.__name__.replace("_", "-"): one
     for one in (
-        *(gpu_inventory, gpu_leases, gpu_release, gpu_report, gpu_cordon, gpu_uncordon),
-        *(gpu_selftest, upgrade_driver, pause, resume, get_admin_password, remove_local_database),
+        *(gpu_inventory, gpu_leases, gpu_explain, gpu_reclaim, gpu_report),
+        *(gpu_cordon, gpu_uncordon, gpu_selftest, upgrade_driver),
+        *(pause, resume, get_admin_password, remove_local_database),
         *(backup, restore, replace_web_keys, rotate_worker_key, rotate_tsa_key),
     )
 }
@@ -387,7 +421,7 @@ def run(name: str, call: Call) -> Results:
     """Run an action by its name.
 
     Raises:
-        ActionError: if it can't do what it was asked for.
+        ActionError: the action failed.
     """
     try:
         return _pasteable(ALL[name](call))
@@ -399,9 +433,9 @@ def run(name: str, call: Call) -> Results:
 
 
 def _pasteable(results: Results) -> Results:
-    """Results whose next command Juju shows in one line.
+    """Return results whose `next` command Juju prints on one line.
 
-    It folds a longer one at a space, but leaves the lines of a text as they are.
+    Juju folds a long single line at a space, but prints the lines of a longer text unchanged.
     """
     command = results.get("next", "")
     return results | {"next": f"{command}\n"} if len(command) > _FOLDED else results
@@ -412,4 +446,4 @@ CHANGING: typing.Final = frozenset({
     *("remove-local-database", "replace-web-keys", "rotate-worker-key", "rotate-tsa-key"),
     "restore",
 })  # fmt: skip
-"""Those after which tags and status may have to be others."""
+"""The actions after which the charm updates the worker's tags and the status."""

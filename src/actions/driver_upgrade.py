@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the operator asks of a driver's upgrade, what is refused, and what came of it."""
+"""The action upgrade-driver: its request, its refusals, and its results."""
 
 import dataclasses
 
@@ -28,10 +28,10 @@ _UNUSABLE = (PackageError, service.SelftestError, errors.UnknownError, OSError)
 
 
 class UpgradeError(Exception):
-    """The driver is not the new one. The text says why, where it stands and what to do.
+    """The new driver is not in use. The text says why, the present state and what to do.
 
     Attributes:
-        results: what is to be told all the same.
+        results: what the action reports although it failed.
     """
 
     def __init__(self, text: str, results: Results | None = None) -> None:
@@ -40,22 +40,22 @@ class UpgradeError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
-    """What the operator asks for.
+class Request:
+    """The operator's request.
 
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
-        option: what gpu-driver says.
-        branch: such as `595-server`; empty: that of gpu-driver, or the one that is here.
-        minutes: how long the action itself waits for jobs.
-        timeout: how long they are waited for all in all, in seconds, while the worker is drained;
-            0: it is not, and the upgrade ends where the action does.
+        option: the value of gpu-driver.
+        branch: such as `595-server`; empty: the branch of gpu-driver, or the installed one.
+        wait: how long the action itself waits for builds, in seconds.
+        timeout: how long the worker is drained in total, in seconds; 0: it is not drained, and
+            the upgrade ends with the action.
     """
 
     unit: str
     option: str = "auto"
     branch: str = ""
-    minutes: int = 10
+    wait: int = 600
     timeout: int = 0
 
     @property
@@ -64,48 +64,48 @@ class Wish:
         return self.unit.partition("/")[0]
 
     def branch_of(self, found: Driver) -> str:
-        """The branch that is meant."""
+        """Return the requested branch."""
         chosen = "" if self.option == "auto" else self.option
         return self.branch or chosen or found.branch
 
 
-def preview(wish: Wish) -> Results:
-    """What `upgrade` would do; nothing is changed but apt's lists.
+def preview(request: Request) -> Results:
+    """Show the changes of `upgrade`; only apt's package lists are updated.
 
     Raises:
-        UpgradeError: it would be refused.
+        UpgradeError: the upgrade would be refused.
     """
     try:
-        _, before, after = _check(wish)
+        _, before, after = _check(request)
         shown = _shown(before, after) | {"packages": driver_change.preview(after)}
         users, lost = driver_change.users(), driver_change.lost(before)
     except _UNUSABLE as error:
         raise UpgradeError(str(error)) from error
     shown["jobs"] = pool.few(pool.occupants().values()) or "none"
-    shown["modules"] = "nothing has them in use: no reboot is needed"
+    shown["modules"] = "not in use: no reboot is needed"
     if users:
-        shown["modules"] = f"in use by {pool.few(users)}: if that stays, a reboot is needed"
-    shown["way-back"] = "the archives have the packages that are here now"
+        shown["modules"] = f"in use by {pool.few(users)}: a reboot is needed unless they end"
+    shown["way-back"] = "the archives have the installed packages"
     if lost:
-        shown["way-back"] = f"none: the archives have {lost} no more"
+        shown["way-back"] = f"none: the archives no longer have {lost}"
     return shown | ({"last": last} if (last := walk.said()) else {})
 
 
-def upgrade(wish: Wish, log: Progress) -> Results:
-    """Bring the newest driver of a branch, test it, and go back to the one before if it fails.
+def upgrade(request: Request, log: Progress) -> Results:
+    """Install the newest driver of a branch, test it, and roll back if it fails.
 
     Args:
-        wish: which, and how long jobs are waited for.
-        log: told each step.
+        request: the branch, and how long to wait for builds.
+        log: shows the operator each step.
 
     Returns:
-        What came of it, which may be that a reboot is needed.
+        The results of the action; a reboot may be needed.
 
     Raises:
-        UpgradeError: it was refused, jobs did not end, or the new driver failed.
+        UpgradeError: the upgrade was refused, builds did not end, or the new driver failed.
     """
     try:
-        kept, before, after = _check(wish)
+        kept, before, after = _check(request)
     except _UNUSABLE as error:
         raise UpgradeError(f"{error}: nothing was changed") from error
     try:
@@ -113,144 +113,154 @@ def upgrade(wish: Wish, log: Progress) -> Results:
         driver_record.write(record)
         log(f"1 of {walk.STEPS}: taking {len(kept.gpus)} GPUs out of use")
         pool.take_out(kept, f"driver upgrade: from {before} to {after}")
-        log(f"2 of {walk.STEPS}: waiting for jobs, {wish.minutes} minutes at most")
-        if why := _wait(wish, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
-            return _shown(before, after) | {"draining": why, "next": _later(wish)}
+        log(f"2 of {walk.STEPS}: waiting for builds, up to {draining.duration(request.wait)}")
+        if why := _wait(request, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
+            waits = {"state": f"waiting for {why}", "next": _later(request)}
+            return _shown(before, after) | waits
         record = walk.go_on(dataclasses.replace(record, step=Step.INSTALL), log)
         drain.finish(Purpose.DRIVER)
-        return _told(record, wish)
+        return _told(record, request)
     except _UNUSABLE as error:
         raise UpgradeError(f"{error}: {_broken_off()}", _shown(before, after)) from error
 
 
-def _wait(wish: Wish, after: Choice, told: Progress) -> str:
-    """Wait for jobs; while the worker is drained, and all its builds.
+def _wait(request: Request, after: Choice, told: Progress) -> str:
+    """Wait until no lease is left, and if the worker is drained until no build is left.
 
     Returns:
-        Who is left where the charm's later hooks go on; empty: it is time.
+        What is left, if later hooks of the charm continue; empty: nothing is left.
 
     Raises:
-        UpgradeError: jobs are left, and nothing was begun.
+        UpgradeError: leases are left and the worker is not drained; nothing was changed.
     """
-    rules = Rules(wish.unit, wish.timeout)
+    rules = Rules(request.unit, request.timeout)
     drained = drain.ready(Purpose.DRIVER, f"NVIDIA driver {after}", rules, told)
-    why = pool.wait(wish.minutes, told, None if drained else drain.is_free)
+    why = pool.wait(request.wait, told, None if drained else drain.is_free)
     if why and drained:
         walk.give_up()
-        raise UpgradeError(_not_ended(wish, why))
+        raise UpgradeError(_not_ended(request, why))
     return why
 
 
-def _later(wish: Wish) -> str:
+def _later(request: Request) -> str:
     return (
-        "it goes on once no build is left, or after drain-timeout "
-        f"({draining.duration(wish.timeout)}): juju status; juju run {wish.unit} resume ends it"
+        "the upgrade continues when no build is left, or after drain-timeout "
+        f"({draining.duration(request.timeout)}): see juju status. To cancel it: "
+        f"juju run {request.unit} resume"
     )
 
 
-def _check(wish: Wish) -> tuple[Settings, Choice, Choice]:
-    """What tasks get, the driver that is here, and the one that is to come."""
+def _check(request: Request) -> tuple[Settings, Choice, Choice]:
+    """Return the self-test's settings, the installed driver and the new one."""
     kept, found = settings.read(), driver_state.look()
-    if refused := _refused(wish, found):
+    if refused := _refused(request, found):
         raise UpgradeError(refused)
     if kept is None:
-        application = wish.application
+        application = request.application
         raise UpgradeError(
             f"Tasks get no GPU on this unit: juju config {application} enable-gpu=true"
         )
     record = driver_record.read()
     if record and record.step is not Step.ENDED:
         raise UpgradeError(
-            f"There is a {walk.said()}: it goes on at the charm's next event; if a reboot is "
-            "needed, as juju status then says, after that"
+            f"Another upgrade is not finished: {walk.said()}. It continues at the charm's next "
+            "event. If juju status asks for a reboot, reboot first"
         )
     if running := locks.holder(service.LOCK):
-        raise UpgradeError(f"A self-test runs ({running}): wait for its end")
+        raise UpgradeError(f"A self-test runs ({running}): wait until it ends")
     before = driver_change.present(found)
-    after = driver_change.newest(wish.branch_of(found), found)
+    after = driver_change.newest(request.branch_of(found), found)
     if after.branch == before.branch and not driver_change.is_newer(after, before):
-        raise UpgradeError(f"{before} is the newest: nothing was changed")
+        raise UpgradeError(f"{before} is the newest driver: nothing was changed")
     return kept, before, after
 
 
-def _refused(wish: Wish, found: Driver) -> str:
-    """Why the driver is none that this charm may change; empty if it is one."""
+def _refused(request: Request, found: Driver) -> str:
+    """Return why this charm must not change the driver; empty if it may."""
     if found.container:
         return (
-            "This unit is in a container, whose driver is its host's: upgrade it there, and the "
-            "charm follows"
+            "This unit is in a container and uses the driver of its LXD host: upgrade the driver "
+            "there, and the charm follows"
         )
-    if wish.option == "none":
+    if request.option == "none":
         return (
-            "gpu-driver is none, so that the charm touches no driver: juju config "
-            f"{wish.application} gpu-driver=auto"
+            "gpu-driver is none, so the charm does not change the driver: juju config "
+            f"{request.application} gpu-driver=auto"
         )
     if found.ours:
         return ""
     if version := found.version or found.loaded or found.library:
         return (
-            f"NVIDIA's driver {version} did not come by this charm, which never replaces it: "
-            "upgrade it the way it came, and the charm follows"
+            f"The charm did not install NVIDIA driver {version} and never replaces it: upgrade it "
+            "the way it was installed, and the charm follows"
         )
-    return "There is no driver of NVIDIA's on this machine to upgrade: juju status says what is"
+    return "This machine has no NVIDIA driver to upgrade: see juju status"
 
 
-def _not_ended(wish: Wish, why: str) -> str:
+def _not_ended(request: Request, why: str) -> str:
     return (
-        f"Jobs did not end in {wish.minutes} minutes: {why}. Nothing was changed and the GPUs are "
-        f"in use again: try with wait=60, or end them (juju run {wish.unit} gpu-release gpu=... "
-        "force=true)"
+        f"Builds did not end within {draining.duration(request.wait)}: {why}. Nothing was "
+        "changed, and the GPUs are available again. Try again with wait=1h, or end the builds "
+        f"(juju run {request.unit} gpu-reclaim gpu=... force=true)"
     )
 
 
 def _broken_off() -> str:
-    """What comes of an upgrade that an error has ended."""
+    """Describe the state of an upgrade that an error has ended."""
     record = driver_record.read()
     if record is None or record.step in (Step.WAIT, Step.ENDED):
-        return "nothing was changed, and the GPUs are in use again after the charm's next event"
-    return f"this {walk.said()}, which the charm's next event goes on with"
+        return "nothing was changed, and the GPUs are available after the charm's next event"
+    return f"the {walk.said()} continues at the charm's next event"
 
 
-def _told(record: Record, wish: Wish) -> Results:
-    """What came of it, for the operator."""
+def _told(record: Record, request: Request) -> Results:
+    """Return the results for the operator.
+
+    Raises:
+        UpgradeError: the new driver failed.
+    """
     shown = _shown(record.before, record.after)
     if record.step is Step.LOAD:
         seen, users = driver_state.look(), driver_change.users()
-        versions = f"driver {seen.version} installed, {seen.loaded or 'none'} loaded"
+        shown["state"] = (
+            f"reboot needed: driver {seen.version} is installed, {seen.loaded or 'none'} is loaded"
+        )
         shown["next"] = (
-            f"reboot needed ({versions}): the GPUs are out of use until the self-test has passed "
-            "after it"
+            "reboot the machine; the GPUs stay quarantined until the self-test after it passes"
         )
         if users:
             shown["in-use-by"] = pool.few(users)
     elif record.step is Step.TEST:
-        shown["self-test"] = f"incomplete: {_untested()}"
-        shown["next"] = f"juju run {wish.unit} gpu-selftest level=isolation brings the GPUs back"
+        shown["state"] = f"self-test incomplete: {_untested()}"
+        shown["next"] = f"juju run {request.unit} gpu-selftest level=isolation"
     elif not record.stuck:
-        shown["self-test"] = "passed"
+        shown["state"] = "self-test passed, the GPUs are available"
     if record.back:
-        raise UpgradeError(_taken_back(record, wish), shown)
-    if record.step is Step.ENDED and wish.option not in ("auto", record.after.branch):
+        raise UpgradeError(_rolled_back(record, request), shown)
+    if record.step is Step.ENDED and request.option not in ("auto", record.after.branch):
         shown["next"] = (
-            f"gpu-driver is {wish.option}, which new units get: juju config {wish.application} "
-            f"gpu-driver={record.after.branch}"
+            f"gpu-driver is {request.option}, which new units get: juju config "
+            f"{request.application} gpu-driver={record.after.branch}"
         )
     return shown
 
 
-def _taken_back(record: Record, wish: Wish) -> str:
-    """Why the new driver went, and where the old one stands."""
+def _rolled_back(record: Record, request: Request) -> str:
+    """Describe why the new driver was rolled back, and the state of the old one."""
     text = f"The new driver, {record.after}, failed: {record.why}. "
     if record.stuck:
         return text + (
-            f"Going back failed too: {record.stuck}. What failed is out of use: see juju run "
-            f"{wish.unit} gpu-selftest, or bring another driver by upgrade-driver branch=..."
+            f"The rollback failed too: {record.stuck}. GPUs that failed are quarantined: run juju "
+            f"run {request.unit} gpu-selftest, or upgrade-driver branch=... for another driver"
         )
     if record.step is Step.ENDED:
-        return f"{text}{record.before} is back and passed the self-test; the GPUs are in use again"
+        return (
+            f"{text}Rolled back to {record.before}, which passed the self-test; the GPUs are "
+            "available"
+        )
     if record.step is Step.LOAD:
-        return f"{text}{record.before} is installed again; its modules need a reboot, see next"
-    return f"{text}{record.before} is back, but not yet tested, see next"
+        return f"{text}Rolled back to {record.before}; its modules need a reboot, see next"
+    return f"{text}Rolled back to {record.before}, which is not tested yet, see next"
 
 
 def _shown(before: Choice, after: Choice) -> Results:
@@ -258,10 +268,10 @@ def _shown(before: Choice, after: Choice) -> Results:
 
 
 def _untested() -> str:
-    """Why the last self-test proves nothing of some GPU."""
+    """Return why the last self-test has no verdict on a GPU."""
     if not release.CURRENT.exists():
-        return "the self-test needs Concourse's runc, and there is no release of Concourse yet"
+        return "the self-test needs Concourse's runc, and Concourse is not installed yet"
     report = results.read()
     found = report.results if report else ()
-    prevented = [one.text for one in found if one.outcome is Outcome.PREVENTED]
-    return prevented[0] if prevented else "another self-test runs, or this one still does"
+    not_run = [one.text for one in found if one.outcome is Outcome.NOT_RUN]
+    return not_run[0] if not_run else "a self-test still runs"

@@ -70,7 +70,7 @@ class _Record(typing.TypedDict, total=False):
 def ensure(nvidia: bool) -> bool:
     """Have this machine set for work on GPUs. Return True if anything had to be changed.
 
-    What belongs to the host of a container stays as it is there.
+    Settings of a container's host are not changed.
 
     Args:
         nvidia: whether its GPUs are NVIDIA's, whose driver has settings of its own; else those
@@ -91,7 +91,7 @@ def ensure(nvidia: bool) -> bool:
 
 
 def remove() -> bool:
-    """Undo what was set here, as far as it is still ours. Return True if there was anything.
+    """Undo the charm's settings that are unchanged. Return True if there was anything.
 
     To be called before the driver's packages go, whose service may have to be set back.
 

@@ -24,14 +24,14 @@ def interfaces() -> tuple[Interface, ...]:
     """The network interfaces of this machine, with the addresses that others can know.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: that can't be told now.
+        gpu_agent.model.errors.UnknownError: the addresses cannot be read now.
     """
     argv = ["/usr/sbin/ip", "-json", "-details", "address", "show"]
     try:
         links = json.loads(process.run(argv, timeout=10, told=False).stdout)
         routes = _default_routes()
     except (process.CommandError, OSError, ValueError) as error:
-        why = f"The addresses of this machine can't be told, so nothing is changed: {error}"
+        why = f"The addresses of this machine cannot be read, so nothing is changed: {error}"
         raise errors.UnknownError(why) from error
     return tuple(_interface(link, routes) for link in links)
 

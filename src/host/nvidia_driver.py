@@ -42,18 +42,17 @@ class _Taken:
 
 
 def ensure(plan: DriverPlan, progress: Progress) -> bool:
-    """Have the driver as planned: its packages, its module loaded, the fabric manager's service.
+    """Install the driver as planned: packages, the loaded module, the fabric manager's service.
 
-    A driver that is there stays at its version. A kernel that came since, and runs or is to run
-    after the next boot, gets its module. What modprobe says against loading is no error here:
-    driver_state.look tells it.
+    An installed driver keeps its version. The running kernel and that of the next boot get its
+    module. An error of modprobe is not raised here: driver_state.look reports it.
 
     Returns:
         Whether anything was changed.
 
     Raises:
-        machine.packages.PackageError: that can't be done; the text says why, with the next step.
-        gpu_agent.model.errors.UnknownError: what there is can't be told.
+        machine.packages.PackageError: it failed; the text says why and has the next step.
+        gpu_agent.model.errors.UnknownError: the installed driver cannot be read.
     """
     found = driver_state.look()
     if driver_state.is_half_ours():
@@ -114,7 +113,7 @@ def reload(progress: Progress) -> bool:
 def end_reload() -> bool:
     """Put back what a reload took away: modules beside nvidia itself, and services.
 
-    Each is tried, and what can't be put back now stays written down for the next time.
+    Each is tried. A failed one stays noted for the next time.
 
     Returns:
         Whether less is left than before.
@@ -176,7 +175,7 @@ def _complete(plan: DriverPlan, found: Driver, progress: Progress) -> bool:
     there = packages.owned(driver_packages.OWNER)
     if lacking:
         progress(f"completing NVIDIA driver {found.branch}")
-    # Without anything lacking it only holds again what somebody let go.
+    # If nothing is missing, it only holds packages again that another user has released.
     changed = packages.ensure(driver_packages.OWNER, {**there, **lacking}, progress)
     for kernel in dict.fromkeys((found.kernel, found.next_kernel)):
         if kernel and kernel not in dict(found.modules):
@@ -207,7 +206,7 @@ def _load(progress: Progress) -> bool:
 
 
 def _ensure_manager() -> bool:
-    """Have the fabric manager run, now and after each boot."""
+    """Start the fabric manager, now and after each boot."""
     try:
         changed = False
         if services.show(_MANAGER, "UnitFileState")["UnitFileState"] == "disabled":
@@ -235,7 +234,7 @@ def _take(taken: _Taken) -> bool:
 
 
 def _is_back(name: str) -> bool:
-    """Whether a service runs again; one that is gone with its package is not waited for."""
+    """Whether a service runs again, or is gone with its package."""
     try:
         if services.show(name, "LoadState")["LoadState"] == "loaded":
             services.ensure_running(name, restart=False)

@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """One driver of NVIDIA's in place of another: what there is, what there could be, and the change.
 
-Drivers that this charm installed alone: what somebody else did is never replaced.
+Only drivers that this charm installed are replaced.
 """
 
 import collections.abc
@@ -79,7 +79,7 @@ def is_newer(one: Choice, other: Choice) -> bool:
 
 
 def preview(choice: Choice) -> str:
-    """What apt would do to have a driver, in words.
+    """Return a text about what apt would do to install a driver.
 
     Raises:
         machine.packages.PackageError: it would fail.
@@ -106,9 +106,9 @@ def install(choice: Choice, other: Choice, progress: Progress) -> bool:
     Killed at any point, it can be called again.
 
     Args:
-        choice: what is to be there.
-        other: what was; of another branch, it goes.
-        progress: told what takes long.
+        choice: the wanted driver.
+        other: the previous driver; it is removed if its branch differs.
+        progress: reports steps that take long.
 
     Returns:
         Whether anything changed.
@@ -135,7 +135,7 @@ def users(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     Services that a reload of the modules stops for a moment do not count.
 
     Raises:
-        OSError: that can't be told.
+        OSError: the packages' files cannot be read.
     """
     nodes = [*(root / "dev").glob("nvidia*"), *(root / "dev/nvidia-caps").glob("*")]
     search = Search(str(root).rstrip("/"), [f"/{node.relative_to(root)}" for node in nodes])

@@ -110,7 +110,7 @@ def look() -> Packaged:
 def ensure(plan: ToolkitPlan, progress: Progress) -> bool:
     """Have the toolkit's packages at the planned version, and kept there.
 
-    A toolkit that somebody else installed at that version is left alone.
+    A pre-installed toolkit of that version is left alone.
 
     Returns:
         Whether anything was changed.
@@ -291,12 +291,12 @@ def _renewed(plan: ToolkitPlan, have: _Key, progress: Progress) -> _Key:
     try:
         return _fetched(plan, progress)
     except ToolkitError as error:
-        _log.warning("the toolkit stays as it is: %s", error)
+        _log.warning("the toolkit is not changed: %s", error)
         return dataclasses.replace(have, sought=time.time())
 
 
 def _fresher(plan: ToolkitPlan, before: _Key, key: _Key, progress: Progress) -> _Key | None:
-    """Another key than the one that failed: NVIDIA signs with a subkey that ours lacks yet."""
+    """Return a newer key than the failed one, with NVIDIA's new subkey; None if there is none."""
     if plan.key or key != before:
         return None
     try:
@@ -343,8 +343,8 @@ def _fetched(plan: ToolkitPlan, progress: Progress) -> _Key:
     if key.expired:
         day = time.strftime("%Y-%m-%d", time.gmtime(key.expires))
         raise ToolkitError(
-            f"{url} has expired on {day}, and there is no newer one yet. Nothing was installed. "
-            "Give one with nvidia-toolkit-key, or wait for NVIDIA: the next event asks again"
+            f"NVIDIA's key {url} expired on {day}. Nothing was installed. The next event tries "
+            "again; to use another key, set nvidia-toolkit-key"
         )
     return _Key(key.text, expires=key.expires, sought=time.time())
 

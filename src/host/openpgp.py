@@ -38,7 +38,7 @@ _REVOKED, _EXPIRED = "r", "e"
 
 
 class KeyUnreadableError(Exception):
-    """A text is not one public key that can sign. The error's text says what it is instead."""
+    """A text is not a single public key that can sign. The error's text says what is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SigningKey:
     """One public key with its subkeys.
 
     Attributes:
-        text: itself, ASCII-armoured, as it is written here: it holds nothing else.
+        text: the key alone, ASCII-armoured.
         fingerprint: of the primary key: capital hex digits.
         expires: when the last of its keys that sign expires, or has: seconds since the epoch; 0 if
             one never does.
@@ -106,7 +106,7 @@ def read(text: str) -> SigningKey:
     ]  # fmt: skip
     if not signing:
         raise KeyUnreadableError(f"the key {fingerprint} can sign nothing")
-    # Of those that are valid, as long as there is one. A subkey ends with its primary key.
+    # Valid subkeys are preferred. A subkey expires with its primary key.
     valid = [line for line in signing if line[_VALIDITY] != _EXPIRED]
     ends = [int(line[_EXPIRES] or 0) for line in valid or signing]
     last = 0 if 0 in ends else max(ends)

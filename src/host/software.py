@@ -7,7 +7,6 @@ import functools
 import logging
 
 from gpu_agent.gpu.vendors.nvidia import driver_packages
-from host import extra_packages
 from host import kernel_settings as settings
 from host import nvidia_driver as driver
 from host import nvidia_driver_change as driver_change
@@ -35,7 +34,6 @@ def ensure(plan: HostPlan, progress: Progress) -> bool:
         works.append(functools.partial(driver.ensure, wanted))
     if isinstance(toolkit_plan := plan.toolkit, ToolkitPlan):
         works.append(functools.partial(toolkit.ensure, toolkit_plan))
-    works.append(functools.partial(extra_packages.ensure, plan.packages))
     for number, work in enumerate(works, 1):
         try:
             changed |= work(_numbered(progress, f"{number} of {len(works)}"))
@@ -51,7 +49,8 @@ def ensure(plan: HostPlan, progress: Progress) -> bool:
 
 
 def _give_up(plan: HostPlan) -> bool:
-    changed = False
+    # What an earlier revision installed for its option host-packages stays on the machine.
+    changed = packages.disown("host-packages")
     if plan.driver is None:
         changed |= driver.release()
     if plan.toolkit is None:
@@ -66,9 +65,9 @@ def _numbered(progress: Progress, step: str) -> Progress:
 
 
 def remove() -> None:
-    """Take away all of it that nobody else needs.
+    """Remove the charm's host software, except packages that others need.
 
-    A driver in use stays, no longer held: whoever uses it would lose it in the middle of a job.
+    A driver in use stays, no longer held, so that the process that uses it keeps it.
     """
     settings.remove()
     driver.release()

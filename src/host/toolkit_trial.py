@@ -22,13 +22,13 @@ _SECOND: typing.Final = len("2026-11-21T17:00:00")
 def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> UnitState:
     """Keep the toolkit that is on trial, or go back to the one before.
 
-    Without a verdict on it the trial goes on, unless it does not even tell its version.
+    Without a verdict the trial goes on, unless the toolkit does not even print its version.
 
     Args:
         state: what was found, the toolkit's version before among it.
-        wanted: which toolkit there is to be.
-        subject: what a report must be about to tell of it.
-        progress: told what is done.
+        wanted: the plan for this unit.
+        subject: the subject that a report must have to count.
+        progress: reports steps that take long.
 
     Returns:
         The same where it has not gone back, else with the toolkit that is here now.
@@ -61,7 +61,7 @@ def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> Uni
 
 
 def _starts(state: UnitState) -> bool:
-    """Whether the toolkit that is here tells its version: else nothing can be tested with it."""
+    """Whether the installed toolkit prints its version; else nothing can be tested with it."""
     found = state.machine.toolkit
     return found is not None and bool(versions.numbers(found.version))
 

@@ -31,12 +31,12 @@ from plan.state import UnitState
 
 WAKER: typing.Final = "gpu-ci-drain.service"
 
-# In seconds: until units that ask for their turn at once have heard of each other, and until what
-# the worker has left is looked at again.
+# In seconds: until units that ask for their turn at once have seen each other's word, and until
+# the worker's remaining steps are checked again.
 _ASKED: typing.Final = 20
 _AGAIN: typing.Final = 30
-# The first waits for the worker's end or the time's, the second for the time alone. An agent that
-# is away for some minutes, as for its own upgrade, is asked again; later Juju's own events come.
+# The first branch waits for the worker's end or the time's, the second for the time alone. An
+# agent that is away for some minutes, as for its own upgrade, is asked again.
 _WAKER: typing.Final = """
 if [ "$1" -gt 0 ]; then /usr/bin/timeout "$2" /usr/bin/tail --pid="$1" -f /dev/null
 else /usr/bin/sleep "$2"; fi
@@ -55,31 +55,31 @@ _log = logging.getLogger(__name__)
 
 
 class DrainError(Exception):
-    """The worker can't be paused or resumed. The text says why."""
+    """The worker cannot be paused or resumed. The text says why."""
 
 
 def rules(state: UnitState) -> Rules:
-    """How a drain of this unit is to go."""
+    """Return the rules for a drain of this unit."""
     return Rules(state.unit, state.options.worker.drain_timeout, state.elsewhere.turns)
 
 
 def ready(purpose: Purpose, then: str, rules: Rules, progress: Progress) -> bool:
-    """Have the worker without builds for something; the first call begins, later ones go on.
+    """Drain the worker for a purpose: the first call begins, later calls continue.
 
-    Where it is True, the caller does it at once and says so by `finish`.
+    If it returns True, the caller acts at once and then calls `finish`.
 
     Args:
         purpose: what for.
-        then: that in words, such as `Concourse 8.3.0`.
+        then: the text for it, such as `Concourse 8.3.0`.
         rules: how long builds are waited for, and for which units.
-        progress: told what is waited for.
+        progress: reports what the drain waits for.
 
     Returns:
-        Whether it is time: no build is left, or they took too long. If not, a later hook asks
-        again, which this has seen to.
+        Whether the drain is over: no build is left, or the time is. If not, a later hook asks
+        again, and this call has arranged for that hook.
 
     Raises:
-        OSError: it can't be noted.
+        OSError: the drain cannot be noted.
     """
     found, now = drain_record.drain(), drain_record.now()
     if found is None:
@@ -98,15 +98,15 @@ def ready(purpose: Purpose, then: str, rules: Rules, progress: Progress) -> bool
         return True
     pid = worker.land() if found.since else 0
     _wake(rules.unit, pid, left if pid else _AGAIN)
-    progress(draining.words(_rest(None, found)))
+    progress(draining.text(_rest(None, found)))
     return False
 
 
 def go_on(purpose: Purpose, progress: Progress) -> bool | None:
-    """The same for a drain that has begun, by its own rules; None if none has.
+    """Continue a drain that has begun, by its own rules; None if none has begun.
 
     Raises:
-        OSError: it can't be noted.
+        OSError: the drain cannot be noted.
     """
     found = drain_record.drain()
     if found is None or found.purpose is not purpose:
@@ -115,36 +115,36 @@ def go_on(purpose: Purpose, progress: Progress) -> bool | None:
 
 
 def is_free() -> bool:
-    """Whether the worker has no build and gets none: it has landed, or there is no web."""
+    """Whether the worker has no build and gets none, as it has landed or has lost its web."""
     return not (_steps() or (worker.main_pid() and _has_web()))
 
 
 def finish(purpose: Purpose) -> bool:
-    """What the worker was drained for is done: it may be started. Return True if it was drained.
+    """End a drain whose purpose is done. Return True if the worker was drained.
 
-    One that has not landed in time is stopped, so that it comes up with what was done.
+    A worker that has not landed in time is stopped, so that it starts with the change.
     """
     return _end(purpose, worker.halt)
 
 
 def cancel(purpose: Purpose) -> bool:
-    """It is wanted no more: the worker runs on as it was. Return True if it was drained."""
+    """Give up a drain: the worker takes steps again. Return True if it was drained."""
     paused = drain_record.pause() is not None
     return _end(purpose, worker.land if paused else lambda: worker.take_up(_log.info))
 
 
 def pause(unit: str, reason: str) -> dict[str, str]:
-    """Let no step begin on the worker until `resume`; those that run end.
+    """Keep new steps from the worker until `resume`. Running steps end by themselves.
 
     Args:
         unit: Juju's name of this unit.
         reason: why, one line.
 
     Returns:
-        What there is to tell the operator.
+        The results of the action.
 
     Raises:
-        DrainError: there is no worker, the reason is none, or it can't be noted.
+        DrainError: without a worker, with an empty reason, or if the pause cannot be noted.
     """
     _check_worker(unit)
     if not reason.strip() or not reason.isprintable():
@@ -153,37 +153,37 @@ def pause(unit: str, reason: str) -> dict[str, str]:
         earlier = drain_record.pause()
         drain_record.write_pause(Pause(reason.strip()))
     except OSError as error:
-        raise DrainError(f"the pause can't be noted: {error}: nothing was changed") from error
+        raise DrainError(f"the pause cannot be saved ({error}); nothing was changed") from error
     if pid := worker.land():
         _wake(unit, pid, 0)  # the last build's end is to be said soon
-    told = {"state": draining.words(_rest(Pause(reason.strip()), None))}
+    told = {"state": draining.text(_rest(Pause(reason.strip()), None))}
     if earlier:
-        told["before"] = f"it was paused already: {earlier.reason}"
+        told["was"] = f"paused already: {earlier.reason}"
     return told | {"next": f"juju run {unit} resume"}
 
 
 def resume(unit: str) -> dict[str, str]:
-    """Have the worker take steps again, after a pause or a drain that an operator began.
+    """Let the worker take steps again, after a pause or a drain that an operator began.
 
     Returns:
-        What there is to tell the operator.
+        The results of the action.
 
     Raises:
-        DrainError: there is no worker, or it is not paused.
+        DrainError: without a worker, or if it is not paused.
     """
     _check_worker(unit)
     paused, found = drain_record.pause(), drain_record.drain()
     by_operator = found is not None and found.purpose is Purpose.DRIVER
     if paused is None and not by_operator:
-        why = f": {draining.words(_rest(None, found))}, which ends by itself" if found else ""
+        why = f": {draining.text(_rest(None, found))}, which ends by itself" if found else ""
         raise DrainError(f"This worker is not paused{why}")
     if by_operator:
         drain_record.remove_pause()
         cancel(Purpose.DRIVER)
-        return {"state": "the driver's upgrade is given up, and the worker takes steps again"}
+        return {"state": "the driver upgrade is cancelled, and the worker takes steps again"}
     if found and found.since:
         drain_record.remove_pause()
-        return {"state": draining.words(_rest(None, found))}
+        return {"state": draining.text(_rest(None, found))}
     _let_sleep()
     worker.take_up(_log.info)
     # No earlier: if this is killed, the worker is still paused, and resume can be asked for again.
@@ -197,10 +197,10 @@ def _check_worker(unit: str) -> None:
 
 
 def keeps_down() -> bool:
-    """Whether the worker must not be started or changed now; one that runs is told to land again.
+    """Whether the worker must not be started or changed now. A running one is landed again.
 
-    It would run on after a web that was away while it landed. A drain that nobody goes on with,
-    long after its time, is given up: its purpose is gone.
+    It may be running since its web was away while it landed. A drain that has exceeded its time by
+    far, without anything continuing it, is given up.
     """
     found = drain_record.drain()
     if found and found.since and drain_record.now() > found.since + found.timeout + draining.WORK:
@@ -211,19 +211,19 @@ def keeps_down() -> bool:
 
 
 def rests() -> bool:
-    """Whether the worker takes no step now: it is paused, or a drain of it has begun.
+    """Whether the worker takes no steps now: it is paused, or a drain has begun.
 
     Raises:
-        OSError: that can't be told.
+        OSError: the records cannot be read.
     """
     found = drain_record.drain()
     return drain_record.pause() is not None or (found is not None and found.since > 0)
 
 
 def word(plan: object) -> str:
-    """What other units are told: whether this one has its turn to drain, or waits for it.
+    """Return the word for other units: whether this one drains, or waits for its turn.
 
-    Where no worker is planned any more, there is none to be drained or paused: both are forgotten.
+    If no worker is planned any more, drain and pause are forgotten.
     """
     found = drain_record.drain()
     if plan is None and (found or drain_record.pause()):
@@ -233,22 +233,22 @@ def word(plan: object) -> str:
 
 
 def look() -> Rest | None:
-    """What there is to say of it; None if the worker is neither drained nor paused."""
+    """Return the drain or pause for status; None if the worker is neither drained nor paused."""
     paused, found = drain_record.pause(), drain_record.drain()
     return _rest(paused, found) if paused or found else None
 
 
 def forget() -> bool:
-    """Forget all of it, as where the worker goes. Return True if there was anything."""
+    """Forget drain and pause, as when the worker is removed. Return True if there was one."""
     _let_sleep()
     removed = drain_record.remove()
     return drain_record.remove_pause() or removed
 
 
 def _take_turn(found: Drain, rules: Rules, now: float) -> Drain:
-    """Begin, if no other unit is before this one."""
+    """Begin the drain if no other unit has its turn before."""
     found = draining.next_turn(found, rules, now)
-    # Those that ask at the same time have to hear of each other before one of them begins.
+    # Units that ask at the same time must see each other's word before one of them begins.
     if found.turn or (rules.peers and now - found.asked < _ASKED):
         return found
     return dataclasses.replace(found, since=now)
@@ -272,7 +272,7 @@ def _end(purpose: Purpose, bring: collections.abc.Callable[[], object]) -> bool:
 
 
 def _wake(unit: str, pid: int, seconds: float) -> None:
-    """Have the charm run once a process has ended, at the latest after so many seconds.
+    """Let the charm run when a process has ended, at the latest after so many seconds.
 
     Args:
         unit: Juju's name of this unit.
@@ -298,8 +298,10 @@ def _say_who_is_left(found: Drain, progress: Progress) -> None:
     if rest.builds or rest.steps:
         who = draining.few((*rest.builds, *(f"step {one}" for one in rest.steps)))
         waited = draining.duration(found.timeout)
-        _log.warning("%s goes on after %s without these builds: %s", found.then, waited, who)
-        progress(f"{found.then} goes on after {waited} without these builds: {who}")
+        _log.warning(
+            "%s goes on after %s and interrupts these builds: %s", found.then, waited, who
+        )
+        progress(f"{found.then} goes on after {waited} and interrupts these builds: {who}")
 
 
 def _rest(paused: Pause | None, found: Drain | None) -> Rest:
@@ -311,15 +313,15 @@ def _rest(paused: Pause | None, found: Drain | None) -> Rest:
 
 
 def _steps() -> tuple[str, ...]:
-    """The containers in which a step runs; where that can't be told, somebody's may."""
+    """Return the containers in which a step runs; one pseudo-name if they cannot be read."""
     try:
         return steps.running()
     except OSError:
-        return ("that can't be looked at",)
+        return ("that cannot be read",)
 
 
 def _names(found: collections.abc.Sequence[str]) -> dict[str, str]:
-    """Which builds these steps are of, where web is on this machine and says so."""
+    """Return the builds of these steps, if web is on this machine and answers."""
     if not found or not handles.SETTINGS.exists():
         return {}
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A drain or a pause of the worker that has begun: a file each, which reboots and hooks keep."""
+"""Stores a drain and a pause of the worker, a file each, which survive reboots."""
 
 import dataclasses
 import json
@@ -30,13 +30,12 @@ def now() -> float:
 
 
 def drain() -> Drain | None:
-    """The drain that has begun; None if none has. A damaged file is no drain, and goes.
+    """Return the drain that has begun; None if none has. A damaged file is removed.
 
-    A worker that was drained for nothing else than a reboot is to run again after it. Any other
-    drain begins anew at a boot.
+    A drain for a reboot ends with the boot. The time of any other drain begins again at a boot.
 
     Raises:
-        OSError: that can't be told, or kept.
+        OSError: the record cannot be read or written.
     """
     text = files.read_text(paths.STATE / _DRAIN)
     if text is None:
@@ -46,7 +45,7 @@ def drain() -> Drain | None:
         plain |= {"purpose": Purpose(plain["purpose"]), "skipped": tuple(plain["skipped"])}
         found = Drain(**plain)
     except (ValueError, KeyError, TypeError):
-        _log.warning("%s is damaged: what it was for begins anew", paths.STATE / _DRAIN)
+        _log.warning("%s is damaged: the drain begins again", paths.STATE / _DRAIN)
         remove()
         return None
     if found.purpose is Purpose.REBOOT and found.boot != boot():
@@ -54,7 +53,7 @@ def drain() -> Drain | None:
         return None
     here, latest = boot(), now()
     if found.boot != here or max(found.asked, found.since, found.turn_since) > latest:
-        # 0 says that it has not begun. A charm before this one wrote seconds since the epoch.
+        # 0 means not begun. Earlier charms wrote seconds since the epoch.
         found = dataclasses.replace(
             found,
             boot=here,
@@ -67,10 +66,10 @@ def drain() -> Drain | None:
 
 
 def write(found: Drain) -> None:
-    """Keep a drain.
+    """Save a drain.
 
     Raises:
-        OSError: it can't be kept.
+        OSError: it cannot be written.
     """
     plain = dataclasses.asdict(found) | {"purpose": found.purpose.value}
     files.ensure_directory(paths.STATE)
@@ -83,10 +82,10 @@ def remove() -> bool:
 
 
 def pause() -> Pause | None:
-    """The operator's pause; None if there is none. A damaged file is one without its reason.
+    """Return the operator's pause; None without one. A damaged file counts as a pause.
 
     Raises:
-        OSError: that can't be told.
+        OSError: the record cannot be read.
     """
     text = files.read_text(paths.STATE / _PAUSE)
     if text is None:
@@ -94,14 +93,14 @@ def pause() -> Pause | None:
     try:
         return Pause(str(json.loads(text)["reason"]))
     except (ValueError, KeyError, TypeError):
-        return Pause("its reason can't be read")
+        return Pause("the reason cannot be read")
 
 
 def write_pause(found: Pause) -> None:
-    """Keep a pause.
+    """Save a pause.
 
     Raises:
-        OSError: it can't be kept.
+        OSError: it cannot be written.
     """
     files.ensure_directory(paths.STATE)
     files.ensure_file(paths.STATE / _PAUSE, json.dumps(dataclasses.asdict(found)) + "\n")

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A sick GPU is reset, or a reboot asked for, where gpu-recovery allows it: never under a job."""
+"""Resets a quarantined GPU or asks for a reboot, if the options allow it: never under a job."""
 
 import collections.abc
 import dataclasses
@@ -27,7 +27,7 @@ from plan.gpu_remediation import Patient, Site, Step
 from plan.model import Plan
 from plan.state import Quarantine, UnitState
 
-# What has the GPUs open beside their jobs.
+# This service has the GPUs open, and is stopped for a reset.
 WATCH: typing.Final = "gpu-ci-health.service"
 
 # How long the driver may take, in seconds.
@@ -38,24 +38,26 @@ _Progress = collections.abc.Callable[[str], None]
 
 
 def ensure(state: UnitState, wanted: Plan, progress: _Progress) -> tuple[str, ...]:
-    """Reset what a reset helps, and have it tested; tell what a reboot would help.
+    """Reset and test the GPUs that a reset may repair; return those that need a reboot.
 
     Args:
         state: what was found.
         wanted: what this unit is to be.
-        progress: told what is done.
+        progress: reports each step.
 
     Returns:
-        The GPUs that the machine is to be rebooted for as soon as no job runs: for reboot.prepare.
+        The GPUs that need a reboot of the machine, for reboot.prepare.
     """
     told = state.inventory is not None and Part.UNIT not in state.frozen
-    if state.options.gpu_recovery == "none" or not told or state.leaving:
+    options = state.options
+    may_repair = options.gpu_recovery == "reset" or options.may_reboot_for_gpu
+    if not may_repair or not told or state.leaving:
         return ()
     try:
         for uuid in recovery_record.returned():
             _have_tested(uuid, "the machine was rebooted for it")
         while True:
-            # What the self-test or the operator has brought back meanwhile is out no more.
+            # The self-test or the operator may have returned GPUs to use meanwhile.
             site = _site(state, wanted, [one for one in quarantine.read() if one.level])
             cure = gpu_recovery.decide(site)
             if cure.step is not Step.RESET:
@@ -63,16 +65,16 @@ def ensure(state: UnitState, wanted: Plan, progress: _Progress) -> tuple[str, ..
                 return cure.uuids
             _reset(cure.uuids[0], progress)
     except OSError as error:
-        # What can't be noted is not done: the next event tries again.
+        # A step that cannot be noted is not made: the next event tries again.
         _log.warning("gpu-recovery: %s", error)
         return ()
 
 
 def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
-    """What the decision rests on.
+    """Return the facts for the decision.
 
     Raises:
-        OSError: that can't be told now.
+        OSError: they cannot be read now.
     """
     inventory, held = state.inventory, leases.holders()
     ready = inventory is not None and inventory.state is State.READY
@@ -81,13 +83,14 @@ def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
     asked = {ask.uuid for ask in retests.read()}
     occupied = [lease for lease in (held or {}).values() if lease.occupied]
     used = {device for lease in occupied for device in lease.devices}
-    used |= {uuid for uuid, _ in state.cordoned}
+    used |= {uuid for uuid, _ in state.external}
     nvidia = inventory is not None and inventory.vendor is Vendor.NVIDIA
-    # Another state is the driver's, and auto-reboot's.
+    # In another state the driver needs a remedy first.
     known = ready or (inventory is not None and inventory.state is State.HUNG)
     others = held is None or not known or wanted.reboot or state.driver.changing
     return Site(
-        wish=state.options.gpu_recovery,
+        may_reset=state.options.gpu_recovery == "reset",
+        may_reboot=state.options.may_reboot_for_gpu,
         patients=tuple(
             dataclasses.replace(
                 _patient(one, gpus.get(one.uuid), told, used), asked=one.uuid in asked
@@ -112,7 +115,7 @@ def _is_engaged() -> bool:
 
 
 def _ask(uuids: tuple[str, ...]) -> dict[str, Health]:
-    """What the driver says of these GPUs; nothing of any where it does not answer."""
+    """Return the driver's report on these GPUs; empty if the driver does not answer."""
     try:
         return apart.call(lambda: health.read(uuids), _PATIENCE, note=detect.HANGS)
     except apart.HungError:
@@ -141,14 +144,14 @@ def _patient(
 
 
 def _reset(uuid: str, progress: _Progress) -> None:
-    """Reset a GPU, and have it tested if that went well.
+    """Reset a GPU, and request a test if that succeeded.
 
     Raises:
-        OSError: it can't be noted, so that it was not made.
+        OSError: the reset cannot be noted and was not made.
     """
     persistent = bool((_ask((uuid,)).get(uuid) or Health()).persistence)
     recovery_record.begin(Step.RESET, (uuid,))
-    progress(f"Resetting {uuid}, which nobody uses")
+    progress(f"Resetting idle GPU {uuid}")
     why = gpu_reset.reset(uuid, persistent=persistent, beside=WATCH)
     recovery_record.conclude(why or "it was reset")
     _log.warning("gpu-recovery: %s: %s", uuid, f"no reset: {why}" if why else "it was reset")
@@ -167,7 +170,7 @@ def _tell_why_not(site: Site) -> None:
     sick = ", ".join(uuid for uuid, step in needs.items() if step is not Step.NOTHING)
     if sick and not site.can_reset:
         _log.warning(
-            "gpu-recovery: nothing can be done for %s from here: a reset is for GPUs of NVIDIA's, "
-            "and where this is a container, for its host",
+            "gpu-recovery: cannot reset %s here: only NVIDIA GPUs can be reset, and those of a "
+            "container only by its host",
             sick,
         )

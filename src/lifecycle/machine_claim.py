@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which unit of this charm has this machine: a record, and who may take it over.
+"""Records which unit of this charm has this machine.
 
 Two units on one machine would undo each other's work at every event.
 """
@@ -12,22 +12,23 @@ import typing
 
 from gpu_agent import paths
 from machine import files, locks
+from plan import messages
 from plan.unit_id import UnitId
 
 RECORD: typing.Final = paths.STATE / "owner.json"
 
 
 class TakenError(Exception):
-    """The machine is another unit's, or nobody's yet. The text says whose, and the next step."""
+    """The machine belongs to another unit, or to none yet. The text has owner and next step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Who has the machine.
+    """The owner of the machine.
 
     Attributes:
         owner: the unit.
-        former: the one before, which is gone and whose things are not yet cleared away.
+        former: the previous unit, which is gone, until its files and services are removed.
     """
 
     owner: UnitId
@@ -51,30 +52,32 @@ def has(unit: UnitId) -> bool:
 
 
 def check(unit: UnitId) -> None:
-    """Nothing if the machine is this unit's.
+    """Check that the machine belongs to this unit.
 
     Raises:
-        TakenError: if it is not.
+        TakenError: if it does not.
     """
     record = read()
     if record is None:
-        raise TakenError(f"This machine is not {unit.name}'s yet: wait for its next hook")
+        raise TakenError(
+            f"This machine does not belong to {unit.name} yet: wait for its next hook"
+        )
     if not record.owner.is_same(unit):
         raise TakenError(_taken(unit, record.owner))
 
 
 def claim(unit: UnitId, found: UnitId | None = None) -> UnitId | None:
-    """Have the machine for this unit, unless another that is not gone has it.
+    """Claim the machine for this unit, unless an existing unit has it.
 
-    Of two that come at once, one has it.
+    If two units claim at once, one gets it.
 
     Args:
-        unit: who wants it.
-        found: whose things are here where there is no record, as an earlier revision of the charm
-            left them; None: nobody's.
+        unit: the unit that claims it.
+        found: the unit whose files are here without a record, as earlier revisions of the charm
+            left them; None: no unit's.
 
     Returns:
-        The unit before, which is gone and whose things must be cleared away before `settle`.
+        The previous unit, which is gone, and whose files must be removed before `settle`.
 
     Raises:
         TakenError: if another has it.
@@ -93,12 +96,12 @@ def claim(unit: UnitId, found: UnitId | None = None) -> UnitId | None:
 
 
 def settle(unit: UnitId) -> None:
-    """Nothing of the unit before is left."""
+    """Note that nothing of the previous unit is left."""
     _write(Record(unit))
 
 
 def give_up() -> None:
-    """Forget all that is remembered on this machine, and last whose it is.
+    """Remove all state from this machine, the owner last.
 
     Raises:
         machine.locks.BusyError: another process decides on it for too long.
@@ -119,12 +122,11 @@ def _write(record: Record) -> None:
 
 
 def _lives(owner: UnitId, unit: UnitId) -> bool:
-    # A folder has one unit's agent: where it is this one's, the owner of another model is gone.
+    # An agent folder belongs to one unit: if it is this unit's, an owner of another model is gone.
     return owner.agent not in ("", unit.agent) and pathlib.Path(owner.agent).exists()
 
 
 def _taken(unit: UnitId, owner: UnitId) -> str:
-    return (
-        f"This machine belongs to {owner}: juju remove-unit {unit.name}, or {owner.name}. "
-        f"If Juju has no {owner.name} any more, remove {owner.agent} on the machine"
+    return messages.text(
+        "machine-taken", owner=owner, unit=unit.name, other=owner.name, agent=owner.agent
     )

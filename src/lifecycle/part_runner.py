@@ -1,9 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What is done to one part of a unit: whether it works or fails, the other parts go on.
+"""Runs a step for one part of a unit, so that its failure does not stop the other parts.
 
-What is done to none of them, and is refused, is told as well: no hook fails for what an operator
-can mend, as a full disk.
+Errors that an operator can fix, such as a full disk, become status lines. They fail no hook.
 """
 
 import collections.abc
@@ -25,11 +24,12 @@ from machine import download, packages, process
 from machine import exhaustion as scarcity
 from options.part import Part
 from plan import status
+from plan.messages import Line
 from plan.state import Failure, UnitState
 
 _Answer = typing.TypeVar("_Answer")
 
-# What the operator must mend, or what may pass by itself; each text says how.
+# Errors that the operator must fix, or that may pass; each text has the next step.
 _FAILURES: typing.Final = (
     release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
     nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
@@ -43,16 +43,16 @@ _log = logging.getLogger(__name__)
 def make(
     state: UnitState, part: Part, work: collections.abc.Callable[..., _Answer], *arguments: object
 ) -> tuple[_Answer | None, UnitState]:
-    """Do something to one part, whose failure is no other's.
+    """Run a step for one part of the unit.
 
     Args:
         state: what is known of the unit.
-        part: what it is done to.
-        work: does it.
-        arguments: for it.
+        part: the part that the step changes.
+        work: the step.
+        arguments: its arguments.
 
     Returns:
-        What `work` has returned, None if it failed; and the state with that failure.
+        The answer of `work`, None if it failed; and the state with that failure.
     """
     try:
         return work(*arguments), state
@@ -64,14 +64,14 @@ def make(
 
 
 @contextlib.contextmanager
-def told(unit: str, lines: list[status.Line]) -> collections.abc.Generator[None]:
-    """Have what is refused here, and is no part's failure, told and not raised.
+def told(unit: str, lines: list[Line]) -> collections.abc.Generator[None]:
+    """Turn an error of the block into a status line instead of raising it.
 
-    What would have come after it is not done; the next event tries all of it again.
+    The rest of the block is skipped; the next event runs it again.
 
     Args:
         unit: Juju's name of this unit.
-        lines: of its status, to which it is added.
+        lines: the status lines, to which it is added.
     """
     try:
         yield
@@ -80,7 +80,7 @@ def told(unit: str, lines: list[status.Line]) -> collections.abc.Generator[None]
 
 
 def where(error: Exception, unit: str) -> str:
-    """Where more is told of what systemd, another program or the kernel refused."""
+    """Return the command that shows the log for an error of systemd, a program or the kernel."""
     _log.error("refused", exc_info=error)
     failed = [name for name in _SERVICES if name in str(error)]
     return f"journalctl -u {failed[0]}" if failed else f"juju debug-log --include {unit}"
@@ -89,17 +89,17 @@ def where(error: Exception, unit: str) -> str:
 def _words(error: Exception, unit: str) -> str:
     remedy = ""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = ": make room there" if error.filename else ": make room"
-    return f"{error}{remedy}; it is tried again at the next event: {where(error, unit)}"
+        remedy = ": free disk space there" if error.filename else ": free disk space"
+    return f"{error}{remedy}; tried again at the next event: {where(error, unit)}"
 
 
 def _refused(part: Part, state: UnitState, error: process.CommandError | OSError) -> Failure:
-    _log.error("what is done to the part %s failed", part.value)
+    _log.error("a step for the part %s failed", part.value)
     return Failure(part, _words(error, state.unit), _passes(error))
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it may be over by itself."""
+    """Whether the error may pass by itself."""
     if isinstance(error, process.CommandError):
         return error.starved
     out = isinstance(error, OSError) and scarcity.is_told_by(error)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A reboot that this machine's driver or a GPU needs: once, after the worker is drained."""
+"""Prepares a reboot that the driver or a GPU needs: once, after the worker is drained."""
 
 import collections.abc
 
@@ -19,22 +19,21 @@ _Progress = collections.abc.Callable[[str], None]
 def prepare(
     state: UnitState, progress: _Progress, *, may: bool, now: bool, sick: tuple[str, ...] = ()
 ) -> bool:
-    """Have the machine ready to reboot; False if it may not, or the worker is not drained yet.
+    """Prepare a reboot of the machine; False if it may not be rebooted now.
 
-    It is for its driver, or for the GPUs that are `sick`, named by gpu_remediation.ensure. The
-    worker lands before, so that no step begins meanwhile; the first hook after the boot starts it
-    again. A driver that does not come up by it gets no second one. For a sick GPU no job is ended,
-    nor the others' GPUs kept from jobs for long: while one runs, nothing begins.
+    The reboot is for the driver, or for the `sick` GPUs that gpu_remediation.ensure returns. The
+    worker is drained first; the first hook after the boot starts it again. A driver gets one
+    reboot only. A reboot for a GPU begins only while no build runs, so that it interrupts none.
 
     Args:
         state: what was found.
-        progress: told what is done.
-        may: whether a reboot is wanted and allowed; if not, one that was waited for is no more.
+        progress: reports each step.
+        may: whether a reboot is wanted and allowed; if not, a prepared one is given up.
         now: whether this hook may ask Juju for it.
         sick: the GPUs that need it.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: the reboot, or what goes before it, can't be
+        gpu_agent.model.errors.UnknownError: the reboot or the drain before it cannot be
             noted.
     """
     _forget_what_helped(state)
@@ -52,7 +51,7 @@ def prepare(
         _note(state, sick)
     except OSError as error:
         drain.cancel(Purpose.REBOOT)
-        raise errors.unknown(f"the reboot can't be noted: {error}") from error
+        raise errors.unknown(f"the reboot cannot be noted: {error}") from error
     progress(f"Rebooting: {needy} needs it")
     return True
 
@@ -61,7 +60,7 @@ def _has_jobs() -> bool:
     try:
         return bool(steps.running())
     except OSError as error:
-        raise errors.unknown(f"whether a job runs: {error}") from error
+        raise errors.unknown(f"cannot see whether a build runs: {error}") from error
 
 
 def _forget_what_helped(state: UnitState) -> None:
@@ -71,7 +70,7 @@ def _forget_what_helped(state: UnitState) -> None:
 
 
 def _note(state: UnitState, sick: tuple[str, ...]) -> None:
-    """Note what the machine is rebooted for; without that it is not, or it would be for ever."""
+    """Note the reason of the reboot; without the note the machine would reboot forever."""
     if sick:
         recovery_record.begin(Step.REBOOT, sick)
     else:

@@ -1,9 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the charm has done for sick GPUs by itself: a file, written before each step is made.
+"""Records the charm's own resets and reboots for quarantined GPUs, before each step is made.
 
-So a hook that is killed in the midst of a step makes no second one, and a machine that comes up
-again knows what it was rebooted for.
+So a killed hook does not repeat a step, and after a boot the charm knows the reason of the reboot.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ class Record:
         made: the steps, the oldest first.
         boot: the id of the boot in which the last reboot was asked for; empty: none is to be
             followed up.
-        outcome: what came of the last reset, in words; empty: it is not known.
+        outcome: the result of the last reset as a text; empty: unknown.
     """
 
     made: tuple[Made, ...] = ()
@@ -40,10 +39,10 @@ class Record:
 
 
 def read() -> Record:
-    """What was done. A damaged file counts as a reboot just now: it may have told of one.
+    """Return the record. A damaged file counts as a reboot just now, which it may have held.
 
     Raises:
-        OSError: it can't be read, or a damaged one can't be replaced.
+        OSError: it cannot be read, or a damaged one cannot be replaced.
     """
     try:
         text = files.read_text(paths.STATE / _NAME)
@@ -62,17 +61,19 @@ def read() -> Record:
         )
         return Record(made, str(found["boot"]), str(found["outcome"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        _log.warning("%s is damaged: no machine is rebooted for a day", paths.STATE / _NAME)
+        _log.warning(
+            "%s is damaged: the charm does not reboot the machine for a day", paths.STATE / _NAME
+        )
         record = Record((_now(Step.REBOOT, ()),))
         _write(record)
         return record
 
 
 def begin(step: Step, uuids: tuple[str, ...]) -> None:
-    """Note a step that is about to be made.
+    """Note a step before it is made.
 
     Raises:
-        OSError: it can't be noted, so that it must not be made.
+        OSError: it cannot be noted, so the step must not be made.
     """
     before = read()
     made = (*before.made, _now(step, uuids))[-_KEPT:]
@@ -86,19 +87,19 @@ def _now(step: Step, uuids: tuple[str, ...]) -> Made:
 
 
 def conclude(outcome: str) -> None:
-    """Note what came of a reset.
+    """Note the result of a reset.
 
     Raises:
-        OSError: it can't be written.
+        OSError: it cannot be written.
     """
     _write(dataclasses.replace(read(), outcome=outcome))
 
 
 def returned() -> tuple[str, ...]:
-    """The GPUs that this machine was rebooted for, once it is up again; later: none.
+    """Return, once after the boot, the GPUs that this machine was rebooted for.
 
     Raises:
-        OSError: that can't be told.
+        OSError: the record cannot be read or written.
     """
     record = read()
     if not record.boot or record.boot == kernel_modules.boot(kernel_modules.ROOT):
@@ -109,7 +110,7 @@ def returned() -> tuple[str, ...]:
 
 
 def forget() -> bool:
-    """Forget all of it. Return True if there was anything."""
+    """Remove the record. Return True if there was one."""
     return files.ensure_absent(paths.STATE / _NAME)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Certificates in PEM, as relations and secrets bring them. Pure."""
+"""Reads certificates in PEM from relations and secrets. Pure."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives import serialization
 
 @dataclasses.dataclass(frozen=True)
 class Tls:
-    """What a server shows and proves that it is by.
+    """The certificate of a server and its private key.
 
     Attributes:
-        chain: its certificate, and then those of who signed it; PEM.
+        chain: its certificate, followed by those of its issuers; PEM.
         key: its private key; PEM.
     """
 
@@ -23,7 +23,7 @@ class Tls:
 
 
 def is_sound(pem: str) -> bool:
-    """Whether a text has certificates in PEM, and none that can't be read."""
+    """Whether a text has certificates in PEM, all of them readable."""
     try:
         return bool(x509.load_pem_x509_certificates(pem.encode()))
     except ValueError:
@@ -31,10 +31,10 @@ def is_sound(pem: str) -> bool:
 
 
 def chain(*pems: str) -> str:
-    """Several texts of certificates as one, each certificate once. An empty text has none.
+    """Join texts of certificates; each certificate is in the result once.
 
     Raises:
-        ValueError: one can't be read.
+        ValueError: a certificate cannot be read.
     """
     found: dict[str, None] = {}
     for pem in filter(None, pems):
@@ -44,7 +44,7 @@ def chain(*pems: str) -> str:
 
 
 def fits(pem: str, key: str) -> bool:
-    """Whether the first certificate of a text is that of a private key, which has no password."""
+    """Whether a private key, without a password, belongs to the first certificate of a text."""
     try:
         first = x509.load_pem_x509_certificates(pem.encode())[0]
         private = serialization.load_pem_private_key(key.encode(), password=None)
@@ -59,10 +59,12 @@ def fits(pem: str, key: str) -> bool:
 
 
 def lifetime(pem: str) -> tuple[float, float, str]:
-    """When the first certificate of a text begins and ends: seconds since 1970, and the last day.
+    """Return when the first certificate of a text is valid: from, until, and the last day.
+
+    Times are seconds since the epoch; the day is in ISO format.
 
     Raises:
-        ValueError: it can't be read.
+        ValueError: the certificate cannot be read.
     """
     first = x509.load_pem_x509_certificates(pem.encode())[0]
     end = first.not_valid_after_utc

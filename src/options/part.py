@@ -1,12 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The parts of a unit; each can stay unchanged while the others are applied."""
+"""The parts of a unit; each can stay unchanged while the others are changed."""
 
 import enum
 
 
 class Part(enum.Enum):
-    """What of a unit can be kept as it is while the rest goes on."""
+    """A part of a unit that can stay unchanged while the others are changed."""
 
     UNIT = "unit"
     HOST = "host"

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""OpenSSH public keys: of others, one line, one key, a known type; and of private keys. Pure."""
+"""Reads OpenSSH public keys, and makes them of private keys. Pure."""
 
 import typing
 
@@ -16,40 +16,40 @@ _RSA_BITS: typing.Final = range(1024, 8193)
 
 
 def public_key(text: str) -> str:
-    """One OpenSSH public key as `type base64`, encoded anew, its comment dropped.
+    """Return one OpenSSH public key as `type base64`, re-encoded and without its comment.
 
     Raises:
-        ValueError: if the text is more than one line, has options, or is no key of a known type.
+        ValueError: the text is not one line, has options, or is not a key of a known type.
     """
     if len(text.strip().splitlines()) != 1:
         raise ValueError("is not one line")
     words = text.split()
     if len(words) < 2:
-        raise ValueError("is no OpenSSH public key")
+        raise ValueError("is not an OpenSSH public key")
     if words[0] not in _KEY_TYPES:
-        raise ValueError("is no OpenSSH public key of a known type")
+        raise ValueError("is not an OpenSSH public key of a known type")
     try:
         loaded = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError("is no OpenSSH public key of a known type") from error
+        raise ValueError("is not an OpenSSH public key of a known type") from error
     if isinstance(loaded, rsa.RSAPublicKey) and not _is_usable(loaded):
-        raise ValueError("is an RSA key of a size that Concourse can't use")
-    # Reading passes over what is no base64.
+        raise ValueError("is an RSA key of a size that Concourse cannot use")
+    # cryptography ignores characters that are not base64.
     return loaded.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()
 
 
 def _is_usable(key: rsa.RSAPublicKey) -> bool:
-    """Whether Concourse can use it (golang.org/x/crypto ssh/keys.go; Go's crypto/rsa)."""
+    """Whether Concourse can use the key (golang.org/x/crypto ssh/keys.go; Go's crypto/rsa)."""
     return key.key_size in _RSA_BITS and key.public_numbers().e.bit_length() <= 24
 
 
 def public_key_line(pem: str) -> str:
-    """The public half of a private key, as `ssh-rsa AAAA...` without a line end.
+    """Return the public half of a private key, as `ssh-rsa AAAA...` without a line end.
 
     Raises:
-        ValueError: if the text is no unencrypted private key in PEM.
+        ValueError: the text is not an unencrypted RSA private key in PEM.
     """
     try:
         key = serialization.load_pem_private_key(

@@ -1,85 +1,68 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The options, typed and validated. Pure: a bad value is an OptionError, never a silent "off"."""
+"""The table of options, and their values, typed and validated. Pure.
+
+A value that cannot be used is an OptionError, never a silent default. `scripts/tables` writes
+config.yaml and docs/reference/options.md from the table.
+"""
 
 import collections.abc
 import dataclasses
 import re
+import types
 import typing
 
-from ci.concourse.options import release as release_options
-from ci.concourse.options import web as web_options
-from ci.concourse.options import worker as worker_options
-from ci.concourse.options.release import ReleaseOptions
-from ci.concourse.options.web import WebOptions
-from ci.concourse.options.worker import WorkerOptions
+from ci.concourse.options import release, web, worker
 from gpu_agent.runtime.settings import Folder
-from options import part
-from options import values as option_values
-from options.readers import Raw, Readers, choice, items, number, pattern, port, text
+from options import readers, values
+from options.declaration import Group, Option
+from options.part import Part
+from options.readers import Raw, text
 from options.values import OptionError
 
 MODES: typing.Final = ("worker", "web", "all")
 VENDORS: typing.Final = ("auto", "nvidia", "amd", "intel")
-ALLOCATIONS: typing.Final = ("exclusive", "shared")
-PRIVILEGED: typing.Final = ("no-gpu", "gpu")
-HEALTH: typing.Final = ("on", "observe", "off")
-JOB_LOG: typing.Final = ("on", "faults", "off")
-UNUSED: typing.Final = ("ignore", "warn", "fail")
-RECOVERY: typing.Final = ("none", "reset", "reboot")
 ENGINES: typing.Final = ("podman", "docker")
 
 
 @dataclasses.dataclass(frozen=True)
 class Minimums:
-    """What the machine and each of its GPUs must have, or they fail the self-test.
+    """The least that the self-test accepts of the machine and of each GPU.
 
     Attributes:
-        gpu_memory_gib: its memory as sold; 0: any.
-        compute_capability: CUDA's, such as `7.0`; empty: any.
-        driver_version: of its driver, such as `535` or `580.65.06`; empty: any.
-        cpus: how many processors the machine has at least; 0: any number.
-        memory_gib: its memory as sold, the same.
+        cpus: processors of the machine; 0: any number.
+        memory_gib: memory of the machine in GiB, as sold; 0: any size.
+        gpu_memory_gib: memory of each GPU in GiB, as sold; 0: any size.
+        compute_capability: CUDA compute capability of each GPU, such as `7.0`; empty: any.
+        driver_version: version of the driver, such as `535` or `580.65.06`; empty: any.
     """
 
+    cpus: int = 0
+    memory_gib: int = 0
     gpu_memory_gib: int = 0
     compute_capability: str = ""
     driver_version: str = ""
-    cpus: int = 0
-    memory_gib: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Engines:
+    """The engines whose containers may use GPUs; some of ENGINES.
+
+    Attributes:
+        names: all of them.
+        default: those whose containers get our runtime if they name none.
+    """
+
+    names: tuple[str, ...] = ()
+    default: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Wrong:
-    """An option whose value can't be used, and the sentence that says so."""
+    """An option whose value cannot be used, and the sentence that says why."""
 
     option: str
     text: str
-
-
-# The part that each option is about; all that are not here are about the GPUs.
-_PARTS: typing.Final = {
-    "deployment-mode": part.Part.UNIT,
-    **dict.fromkeys(
-        (
-            *("gpu-driver", "nvidia-container-toolkit-version", "nvidia-toolkit-mirror"),
-            *("nvidia-toolkit-key", "host-packages"),
-        ),
-        part.Part.HOST,
-    ),
-    **dict.fromkeys(
-        (
-            *("gpu-health", "max-quarantined", "job-log", "gpu-unused", "gpu-metrics-port"),
-            "gpu-recovery",
-        ),
-        part.Part.WATCH,
-    ),
-    "gpu-run-group": part.Part.RUN,
-    **dict.fromkeys(("container-engines", "engine-default-runtime"), part.Part.ENGINES),
-    **dict.fromkeys(release_options.NAMES, part.Part.RELEASE),
-    **dict.fromkeys(worker_options.NAMES, part.Part.WORKER),
-    **dict.fromkeys(web_options.NAMES, part.Part.WEB),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,64 +70,49 @@ class Options:
     """All options of this unit after validation; empty strings mean "not set".
 
     Attributes:
-        deployment_mode: one of MODES; empty where its value can't be used.
-        gpu_device_ids: the ids asked for, normalised; empty means all GPUs.
-        gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
-        gpu_wait_timeout: how long a task may wait for them, in seconds.
-        hijack_gpu_limit: how long a hijack may keep them after the step, in minutes; 0: no limit.
-        gpu_driver: `auto`, `none`, or the branch of NVIDIA's driver to have, such as `580-server`.
-        auto_reboot: whether the machine may be rebooted where the driver needs it.
-        toolkit_version: of NVIDIA's container toolkit as its packages have it, such as `1.20.0-1`;
-            empty: the newest that is known to be good.
-        allow_vulnerable_toolkit: whether one with known vulnerabilities may be used.
+        deployment_mode: one of MODES; empty if its value cannot be used.
+        gpu_device_ids: the ids that the operator chose, normalised; empty: all GPUs.
+        gpus_per_task: GPUs, or MIG devices, of a task that sets no GPU_COUNT.
+        gpu_wait_timeout: maximum time that a task waits for them, in seconds.
+        gpu_driver: `auto`, `none`, or the branch of the NVIDIA driver, such as `580-server`.
+        auto_reboot: when the charm may reboot the machine: `none`, `driver`, `gpu` or `all`.
+        toolkit_version: version of the container toolkit's packages, such as `1.20.0-1`; empty:
+            the newest that is known to be good.
         toolkit_mirror: base URL of its repository, without a slash at its end.
-        toolkit_key: the repository's public key, ASCII-armoured; empty: NVIDIA's own.
-        selftest_on_start: whether the self-test runs by itself.
-        gpu_health: whether the GPUs are watched: one of HEALTH.
-        max_quarantined: of how many of them the watch may believe at once that they are broken, in
-            percent.
-        job_log: what jobs' logs are told of their GPUs: one of JOB_LOG.
-        gpu_unused: what becomes of a step that does not use its GPU: one of UNUSED.
-        gpu_metrics_port: TCP port of the GPUs' metrics; 0: none.
-        gpu_recovery: what may be done by itself for a GPU that needs it: one of RECOVERY.
-        gpu_run_group: whose members may use gpu-run; empty: there is none.
-        host_packages: further packages of the distribution that the machine is to have.
-        container_engines: whose containers can have GPUs by lease: some of ENGINES.
-        engine_default_runtime: whether our runtime is that of containers that name none.
-        minimums: what the self-test asks of the machine and of each GPU.
-        wrong: those whose values can't be used; each keeps its own part as it is.
+        toolkit_key: public key of the repository, in ASCII armour; empty: NVIDIA's own.
+        quarantine_limit_percent: share of the GPUs that may fail at once for the same reason.
+        gpu_metrics_port: TCP port of the GPU metrics; 0: none.
+        gpu_run_group: the group whose members may use gpu-run; empty: gpu-run is not available.
+        wrong: the options whose values cannot be used; each leaves its own part unchanged.
     """
 
-    deployment_mode: str = ""
-    enable_gpu: bool = False
-    gpu_device_ids: tuple[str, ...] = ()
-    gpu_vendor: str = "auto"
-    gpu_allocation: str = "exclusive"
-    gpus_per_task: int = 1
-    gpu_wait_timeout: int = 240
-    hijack_gpu_limit: int = 30
-    privileged_tasks: str = "no-gpu"
-    gpu_driver: str = "auto"
-    auto_reboot: bool = False
-    toolkit_version: str = ""
-    allow_vulnerable_toolkit: bool = False
-    toolkit_mirror: str = ""
-    toolkit_key: str = ""
-    selftest_on_start: bool = True
-    gpu_health: str = "on"
-    max_quarantined: int = 50
-    job_log: str = "on"
-    gpu_unused: str = "warn"
-    gpu_metrics_port: int = 335
-    gpu_recovery: str = "none"
-    gpu_run_group: str = ""
-    host_packages: tuple[str, ...] = ()
-    container_engines: tuple[str, ...] = ()
-    engine_default_runtime: bool = False
-    minimums: Minimums = Minimums()
-    release: ReleaseOptions = ReleaseOptions()
-    worker: WorkerOptions = WorkerOptions()
-    web: WebOptions = WebOptions()
+    deployment_mode: str
+    enable_gpu: bool
+    gpu_device_ids: tuple[str, ...]
+    gpu_vendor: str
+    gpu_allocation: str
+    gpus_per_task: int
+    gpu_wait_timeout: int
+    gpu_for_privileged_tasks: bool
+    container_engines: Engines
+    gpu_run_group: str
+    gpu_driver: str
+    auto_reboot: str
+    toolkit_version: str
+    allow_vulnerable_toolkit: bool
+    toolkit_mirror: str
+    toolkit_key: str
+    selftest_on_start: bool
+    minimums: Minimums
+    gpu_health: str
+    quarantine_limit_percent: int
+    gpu_recovery: str
+    job_log: str
+    idle_gpu_action: str
+    gpu_metrics_port: int
+    release: release.ReleaseOptions
+    worker: worker.WorkerOptions
+    web: web.WebOptions
     wrong: tuple[Wrong, ...] = ()
 
     @property
@@ -163,142 +131,478 @@ class Options:
         return self.deployment_mode in ("web", "all")
 
     @property
-    def frozen(self) -> frozenset[part.Part]:
-        """The parts that stay as they are, since an option of theirs can't be used."""
-        parts = {_PARTS.get(one.option, part.Part.GPU) for one in self.wrong}
-        # Whose GPUs are used decides what the host needs for them.
+    def may_reboot_for_driver(self) -> bool:
+        """Whether the charm may reboot the machine if the driver needs it."""
+        return self.auto_reboot in ("driver", "all")
+
+    @property
+    def may_reboot_for_gpu(self) -> bool:
+        """Whether the charm may reboot the machine if a quarantined GPU needs it."""
+        return self.auto_reboot in ("gpu", "all")
+
+    @property
+    def frozen(self) -> frozenset[Part]:
+        """The parts that stay unchanged because an option of theirs cannot be used."""
+        parts = {BY_NAME[one.option].part for one in self.wrong}
+        # The vendor of the GPUs decides what the host needs for them.
         if any(one.option == "gpu-vendor" for one in self.wrong):
-            parts.add(part.Part.HOST)
+            parts.add(Part.HOST)
         return frozenset(parts)
 
 
 def parse(raw: Raw, wrong: collections.abc.Iterable[OptionError] = ()) -> Options:
-    """Make Options of Juju's config.
+    """Make Options of Juju's config; options that are not in it have their defaults.
 
-    A value that can't be used takes nothing but its own part from this unit: it is listed in
-    `wrong`, and its field has the default, which nobody may act on.
+    An option whose value cannot be used is listed in `wrong`, and its part of the unit stays
+    unchanged. Its field has the default, which must not be acted on.
 
     Args:
-        raw: option name (with hyphens) to value; for `worker-private-key` the PEM text itself.
-        wrong: what could not even be read.
+        raw: option name (with hyphens) to value; of a secret the fields, or None if they cannot
+            be read.
+        wrong: the options that could not even be read.
     """
+    given = {**DEFAULTS, **raw}
     faults = {error.option: error for error in wrong}
-    read = _read(_READERS, raw, faults)
-    release = ReleaseOptions(**_read(release_options.READERS, raw, faults))
-    worker = WorkerOptions(**_read(worker_options.READERS, raw, faults))
-    web = WebOptions(**_read(web_options.READERS, raw, faults))
+
+    def read(declared: tuple[Option, ...]) -> dict[str, typing.Any]:
+        found: dict[str, typing.Any] = {}
+        for option in declared:
+            try:
+                found[option.field] = option.value(given)
+            except OptionError as error:
+                faults.setdefault(error.option, error)
+                found[option.field] = option.value(DEFAULTS)
+        return found
+
+    fields = read(_OPTIONS)
+    if "deployment-mode" in faults:
+        fields["deployment_mode"] = ""
+    options = Options(
+        **fields,
+        release=release.ReleaseOptions(**read(release.OPTIONS)),
+        worker=worker.WorkerOptions(**read(worker.OPTIONS)),
+        web=web.WebOptions(**read(web.OPTIONS)),
+    )
     said = tuple(Wrong(name, str(why)) for name, why in faults.items())
-    return Options(**read, release=release, worker=worker, web=web, wrong=said)
-
-
-def _read(readers: Readers, raw: Raw, faults: dict[str, OptionError]) -> dict[str, typing.Any]:
-    """The fields whose values can be used; the faults of the others are added."""
-    read: dict[str, typing.Any] = {}
-    for field, reader in readers.items():
-        try:
-            read[field] = reader(raw)
-        except OptionError as error:
-            faults.setdefault(error.option, error)
-    return read
+    return dataclasses.replace(options, wrong=said)
 
 
 def gpu_vendor(raw: Raw) -> str:
-    """Whose GPUs are looked for, whatever the other options say.
+    """Read whose GPUs are looked for, whatever the other options say.
 
     Args:
         raw: as for `parse`.
 
     Raises:
-        OptionError: if gpu-vendor can't be used.
+        OptionError: gpu-vendor cannot be used.
     """
-    return choice(raw, "gpu-vendor", VENDORS)
+    return readers.choice(raw, "gpu-vendor", VENDORS)
 
 
 def _toolkit_version(raw: Raw) -> str:
-    remedy = "is no version: use one such as 1.20.0-1, or leave it empty for the newest known good"
+    remedy = (
+        "is not a version: use one such as 1.20.0-1, or leave it empty for the newest good one"
+    )
     allowed = r"(?:[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:-[0-9]{1,3})?)?"
-    version = pattern(raw, "nvidia-container-toolkit-version", allowed, remedy)
+    version = readers.pattern(raw, "nvidia-container-toolkit-version", allowed, remedy)
     # NVIDIA's packages of a release have the revision 1.
     return f"{version}-1" if version and "-" not in version else version
 
 
 def _toolkit_mirror(raw: Raw) -> str:
     option = "nvidia-toolkit-mirror"
-    url = option_values.url(option, text(raw, option))
+    url = values.url(option, text(raw, option))
     if url.lower().startswith("http:") and not text(raw, "nvidia-toolkit-key"):
-        remedy = "gives its key unencrypted: use https, or give the key with nvidia-toolkit-key"
+        remedy = "would send its key unencrypted: use https, or set nvidia-toolkit-key"
         raise OptionError(option, url, remedy)
     return url
 
 
 def _minimums(raw: Raw) -> Minimums:
-    return Minimums(
-        number(raw, "min-gpu-memory-gib", 9999),
-        _minimum(raw, "min-compute-capability", r"[0-9]{1,2}\.[0-9]", "7.0"),
-        _minimum(raw, "min-driver-version", r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06"),
-        number(raw, "min-cpus", 9999),
-        number(raw, "min-memory-gib", 99999),
-    )
+    fields = {
+        "cpus": ("cpus", readers.in_range(9999)),
+        "memory": ("memory_gib", readers.in_range(99999, "GiB")),
+        "gpu-memory": ("gpu_memory_gib", readers.in_range(9999, "GiB")),
+        "compute-capability": ("compute_capability", _like(r"[0-9]{1,2}\.[0-9]", "7.0")),
+        "driver": ("driver_version", _like(r"[0-9]{3,4}(\.[0-9]{1,4}){0,2}", "580.65.06")),
+    }
+    known = {name: check for name, (_, check) in fields.items()}
+    given = readers.settings(raw, "minimums", known)
+    return Minimums(**{fields[name][0]: found for name, (found,) in given.items()})
 
 
-def _minimum(raw: Raw, option: str, allowed: str, example: str) -> str:
-    remedy = f"is no minimum: use a number such as {example}, or leave it empty for none"
-    return pattern(raw, option, f"(?:{allowed})?", remedy)
+def _like(allowed: str, example: str) -> collections.abc.Callable[[str], str]:
+    def check(value: str) -> str:
+        if not re.fullmatch(allowed, value):
+            raise ValueError(f"is not a version: use one such as {example}")
+        return value
+
+    return check
 
 
-def _engine(item: str) -> str:
-    if item not in ENGINES:
-        remedy = f"is unknown: use {' or '.join(ENGINES)}, both, or leave it empty"
-        raise OptionError("container-engines", item, remedy)
-    return item
+def _engines(raw: Raw) -> Engines:
+    found: dict[str, bool] = {}
+    for item in readers.split(text(raw, "container-engines")):
+        name, _, said = item.partition("=")
+        if name not in ENGINES or item not in (name, f"{name}=default"):
+            remedy = "is unknown: use podman, podman=default, docker or docker=default"
+            raise OptionError("container-engines", item, remedy)
+        if name in found:
+            raise OptionError("container-engines", item, f"repeats {name}: give it once")
+        found[name] = bool(said)
+    return Engines(tuple(found), tuple(name for name, is_default in found.items() if is_default))
 
 
 def _metrics_port(raw: Raw) -> int:
-    # Where this unit's web listens too.
+    # This unit's web listens on its port too.
     has_web = text(raw, "deployment-mode") in ("web", "all")
-    web = text(raw, "web-port") if has_web else ""
-    others = (int(web),) if re.fullmatch(r"[0-9]{1,5}", web) else ()
-    return port(raw, "gpu-metrics-port", others, 0)
+    port = readers.whole(text(raw, "web-port")) if has_web else None
+    return readers.port(raw, "gpu-metrics-port", () if port is None else (port,), 0)
 
 
-# What makes each field of Options of Juju's config; each may raise an OptionError.
-_READERS: typing.Final[Readers] = {
-    "deployment_mode": lambda raw: choice(raw, "deployment-mode", MODES),
-    "enable_gpu": lambda raw: bool(raw.get("enable-gpu", False)),
-    "gpu_device_ids": lambda raw: option_values.device_ids(text(raw, "gpu-device-ids")),
-    "gpu_vendor": gpu_vendor,
-    "gpu_allocation": lambda raw: choice(raw, "gpu-allocation", ALLOCATIONS),
-    "gpus_per_task": lambda raw: number(raw, "gpus-per-task", 128),
-    "gpu_wait_timeout": lambda raw: number(raw, "gpu-wait-timeout", 1800),
-    "hijack_gpu_limit": lambda raw: number(raw, "hijack-gpu-limit", 1440),
-    "privileged_tasks": lambda raw: choice(raw, "privileged-tasks", PRIVILEGED),
-    "gpu_driver": lambda raw: pattern(
-        raw,
-        "gpu-driver",
-        r"auto|none|[0-9]{3,4}(?:-server)?(?:-open)?",
-        "is no driver: use auto, none, or a branch such as 580-server",
+_OPTIONS: typing.Final = (
+    Option(
+        "deployment-mode",
+        default="worker",
+        text=(
+            "What this unit runs: `worker` (CI steps), `web` (Concourse's web UI, its scheduler, "
+            "and the TSA, where workers register) or `all` (both on one machine)."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.UNIT,
+        field="deployment_mode",
+        values=MODES,
     ),
-    "auto_reboot": lambda raw: bool(raw.get("auto-reboot", False)),
-    "toolkit_version": _toolkit_version,
-    "allow_vulnerable_toolkit": lambda raw: bool(raw.get("allow-vulnerable-toolkit", False)),
-    "toolkit_mirror": _toolkit_mirror,
-    "toolkit_key": lambda raw: option_values.pgp_key(text(raw, "nvidia-toolkit-key")),
-    "selftest_on_start": lambda raw: bool(raw.get("selftest-on-start", True)),
-    "gpu_health": lambda raw: choice(raw, "gpu-health", HEALTH),
-    "max_quarantined": lambda raw: number(raw, "max-quarantined", 100, 1),
-    "job_log": lambda raw: choice(raw, "job-log", JOB_LOG),
-    "gpu_unused": lambda raw: choice(raw, "gpu-unused", UNUSED),
-    "gpu_metrics_port": _metrics_port,
-    "gpu_recovery": lambda raw: choice(raw, "gpu-recovery", RECOVERY),
-    # What a group may be called: systemd's own rule for SocketGroup= (valid_user_group_name).
-    "gpu_run_group": lambda raw: pattern(
-        raw,
+    Option(
+        "enable-gpu",
+        default=False,
+        text=(
+            "Give the GPUs of this worker to CI tasks. Setting it to false removes the GPU "
+            "runtime, the GPU tags and their configuration from the worker."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.GPU,
+        field="enable_gpu",
+    ),
+    Option(
+        "gpu-device-ids",
+        default="all",
+        text=(
+            "GPUs that tasks may use: `all`, or a comma-separated list of indexes, UUIDs "
+            "(GPU-...) or PCI addresses (0000:01:00.0). Indexes are resolved once, when the "
+            "option is set: if the numbering changes later, tasks keep the same cards. If the "
+            "list cannot be used, tasks keep the GPUs of the last usable list."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.GPU,
+        field="gpu_device_ids",
+        read=lambda raw: values.device_ids(text(raw, "gpu-device-ids")),
+    ),
+    Option(
+        "gpus-per-task",
+        default=1,
+        text=(
+            "Number of GPUs (or MIG devices) of a task that does not set GPU_COUNT, 0 to 128. "
+            "With gpu-allocation=shared, 0 means none and any other number means all."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.GPU,
+        field="gpus_per_task",
+        read=lambda raw: readers.number(raw, "gpus-per-task", 128),
+    ),
+    Option(
+        "gpu-vendor",
+        default="auto",
+        text=(
+            "Vendor of the GPUs to use: `nvidia`, `amd`, `intel`, or `auto`: the first of these "
+            "three with a usable GPU on the machine, not counting GPUs that are part of a "
+            "processor. A worker uses the GPUs of one vendor."
+        ),
+        group=Group.GPUS,
+        part=Part.GPU,
+        field="gpu_vendor",
+        values=VENDORS,
+    ),
+    Option(
+        "gpu-allocation",
+        default="exclusive",
+        text=(
+            "`exclusive`: a GPU (or MIG device) belongs to one task at a time, and other tasks "
+            "wait for it. `shared`: every task sees all GPUs that gpu-device-ids allows."
+        ),
+        group=Group.GPUS,
+        part=Part.GPU,
+        field="gpu_allocation",
+        values=("exclusive", "shared"),
+    ),
+    Option(
+        "gpu-wait-timeout",
+        default="4m",
+        text=(
+            "Maximum time that a task waits for its GPUs before it fails: `0s` to `30m`. Limited "
+            "to `4m40s` with a web that this charm does not run (such a web aborts a step after 5 "
+            "minutes)."
+        ),
+        group=Group.GPUS,
+        part=Part.GPU,
+        field="gpu_wait_timeout",
+        read=lambda raw: readers.duration(raw, "gpu-wait-timeout", most="30m"),
+    ),
+    Option(
+        "gpu-for-privileged-tasks",
+        default=False,
+        text=(
+            "Allow privileged tasks to have GPUs. A privileged task can reach beyond its "
+            "container."
+        ),
+        group=Group.GPUS,
+        part=Part.GPU,
+        field="gpu_for_privileged_tasks",
+    ),
+    Option(
+        "container-engines",
+        default="",
+        text=(
+            "Container engines whose containers may use GPUs, in the same queue as CI tasks: "
+            "`podman`, `docker` or both, comma-separated. The charm registers the runtime gpu-ci "
+            "with these engines; it does not install them. `docker=default` or `podman=default` "
+            "also makes gpu-ci the default runtime of the engine, so that `--gpus` and CDI device "
+            "names work without `--runtime gpu-ci`. With `docker`, the charm also makes Docker "
+            "use a containerd of its own and masks containerd.service, because Concourse needs "
+            "the socket of that service. Empty: no engine."
+        ),
+        group=Group.ENGINES,
+        part=Part.ENGINES,
+        field="container_engines",
+        read=_engines,
+    ),
+    Option(
         "gpu-run-group",
-        r"(?:[A-Za-z_][A-Za-z0-9_-]{0,30})?",
-        "is no group's name: use one such as gpu-users, or leave it empty for no gpu-run",
+        default="",
+        text=(
+            "Group of the worker's machine whose members may run commands on the GPUs with "
+            "`gpu-run`, in the same queue as CI tasks. The group must already exist; the charm "
+            "does not manage its members. Empty: no gpu-run."
+        ),
+        group=Group.ENGINES,
+        part=Part.RUN,
+        field="gpu_run_group",
+        read=lambda raw: readers.pattern(
+            raw,
+            "gpu-run-group",
+            r"(?:[A-Za-z_][A-Za-z0-9_-]{0,30})?",
+            "is not a group name: use one such as gpu-users, or leave it empty for no gpu-run",
+        ),
     ),
-    "host_packages": lambda raw: items(raw, "host-packages", option_values.host_package),
-    "container_engines": lambda raw: items(raw, "container-engines", _engine),
-    "engine_default_runtime": lambda raw: bool(raw.get("engine-default-runtime", False)),
-    "minimums": _minimums,
-}
+    Option(
+        "gpu-driver",
+        default="auto",
+        text=(
+            "NVIDIA driver. `auto`: use the installed driver unchanged; if there is none, install "
+            "the recommended server branch. `none`: never install a driver. Or a branch to "
+            "install, such as `580-server`. A new value does not change an installed driver: use "
+            "the action upgrade-driver. The charm never replaces a driver that it did not install."
+        ),
+        group=Group.DRIVER,
+        part=Part.HOST,
+        field="gpu_driver",
+        read=lambda raw: readers.pattern(
+            raw,
+            "gpu-driver",
+            r"auto|none|[0-9]{3,4}(?:-server)?(?:-open)?",
+            "is not a driver: use auto, none, or a branch such as 580-server",
+        ),
+    ),
+    Option(
+        "auto-reboot",
+        default="none",
+        text=(
+            "When the charm may reboot the machine: `none` (never), `driver` (if the NVIDIA "
+            "driver needs it), `gpu` (if a quarantined GPU needs it) or `all` (both). For the "
+            "driver, the charm waits for running builds for at most drain-timeout, interrupts "
+            "those that still run, and reboots once for each driver version. For a GPU, the charm "
+            "reboots only while no build runs, at most once a day, and after a reset if "
+            "gpu-recovery=reset. If the driver needs a reboot that this option does not allow, "
+            "status says so."
+        ),
+        group=Group.DRIVER,
+        part=Part.HOST,
+        field="auto_reboot",
+        values=("none", "driver", "gpu", "all"),
+    ),
+    Option(
+        "nvidia-container-toolkit-version",
+        default="",
+        text=(
+            "Version of the NVIDIA Container Toolkit that the charm installs and holds, such as "
+            "`1.20.0-1`. Empty: the newest version that this charm knows to be good. A toolkit "
+            "that the charm did not install is used unchanged."
+        ),
+        group=Group.DRIVER,
+        part=Part.HOST,
+        field="toolkit_version",
+        read=_toolkit_version,
+    ),
+    Option(
+        "allow-vulnerable-toolkit",
+        default=False,
+        text=(
+            "Allow a container toolkit with known vulnerabilities, through which an image can "
+            "harm the host. Status names the vulnerabilities as long as the toolkit has them."
+        ),
+        group=Group.DRIVER,
+        part=Part.GPU,
+        field="allow_vulnerable_toolkit",
+    ),
+    Option(
+        "nvidia-toolkit-mirror",
+        default="",
+        text=(
+            "Base URL of a mirror of the container toolkit's package repository, with gpgkey and "
+            "stable/deb/ below it. Empty: https://nvidia.github.io/libnvidia-container. A mirror "
+            "by plain http requires nvidia-toolkit-key."
+        ),
+        group=Group.DRIVER,
+        part=Part.HOST,
+        field="toolkit_mirror",
+        read=_toolkit_mirror,
+    ),
+    Option(
+        "nvidia-toolkit-key",
+        default="",
+        text=(
+            "Public key in ASCII armour, for a mirror that signs the repository with its own key. "
+            "Empty: use the mirror's gpgkey and require the fingerprint of NVIDIA's key."
+        ),
+        group=Group.DRIVER,
+        part=Part.HOST,
+        field="toolkit_key",
+        read=lambda raw: values.pgp_key(text(raw, "nvidia-toolkit-key")),
+    ),
+    Option(
+        "selftest-on-start",
+        default=True,
+        text=(
+            "Run the self-test automatically: level isolation, which includes quick, before the "
+            "worker runs GPU tasks and after each change of driver, toolkit or GPU runtime; level "
+            "quick at each boot."
+        ),
+        group=Group.CHECKS,
+        part=Part.GPU,
+        field="selftest_on_start",
+    ),
+    Option(
+        "minimums",
+        default="",
+        text=(
+            "What the machine and each GPU must have at least, or the self-test fails: a "
+            "comma-separated list such as "
+            "`cpus=4,memory=16GiB,gpu-memory=8GiB,compute-capability=7.0,driver=535`. Each of the "
+            "five may be left out. cpus and memory are those of the machine, gpu-memory and "
+            "compute-capability those of each GPU. Memory is the nominal size in "
+            "whole GiB: a GPU sold with 16 GiB meets gpu-memory=16GiB, although its driver "
+            "reports less. Empty: no minimums."
+        ),
+        group=Group.CHECKS,
+        part=Part.GPU,
+        field="minimums",
+        read=_minimums,
+    ),
+    Option(
+        "gpu-health",
+        default="enabled",
+        text=(
+            "GPU health service. `enabled`: it quarantines a faulty GPU within seconds. "
+            "`observe`: it only logs what it would do; metrics and job-log lines continue. "
+            "`disabled`: it does not run. Then there are also no GPU metrics, no job-log lines, "
+            "no usage records and no idle-gpu-action, and quarantined GPUs stay quarantined."
+        ),
+        group=Group.CHECKS,
+        part=Part.WATCH,
+        field="gpu_health",
+        values=("enabled", "observe", "disabled"),
+    ),
+    Option(
+        "quarantine-limit-percent",
+        default=50,
+        text=(
+            "Circuit breaker of the GPU health service, 1 to 100. If more than this share of the "
+            "GPUs fails within five minutes for the same reason, the charm assumes a driver or "
+            "host fault: it reports the fault in status and quarantines no more GPUs for it. At "
+            "least two GPUs must have failed, so a single failing GPU is always quarantined. GPUs "
+            "that are quarantined by then stay quarantined."
+        ),
+        group=Group.CHECKS,
+        part=Part.WATCH,
+        field="quarantine_limit_percent",
+        read=lambda raw: readers.number(raw, "quarantine-limit-percent", 100, 1),
+    ),
+    Option(
+        "gpu-recovery",
+        default="none",
+        text=(
+            "Automatic repair of a quarantined NVIDIA GPU while nothing uses it: `none`, or "
+            "`reset` to reset the GPU, each GPU at most three times a week. With `reset`, a GPU "
+            "whose memory waits for a reset to remap rows is quarantined once it is idle, reset, "
+            "and tested. In an LXD container the charm resets no GPU. See auto-reboot for what a "
+            "reset does not repair."
+        ),
+        group=Group.CHECKS,
+        part=Part.WATCH,
+        field="gpu_recovery",
+        values=("none", "reset"),
+    ),
+    Option(
+        "job-log",
+        default="enabled",
+        text=(
+            "What the charm writes about GPUs into the log of the job that has them: `enabled` "
+            "(which GPUs, how much of them was used, and faults), `faults` (only faults) or "
+            "`disabled`. Requires gpu-health."
+        ),
+        group=Group.REPORTS,
+        part=Part.WATCH,
+        field="job_log",
+        values=("enabled", "faults", "disabled"),
+    ),
+    Option(
+        "idle-gpu-action",
+        default="warn",
+        text=(
+            "Action for a step that has a GPU but no process on it for 10 minutes: `ignore`, "
+            "`warn` (write a line into the job's log) or `fail` (write the line and kill the "
+            "step's processes)."
+        ),
+        group=Group.REPORTS,
+        part=Part.WATCH,
+        field="idle_gpu_action",
+        values=("ignore", "warn", "fail"),
+    ),
+    Option(
+        "gpu-metrics-port",
+        default=335,
+        text=(
+            "TCP port of the GPU metrics for Prometheus, 1 to 65535 except those that Concourse "
+            "uses. 0: no GPU metrics. The port is on 127.0.0.1 only; a collector related by "
+            "cos-agent runs on the same machine. Requires gpu-health. Any user of the machine can "
+            "occupy a port from 1024 on before the charm does, and serve false metrics."
+        ),
+        group=Group.REPORTS,
+        part=Part.WATCH,
+        field="gpu_metrics_port",
+        read=_metrics_port,
+    ),
+)
+
+# By group, and within a group those of the charm before those of the CI system.
+TABLE: typing.Final = tuple(
+    sorted(
+        (*_OPTIONS, *worker.OPTIONS, *release.OPTIONS, *web.OPTIONS),
+        key=lambda option: [*Group].index(option.group),
+    )
+)
+BY_NAME: typing.Final = types.MappingProxyType({option.name: option for option in TABLE})
+DEFAULTS: typing.Final = types.MappingProxyType(
+    {option.name: option.default for option in TABLE if not option.is_secret}
+)
+SECRETS: typing.Final = tuple(option.name for option in TABLE if option.is_secret)

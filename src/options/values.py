@@ -1,10 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a value of an option may be: each function returns it as it is used. Pure."""
+"""Checks the value of an option: each function returns the form that is used. Pure."""
 
 import ipaddress
 import re
-import typing
 import urllib.parse
 
 from cryptography import x509
@@ -12,24 +11,15 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-# What host-packages may name: programs for people and builds, which start no server, open no port,
-# have no say in the kernel and need no other archive than Ubuntu's and Debian's.
-HOST_PACKAGES: typing.Final = (
-    *("btop", "htop", "iotop", "nvtop", "sysstat"),  # who is busy, and with what
-    *("hwloc-nox", "lshw", "numactl", "pciutils", "usbutils"),  # what the machine is made of
-    *("lsof", "psmisc", "strace"),  # what a process does
-    *("ccache", "curl", "git", "git-lfs", "jq", "rsync", "unzip", "wget", "zstd"),
-    *("less", "nano", "tmux", "tree", "vim"),
-)
-
 _PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-# Those of NVIDIA, of AMD, and of cards that have none (gpu_agent.model.inventory).
+# UUIDs of NVIDIA and of AMD, and the substitute for the UUID of a GPU that has none
+# (gpu_agent.model.inventory).
 _UUID = re.compile(
     r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}(?:-[0-9]{1,2})?"
     r"|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]{1,2}",
     re.IGNORECASE,
 )
-# A name whose last part is a number is taken for an address by resolvers.
+# Resolvers take a name whose last part is a number for an address.
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?",
     re.IGNORECASE,
@@ -38,7 +28,7 @@ HOST_PORT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 
 class OptionError(ValueError):
-    """An option's value can't be used; the text names option, value and what is allowed."""
+    """An option's value cannot be used; the text names the option, the value and the remedy."""
 
     def __init__(self, option: str, value: object, remedy: str) -> None:
         text = str(value)
@@ -50,42 +40,33 @@ class OptionError(ValueError):
 
 
 def tag(item: str) -> str:
-    """One tag of the operator's own."""
+    """Check one of the operator's tags."""
     if not item.isprintable():
-        raise OptionError("tag", item, "has a character that can't be printed: remove it")
+        raise OptionError("extra-tags", item, "has an unprintable character: remove it")
     return item
 
 
-def host_package(item: str) -> str:
-    """A package of the distribution that the operator may want on the machine."""
-    if item not in HOST_PACKAGES:
-        remedy = f"is none of those that can be had: use {', '.join(sorted(HOST_PACKAGES))}"
-        raise OptionError("host-packages", item, remedy)
-    return item
+def name_server(text: str) -> str:
+    """Check the address of a DNS server that containers can reach.
 
-
-def name_server(item: str) -> str:
-    """A name server that containers can reach."""
-    remedy = "is no IP address: use addresses such as 10.0.0.53"
-    if "%" in item:  # a container has no interface of that name, and anything may follow it
-        raise OptionError("container-dns-servers", item, remedy)
+    Raises:
+        ValueError: it is not one; the text continues a sentence that begins with the address.
+    """
     try:
-        address = ipaddress.ip_address(item)
+        # A zone, after a %, names an interface that a container does not have.
+        address = ipaddress.ip_address("" if "%" in text else text)
     except ValueError as error:
-        raise OptionError("container-dns-servers", item, remedy) from error
-    # A container has a loopback of its own; 127.0.0.53 is what resolv.conf of Ubuntu says.
+        raise ValueError("is not an IP address: use one such as 10.0.0.53") from error
+    # A container has a loopback interface of its own; resolv.conf of Ubuntu names 127.0.0.53.
     if address.is_loopback or address.is_unspecified or address.is_multicast:
-        remedy = "is out of reach for containers: use addresses such as 10.0.0.53"
-        raise OptionError("container-dns-servers", item, remedy)
+        raise ValueError("cannot be reached from a container: use one such as 10.0.0.53")
     return str(address)
 
 
 def private_key(pem: str) -> str:
-    """An RSA key in PEM without a password, or nothing."""
-    # Concourse takes unencrypted RSA keys in PEM only (concourse 8.2.5 flag/private_key.go).
-    if not pem:
-        return ""
-    remedy = "holds no unencrypted RSA key in PEM: put one under the key private-key"
+    """Check an RSA key in PEM without a password."""
+    # Concourse accepts only unencrypted RSA keys in PEM (concourse 8.2.5 flag/private_key.go).
+    remedy = "has no RSA key in PEM without a password: put one into its field private-key"
     try:
         key = serialization.load_pem_private_key(pem.encode(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -96,44 +77,44 @@ def private_key(pem: str) -> str:
 
 
 def certificates(pem: str) -> str:
-    """Certificates in PEM, without what stands between them; or nothing."""
+    """Check certificates in PEM and remove the text between them; empty if there are none."""
     if not pem:
         return ""
     try:
         found = x509.load_pem_x509_certificates(pem.encode())
     except ValueError as error:
-        remedy = "holds no certificates in PEM: use the text of a file such as ca.crt"
-        raise OptionError("ca-certificates", f"{pem[:27]}...", remedy) from error
+        remedy = "has no certificates in PEM: use the text of a file such as ca.crt"
+        raise OptionError("worker-ca-certificates", f"{pem[:27]}...", remedy) from error
     return "".join(one.public_bytes(serialization.Encoding.PEM).decode() for one in found)
 
 
 def url(option: str, text: str) -> str:
-    """A URL of HTTP without a slash at its end, or nothing."""
+    """Check an HTTP or HTTPS URL and remove a slash at its end; empty if there is none."""
     if not text:
         return ""
     try:
         url = urllib.parse.urlsplit(text)
-        # A password in it would be shown to everybody who opens the page.
+        # Everybody who opens the page would see a password in it.
         good = url.scheme in ("http", "https") and bool(url.hostname) and url.username is None
         good = good and url.port != 0 and not url.query and not url.fragment
-    except ValueError:  # an IPv6 address or a port that is none
+    except ValueError:  # a malformed IPv6 address or port
         good = False
     if not good or not re.fullmatch(r"[!-~]+", text):
-        raise OptionError(option, text, "is no URL: use http://HOST or https://HOST")
+        raise OptionError(option, text, "is not a URL: use http://HOST or https://HOST")
     return text.rstrip("/")
 
 
 def pgp_key(text: str) -> str:
-    """A public key of OpenPGP in ASCII armour, or nothing."""
+    """Check an OpenPGP public key in ASCII armour; empty if there is none."""
     armour = r"-----BEGIN PGP PUBLIC KEY BLOCK-----\s[\s!-~]*-----END PGP PUBLIC KEY BLOCK-----"
     if text and not re.fullmatch(armour, text):
-        remedy = "is no public key in ASCII armour: use the text of the mirror's gpgkey"
+        remedy = "is not a public key in ASCII armour: use the text of the mirror's gpgkey"
         raise OptionError("nvidia-toolkit-key", text, remedy)
     return f"{text}\n" if text else ""
 
 
 def device_ids(text: str) -> tuple[str, ...]:
-    """Indexes as decimal numbers, UUIDs and PCI addresses in NVML's spelling; empty for all."""
+    """Read ids of GPUs; indexes become decimal, other ids have NVML's spelling; empty: all."""
     if text.lower() == "all":
         return ()
     ids: dict[str, None] = {}
@@ -149,7 +130,7 @@ def device_ids(text: str) -> tuple[str, ...]:
             raise OptionError(
                 "gpu-device-ids",
                 item,
-                "is no id of a GPU: use all, or indexes, UUIDs (GPU-...) or PCI addresses "
+                "is not an id of a GPU: use all, or indexes, UUIDs (GPU-...) or PCI addresses "
                 "(0000:01:00.0), comma-separated",
             )
     return tuple(ids)

@@ -10,25 +10,25 @@ from plan.state import UnitState
 
 
 def ensure(state: UnitState, wanted: Plan) -> bool:
-    """Have gpu-run for the group that the option names, or not at all.
+    """Install gpu-run for the group of gpu-run-group, or remove it.
 
-    It stays as it is where an option of it can't be used.
+    If one of its options cannot be used, nothing is changed.
 
     Args:
-        state: what this unit was decided on.
-        wanted: what it is to be.
+        state: the state of this unit.
+        wanted: the plan for it.
 
     Returns:
         Whether anything was changed.
 
     Raises:
-        GpuRunError: there is no such group, or systemd can't have the socket.
+        GpuRunError: the group does not exist, or systemd cannot open the socket.
     """
     if {Part.UNIT, Part.RUN} & state.frozen:
         return False
     if state.leaving or state.inventory is None or not state.options.gpu_run_group:
         return service.remove()
-    # What keeps tasks from GPUs for now keeps people from them too, by the policy.
+    # While tasks get no GPUs, the policy keeps users of gpu-run from them too.
     if not isinstance(wanted.gpu, GpuPlan):
         return False
     return service.install(state.options.gpu_run_group)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Runs the health watch as the options say, and decides which GPUs it looks after."""
+"""Runs the GPU health service as the options say, and chooses its GPUs."""
 
 import pathlib
 import typing
@@ -13,6 +13,7 @@ from gpu_agent.model.inventory import Gpu, State
 from machine import files
 from machine import tcp_connections as sockets
 from options.part import Part
+from options.table import Options
 from plan.gpus import Choice
 from plan.model import Plan
 from plan.state import UnitState
@@ -21,24 +22,23 @@ _DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[2] / "dispatc
 
 
 def cards(state: UnitState, choice: Choice, known: tuple[Card, ...] = ()) -> tuple[Card, ...]:
-    """All GPUs that the unit's choice has: those in quarantine too, and those that are lost.
+    """Return all chosen GPUs of the unit, quarantined and lost ones included.
 
     Args:
         state: what was found.
         choice: the GPUs that gpu-device-ids allows here, by the indexes that people know.
-        known: those that were looked after before in this boot of the machine. Of them those stay
-            that are not here now, unless they are no longer chosen: somebody has to say that they
-            are gone, and to see them come back.
+        known: the service's GPUs since the boot. A missing one stays in the list while it is
+            chosen, so that the service reports its loss and its return.
 
     Returns:
-        Them in the order of their indexes.
+        The GPUs in the order of their indexes.
     """
     if state.inventory is None:
         return ()
     here = tuple(_card(index, gpu) for index, gpu in zip(choice.indexes, choice.gpus, strict=True))
     if state.inventory.state is State.READY:
-        # A card of another choice is not ours, and in the place of one that is gone there may be
-        # another card.
+        # A card that is not chosen does not count, and another card may be in the slot of a lost
+        # one.
         others = {gpu.uuid for gpu in state.inventory.gpus}
         places = {gpu.pci_address for gpu in state.inventory.gpus}
     else:
@@ -55,25 +55,25 @@ def cards(state: UnitState, choice: Choice, known: tuple[Card, ...] = ()) -> tup
 
 
 def ensure(state: UnitState, wanted: Plan) -> bool:
-    """Have the GPUs watched as the options say.
+    """Run the GPU health service as the options say.
 
-    It stays as it is where an option of it, or of which GPUs are meant, can't be used.
+    If one of its options, or gpu-device-ids, cannot be used, nothing is changed.
 
     Args:
-        state: what this unit was decided on.
-        wanted: what it is to be.
+        state: the state of this unit.
+        wanted: the plan for it.
 
     Returns:
-        Whether the watch was (re)started or taken away.
+        Whether the service was started, restarted or removed.
 
     Raises:
-        WatchError: systemd can't start it.
+        WatchError: systemd cannot start it.
     """
     if state.inventory is None or state.leaving:
         return service.remove()
     if {Part.WATCH, Part.GPU, Part.UNIT} & state.frozen:
         return False
-    if state.options.gpu_health == "off":
+    if state.options.gpu_health == "disabled":
         return service.stop()
     found = _settings(state, wanted)
     if found.cards or settings.PATH.exists():
@@ -82,9 +82,9 @@ def ensure(state: UnitState, wanted: Plan) -> bool:
 
 
 def port(state: UnitState) -> int | None:
-    """Where the watch of such a unit serves metrics; None: nowhere."""
+    """Return the port of the GPU metrics; None: no metrics."""
     options = state.options
-    asked = state.inventory is not None and not state.leaving and options.gpu_health != "off"
+    asked = state.inventory is not None and not state.leaving and options.gpu_health != "disabled"
     return options.gpu_metrics_port or None if asked else None
 
 
@@ -92,7 +92,7 @@ def taken_port() -> int:
     """Return the port of the metrics if another program has it; else 0.
 
     Raises:
-        OSError: that can't be looked at.
+        OSError: the connections cannot be read.
     """
     found = _earlier()
     asked = found.metrics_port if found else 0
@@ -121,14 +121,19 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         driver=driver[0] if driver else earlier.driver,
         cuda=driver[1] if driver else earlier.cuda,
         store=str(paths.STORE),
-        cordons=(str(paths.CORDONS), str(paths.QUARANTINE)),
-        quarantine=str(paths.QUARANTINE),
-        max_quarantined=options.max_quarantined,
+        unavailable_folders=(str(paths.EXTERNAL), str(paths.QUARANTINE)),
+        max_quarantined=options.quarantine_limit_percent,
         job_log=options.job_log,
-        unused=options.gpu_unused,
+        unused=options.idle_gpu_action,
         metrics_port=options.gpu_metrics_port,
-        recovery=options.gpu_recovery,
+        recovery=_recovery(options),
     )
+
+
+def _recovery(options: Options) -> str:
+    if options.gpu_recovery == "none" and options.may_reboot_for_gpu:
+        return "reboot"
+    return options.gpu_recovery
 
 
 def _earlier() -> Settings | None:

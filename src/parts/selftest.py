@@ -34,20 +34,20 @@ _COURTESY: typing.Final = 30
 
 
 def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
-    """Have self-test and node watch on this machine, and test where what it proves has changed.
+    """Install the self-test and the node watch, and run a self-test if its subject has changed.
 
     Args:
-        state: what this unit was decided on.
-        wanted: what it is to be.
-        progress: told what happens.
+        state: the state of this unit.
+        wanted: the plan for it.
+        progress: reports each step.
 
     Returns:
-        The same with what the self-test says.
+        The state with the verdict of the self-test.
 
     Raises:
-        service.SelftestError: it ended without a verdict.
+        service.SelftestError: the self-test ended without a verdict.
         gpu_agent.install.AppError: the machine has no room for its programs.
-        machine.packages.PackageError: a toolkit that no container works with can't go back now.
+        machine.packages.PackageError: a faulty toolkit cannot be rolled back now.
     """
     inventory, on_start = state.inventory, state.options.selftest_on_start
     if inventory is None or state.leaving:
@@ -59,7 +59,7 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     devices.install(state.unit, state.nodes)
     once.install(state.unit)
     unknown, tried = "", bool(state.packaged.previous)
-    # Without Concourse's runc no container can be made: that says nothing of a GPU.
+    # Without Concourse's runc no container can be made, which would not be the GPU's fault.
     testable = isinstance(wanted.gpu, GpuPlan) and bool(state.installed)
     state, subject = _tried(state, wanted, inventory, subject, progress)
     due = next_test.due(subject, repaired=state.repaired)
@@ -72,42 +72,42 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
     if testable:
         asked.ensure(progress)
     if not unknown and (ended := service.broken_off()):
-        unknown = f"that of level {ended.level.value} ended without a verdict, see {service.LOG}"
+        unknown = f"level {ended.level.value} ended without a verdict, see {service.LOG}"
     found = Verdict("incomplete", failure=unknown) if unknown else verdict.verdict()
     return dataclasses.replace(state, quarantined=quarantine.read(), verdict=found)
 
 
 def remove() -> bool:
-    """Remove self-test and node watch, but not their findings. True if anything was there."""
-    # Before the service, whose end would have the charm woken.
+    """Remove self-test and node watch, but not their results. True if anything was there."""
+    # Before the service, whose end would wake the charm.
     rooms = (devices, once, gpu_reset, service, environment, settings, retests)
     removed = [room.remove() for room in rooms]
     return any(removed)
 
 
 def _after(said: str, progress: Progress) -> Progress:
-    """The same, told after what is said already."""
+    """Return a progress function that puts `said` before each text."""
     return (lambda line: progress(f"{said}; {line}")) if said else progress
 
 
 def _tried(
     state: UnitState, wanted: Plan, inventory: Inventory, subject: str, progress: Progress
 ) -> tuple[UnitState, str]:
-    """End a toolkit's trial if there is a verdict; what is here then, and is to be proven.
+    """End a toolkit's trial if there is a verdict; return the state and the subject after it.
 
-    By a test that ended after its hook, too, or that the operator has run.
+    The verdict may come from a test that outlived its hook, or that the operator has run.
     """
     after = trial.end(state, wanted, subject, progress)
     if after is state:
         return state, subject
     if isinstance(wanted.gpu, GpuPlan):
-        # What it was upgraded from works again before this hook ends.
+        # The previous toolkit must work again before this hook ends.
         install.apply(wanted.gpu)
     return after, _subject(after, wanted, inventory)
 
 
 def _subject(state: UnitState, wanted: Plan, inventory: Inventory) -> str:
-    """Have the self-test know what it must, and return the name of what it is to prove."""
+    """Write the settings of the self-test, and return the name of its subject."""
     if inventory.state is State.NOT_PASSED:  # others may have them meanwhile
         last_pass.forget_verdict()
     current = _settings(state, wanted)
@@ -119,23 +119,23 @@ def _test(level: Level, progress: Progress) -> str:
     """Test quick or isolation, or follow the test that a killed hook has started.
 
     Returns:
-        Why there is no verdict yet; empty if there is.
+        Why no verdict exists yet; empty if one exists.
 
     Raises:
         service.SelftestError: it ended without one.
     """
     running = service.running()
     if running and not Level.ISOLATION.includes(running.level):
-        return f"it is due, and one of level {running.level.value} still runs"
+        return f"a self-test of level {running.level.value} still runs"
     if not running and (other := service.wait_for_others(_COURTESY)):
-        return f"it is due, and another still runs: {other}"
+        return f"another self-test still runs: {other}"
     name = running.run if running else service.start(level)
     report = service.follow(name, _PATIENCE, lambda line: progress(f"Self-test: {line}"))
     return "" if report else "it still runs"
 
 
 def _settings(state: UnitState, wanted: Plan) -> Settings:
-    """What the self-test must know; while the GPUs can't be used, those that were here before."""
+    """Return the settings of the self-test, with the previous GPUs while none can be used."""
     earlier, options = settings.read(), state.options
     chosen = tuple(
         dataclasses.replace(gpu, index=index)
@@ -143,7 +143,7 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
     )
     ready = isinstance(wanted.gpu, GpuPlan)
     wheels = state.wheels
-    if wheels is None:  # Juju does not tell
+    if wheels is None:  # Juju does not answer
         wheels = earlier.wheels if earlier else ""
     return Settings(
         unit=state.unit,
@@ -156,7 +156,7 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         min_cpus=options.minimums.cpus,
         min_memory_gib=options.minimums.memory_gib,
         gpu_driver=options.gpu_driver,
-        auto_reboot=options.auto_reboot,
+        auto_reboot=options.may_reboot_for_driver,
         allow_vulnerable_toolkit=options.allow_vulnerable_toolkit,
         files=_files(state, earlier) if ready or not earlier else earlier.files,
         wheels=wheels,
@@ -164,10 +164,10 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
 
 
 def _files(state: UnitState, earlier: Settings | None) -> dict[str, str]:
-    """What wrapper and engines' runtime must be, as they have just been made."""
+    """Return the expected files of the GPU runtime, as they have just been installed."""
     found, last = install.installed(), earlier.files if earlier else {}
     if Part.ENGINES not in state.options.frozen:
         return found
-    # With such options nobody has put the runtime right.
+    # The engines' options cannot be used, so their runtime was not repaired.
     tasks = {path: told for path, told in found.items() if not wrapper.is_for_engines(path)}
     return tasks | {path: told for path, told in last.items() if wrapper.is_for_engines(path)}

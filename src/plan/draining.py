@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A worker that is to have no builds for a while: what for, whose turn it is, what is said. Pure.
+"""The drain and the pause of a worker: purpose, order of the units, status line. Pure.
 
-It lands in its Concourse: no step begins on it any more, those that run end.
+A drained worker lands in its Concourse: no new step starts on it, and running steps end.
 """
 
 import collections.abc
@@ -10,20 +10,23 @@ import dataclasses
 import enum
 import typing
 
+from plan import messages
+from plan.messages import Line
+
 WAITS: typing.Final = "waits"
 HAS: typing.Final = "has"
-"""What a unit tells its peers: it waits for its turn, or has it. Another word means neither."""
+"""The words of a unit for its peers: it waits for its turn, or has it. Others mean neither."""
 
 WORK: typing.Final = 1800
-"""What the work after a drain may take beyond its time-out, as an upgrade or a boot, in seconds:
-then a unit that has its turn is taken for dead, and a drain for one that nobody wants."""
+"""Seconds that the work after a drain may take beyond the drain's time-out. After that, other
+units skip a unit that has its turn, and a drain that nothing continues is given up."""
 
-# Of the builds that are waited for, so many are named.
+# How many of the remaining builds are named.
 _NAMED: typing.Final = 3
 
 
 class Purpose(enum.Enum):
-    """What the worker is drained for."""
+    """The purpose of a drain."""
 
     RELEASE = "release"
     DRIVER = "driver"
@@ -32,13 +35,13 @@ class Purpose(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """How a drain is to go.
+    """The rules of a drain.
 
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
         timeout: how long builds are waited for, in seconds; 0: not at all.
-        peers: the other units of the application, each with the word that it tells; Juju says
-            who they are, and the word is theirs.
+        peers: the other units of the application, each with its word. Juju vouches for the names;
+            the words are the units' own.
     """
 
     unit: str
@@ -52,15 +55,15 @@ class Drain:
 
     Attributes:
         purpose: what for.
-        then: that in words, such as `Concourse 8.3.0`.
+        then: the text for it, such as `Concourse 8.3.0`.
         unit: Juju's name of this unit.
         boot: the id of the boot whose times these are.
         timeout: how long builds are waited for, in seconds.
         asked: when it was asked for.
-        since: when the worker was told to land; 0: another unit has its turn before.
-        turn: whom it waits for and why, such as `worker/1 has`; empty: nobody.
-        turn_since: when that began.
-        skipped: of whom, in the same words, it waits no more.
+        since: when the worker began to land; 0: another unit has its turn before.
+        turn: the unit and word that it waits for, such as `worker/1 has`; empty: none.
+        turn_since: when that wait began.
+        skipped: units, with their words, that it no longer waits for.
     """
 
     purpose: Purpose
@@ -76,13 +79,13 @@ class Drain:
 
     @property
     def word(self) -> str:
-        """What the other units are told."""
+        """The word for the other units."""
         return HAS if self.since else WAITS
 
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """The operator wants no step on this worker; `reason` in the operator's words."""
+    """An operator's pause; `reason` is the operator's own text."""
 
     reason: str
 
@@ -97,7 +100,7 @@ class Rest:
         now: seconds since boot.
         runs: the worker's process has not ended yet.
         builds: the names of the builds that have a step here, as far as they are known.
-        steps: the containers of steps of which nobody knows whose they are.
+        steps: the containers of steps whose build is unknown.
     """
 
     pause: Pause | None
@@ -109,10 +112,10 @@ class Rest:
 
 
 def next_turn(drain: Drain, rules: Rules, now: float) -> Drain:
-    """Whom this unit waits for now: `turn` of the answer, empty where it is its turn.
+    """Return the drain with `turn`, the unit that it waits for; empty if it may begin.
 
-    Who has its turn goes before all, and who waits for it before those of a higher number. So each
-    unit comes to the same order, and whoever is silent for too long holds up nobody for ever.
+    A unit that has its turn goes first, then waiting units in the order of their numbers. So all
+    units compute the same order. A unit that is silent for too long is skipped.
     """
     told = {name: word for name, word in rules.peers if word in (WAITS, HAS)}
     for name in sorted(told, key=_number):
@@ -129,21 +132,28 @@ def next_turn(drain: Drain, rules: Rules, now: float) -> Drain:
     return dataclasses.replace(drain, turn="")
 
 
-def words(rest: Rest) -> str:
-    """What status says of it, such as `Draining (2 builds left, 41m of 2h)`."""
-    left = _left(rest)
-    if rest.pause:
-        return f"Paused: {rest.pause.reason} ({left})"
-    if rest.drain is None:
-        return ""
-    if not rest.drain.since:
-        before = rest.drain.turn.partition(" ")[0]
-        whom = f"for {before}" if before else "for its turn"
-        return f"Waiting {whom} before {rest.drain.then}: units drain one after another"
-    waited = duration(max(0.0, rest.now - rest.drain.since))
-    who = few((*rest.builds, *(f"step {handle}" for handle in rest.steps)))
-    text = f"Draining ({left}, {waited} of {duration(rest.drain.timeout)}), then {rest.drain.then}"
-    return f"{text}: {who}" if who else text
+def line(rest: Rest) -> Line:
+    """Return the status line of a drain or a pause."""
+    left, drain = _left(rest), rest.drain
+    if rest.pause or drain is None:
+        return messages.line("paused", reason=rest.pause.reason if rest.pause else "", left=left)
+    if not drain.since:
+        unit = drain.turn.partition(" ")[0]
+        turn = f"{unit} drains first" if unit else "units drain one after another"
+        return messages.line("drain-queued", then=drain.then, turn=turn)
+    return messages.line(
+        "draining",
+        left=left,
+        waited=duration(max(0.0, rest.now - drain.since)),
+        timeout=duration(drain.timeout),
+        then=drain.then,
+        builds=few((*rest.builds, *(f"step {handle}" for handle in rest.steps))),
+    )
+
+
+def text(rest: Rest) -> str:
+    """Return the text of a drain's or pause's status line."""
+    return line(rest).text
 
 
 def waits(rest: Rest) -> bool:
@@ -158,18 +168,22 @@ def few(names: collections.abc.Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as `2h`, `1h30m` or `41m`; what is less than a minute is left out."""
+    """Return a duration such as `2h`, `1h30m` or `41m`, without its seconds."""
     hours, minutes = divmod(int(seconds) // 60, 60)
     return f"{hours}h{minutes}m" if hours and minutes else f"{hours}h" if hours else f"{minutes}m"
 
 
 def _left(rest: Rest) -> str:
-    """How much is left: builds where they are known, else steps."""
+    """Return how many builds are left, or steps if their builds are unknown."""
     count, noun = len(rest.builds) + len(rest.steps), "step" if rest.steps else "build"
     if count:
         return f"{count} {noun}{'s' if count > 1 else ''} left"
-    # Web lets a worker go when the whole builds are over whose results it has.
-    return "waiting for web to let it go" if rest.runs else "no build left"
+    # Concourse lands a worker only when the builds whose volumes are on it have ended.
+    return (
+        "no step here, but web has unfinished builds with data here"
+        if rest.runs
+        else "no build left"
+    )
 
 
 def _number(unit: str) -> int:

@@ -21,7 +21,7 @@ class GpuOffer:
     Attributes:
         unit: Juju's name of it, such as `worker/1`.
         uuids: of GPUs and MIG devices.
-        boot: what tells the running kernel from every other; empty if that can't be told.
+        boot: an id of the running kernel; empty if it is unknown.
     """
 
     unit: str
@@ -31,13 +31,13 @@ class GpuOffer:
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """What other units say.
+    """The data of other units.
 
     Attributes:
         offers: what they give to tasks.
-        refused: what was refused of their words.
-        turns: the other units of the application, each with the word that it tells of its turn to
-            drain (plan.draining).
+        refused: their data that was refused.
+        turns: the other units of the application, each with its word about draining
+            (plan.draining).
     """
 
     offers: tuple[GpuOffer, ...] = ()
@@ -59,7 +59,7 @@ def shared(
 def _common(own: GpuOffer, other: GpuOffer) -> tuple[str, ...]:
     """The cards of both: on one kernel, what has one id; none on two.
 
-    Where the kernels can't be told apart, an id that stays with its card is believed.
+    If a kernel's id is unknown, ids that stay with their card are compared.
     """
     known = bool(own.boot and other.boot)
     if known and own.boot != other.boot:

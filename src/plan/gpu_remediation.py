@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What may be done by itself for GPUs that are out of use: a reset, a reboot, or nothing. Pure."""
+"""Decides the charm's own remedy for quarantined GPUs: a reset, a reboot or none. Pure."""
 
 import collections.abc
 import dataclasses
@@ -13,7 +13,7 @@ HOUR: typing.Final = 3600
 DAY: typing.Final = 24 * HOUR
 
 _NOTHING: typing.Final = 0
-# How often one GPU is reset in a week: one that needs more is for its operator.
+# The most resets of one GPU in a week; a GPU that needs more is left to the operator.
 _MOST_RESETS: typing.Final = 3
 
 
@@ -38,9 +38,9 @@ class Patient:
         action: what the driver asks for; None where it does not tell.
         pending: rows or pages of its memory wait for a reset.
         uncorrected: memory errors that ECC could not correct, since the driver was loaded.
-        idle: nobody has it, and no process is on it.
-        whole: it is not split into MIG devices, which a reset would end.
-        asked: a test of it is asked for, as after a reset, and there is no verdict yet.
+        idle: no lease and no process uses it.
+        whole: it is not split into MIG devices, which a reset would remove.
+        asked: a test was requested, as after a reset, and its verdict is missing.
     """
 
     uuid: str
@@ -77,23 +77,25 @@ class Made:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """All that the decision rests on.
+    """The facts for the decision.
 
     Attributes:
-        wish: the option gpu-recovery: `none`, `reset` or `reboot`.
+        may_reset: the option gpu-recovery allows it.
+        may_reboot: the option auto-reboot allows it for a GPU.
         patients: the GPUs in quarantine.
         made: what was done before.
         now: seconds since the epoch.
         boot: the id of this boot.
         uptime: for how long it has lasted, in seconds.
-        can_reset: its GPUs are NVIDIA's, and this is no container, where a GPU is its host's.
+        can_reset: the GPUs are NVIDIA's, and this is not a container, whose host has the GPU.
         joined: they are joined by NVSwitches, so that a reset of one touches all.
-        all_idle: nobody has any of them.
+        all_idle: no lease or process uses any of them.
         engaged: something else is at the driver or about to reboot the machine, or a self-test
             runs.
     """
 
-    wish: str
+    may_reset: bool
+    may_reboot: bool
     patients: tuple[Patient, ...]
     made: tuple[Made, ...]
     now: float
@@ -107,15 +109,15 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Cure:
-    """What is to be done now, and for which GPUs."""
+    """The next step, and its GPUs."""
 
     step: Step
     uuids: tuple[str, ...] = ()
 
 
 def decide(site: Site) -> Cure:
-    """The next step: one reset at a time, and a reboot only where no reset is left to try."""
-    if site.wish == "none" or site.engaged or not site.can_reset:
+    """Choose the next step: one reset at a time, and a reboot only if no reset is left to try."""
+    if site.engaged or not site.can_reset:
         return Cure(Step.NOTHING)
     needs = {patient: need(patient, site) for patient in site.patients}
     for patient, step in needs.items():
@@ -123,7 +125,7 @@ def decide(site: Site) -> Cure:
             return Cure(Step.RESET, (patient.uuid,))
     to_reboot = tuple(one.uuid for one, step in needs.items() if step is Step.REBOOT)
     rests = all(_age(made, site) >= DAY for made in _of(site.made, Step.REBOOT))
-    if site.wish == "reboot" and to_reboot and rests:
+    if site.may_reboot and to_reboot and rests:
         return Cure(Step.REBOOT, to_reboot)
     return Cure(Step.NOTHING)
 
@@ -131,8 +133,8 @@ def decide(site: Site) -> Cure:
 def need(patient: Patient, site: Site) -> Step:
     """What would help a GPU, whether or not it may be done now.
 
-    What was done since it came into quarantine, and left it as it is, helps no more: after a reset
-    a reboot may, after a reboot nothing does that the charm can do.
+    A repair since the quarantine began that did not help is not repeated. After a reset, or if no
+    reset is allowed, a reboot may help; after a reboot, no step of the charm does.
     """
     if not patient.level or patient.action == recovery_action.COLD_START:
         return Step.NOTHING
@@ -140,17 +142,17 @@ def need(patient: Patient, site: Site) -> Step:
     reboot = Step.REBOOT if patient.since >= site.now - site.uptime else Step.NOTHING
     if not patient.answers:
         return reboot
-    # Drivers before the query tell of an Xid alone.
-    silent = patient.action is None and patient.fault == "xid"
+    # Older drivers report only an Xid.
+    silent = patient.action is None and patient.fault.partition("-")[0] == "xid"
     if (
         patient.action in recovery_action.RESETS
         or patient.pending
         or patient.uncorrected
         or silent
     ):
-        if not any(made.at >= patient.since for made in _resets(patient, site)):
+        if site.may_reset and not any(made.at >= patient.since for made in _resets(patient, site)):
             return Step.RESET
-        # Whether that helped, its test has to say first.
+        # Its test must show first whether that helped.
         return Step.NOTHING if patient.asked else reboot
     return Step.NOTHING if patient.action in (None, _NOTHING) else reboot
 

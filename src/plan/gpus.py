@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which GPUs tasks may get, and what stands against it. Pure."""
+"""Chooses the GPUs for tasks, and finds what prevents their use. Pure."""
 
 import collections.abc
 import dataclasses
@@ -8,12 +8,13 @@ import dataclasses
 from gpu_agent.diagnosis import states as host_states
 from gpu_agent.model import inventory as model_inventory
 from gpu_agent.model.inventory import Gpu, State
+from gpu_runtime.unavailable import UNUSABLE, Unavailable
 from plan import diagnosis
 from plan.problems import Problem, Reason, problem
 from plan.state import RememberedIds, UnitState
 
-Unusable = tuple[tuple[str, str], ...]
-"""UUIDs of GPUs, each with why it is of no use to tasks now."""
+Unusable = tuple[tuple[str, Unavailable], ...]
+"""UUIDs of GPUs that tasks cannot use now, each with the cause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +56,8 @@ def choose(state: UnitState) -> Choice:
         )
         unknown = [item for item in chosen if item not in dict(known.uuids)]
         if unknown:
-            about = {"chosen": ",".join(chosen), "unknown": ", ".join(unknown)}
-            about["have"] = ", ".join(str(gpu.index) for gpu in inventory.gpus)
-            about["as_before"] = as_before(state)
+            have = ", ".join(str(gpu.index) for gpu in inventory.gpus)
+            about = {"unknown": ", ".join(unknown), "have": have}
             wrong = problem(Reason.UNKNOWN_GPU_IDS, **about)
             return Choice(remember=state.remembered, problem=wrong)
     present = {gpu.uuid: gpu for gpu in inventory.gpus}
@@ -65,10 +65,7 @@ def choose(state: UnitState) -> Choice:
     meant = sorted({(i, uuid) for i, (_, uuid) in zip(known.indexes, known.uuids, strict=True)})
     here = [(index, uuid) for index, uuid in meant if uuid in present]
     if not here:
-        return Choice(
-            remember=known,
-            problem=problem(Reason.CHOSEN_GPUS_GONE, chosen=",".join(chosen)),
-        )
+        return Choice(remember=known, problem=Problem(Reason.CHOSEN_GPUS_GONE))
     return Choice(
         gpus=tuple(present[uuid] for _, uuid in here),
         indexes=tuple(index for index, _ in here),
@@ -78,10 +75,10 @@ def choose(state: UnitState) -> Choice:
 
 
 def as_before(state: UnitState) -> str:
-    """Which GPUs tasks go on getting while a choice of them can't be used; empty: none."""
+    """Return which GPUs tasks keep while gpu-device-ids cannot be used; empty: none."""
     there = state.inventory.gpus if state.inventory else ()
     kept = [str(gpu.index) for gpu in there if gpu.uuid in state.handed_out]
-    return f"; tasks go on getting GPU {', '.join(kept)}, as before" if kept else ""
+    return f"; until then tasks keep GPU {', '.join(kept)}" if kept else ""
 
 
 def _meanings(
@@ -94,7 +91,7 @@ def _meanings(
 
 
 def pool(state: UnitState, choice: Choice) -> Choice:
-    """The same without the GPUs that are in quarantine: what the worker's tags promise."""
+    """Return the choice without GPUs that are out of use, for the worker's tags."""
     out = {entry.uuid for entry in state.quarantined}
     left = [
         (index, gpu)
@@ -109,10 +106,9 @@ def pool(state: UnitState, choice: Choice) -> Choice:
 
 
 def change(state: UnitState, choice: Choice) -> str:
-    """Which GPUs came and went since tasks were last told, for an operator; empty: none did.
+    """Return which GPUs came or left since tasks' last GPUs, or the new choice; empty: none.
 
-    Or that another choice of them is the reason. It is for while the rest is tested: where none is
-    left, status has the reason at once.
+    It is shown while the other GPUs are tested. If none is left, status has the reason at once.
     """
     here = {gpu.uuid for gpu in choice.gpus}
     given = {*state.handed_out}
@@ -130,7 +126,7 @@ def are_all_quarantined(state: UnitState, choice: Choice) -> bool:
 
 
 def problem_with(state: UnitState, choice: Choice) -> Problem | None:
-    """Why no task can get a GPU here although GPUs were asked for; None where one can."""
+    """Return why no task can get a GPU although enable-gpu is true; None if one can."""
     facts = diagnosis.facts(state)
     if facts is None:
         return None
@@ -144,35 +140,36 @@ def problem_with(state: UnitState, choice: Choice) -> Problem | None:
 
 
 def unusable(state: UnitState, choice: Choice) -> Unusable:
-    """GPUs that the wrapper gives to tasks and that are of no use to them now (plan.model.Plan).
+    """Return the GPUs of tasks that tasks cannot use now, each with the reason.
 
-    It goes by what was right before, as long as nothing that tasks could have is here.
+    While no GPU for tasks is here, the last valid choice counts.
     """
     facts = diagnosis.facts(state)
     if facts is None or problem_with(state, choice) is None:
         return ()
     wrong = host_states.blocking(facts)
     if wrong and not wrong.is_of_an_option:
-        return tuple((uuid, wrong.what) for uuid in state.handed_out)
+        cause = Unavailable(UNUSABLE, "host-state", wrong.what)
+        return tuple((uuid, cause) for uuid in state.handed_out)
     here = {gpu.uuid: gpu for gpu in facts.inventory.gpus}
     sliced = {uuid for uuid, gpu in here.items() if not gpu.devices}
-    why = {uuid: "not on this machine" for uuid in state.handed_out if uuid not in here}
-    why |= dict.fromkeys(sliced, "in MIG mode without a MIG device")
+    missing = Unavailable(UNUSABLE, "missing", "not on this machine")
+    no_mig = Unavailable(UNUSABLE, "mig-without-devices", "in MIG mode without a MIG device")
+    why = dict.fromkeys((uuid for uuid in state.handed_out if uuid not in here), missing)
+    why |= dict.fromkeys(sliced, no_mig)
     return tuple((uuid, why[uuid]) for uuid in state.handed_out if uuid in why)
 
 
-def _obstacle(found: host_states.Obstacle | None) -> Problem | None:
+def _obstacle(found: host_states.Finding | None) -> Problem | None:
     if found is None:
         return None
     reason = Reason.GPU_OBSTACLE_PASSES if found.passes else Reason.GPU_OBSTACLE
-    return problem(reason, what=found.what, remedy=found.remedy)
+    return problem(reason, code=found.code, what=found.what, remedy=found.remedy)
 
 
 def _unsliced(gpus: tuple[Gpu, ...]) -> Problem | None:
     empty = [str(gpu.index) for gpu in gpus if not gpu.devices]
-    have = "has" if len(empty) == 1 else "have"
-    about = {"gpus": ", ".join(empty), "have": have}
-    return problem(Reason.MIG_WITHOUT_DEVICES, **about) if empty else None
+    return problem(Reason.MIG_WITHOUT_DEVICES, gpus=", ".join(empty)) if empty else None
 
 
 def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Problem | None:
@@ -182,4 +179,6 @@ def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Problem | None:
     kinds = sorted({"MIG device" if gpu.mig_enabled else "GPU" for gpu in gpus})
     nouns = " and ".join(kind if have == 1 else f"{kind}s" for kind in kinds)
     more = ", or choose more with gpu-device-ids" if state.options.gpu_device_ids else ""
-    return problem(Reason.TOO_FEW_GPUS, wanted=wanted, have=have, nouns=nouns, more=more)
+    return problem(
+        Reason.GPUS_PER_TASK_TOO_LARGE, wanted=wanted, have=have, nouns=nouns, more=more
+    )

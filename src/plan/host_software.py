@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which software the host's GPUs need and the charm brings. Pure.
+"""Plans the driver and container toolkit that the charm installs for the GPUs. Pure.
 
-What somebody else installed is used as it is. What the charm brought is kept as it was planned,
-but a driver is never replaced by another in a hook: the action upgrade-driver does that.
+Pre-installed software is used unchanged. The charm keeps its own software as planned, but only the
+action upgrade-driver replaces a driver by another version.
 """
 
 import typing
@@ -19,30 +19,29 @@ from plan.state import UnitState
 
 NVIDIA_REPOSITORY: typing.Final = "https://nvidia.github.io/libnvidia-container"
 
-# A card of NVIDIA's that somebody else is to have, or none at all.
+# States without a card of NVIDIA's for this machine.
 _NOTHING_TO_DRIVE: typing.Final = (State.NO_GPU, State.VFIO, State.NOT_PASSED)
 
 
 def make(state: UnitState) -> HostPlan | Keep:
-    """What is to be on this host."""
-    options, facts = state.options, diagnosis.facts(state)
+    """Return the plan for this host."""
+    facts = diagnosis.facts(state)
     if Part.HOST in state.frozen:
         return Keep.AS_IS
     if facts is None:
-        return HostPlan(packages=options.host_packages if options.has_worker else ())
+        return HostPlan()
     inventory = facts.inventory
     if inventory.vendor is not Vendor.NVIDIA or inventory.state in _NOTHING_TO_DRIVE:
-        # A card that is gone for now takes nothing with it.
-        return HostPlan(Keep.AS_IS, Keep.AS_IS, options.host_packages, settings=True)
+        # If a card is missing for a while, its software stays.
+        return HostPlan(Keep.AS_IS, Keep.AS_IS, settings=True)
     toolkit = _toolkit(state, facts)
-    extra = options.host_packages
-    if inventory.state is State.HUNG:  # what there is can't be told
-        return HostPlan(Keep.AS_IS, Keep.AS_IS, extra, settings=True, nvidia=True)
-    return HostPlan(_driver(state), toolkit, extra, settings=True, nvidia=True)
+    if inventory.state is State.HUNG:  # the driver cannot be read
+        return HostPlan(Keep.AS_IS, Keep.AS_IS, settings=True, nvidia=True)
+    return HostPlan(_driver(state), toolkit, settings=True, nvidia=True)
 
 
 def needs_reboot(state: UnitState) -> bool:
-    """Whether a reboot by the charm is what the driver on the disk needs."""
+    """Whether the installed driver needs a reboot by the charm."""
     facts = diagnosis.facts(state)
     found = host_states.of_gpus(facts) if facts else None
     return found is not None and found.reboots and found.passes
@@ -57,7 +56,7 @@ def _driver(state: UnitState) -> DriverPlan | Keep:
         return DriverPlan(userspace=driver.loaded) if needs_libraries else Keep.AS_IS
     fits = {driver.kernel, driver.next_kernel} - {""} <= {kernel for kernel, _ in driver.modules}
     if driver.ours and driver.version and fits and driver.refused and not driver.loaded:
-        return Keep.AS_IS  # Another try in this boot would be refused too.
+        return Keep.AS_IS  # Another attempt in this boot would fail too.
     branch = "" if options.gpu_driver == "auto" else options.gpu_driver
     return DriverPlan(branch=driver.branch or branch, fabric_manager=driver.nvswitch)
 
@@ -70,7 +69,7 @@ def _toolkit(state: UnitState, facts: Facts) -> ToolkitPlan | Keep:
     if refused and refused.is_of_an_option:
         return Keep.AS_IS
     if version in packaged.bad and packaged.previous:
-        version = packaged.previous  # The way back to it was broken off.
+        version = packaged.previous  # The roll-back to it was interrupted.
     elif version in packaged.bad and packaged.version:
         return Keep.AS_IS
     return ToolkitPlan(version, options.toolkit_mirror or NVIDIA_REPOSITORY, options.toolkit_key)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The tags of a worker, which say what its GPUs are. Pure."""
+"""The tags of a worker, which describe its GPUs. Pure."""
 
 import collections.abc
 import re
@@ -10,26 +10,27 @@ from gpu_agent.model.inventory import devices, memory_gib
 from plan.gpus import Choice
 from plan.state import UnitState
 
-# The tag of a worker whose GPUs are all in quarantine, and of one that has none to use now.
-NO_GPU_LEFT: typing.Final = "gpu-quarantined"
+# The tag of a worker whose GPUs are all cordoned or quarantined, and of one whose GPUs or driver
+# are in a state in which tasks cannot use them.
+NO_GPU_LEFT: typing.Final = "gpu-unavailable"
 NO_GPU_USABLE: typing.Final = "gpu-unusable"
 
-# Those that a pipeline would ask for at least.
-_LADDER_GIB: typing.Final = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 180, 192, 288)
+# Memory sizes with a threshold tag.
+_THRESHOLDS_GIB: typing.Final = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 180, 192, 288)
 # The last minor release of each major one, of those that there are in November 2026
 # (developer.nvidia.com/cuda-toolkit-archive).
 _LAST_CUDA: typing.Final = {12: 9, 13: 4}
 
 
 def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
-    """Tags of a worker with GPUs, in their documented order: facts, ladders, the operator's own.
+    """Return the tags of a worker with GPUs: facts, threshold tags, then the operator's own.
 
-    What is counted, and whose memory is told, is what one task is given: a GPU or, where MIG mode
-    is on, one of its MIG devices. The model is there only where all GPUs agree on it, the memory
-    is that of the smallest. A ladder says "at least", since Concourse compares tags as they are.
+    Count and memory are those of the units that one task gets: a GPU, or a MIG device if MIG mode
+    is on. The model is a tag only if all GPUs have the same. The memory is that of the smallest.
+    Threshold tags mean "at least", since Concourse compares tags literally.
 
-    Without any GPU left there is still one: a worker without tags is sent everybody's untagged
-    tasks, which would all be refused for want of a GPU.
+    If no GPU is left, one tag remains: a worker without tags would get all untagged tasks, and
+    refuse them for lack of a GPU.
     """
     inventory, gpus = state.inventory, choice.gpus
     if not gpus:
@@ -48,13 +49,13 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     if inventory and inventory.driver:
         tags.append(f"driver={inventory.driver.split('.')[0]}")
     tags += [f"gpu-count>={number}" for number in range(1, count + 1)]
-    tags += [f"gpu-memory>={size}GiB" for size in _LADDER_GIB if size <= memory]
+    tags += [f"gpu-memory>={size}GiB" for size in _THRESHOLDS_GIB if size <= memory]
     tags += [f"cuda>={release}" for release in _cuda_up_to(inventory.cuda if inventory else "")]
     return tuple(dict.fromkeys((*tags, *state.options.worker.tags)))
 
 
 def instead(state: UnitState, tag: str) -> tuple[str, ...]:
-    """Tags of a worker that has no GPU for tasks: one that says why, and the operator's own."""
+    """Return the tags of a worker without a GPU for tasks: the reason, and the operator's own."""
     return tuple(dict.fromkeys((tag, *state.options.worker.tags)))
 
 
@@ -65,7 +66,7 @@ def _model_tag(model: str) -> str:
 
 
 def _cuda_up_to(version: str) -> collections.abc.Iterator[str]:
-    """CUDA's releases from 12.0 up to the one that the driver can run; none if it is unknown."""
+    """Yield CUDA's releases from 12.0 up to the driver's; none if that is unknown."""
     match = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})", version)
     major, minor = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
     for earlier in range(12, major):

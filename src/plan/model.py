@@ -49,33 +49,31 @@ class ToolkitPlan:
 
 @dataclasses.dataclass(frozen=True)
 class HostPlan:
-    """What the GPUs need of the host. A part that is None is given up, Keep stays as it is.
+    """The host's software for the GPUs. None: given up; Keep: unchanged.
 
-    What is given up loses its sources, pins and holds; its packages stay until the unit goes.
+    Software that is given up loses its sources, pins and holds. Its packages stay until the unit
+    is removed.
 
     Attributes:
-        packages: further ones that the operator wants.
         settings: whether the kernel's limits and services are set for GPU work.
         nvidia: whether those are among them that NVIDIA's driver has.
     """
 
     driver: DriverPlan | keep.Keep | None = None
     toolkit: ToolkitPlan | keep.Keep | None = None
-    packages: tuple[str, ...] = ()
     settings: bool = False
     nvidia: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What this unit should be. A part that is None must not be there, Keep stays as it is.
+    """The plan of this unit. A part that is None is removed; Keep means unchanged.
 
     Attributes:
         choice: the GPUs that gpu-device-ids allows here.
-        unusable: UUIDs of GPUs that the wrapper gives to tasks and that are of no use to them now,
-            each with what is the matter.
-        reboot: the driver that is installed takes a reboot, and the charm may do that.
-        offer: what other units are told of the GPUs here; None: nothing new.
+        unusable: UUIDs of the GPUs of tasks that tasks cannot use now, each with the reason.
+        reboot: the installed driver needs a reboot, and the charm may make it.
+        offer: this unit's GPUs for other units; None: unchanged.
         folders: those of the host that tasks get.
         engines: which engines' containers can have GPUs.
     """

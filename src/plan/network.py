@@ -34,7 +34,7 @@ class Offer:
         ingress: where others reach this unit, the first preferred; a cross-model relation has
             addresses outside this machine, or names, among them.
         bound: the machine's own addresses in the endpoint's space.
-        published: the address that others were told before; empty if none.
+        published: the address that was published before; empty if none.
     """
 
     ingress: tuple[str, ...] = ()

@@ -19,9 +19,9 @@ from plan.state import UnitState
 
 
 def make(state: UnitState) -> Plan:
-    """Decide what this unit should be. What is wrong with one part leaves the others alone."""
+    """Decide what this unit should be. A problem of one part does not affect the others."""
     if state.leaving:
-        # Juju tells peers late that a unit goes: it takes back by itself what it said.
+        # Juju reports a leaving unit to its peers late, so the unit withdraws its offer itself.
         return Plan((), None, None, None, None, offer=GpuOffer(state.unit, ()))
     options, frozen = state.options, state.frozen
     problems = [
@@ -45,7 +45,7 @@ def make(state: UnitState) -> Plan:
         web, worker = web and Keep.AS_IS, worker and Keep.AS_IS
     if gpu is None and worker is Keep.AS_IS:
         gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
-    reboot = options.auto_reboot and host.needs_reboot(state)
+    reboot = options.may_reboot_for_driver and host.needs_reboot(state)
     offer = _offer(state, gpu, unusable)
     folders = Keep.AS_IS if Part.WORKER in frozen else options.task_folders
     return Plan(
@@ -58,10 +58,10 @@ def _engines(state: UnitState, gpu: GpuPlan | Keep | None) -> EnginesPlan | Keep
     options = state.options
     if Part.ENGINES in state.frozen or gpu is Keep.AS_IS:
         return Keep.AS_IS
-    if gpu is None or not options.container_engines:
+    engines = options.container_engines
+    if gpu is None or not engines.names:
         return None
-    by_runtime = bool(gpu.nvidia_runtime)
-    return EnginesPlan(options.container_engines, options.engine_default_runtime, by_runtime)
+    return EnginesPlan(engines.names, engines.default, nvidia=bool(gpu.nvidia_runtime))
 
 
 def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:
@@ -73,7 +73,7 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
     if not choice.gpus:
         return None
     if gpus.are_all_quarantined(state, choice):
-        problems.append(Problem(Reason.ALL_QUARANTINED))
+        problems.append(Problem(Reason.ALL_UNAVAILABLE))
     options, toolkit, inventory = state.options, state.machine.toolkit, state.inventory
     by_runtime = choice.gpus[0].vendor is Vendor.NVIDIA
     return GpuPlan(
@@ -82,15 +82,14 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
         allocation=options.gpu_allocation,
         gpus_per_task=options.gpus_per_task,
         wait_timeout=concourse.wait_timeout(state),
-        hijack_limit=60 * options.hijack_gpu_limit,
-        privileged_tasks=options.privileged_tasks,
+        privileged_tasks="gpu" if options.gpu_for_privileged_tasks else "no-gpu",
         driver=inventory.driver if by_runtime and inventory else "",
         cuda=inventory.cuda if by_runtime and inventory else "",
     )
 
 
 def _offer(state: UnitState, gpu: GpuPlan | Keep | None, unusable: gpus.Unusable) -> GpuOffer:
-    """What tasks are given here: of what stays as it is, what is still of use to them."""
+    """Return the GPUs for tasks here; of an unchanged choice, those that are usable."""
     if isinstance(gpu, GpuPlan):
         given = gpu.gpus
     elif gpu is Keep.AS_IS and state.inventory:

@@ -1,58 +1,61 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What can keep a part of a unit from its work: data; plan/messages.py has the sentences."""
+"""The problems that keep a part of a unit from its work; plan/messages.py has their texts."""
 
 import dataclasses
 import enum
 
 
 class Reason(enum.Enum):
-    """Why; the values that its sentence needs are named in plan/messages.py."""
+    """The code of a problem's kind of status line; plan/messages.py names the values of its text.
 
-    BAD_OPTION = enum.auto()
-    RESOURCE_UNKNOWN = enum.auto()
-    NO_CHECKSUM = enum.auto()
-    GPU_OBSTACLE = enum.auto()
-    GPU_OBSTACLE_PASSES = enum.auto()
-    UNKNOWN_GPU_IDS = enum.auto()
-    CHOSEN_GPUS_GONE = enum.auto()
-    MIG_WITHOUT_DEVICES = enum.auto()
-    TOO_FEW_GPUS = enum.auto()
-    ALL_QUARANTINED = enum.auto()
-    RIVAL = enum.auto()
-    FOREIGN_RUNC = enum.auto()
-    TWO_WAYS_TO_WEB = enum.auto()
-    SEVERAL_WEBS = enum.auto()
-    OWN_WEB_AND_ANOTHER = enum.auto()
-    WEB_IS_OTHER_RELEASE = enum.auto()
-    WEB_NOT_FOLLOWED = enum.auto()
-    RELEASE_FAILED = enum.auto()
-    NO_TSA = enum.auto()
-    NO_TSA_DATA = enum.auto()
-    NO_USABLE_TSA_DATA = enum.auto()
-    SEVERAL_WITHOUT_DATABASE = enum.auto()
-    NO_DATABASE = enum.auto()
-    NO_DATABASE_DATA = enum.auto()
-    NO_USABLE_DATABASE_DATA = enum.auto()
-    SECRET_NOT_GRANTED = enum.auto()
-    WEB_KEYS_LOST = enum.auto()
-    NO_WEB_KEYS = enum.auto()
-    KEY_FORM_UNKNOWN = enum.auto()
-    NO_CERTIFICATE = enum.auto()
-    CERTIFICATE_REFUSED = enum.auto()
-    URL_WITHOUT_TLS = enum.auto()
-    TLS_PORT_TAKEN = enum.auto()
-    NO_ADDRESS = enum.auto()
-    NO_ADDRESS_IN_NETWORK = enum.auto()
-    NO_USABLE_ADDRESS = enum.auto()
+    A state of driver or toolkit has its own code in gpu_agent.diagnosis, as the value `code`.
+    """
+
+    BAD_OPTION = "bad-option"
+    RESOURCE_UNKNOWN = "resource-unknown"
+    NO_CHECKSUM = "no-checksum"
+    GPU_OBSTACLE = "gpu-obstacle"
+    GPU_OBSTACLE_PASSES = "gpu-obstacle-passes"
+    UNKNOWN_GPU_IDS = "unknown-gpu-ids"
+    CHOSEN_GPUS_GONE = "chosen-gpus-gone"
+    MIG_WITHOUT_DEVICES = "mig-without-devices"
+    GPUS_PER_TASK_TOO_LARGE = "gpus-per-task-too-large"
+    ALL_UNAVAILABLE = "all-gpus-unavailable"
+    RIVAL = "other-containerd"
+    FOREIGN_RUNC = "foreign-runc"
+    TWO_WAYS_TO_WEB = "two-ways-to-web"
+    SEVERAL_WEBS = "several-webs"
+    OWN_WEB_AND_ANOTHER = "own-web-and-another"
+    WEB_IS_OTHER_RELEASE = "web-is-other-release"
+    WEB_NOT_FOLLOWED = "web-not-followed"
+    RELEASE_FAILED = "release-rolled-back"
+    NO_TSA = "no-web"
+    NO_TSA_DATA = "no-web-data"
+    NO_USABLE_TSA_DATA = "unusable-web-data"
+    SEVERAL_WITHOUT_DATABASE = "no-shared-database"
+    NO_DATABASE = "no-database"
+    NO_DATABASE_DATA = "no-database-data"
+    NO_USABLE_DATABASE_DATA = "unusable-database-data"
+    DATABASE_NOT_GRANTED = "database-secret-not-granted"
+    WEB_KEYS_LOST = "web-keys-lost"
+    NO_WEB_KEYS = "no-web-keys"
+    KEY_FORM_UNKNOWN = "key-form-unknown"
+    NO_CERTIFICATE = "no-certificate"
+    CERTIFICATE_REFUSED = "certificate-refused"
+    URL_WITHOUT_TLS = "url-without-tls"
+    TLS_PORT_TAKEN = "tls-port-taken"
+    NO_ADDRESS = "no-address"
+    NO_ADDRESS_IN_NETWORK = "no-address-in-network"
+    NO_USABLE_ADDRESS = "no-usable-address"
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What keeps a part of this unit from its work.
+    """A problem that keeps a part of this unit from its work.
 
     Attributes:
-        about: the values that its sentence shows, by their names.
+        about: the values of its text, by name.
     """
 
     reason: Reason
@@ -60,5 +63,5 @@ class Problem:
 
 
 def problem(reason: Reason, **about: object) -> Problem:
-    """A problem with the values that its sentence shows."""
+    """Return a problem with the values of its text."""
     return Problem(reason, tuple((name, str(value)) for name, value in about.items()))

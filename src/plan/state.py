@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Everything that a decision about a unit rests on: frozen types only."""
+"""The state of a unit, on which decisions are based: frozen types only."""
 
 import dataclasses
 
@@ -8,10 +8,12 @@ from gpu_agent.model import host
 from gpu_agent.model import verdict as model_verdict
 from gpu_agent.model.inventory import Inventory
 from gpu_agent.model.quarantine import Quarantine
+from gpu_runtime.unavailable import Unavailable
 from options.part import Part
 from options.table import Options
 from plan import network as plan_network
 from plan.gpu_offers import Elsewhere
+from plan.messages import Line
 from relations import model
 from relations.worker_view import Rotation, Seen
 
@@ -63,12 +65,12 @@ class IdleRelation:
 
 @dataclasses.dataclass(frozen=True)
 class UnitState:
-    """Everything that a decision about this unit rests on.
+    """The state of this unit, on which decisions are based.
 
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
-        worker_name: what Concourse calls this unit's worker, such as `ci-worker-0` in the model
-            `ci`; one that has a name already keeps it.
+        worker_name: the name of this unit's worker in Concourse, such as `ci-worker-0` in the
+            model `ci`; it never changes.
         planned_units: how many units the application has.
         network: where others reach this unit; empty where it serves no web.
         inventory: None where no GPU was asked for.
@@ -78,9 +80,7 @@ class UnitState:
         packaged: the same of its container toolkit.
         upgrade: why the last upgrade of the driver was taken back, or what it waits for; or empty.
         rebooted_for: the version of the driver for which this charm last rebooted the machine.
-        cordoned: UUIDs of GPUs that are no task's for now, each with the reason, such as
-            `in use outside CI: pid 4711 (python3)`; what stands before `:` does not change by
-            the minute.
+        external: UUIDs of GPUs that are in use outside CI, each with the cause.
         handed_out: UUIDs of the GPUs that the wrapper here gives to tasks; empty: it gives none.
         quarantined: GPUs that are out of use until further notice, those that are gone too.
         verdict: None before the first self-test.
@@ -88,8 +88,8 @@ class UnitState:
             does not tell.
         wheels: path of the charm resource `selftest-wheels`; the same.
         installed: version of the Concourse that is on this machine; empty before the first.
-        release_waits: why another Concourse than the one that was asked for is used; or empty.
-        release_failed: why the Concourse that was asked for was left again; or empty.
+        release_waits: why another Concourse than the wanted one is used; None if none is.
+        release_failed: why the upgrade to the wanted Concourse was rolled back; or empty.
         elsewhere: which GPUs other units give to tasks.
         local_database: the database of a web on this machine, used or not, such as `concourse of
             web/0 of model ci`; empty if there is none.
@@ -113,7 +113,7 @@ class UnitState:
     packaged: host.Packaged = host.Packaged()
     rebooted_for: str = ""
     upgrade: str = ""
-    cordoned: tuple[tuple[str, str], ...] = ()
+    external: tuple[tuple[str, Unavailable], ...] = ()
     handed_out: tuple[str, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     verdict: model_verdict.Verdict | None = None
@@ -121,7 +121,7 @@ class UnitState:
     tarball: str | None = ""
     wheels: str | None = ""
     installed: str = ""
-    release_waits: str = ""
+    release_waits: Line | None = None
     release_failed: str = ""
     tsa: model.Tsa = model.Tsa()
     web: model.Web = model.Web()

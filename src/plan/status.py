@@ -1,68 +1,58 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the operator reads in juju status; messages.py has what stands for a problem. Pure.
+"""What the operator reads in juju status; messages.py has the texts. Pure.
 
-Facts only, nothing that changes by the minute but how far a drain has come; what the operator must
-do is Blocked and names the next step, what passes by itself is Waiting.
+Status shows facts, and no value that changes by the minute except the progress of a drain. Blocked
+names the operator's next step. Waiting passes by itself, or when another unit or application has
+acted.
 """
 
+import collections.abc
 import dataclasses
-import enum
 import re
 import typing
 
 from ci.concourse.plan import plan as concourse
 from ci.concourse.plan import registration_status as registration
+from ci.concourse.plan import release
 from ci.concourse.plan.model import WorkerPlan
 from gpu_agent.diagnosis import states as host_states
 from gpu_agent.model.keep import Keep
+from gpu_agent.model.quarantine import HEALTH
 from gpu_agent.runtime.settings import GpuPlan
-from plan import diagnosis, draining, gpus
+from plan import diagnosis, draining, gpus, messages
 from plan import gpu_offers as offers
-from plan.messages import BLOCKED, WAITING
+from plan.messages import Level, Line
 from plan.model import Plan
 from plan.problems import Problem, Reason
 from plan.state import Quarantine, UnitState
 
-# So many refusals are said; one hostile application may have many units.
+# A hostile application may have many units: only so many refusals are shown.
 _REFUSED: typing.Final = 3
-
-
-class Kind(enum.Enum):
-    """Juju's words for the state of a unit."""
-
-    BLOCKED = "blocked"
-    WAITING = "waiting"
-    MAINTENANCE = "maintenance"
-    ACTIVE = "active"
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """One candidate for the unit's status; Juju shows the worst."""
-
-    kind: Kind
-    text: str
+# An operator's reason for a cordon may be long; gpu-inventory shows all of it.
+_REASON: typing.Final = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """Which of this unit's services answered just now, and what else is told of the worker.
+    """The state of this unit's services and of its worker, as of now.
 
     Attributes:
-        certificate: the last day of web's certificate if that is near, and whether it is over.
-        lost_database: where web's database can't be reached, and why; or empty.
-        connected: web has let it in.
-        copies: its volumes are copies.
-        watch: the GPUs' watch, where there is to be one.
-        aside: databases on this machine that had to make place for a backup's.
-        suspect: what the GPUs that the watch took out had in common, too many to be believed.
-        folder: why tasks are refused for a folder of this machine that they were promised.
+        web: web answers.
+        lost_database: the address of a database that web cannot reach, and why; or empty.
+        certificate: the last day of web's certificate if that is near, and whether it has passed.
+        worker: the worker answers.
+        connected: the worker is registered with web.
+        copies: the worker copies its volumes, as it cannot mount overlays.
+        watch: the GPU health service runs.
+        aside: databases on this machine that a restored backup has replaced.
+        suspect: the cause for which too many GPUs failed at once; or empty.
+        folder: the folder of task-mounts that is unusable, and why; or empty.
         rest: the worker is drained or paused; None: neither.
-        failing: `web` or `worker` where its process keeps ending, and how often it was started
+        failing: `web` or `worker` if its process keeps ending, and how often it was started
             in the last ten minutes.
-        taken: `web` or `worker` where another program has a port of it, and the port.
-        metrics_taken: the port of the GPUs' metrics where another program has it; else 0.
+        taken: `web` or `worker` if another program has one of its ports, and the port.
+        metrics_taken: the port of the GPU metrics if another program has it; else 0.
     """
 
     web: bool = False
@@ -81,313 +71,364 @@ class Running:
     metrics_taken: int = 0
 
 
-_SUSPECT: typing.Final = (
-    "{out} of {all} GPUs went out of use within 5 min for one cause, {cause}: suspect the driver "
-    "or the host, see sudo dmesg and journalctl -u gpu-ci-health. No further GPU is taken out for "
-    "it until that is over, unless by juju config {application} max-quarantined=100"
-)
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """GPUs that are out of use for the same reason, under their indexes."""
 
-_COPIES: typing.Final = (
-    "volumes are copies, since no overlay can be mounted here: each image and get costs time and "
-    "disk (a machine or VM with /var/lib/concourse on ext4 or XFS spares them)"
-)
+    indexes: list[int]
+    entry: Quarantine
+
+    def text(self, remedy: str = "") -> str:
+        reason = self.entry.reason
+        if self.entry.by != "operator":
+            reason = reason.partition(":")[0]
+        elif len(reason) > _REASON:
+            reason = f"{reason[:_REASON].rstrip()}..."
+        inside = "; ".join(filter(None, (reason, remedy)))
+        return f"GPU {_listed(self.indexes)} ({inside})"
 
 
 def lines(state: UnitState, plan: Plan, running: Running) -> list[Line]:
-    """All that is to be said of this unit, the worst first.
+    """Return all lines of this unit's status, the worst first.
 
     Args:
         state: what was found, and what failed.
         plan: what this unit should be.
-        running: what of it answers.
+        running: the state of its services.
     """
-    said = [failed(failure.text, passes=failure.passes) for failure in state.failures]
+    found = [failed(failure.text, passes=failure.passes) for failure in state.failures]
     if running.suspect and plan.choice.gpus:
-        said.append(Line(Kind.BLOCKED, _suspect(state, plan, running.suspect)))
-    said += [sentence(problem, state, plan.choice) for problem in plan.problems]
+        found.append(_failed_together(state, plan, running.suspect))
+    found += [of_problem(problem, state, plan.choice) for problem in plan.problems]
     day, over = running.certificate
     if plan.web and over:
-        said.append(Line(Kind.BLOCKED, _certificate_over(state, day)))
-    said += _of_web(plan, running)
-    said += _of_worker(state, plan, running) if plan.worker else []
-    if not said and not plan.web and not plan.worker:
-        said.append(Line(Kind.MAINTENANCE, "Leaving: this unit is being removed"))
-    said.sort(key=lambda line: line.kind is not Kind.BLOCKED)
-    if said and said[0].kind is Kind.WAITING and (idle := _idle_relations(state)):
-        # It may be waited for what one of these was meant to be.
-        said[0] = Line(Kind.WAITING, f"{said[0].text}; {idle[0]}")
+        found.append(_certificate_ended(state, day))
+    found += _of_web(plan, running)
+    found += _of_worker(state, plan, running) if plan.worker else []
+    if not found and not plan.web and not plan.worker:
+        found.append(messages.line("removing"))
+    found.sort(key=lambda line: line.level is not Level.BLOCKED)
+    if found and found[0].level is Level.WAITING and (idle := _idle_relations(state)):
+        # The operator may have meant such a relation for what is waited for.
+        found[0] = _with(found[0], idle[0].text)
     rest = running.rest if plan.worker else None
-    if rest and not draining.waits(rest) and said[0].kind is Kind.BLOCKED:
-        # Juju shows the worst alone, and who reads that must not take the worker for one at work.
-        said[0] = Line(Kind.BLOCKED, f"{said[0].text}; {draining.words(rest)}")
-    return said or [Line(Kind.ACTIVE, _ready(state, plan, running))]
+    if rest and not draining.waits(rest) and found[0].level is Level.BLOCKED:
+        # Juju shows only the worst line, which must not hide that this worker takes no steps.
+        found[0] = _with(found[0], draining.line(rest).text)
+    return found or [_ready(state, plan, running)]
+
+
+def _with(line: Line, text: str) -> Line:
+    return dataclasses.replace(line, text=f"{line.text}; {text}")
 
 
 def _of_web(plan: Plan, running: Running) -> list[Line]:
     if plan.web and running.lost_database:
-        return [Line(Kind.WAITING, f"Web can't reach its database: {running.lost_database}")]
+        return [messages.line("web-database-lost", database=running.lost_database)]
     if plan.web and (port := dict(running.taken).get("web")):
-        return [Line(Kind.BLOCKED, f"Web's {_taken(port)}, or set another port")]
+        return [messages.line("web-port-taken", port=port)]
     if plan.web and (starts := dict(running.failing).get("web")):
-        return [Line(Kind.BLOCKED, _keeps_failing("Web", "web", starts))]
+        return [messages.line("web-keeps-failing", starts=starts)]
     if plan.web and not isinstance(plan.web, Keep) and not running.web:
-        return [Line(Kind.WAITING, "Waiting for web to answer: journalctl -u concourse-web")]
+        return [messages.line("web-not-answering")]
     return []
 
 
 def _of_worker(state: UnitState, plan: Plan, running: Running) -> list[Line]:
-    """What keeps a worker from its work, but for what is planned so."""
-    said: list[Line] = []
-    if rest := running.rest:
-        # One that waits for its turn works as before.
-        kind = Kind.WAITING if draining.waits(rest) else Kind.MAINTENANCE
-        said.append(Line(kind, draining.words(rest)))
+    """Return what keeps a worker from its steps, a drain or pause included."""
+    found: list[Line] = []
+    if running.rest:
+        found.append(draining.line(running.rest))
     elif port := dict(running.taken).get("worker"):
-        said.append(Line(Kind.BLOCKED, f"The worker's {_taken(port)}"))
+        found.append(messages.line("worker-port-taken", port=port))
     elif starts := dict(running.failing).get("worker"):
-        said.append(Line(Kind.BLOCKED, _keeps_failing("The worker", "worker", starts)))
+        found.append(messages.line("worker-keeps-failing", starts=starts))
     elif isinstance(plan.worker, WorkerPlan) and not running.worker:
-        text = "Waiting for the worker to answer: journalctl -u concourse-worker"
-        said.append(Line(Kind.WAITING, text))
+        found.append(messages.line("worker-not-answering"))
     elif isinstance(plan.worker, WorkerPlan) and not running.connected:
-        text = (
-            "Waiting for web to see this worker: no lasting connection to its TSA "
-            f"{', '.join(plan.worker.tsa_hosts)}: journalctl -u concourse-worker"
-        )
-        said.append(Line(Kind.WAITING, text))
+        hosts = ", ".join(plan.worker.tsa_hosts)
+        found.append(messages.line("worker-not-connected", hosts=hosts))
     elif wrong := registration.wrong(state):
-        said.append(failed(wrong.text, passes=wrong.passes))
+        found.append(wrong)
     if running.folder:
-        said.append(Line(Kind.BLOCKED, f"Tasks are refused for task-mounts {running.folder}"))
-    return said
-
-
-def _taken(port: int) -> str:
-    return (
-        f"port {port} of 127.0.0.1 is taken by another program: end it "
-        f"(sudo ss -ltnp 'sport = :{port}' names it)"
-    )
-
-
-def _keeps_failing(who: str, name: str, starts: int) -> str:
-    return f"{who} keeps failing ({starts} starts in 10 min): journalctl -u concourse-{name}"
+        found.append(messages.line("task-mount-unusable", folder=running.folder))
+    return found
 
 
 def failed(why: object, *, passes: bool) -> Line:
-    """What could not be done, and whether it may be over by itself."""
-    return Line(Kind.WAITING if passes else Kind.BLOCKED, str(why))
+    """Return the line of a step that failed, and that is retried by itself if it `passes`."""
+    return messages.line("step-retried" if passes else "step-failed", text=why)
 
 
-def sentence(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
-    """A problem in the words of status."""
-    if problem.reason is Reason.ALL_QUARANTINED:
-        return Line(Kind.BLOCKED, _all_quarantined(state, choice))
-    kind = Kind.BLOCKED if problem.reason in BLOCKED else Kind.WAITING
-    text = {**BLOCKED, **WAITING}[problem.reason]
-    if dict(problem.about).get("option") == "gpu-device-ids":
+def of_problem(problem: Problem, state: UnitState, choice: gpus.Choice) -> Line:
+    """Return the line of a problem."""
+    about = dict(problem.about)
+    if problem.reason is Reason.ALL_UNAVAILABLE:
+        return _all_out(state, choice)
+    if problem.reason in (Reason.GPU_OBSTACLE, Reason.GPU_OBSTACLE_PASSES):
+        passes = problem.reason is Reason.GPU_OBSTACLE_PASSES
+        level = Level.WAITING if passes else Level.BLOCKED
+        return Line(level, about["code"], f"{about['what']}: {about['remedy']}")
+    kind = messages.KINDS[problem.reason.value]
+    if problem.reason is Reason.RELEASE_FAILED:
+        return Line(kind.level, kind.code, about["text"])
+    text = kind.text(**{"application": state.application, "unit": state.unit, **about})
+    if problem.reason is Reason.UNKNOWN_GPU_IDS or about.get("option") == "gpu-device-ids":
         text += gpus.as_before(state)
-    about = {"application": state.application, "unit": state.unit, **dict(problem.about)}
-    return Line(kind, text.format(**about))
+    return Line(kind.level, kind.code, text)
 
 
-def _ready(state: UnitState, plan: Plan, running: Running) -> str:
-    if plan.web and plan.worker:
-        role = "Web and worker ready"
-    else:
-        role = "Web ready" if plan.web else "Worker ready"
-    notes: list[str] = []
+def _ready(state: UnitState, plan: Plan, running: Running) -> Line:
+    role = "Web and worker" if plan.web and plan.worker else "Web" if plan.web else "Worker"
+    ready = messages.line("ready", role=role)
+    given = _of_given_gpus(state, plan.choice) if isinstance(plan.gpu, GpuPlan) else []
+    notes = [*_of_gpus(state, plan), *_of_health(state, running), *_of_rest(state, plan, running)]
+    # What is said of the GPUs for tasks is one list, with commas.
+    shown = [", ".join(note.text for note in given)] * bool(given)
+    shown += [note.text for note in notes]
+    if not shown:
+        return ready
+    codes = tuple(note.code for note in (*given, *notes))
+    return dataclasses.replace(ready, text=f"{ready.text} ({'; '.join(shown)})", notes=codes)
+
+
+def _of_gpus(state: UnitState, plan: Plan) -> list[Line]:
+    """Return the notes about the driver, the container toolkit and GPUs that are not for tasks."""
+    notes: list[Line] = []
     if isinstance(plan.gpu, GpuPlan):
-        notes.append(f"GPU: {gpu_note(state, plan.choice)}")
         facts = diagnosis.facts(state)
-        notes += host_states.notes(facts) if facts else ()
+        found = host_states.notes(facts) if facts else ()
+        notes += [Line(Level.ACTIVE, note.code, str(note)) for note in found]
         notes += _shared(state, plan)
-    notes += _idle_gpus(state, plan)
-    if state.inventory and (watch := _watch(state, running)):
-        notes.append(watch)
+    if state.idle_gpus and plan.worker:
+        found = f"{state.idle_gpus} GPU{'s' * (state.idle_gpus > 1)}"
+        notes.append(messages.line("gpus-not-enabled", found=found, application=state.application))
+    return notes
+
+
+def _of_rest(state: UnitState, plan: Plan, running: Running) -> list[Line]:
+    """Return the notes about everything but GPUs."""
+    notes: list[Line] = []
     if state.upgrade:
-        notes.append(state.upgrade)
+        notes.append(messages.line("driver-upgrade", text=state.upgrade))
     if state.release_waits:
         notes.append(state.release_waits)
+    if plan.worker and (about := release.not_followed(state)):
+        notes.append(messages.line("web-release-unknown", **about))
     if plan.web and running.certificate[0]:
-        notes.append(f"web's certificate ends on {running.certificate[0]}")
+        notes.append(messages.line("web-certificate-ends", day=running.certificate[0]))
     notes += _of_signer(state, plan)
     if plan.worker and running.copies:
-        notes.append(_COPIES)
+        notes.append(messages.line("volumes-copied"))
     if state.local_database and not concourse.may_use_local(plan.web):
-        notes.append(f"kept database {state.local_database}")
-    notes += map("kept database {}".format, running.aside)
+        notes.append(_database_kept(state, state.local_database))
+    notes += [_database_kept(state, name) for name in running.aside]
     notes += registration.rotation_notes(state)
     notes += _idle_relations(state)
     refused = *state.web.refused, *state.tsa.refused, *state.elsewhere.refused
-    notes += [f"refused {text}" for text in refused[:_REFUSED]]
+    notes += [messages.line("data-refused", text=text) for text in refused[:_REFUSED]]
     if more := len(refused[_REFUSED:]):
-        notes.append(f"refused {more} more")
-    return f"{role} ({'; '.join(notes)})" if notes else role
+        notes.append(messages.line("data-refused", text=f"{more} more"))
+    return notes
 
 
-def _idle_gpus(state: UnitState, plan: Plan) -> list[str]:
-    """How many GPUs are here that no task gets, since none were asked for."""
-    if not state.idle_gpus or not plan.worker:
-        return []
-    found = f"{state.idle_gpus} GPU{'s' * (state.idle_gpus > 1)}"
-    return [f"{found} here, none for tasks: enable-gpu=false"]
+def _database_kept(state: UnitState, name: str) -> Line:
+    # The name is followed by its former owner, and by the day since which it is unused.
+    confirm = re.split("[ ,]", name)[0]
+    return messages.line("database-kept", name=name, unit=state.unit, confirm=confirm)
 
 
-def _idle_relations(state: UnitState) -> list[str]:
-    """Which relations do nothing, and how each is removed."""
+def _idle_relations(state: UnitState) -> list[Line]:
+    """Return a line for each relation that does nothing, with the command that removes it."""
     mode = state.options.deployment_mode
     return [
-        f"relation {one.endpoint} to {one.application} does nothing "
-        + (f"beside {one.beside}" if one.beside else f"in deployment-mode {mode}")
-        + f": juju remove-relation {state.application}:{one.endpoint} {one.application}"
+        messages.line(
+            "relation-idle",
+            application=state.application,
+            endpoint=one.endpoint,
+            other=one.application,
+            why=f"beside {one.beside}" if one.beside else f"in deployment-mode {mode}",
+        )
         for one in state.idle_relations
     ]
 
 
-def _of_signer(state: UnitState, plan: Plan) -> list[str]:
-    """Why the certificate that web shows is not followed by the one that was asked for."""
+def _of_signer(state: UnitState, plan: Plan) -> list[Line]:
+    """Return why no new certificate replaces the one that web presents."""
     web = state.web
     if not plan.web or state.options.web.tls:
         return []
     if web.certificate_refused:
-        return [f"no new certificate for web: {web.certificate_refused}"]
-    return ["web's certificate was revoked: another is waited for"] * web.certificate_revoked
+        return [messages.line("web-certificate-refused", why=web.certificate_refused)]
+    return [messages.line("web-certificate-revoked")] * web.certificate_revoked
 
 
-def _certificate_over(state: UnitState, day: str) -> str:
-    remedy = "look at the application that is related by certificates"
+def _certificate_ended(state: UnitState, day: str) -> Line:
+    remedy = "check the application that is integrated with certificates"
     if state.options.web.tls:
-        remedy = "juju update-secret <that of tls-secret> with a new one"
-    return f"Web's certificate has ended on {day}: {remedy}"
+        remedy = "juju update-secret <that of web-tls-secret> with a new one"
+    return messages.line("web-certificate-ended", day=day, remedy=remedy)
 
 
-def _watch(state: UnitState, running: Running) -> str:
-    """What the operator must know of the GPUs' watch; empty where it does its work."""
+def _of_health(state: UnitState, running: Running) -> list[Line]:
+    """Return a note if the GPU health service does not do all that it could."""
     mode = state.options.gpu_health
-    if mode == "off":
-        return "GPUs are not watched: gpu-health=off"
+    if not state.inventory:
+        return []
+    if mode == "disabled":
+        return [messages.line("gpu-health-disabled")]
     if not running.watch:
-        return "GPUs are not watched: journalctl -u gpu-ci-health"
+        return [messages.line("gpu-health-down")]
     if running.metrics_taken:
-        return (
-            f"no GPU metrics: another program has port {running.metrics_taken}, end it or set "
-            "another gpu-metrics-port below 1024"
-        )
-    return "GPUs are watched, and none is taken out: gpu-health=observe" if mode != "on" else ""
+        return [messages.line("gpu-metrics-port-taken", port=running.metrics_taken)]
+    return [messages.line("gpu-health-observes")] if mode == "observe" else []
 
 
-def _suspect(state: UnitState, plan: Plan, cause: str) -> str:
-    out = {entry.uuid for entry in state.quarantined if entry.by == "watch"}
-    ours = {gpu.uuid for gpu in plan.choice.gpus} | out
-    application = state.application
-    return _SUSPECT.format(out=len(out), all=len(ours), cause=cause, application=application)
+def _failed_together(state: UnitState, plan: Plan, cause: str) -> Line:
+    out = {entry.uuid for entry in state.quarantined if entry.by == HEALTH}
+    chosen = {gpu.uuid for gpu in plan.choice.gpus} | out
+    return messages.line(
+        "gpus-failed-together",
+        out=len(out),
+        all=len(chosen),
+        cause=cause,
+        application=state.application,
+    )
 
 
-def _shared(state: UnitState, plan: Plan) -> list[str]:
-    """Which GPUs other units give to their tasks too."""
-    notes: list[str] = []
+def _shared(state: UnitState, plan: Plan) -> list[Line]:
+    """Return a note for each set of GPUs that other units give to their tasks too."""
+    notes: list[Line] = []
     met = offers.shared(plan.offer, state.elsewhere.offers) if plan.offer else {}
     for uuids, units in met.items():
-        cards = [
-            str(index)
+        indexes = [
+            index
             for index, gpu in zip(plan.choice.indexes, plan.choice.gpus, strict=True)
             if set(gpu.devices) & set(uuids)
         ]
         notes.append(
-            f"GPU {', '.join(cards)} also given to tasks by {', '.join(units)}: divide the cards "
-            f"(on the LXD host: scripts/lxd-gpu {state.application}) or set gpu-device-ids"
+            messages.line(
+                "gpu-shared",
+                gpus=_listed(indexes),
+                units=", ".join(units),
+                application=state.application,
+            )
         )
     return notes
 
 
-def _cap_note(state: UnitState) -> str:
-    """What the operator must know where tasks wait less long than gpu-wait-timeout says."""
+def gpu_note(state: UnitState, choice: gpus.Choice) -> str:
+    """Return what status shows of the GPUs for tasks, such as `2x NVIDIA, self-test passed`.
+
+    Args:
+        state: what was found.
+        choice: the GPUs for tasks; not empty.
+    """
+    return ", ".join(note.text for note in _of_given_gpus(state, choice)).removeprefix("GPU: ")
+
+
+def _of_given_gpus(state: UnitState, choice: gpus.Choice) -> list[Line]:
+    """Return the notes about the GPUs for tasks, which must be some.
+
+    Details that change by the minute, after the `:` of a reason, are left out.
+    """
+    groups = _out_of_use(state, choice)
+    gone, users = {entry.uuid for entry in state.quarantined}, dict(state.external)
+    external = [
+        index
+        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
+        if gpu.uuid in users and gpu.uuid not in gone
+    ]
+    count = len(gpus.pool(state, choice).gpus) - len(external)
+    notes = [messages.line("gpus", count=count, vendor=choice.gpus[0].vendor.display)]
+    notes += _of_out(groups, lambda group: _way_back(state, group))
+    for code, indexes in (("gpus-external", external), ("gpus-missing", choice.missing)):
+        if indexes:
+            notes.append(messages.line(code, count=len(indexes), gpus=_listed(indexes)))
+    if choice.lost:
+        addresses = ", ".join(choice.lost)
+        notes.append(messages.line("gpus-lost", count=len(choice.lost), addresses=addresses))
+    notes += _of_verdict(state, {group.entry.reason for group in groups})
+    return notes + _of_wait(state)
+
+
+def _of_out(
+    groups: list[_Group], step: collections.abc.Callable[[_Group], str]
+) -> collections.abc.Iterator[Line]:
+    """Yield a note about the cordoned GPUs and one about the quarantined, with a step for each."""
+    for code, by_operator in (("gpus-cordoned", True), ("gpus-quarantined", False)):
+        those = [one for one in groups if (one.entry.by == "operator") is by_operator]
+        if those:
+            count = sum(len(one.indexes) for one in those)
+            shown = ", ".join(one.text(step(one)) for one in those)
+            yield messages.line(code, count=count, gpus=shown)
+
+
+def _of_wait(state: UnitState) -> list[Line]:
+    """Return a note if tasks wait less long for a GPU than gpu-wait-timeout allows."""
     longest, timeout = concourse.longest_wait(state), concourse.web_timeout(state)
     if state.options.gpu_wait_timeout <= longest:
-        return ""
-    why = f"web's request-timeout is {timeout}" if timeout else "web names no request-timeout"
-    return f", gpu-wait-timeout capped at {longest}: {why}"
+        return []
+    why = f"web's request-timeout is {timeout} s" if timeout else "web names no request-timeout"
+    return [messages.line("gpu-wait-capped", longest=longest, why=why)]
 
 
-def gpu_note(state: UnitState, choice: gpus.Choice) -> str:
-    """What status says of the GPUs, such as `2x NVIDIA`; the choice must not be empty.
-
-    What changes by the minute, after the `:` of a reason, is left out.
-    """
-    quarantined = _quarantined(state, choice)
-    gone = {entry.uuid for entry in state.quarantined}
-    reasons = {uuid: reason for uuid, reason in state.cordoned if uuid not in gone}
-    out = [
-        f"GPU {index} {reasons[gpu.uuid].partition(':')[0]}"
-        for index, gpu in zip(choice.indexes, choice.gpus, strict=True)
-        if gpu.uuid in reasons
-    ]
-    count = len(gpus.pool(state, choice).gpus) - len(out)
-    note = f"{count}x {choice.gpus[0].vendor.display}"
-    if quarantined:
-        shown = [
-            _quarantine_words(indexes, entry)
-            + ("" if entry.level or entry.remedy else f" ({_uncordon(state, indexes)})")
-            for indexes, entry in quarantined
-        ]
-        note += f", {len(choice.gpus) - count - len(out)} quarantined: {', '.join(shown)}"
-    if out:
-        note += f", {len(out)} cordoned: {', '.join(out)}"
-    if choice.missing:
-        note += f", {len(choice.missing)} missing: GPU {', '.join(map(str, choice.missing))}"
-    if choice.lost:
-        note += f", {len(choice.lost)} lost: {', '.join(choice.lost)}"
-    note += _verdict_words(state, {entry.reason for _, entry in quarantined})
-    return note + _cap_note(state)
-
-
-def _quarantined(state: UnitState, choice: gpus.Choice) -> list[tuple[list[int], Quarantine]]:
-    """The quarantined of the allowed GPUs, by what is said of them."""
+def _out_of_use(state: UnitState, choice: gpus.Choice) -> list[_Group]:
+    """Return the GPUs that are cordoned or quarantined, grouped by what status shows of them."""
     entries = {entry.uuid: entry for entry in state.quarantined}
-    alike: dict[tuple[str, str, str], tuple[list[int], Quarantine]] = {}
+    alike: dict[tuple[str, str, str], _Group] = {}
     for index, gpu in zip(choice.indexes, choice.gpus, strict=True):
         if entry := entries.get(gpu.uuid):
-            key = entry.reason.partition(":")[0], _in_brackets(entry.remedy), entry.by
-            alike.setdefault(key, ([], entry))[0].append(index)
+            key = entry.reason.partition(":")[0], _first_step(entry.remedy), entry.by
+            alike.setdefault(key, _Group([], entry)).indexes.append(index)
     return list(alike.values())
+
+
+def _listed(indexes: collections.abc.Iterable[int]) -> str:
+    return ", ".join(map(str, indexes))
+
+
+def _way_back(state: UnitState, group: _Group) -> str:
+    """Return the first step towards using a GPU again."""
+    entry = group.entry
+    if entry.level or entry.remedy:
+        return _first_step(entry.remedy)
+    return _uncordon(state, group.indexes)
 
 
 def _uncordon(state: UnitState, indexes: list[int]) -> str:
     return f"juju run {state.unit} gpu-uncordon gpu=gpu-{indexes[0]}"
 
 
-def _quarantine_words(indexes: list[int], entry: Quarantine) -> str:
-    reason = entry.reason.partition(":")[0]
-    return f"GPU {', '.join(map(str, indexes))} {reason}{_in_brackets(entry.remedy)}"
-
-
-def _verdict_words(state: UnitState, shown: set[str]) -> str:
-    """What there is to say of the verdict besides what quarantine's reasons show."""
+def _of_verdict(state: UnitState, shown: set[str]) -> list[Line]:
+    """Return a note about the last self-test, unless the `shown` reasons include its failure."""
     verdict = state.verdict
     if verdict is None:
-        return ""
+        return []
     if verdict.outcome == "failed" and shown and verdict.failure in {*shown, ""}:
-        return ""
-    what = "self-test of one GPU" if verdict.partial else "self-test"
-    words = f", {what} {verdict.outcome}"
-    if verdict.failure:
-        words += f": {verdict.failure}"
-    return words + _in_brackets(verdict.remedy)
+        return []
+    test = "self-test of one GPU" if verdict.partial else "self-test"
+    step = _first_step(verdict.remedy)
+    failure = verdict.failure + (f" ({step})" if step else "")
+    return [messages.line(f"self-test-{verdict.outcome}", test=test, failure=failure)]
 
 
-def _in_brackets(remedy: str) -> str:
-    """The first step of a remedy; the report of the self-test has all of it."""
+def _first_step(remedy: str) -> str:
+    """Return the first step of a remedy; the report of the self-test has all of it."""
     step = re.split(r" \(|;|: |\. ", remedy)[0]
-    return f" ({step})" if step else ""
+    return step[:1].lower() + step[1:] if step[1:2].islower() else step
 
 
-def _all_quarantined(state: UnitState, choice: gpus.Choice) -> str:
-    quarantined = _quarantined(state, choice)
-    shown = [_quarantine_words(indexes, entry) for indexes, entry in quarantined]
+def _all_out(state: UnitState, choice: gpus.Choice) -> Line:
+    groups = _out_of_use(state, choice)
+    steps = dict.fromkeys(filter(None, (_first_step(group.entry.remedy) for group in groups)))
     commands = {
-        f"juju run {state.unit} gpu-selftest level={entry.level}"
-        if entry.level
-        else _uncordon(state, indexes)
-        for indexes, entry in quarantined
+        f"juju run {state.unit} gpu-selftest level={group.entry.level}"
+        if group.entry.level
+        else _uncordon(state, group.indexes)
+        for group in groups
     }
-    return f"All GPUs are quarantined: {', '.join(shown)}. Then {' and '.join(sorted(commands))}"
+    back = " and ".join(sorted(commands))
+    remedy = f"{', '.join(steps)}, then {back}" if steps else back
+    shown = ", ".join(note.text for note in _of_out(groups, lambda _: ""))
+    return messages.line(Reason.ALL_UNAVAILABLE.value, gpus=shown, remedy=remedy)

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a collector beside this unit is told: where the metrics are, alerts on them, a dashboard.
+"""Publishes metrics endpoints, alerts and a dashboard to a collector beside this unit.
 
-The interface cos_agent, which opentelemetry-collector and grafana-agent take: the unit's databag
+The interface is cos_agent, of opentelemetry-collector and grafana-agent: the unit's databag
 has one key, JSON as canonical/charmlibs says (interfaces/cos_agent/interface/v0/schema.py). The
 collector is a subordinate, so it asks on this machine's 127.0.0.1.
 """

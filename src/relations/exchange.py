@@ -1,12 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What web and workers of this charm tell each other beyond the words of the public charm.
+"""The data that web and workers of this charm exchange beyond that of the public charm.
 
-Keys that take turns, and how web sees the workers. All of it is in unit databags beside what
-relations.tsa has there; none of it is secret. The public charm's worker restarts at each change
-that it hears of, and its builds end: it is told nothing of this.
+It is about key rotation and about how web lists the workers. It lies in unit databags beside that
+of relations.tsa, and none of it is secret. The public charm's worker restarts at each change of
+its relation, which ends its builds, so it gets none of this.
 
-From each worker unit: `worker-name`; `worker-tags`, a digest, which it does not tell while it is
+From each worker unit: `worker-name`; `worker-tags`, a digest, absent while it is
 paused or drained; `worker-next-public-key`, a second key that it asks web to take;
 `tsa-keys-known`, the host keys that its process trusts (fingerprints after `-`).
 
@@ -87,7 +87,7 @@ def publish_worker(
         name: the worker's.
         tags: their digest; empty: any will do.
         second: the second key that web is to take, one line; empty: none.
-        known: the host keys that its process trusts, a line each; None: what was told stays.
+        known: the host keys that its process trusts, a line each; None: unchanged.
     """
     _tell(data, NAME, name)
     _tell(data, NEXT_KEY, second)
@@ -128,7 +128,7 @@ def second_keys(data: _Data) -> list[str]:
     """The second key that a worker asks web to take, where it asks for one.
 
     Raises:
-        ValueError: it is no key that can be trusted.
+        ValueError: it is not a key that can be trusted.
     """
     return [public_key(text)] if (text := data.get(NEXT_KEY, "")) else []
 
@@ -139,12 +139,12 @@ def knows(data: _Data, host_key: str) -> bool:
 
 
 def add_webs(said: Tsa, webs: collections.abc.Mapping[str, _Data], worker: str) -> Tsa:
-    """What webs say, with what is told here; what can't be trusted is refused and said so.
+    """Add the data of this exchange to that of webs; unusable data is listed as refused.
 
     Args:
         said: what they say else.
         webs: the data of those units that can be used, by the unit's name.
-        worker: the name that they were told of this unit's worker.
+        worker: the published name of this unit's worker.
     """
     keys, sights, refused = dict.fromkeys(said.public_keys), list[Sight](), list(said.refused)
     taken: set[str] | None = None

@@ -10,8 +10,7 @@ import typing
 
 import ops
 
-from ci.concourse.options import web as web_options
-from options.table import Options, parse
+from options.table import SECRETS, Options, parse
 from options.values import OptionError
 from plan.network import Offer
 from plan.state import IdleRelation
@@ -24,10 +23,7 @@ Model = ops.Model
 TARBALL: typing.Final = "concourse"
 WHEELS: typing.Final = "selftest-wheels"
 
-_KEY_OPTION: typing.Final = "worker-private-key"
-_KEY_FIELD: typing.Final = "private-key"
-
-# What resource-get says of a resource that nobody has attached (juju 4.0
+# The message of resource-get for a resource that is not attached (juju 4.0
 # apiserver/internal/handlers/resources/resources.go).
 _NOT_ATTACHED = re.compile(r"resource.* not found")
 
@@ -39,17 +35,12 @@ def unit_id(charm: ops.CharmBase) -> UnitId:
 
 
 def read_options(model: ops.Model) -> Options:
-    """The options, with what is in their secrets; those that can't be used are listed."""
+    """Return the options with the contents of their secrets; unusable ones are listed."""
     raw: dict[str, object] = dict(model.config)
     faults: list[OptionError] = []
-    for option in (_KEY_OPTION, *web_options.SECRETS):
-        uri = str(raw.get(option) or "")
+    for option in SECRETS:
         try:
-            raw[option] = (
-                _private_key(model, uri)
-                if option == _KEY_OPTION
-                else (_fields(model, option, uri))
-            )
+            raw[option] = _fields(model, option, str(raw.get(option) or ""))
         except OptionError as error:
             faults.append(error)
             raw[option] = None
@@ -64,19 +55,8 @@ def _fields(model: ops.Model, option: str, uri: str) -> dict[str, str]:
         return secrets.content(model, uri, refresh=True)
     except secrets.WithheldError as error:
         raise OptionError(
-            option, uri, f"can't be read: juju grant-secret <secret> {model.app.name}"
+            option, uri, f"cannot be read: juju grant-secret <secret> {model.app.name}"
         ) from error
-
-
-def _private_key(model: ops.Model, uri: str) -> str:
-    content = _fields(model, _KEY_OPTION, uri)
-    if not uri:
-        return ""
-    if _KEY_FIELD not in content:
-        raise OptionError(
-            _KEY_OPTION, uri, f"has no field {_KEY_FIELD}: juju update-secret adds one"
-        )
-    return content[_KEY_FIELD]
 
 
 def resource(
@@ -89,12 +69,12 @@ def resource(
     Args:
         model: this unit's.
         name: of the resource.
-        is_taken: whether the charm has made use of this file as it is. Juju reads a file from end
-            to end each time that it is asked for it, a release for seconds; but of another one it
-            tells by an upgrade-charm, so that at an update-status, and a wake, nobody has to ask.
+        is_taken: whether the charm has already used this very file. For each request Juju reads
+            the whole file, which takes seconds for a release. A new file comes with an
+            upgrade-charm event, so an update-status or a wake need not ask.
 
     Returns:
-        None where Juju does not tell, as while its controller can't be reached.
+        None if Juju does not answer, as while its controller cannot be reached.
     """
     if os.environ.get("JUJU_DISPATCH_PATH") == "hooks/update-status":
         folder = pathlib.Path(os.environ.get("JUJU_CHARM_DIR", ".")).resolve().parent / "resources"
@@ -141,7 +121,7 @@ def offer(model: ops.Model, binding: str | ops.Relation, published: str) -> Offe
     Args:
         model: this unit's.
         binding: the endpoint or relation.
-        published: the address that others were told before; or empty.
+        published: the address that was published before; or empty.
     """
     network = model.get_binding(binding).network
     return Offer(

@@ -44,7 +44,7 @@ class Database:
 
     Attributes:
         others: further hosts of its cluster, which listen on the same port.
-        ca: PEM certificates of who signed its own; empty without TLS, or where nobody says.
+        ca: PEM certificates of its CA; empty without TLS, or if unknown.
     """
 
     host: str

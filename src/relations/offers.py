@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which GPUs the units of a Concourse give to tasks, so that one card in two units is noticed.
+"""Publishes each unit's GPUs for tasks, so that a card in two units is noticed.
 
-Units of one application tell their peers; those of several tell web, which passes it on. In a
-unit's databag `gpus` is `BOOT UUID UUID ...`, with `-` for a boot that can't be told; what web
-passes on is such lines, the unit's name before each. What is read changes status, nothing else.
+Units of one application publish to their peers, and units of several applications to web, which
+forwards it. In a unit's databag `gpus` is `BOOT UUID UUID ...`, with `-` for an unknown boot. Web
+forwards such lines with the unit's name before each. The data changes status only.
 """
 
 import collections.abc
@@ -45,7 +45,7 @@ def publish(model: ops.Model, own: GpuOffer | None, elsewhere: Elsewhere) -> Non
 
     Args:
         model: this unit's.
-        own: what this unit gives; None: what was told of it stays.
+        own: this unit's GPUs; None: unchanged.
         elsewhere: what this unit knows of others.
     """
     for relation in _relations(model):

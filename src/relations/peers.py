@@ -26,7 +26,7 @@ def units(model: ops.Model) -> int:
 
 
 def turns(model: ops.Model) -> tuple[tuple[str, str], ...]:
-    """The other units of this application, each with what it tells of its turn to drain."""
+    """Return the other units of this application, each with its word about draining."""
     relation = model.get_relation(ENDPOINT)
     units = sorted(relation.units, key=lambda unit: unit.name) if relation else ()
     return tuple((unit.name, relation.data[unit].get(_TURN, "")) for unit in units if relation)
@@ -55,11 +55,11 @@ class WebKeys(ops.Object):
 
         Args:
             charm: this unit's.
-            new: makes others, which nobody has seen.
+            new: creates new keys.
         """
         super().__init__(charm, "web-keys")
         self._new = new
-        # Of keys that have had their turn nothing is to be left.
+        # Old revisions of the secret, with keys that are no longer used, are removed.
         self.framework.observe(charm.on.secret_remove, self._on_secret_remove)
 
     def read(self) -> tuple[WebSecrets | None, bool]:
@@ -83,15 +83,15 @@ class WebKeys(ops.Object):
         ), False
 
     def make(self, *, anew: bool = False) -> bool:
-        """Have them made where there are none yet, which is the leader's to do.
+        """Create web's keys if none exist; only the leader does.
 
-        A new TSA host key takes the other's place once all related workers know it.
+        A new TSA host key replaces the old one when all related workers trust it.
 
         Args:
-            anew: others take the place of those that were made, too.
+            anew: create new keys even if some exist.
 
         Returns:
-            Whether they are others than before.
+            Whether the keys have changed.
         """
         model, relation = self.model, self.model.get_relation(ENDPOINT)
         if relation is None or not model.unit.is_leader():
@@ -145,7 +145,7 @@ class WebKeys(ops.Object):
         return True
 
     def switch(self) -> bool:
-        """Give the next TSA host key its turn, whoever knows it. Return False without one."""
+        """Use the next TSA host key, whether workers trust it or not. Return False without one."""
         content = self._content()
         if content is None or _NEXT not in content:
             return False
@@ -154,9 +154,9 @@ class WebKeys(ops.Object):
         return True
 
     def awaited(self) -> tuple[str, ...]:
-        """The units whose workers do not trust the next TSA host key yet; none without one.
+        """Return the units whose workers do not trust the next TSA host key yet.
 
-        Not those of the public charm, which take what they are told when they are told it.
+        Workers of the public charm are left out: they trust each published key at once.
         """
         content = self._content() or {}
         if _NEXT not in content:

@@ -66,11 +66,11 @@ def read(model: ops.Model) -> Offer:
     name, ca = data.get("database") or DATABASE, data.get("tls-ca", "")
     if not data.get("endpoints") or not user or not password:
         return Offer(related=True)
-    refused = "" if hosts else "endpoints is no list of ADDRESS:PORT"
+    refused = "" if hosts else "endpoints is not a list of ADDRESS:PORT"
     if not f"{name}{user}{password}".isprintable():
-        refused = "database, username or password is no line of text"
+        refused = "database, username or password is not a line of text"
     if ca and not certificates.is_sound(ca):
-        refused = "tls-ca is no certificate in PEM"
+        refused = "tls-ca is not a certificate in PEM"
     if refused:
         return Offer(related=True, refused=refused)
     database = Database(

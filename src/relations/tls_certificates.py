@@ -47,7 +47,7 @@ def request(
     make: collections.abc.Callable[[tuple[str, ...]], str],
     names: tuple[str, ...],
 ) -> None:
-    """Ask for this unit's certificate, where there is somebody to ask.
+    """Request this unit's certificate if a TLS provider is related.
 
     Args:
         model: this unit's.

@@ -37,7 +37,7 @@ _VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}(?:[+-][A-Za-z0-9.+-]{1,40}
 
 
 def read_webs(model: ops.Model) -> Tsa:
-    """What the related web units say; data that can't be trusted is refused and said so."""
+    """Return the data of the related web units; unusable data is listed as refused."""
     hosts: dict[str, None] = {}
     owners: dict[str, str] = {}
     beyond = 0
@@ -52,10 +52,10 @@ def read_webs(model: ops.Model) -> Tsa:
         if not host or not key:
             continue
         if not _is_address(host):
-            refused.append(f"tsa-host of {unit}: is no ADDRESS:PORT")
+            refused.append(f"tsa-host of {unit}: is not ADDRESS:PORT")
             continue
         if version and not _VERSION.fullmatch(version):
-            refused.append(f"concourse-version of {unit}: is no X.Y.Z")
+            refused.append(f"concourse-version of {unit}: is not X.Y.Z")
             continue
         try:
             line = public_key(key)
@@ -113,11 +113,11 @@ def _is_address(host: str) -> bool:
 
 
 def _request_timeout(unit: str, text: str, refused: list[str]) -> int:
-    """The seconds that a web says, or 0; what can't be believed is noted in `refused`."""
+    """Return web's request-timeout in seconds, or 0; an invalid one is added to `refused`."""
     seconds = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0
     if text and seconds not in _TIMEOUTS:
         refused.append(
-            f"request-timeout of {unit}: is no number from {_TIMEOUTS[0]} to {_TIMEOUTS[-1]}"
+            f"request-timeout of {unit}: is not a number from {_TIMEOUTS[0]} to {_TIMEOUTS[-1]}"
         )
     return seconds if seconds in _TIMEOUTS else 0
 
@@ -128,7 +128,7 @@ def network(model: ops.Model, interfaces: tuple[Interface, ...], published: str)
     Args:
         model: this unit's.
         interfaces: the machine's.
-        published: the address that other web units were told before; or empty.
+        published: the address that was published before; or empty.
     """
     return Network(
         interfaces=interfaces,
@@ -143,7 +143,7 @@ def network(model: ops.Model, interfaces: tuple[Interface, ...], published: str)
 def publish_web(
     model: ops.Model, addresses: tuple[tuple[int, str], ...], public_key: str, version: str
 ) -> None:
-    """Tell workers where this web unit is, its key, what it runs and how patient it is.
+    """Publish this web unit's address, key, release and request-timeout to workers.
 
     Args:
         model: this unit's.
@@ -187,7 +187,7 @@ def withdraw_worker(model: ops.Model) -> None:
 
 
 def _told_name(model: ops.Model) -> str:
-    """The name that webs were told of this unit's worker; empty before they were."""
+    """Return the published name of this unit's worker; empty before the first publication."""
     return max((one.data[model.unit].get(exchange.NAME, "") for one in to_webs(model)), default="")
 
 

@@ -28,12 +28,12 @@ class Sight:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """How the webs that tell it see this unit's worker.
+    """This unit's worker as its webs list it.
 
     Attributes:
-        sights: each web's; empty where none tells, as the public charm's.
-        wanted: the digest of the tags that the worker is to have; empty: any.
-        since: for how many seconds none of them has seen it as it should be.
+        sights: each web's record; empty if none publishes one, as the public charm's.
+        wanted: the digest of the planned tags; empty: any.
+        since: for how many seconds no web's record has been right.
     """
 
     sights: tuple[Sight, ...] = ()
@@ -42,7 +42,7 @@ class Seen:
 
     @property
     def wrong(self) -> Sight | None:
-        """What a web sees that should not be; None where all is well, or nobody tells."""
+        """The wrong record of a web; None if one is right, or if no web publishes one."""
         if not self.sights or any(is_right(sight, self.wanted) for sight in self.sights):
             return None
         return self.sights[0]

@@ -193,7 +193,7 @@ def test_a_start_and_a_process_that_never_come_to_an_end(attacker):
 
 @pytest.fixture
 def hijack_limit(under_attack):
-    """`hijack-gpu-limit` in seconds, of which there are too many in the minute that it counts."""
+    """How long a hijack may keep its GPUs, in seconds; 30 minutes would take too long."""
     limit = 10
     policy = "/etc/gpu-ci/policy.json"
     under_attack.sh(
@@ -208,7 +208,7 @@ def hijack_limit(under_attack):
 def test_a_session_that_stays_on_its_gpus(attacker, hijack_limit):
     """A step ends, and a hijack of its container stays there for good, on both GPUs.
 
-    It must lose them to who waits once `hijack-gpu-limit` is over, and not sooner.
+    It must lose them to who waits once the limit of hijacks is over, and not sooner.
     """
     build = attacker.start(step("one-off", "echo over $(cut -d' ' -f1 /proc/uptime)", "2"))
     assert build.wait() == 0, build.output

@@ -19,7 +19,8 @@ import time
 
 from ci.concourse.api import worker_view as registered
 from ci.concourse.options.encryption import Keys
-from ci.concourse.options.web import WebOptions
+from ci.concourse.options.web import OPTIONS, WebOptions
+from ci.concourse.options.worker import WorkerSettings
 from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
 from ci.concourse.web import web
 from ci.concourse.worker import keys as worker_keys
@@ -39,10 +40,10 @@ CHANGES = [
 TYPES = {
     "release": ReleasePlan,
     "worker": WorkerPlan,
+    "worker settings": WorkerSettings,
     "web": WebPlan,
     "database": Database,
     "secrets": WebSecrets,
-    "options": WebOptions,
     "tls": Tls,
     "keys": Keys,
 }
@@ -56,7 +57,18 @@ def value(raw):
     if not isinstance(raw, dict):
         return raw
     kind = raw.pop("type")
-    return TYPES[kind](**{name: value(given) for name, given in raw.items()})
+    given = {name: value(one) for name, one in raw.items()}
+    if kind == "web":
+        given.setdefault("wanted", default_options())
+    if kind == "options":
+        return dataclasses.replace(default_options(), **given)
+    return TYPES[kind](**given)
+
+
+def default_options():
+    """Return the web's options of an operator who has set none."""
+    defaults = {option.name: option.default for option in OPTIONS}
+    return WebOptions(**{option.field: option.value(defaults) for option in OPTIONS})
 
 
 def watch(commands, die_at):

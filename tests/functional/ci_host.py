@@ -72,7 +72,8 @@ class Host:
         return {
             "type": "worker", "name": "worker-0", "tsa_hosts": ["127.0.0.1:2222"],
             "tsa_public_keys": [HOST_KEY], "private_key": "", "tags": list(TAGS),
-            "dns_servers": ["127.0.0.1"], "wrapped": False, **changes,
+            "settings": {"type": "worker settings", "dns_servers": ["127.0.0.1"]},
+            "wrapped": False, **changes,
         }  # fmt: skip
 
     def web(self, *worker_keys, die_at=-1):

@@ -117,7 +117,7 @@ def reload(_):
     return True
 docker.services.reload = reload
 names = tuple(sys.argv[3:])
-plan = EnginesPlan(names, default=sys.argv[2] == "default") if names else None
+plan = EnginesPlan(names, names if sys.argv[2] == "default" else ()) if names else None
 print(registry.ensure(plan))
 """
 

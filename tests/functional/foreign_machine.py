@@ -24,6 +24,7 @@ from gpu_agent.availability import external_processes as foreign
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.model.leases import Lease
 from gpu_agent.model.inventory import Inventory, State
+from gpu_runtime.unavailable import EXTERNAL, EXTERNAL_PROCESS, Unavailable
 asked = json.loads(sys.argv[1])
 waits = []
 def sleep(seconds):
@@ -39,10 +40,13 @@ found = foreign.look(
     lambda: None if asked["leases"] is None else {
         name: Lease(*lease) for name, lease in asked["leases"].items()
     },
-    lambda: asked["known"],
+    lambda: {
+        uuid: Unavailable(EXTERNAL, EXTERNAL_PROCESS, text.removeprefix("in use outside CI: "))
+        for uuid, text in asked["known"].items()
+    },
     pathlib.Path(asked["root"]),
 )
-print(json.dumps({"found": dict(found), "waits": waits}))
+print(json.dumps({"found": {uuid: cause.describe() for uuid, cause in found}, "waits": waits}))
 """
 
 

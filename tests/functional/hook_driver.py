@@ -40,7 +40,7 @@ class Unit:
             model=MODEL,
             leader=True,
             # What ops.testing says of the network is true of no machine.
-            config={"advertise-address": "ci.example.com"},
+            config={"web-advertise-address": "ci.example.com"},
             relations=[testing.PeerRelation("peers")],
             resources=[testing.Resource(name=name, path=path) for name, path in resources],
         )

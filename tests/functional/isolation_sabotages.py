@@ -70,8 +70,8 @@ def never_reclaims(machine):
 
 
 def leaves_children(machine):
-    call = "self._end_calls(holder)\n        # Noted"
-    machine.edit(f"{LIB}/holder_usage.py", call, "return True\n        # Noted")
+    call = "self._end_calls(holder)\n        # Stored"
+    machine.edit(f"{LIB}/holder_usage.py", call, "return True\n        # Stored")
 
 
 def forgets_holders(machine):
@@ -120,10 +120,10 @@ WITH_THE_REAL_RUNTIME = [
 def at_once(sabotages, alone):
     """Those that turn different checks red, together, or each alone: parameters of a test."""
     groups = []
-    for sabotage, red, prevented in sabotages:
-        fits = [one for one in groups if not (one[1] & red or one[2] or prevented)]
+    for sabotage, red, not_run in sabotages:
+        fits = [one for one in groups if not (one[1] & red or one[2] or not_run)]
         if alone or not fits:
-            groups.append(([sabotage], set(red), prevented))
+            groups.append(([sabotage], set(red), not_run))
         else:
             fits[0][0].append(sabotage)
             fits[0][1].update(red)

@@ -18,12 +18,14 @@ from tests.functional.containerd_worker import ROOT
 LONG = "sleep 1000"
 ACT = """
 import json, sys
-from gpu_agent.availability import cordons, lease_report as leases
+from gpu_agent.availability import external_use, lease_report as leases
+from gpu_runtime.unavailable import EXTERNAL, EXTERNAL_PROCESS, Unavailable
 name, *words = sys.argv[1:]
-if name == "release":
-    said = leases.release(*words[:2], force=len(words) > 2)
-elif name == "cordon":
-    said = cordons.ensure([words] if words else [])
+if name == "reclaim":
+    said = leases.reclaim(*words[:2], force=len(words) > 2)
+elif name == "external":
+    uses = {uuid: Unavailable(EXTERNAL, EXTERNAL_PROCESS, words[1]) for uuid in words[:1]}
+    said = external_use.ensure(uses.items())
 else:
     said = leases.report()
 print(json.dumps(said))

@@ -146,7 +146,7 @@ def test_full_disk_leaves_the_version_before_and_says_what_to_do(refreshed):
         told = refreshed.machine.run([*refreshed.python, "-c", INSTALL], check=False)
         last = told.stderr.splitlines()[-1]
         assert last.startswith(
-            f"gpu_agent.install.AppError: The charm's programs can't be copied to {HOME}: "
+            f"gpu_agent.install.AppError: Cannot copy the charm's programs to {HOME}: "
         )
         assert "No space left on device" in last
         assert "Make room there" in last

@@ -186,8 +186,8 @@ def test_a_name_alone_is_not_believed(machine, tmp_path):
     [
         (1024, ""),
         (1638, ""),
-        (1639, "dirty: 1.6 GiB taken without a process"),
-        (81920, "dirty: 80.0"),
+        (1639, "in use outside CI: 1.6 GiB taken without a process"),
+        (81920, "in use outside CI: 80.0"),
     ],
 )
 def test_memory_that_stays_taken_makes_a_gpu_dirty(machine, used, reason):
@@ -202,7 +202,7 @@ def test_of_a_small_card_one_gibibyte_may_be_taken(machine):
     machine.set(1, memory_used_mib=1024)
     assert machine.look() == {}
     machine.set(1, memory_used_mib=1025)
-    assert machine.look() == {T4.uuid: "dirty: 1.0 GiB taken without a process"}
+    assert machine.look() == {T4.uuid: "in use outside CI: 1.0 GiB taken without a process"}
 
 
 def test_memory_that_is_given_back_in_time_was_not_dirty(machine):
@@ -239,7 +239,7 @@ def test_a_holder_of_a_mig_device_holds_its_gpu(machine):
     machine.cards(MIG, T4)
     machine.set(0, memory_used_mib=40000)
     assert machine.look(leases={HOLDER: [["MIG-b"]]}) == {}
-    assert machine.look() == {MIG.uuid: "dirty: 39.1 GiB taken without a process"}
+    assert machine.look() == {MIG.uuid: "in use outside CI: 39.1 GiB taken without a process"}
     machine.process(4711)
     machine.set(0, processes="4711 900")
     found = machine.look(leases={HOLDER: [["MIG-b"]]})
@@ -267,21 +267,24 @@ def test_in_a_system_container_a_holders_gpu_is_left_alone(machine):
 
 # ---- what can't be told ----
 
-CORDONED = {Card().uuid: "in use outside CI: pid 4711 (python3)", T4.uuid: "dirty: 3.0 GiB taken"}
+KNOWN = {
+    Card().uuid: "in use outside CI: pid 4711 (python3)",
+    T4.uuid: "in use outside CI: 3.0 GiB taken",
+}
 
 
 def test_what_is_over_is_known_no_more(machine):
-    assert machine.ask(known=CORDONED) == {"found": {}, "waits": []}
+    assert machine.ask(known=KNOWN) == {"found": {}, "waits": []}
 
 
 def test_without_the_leases_what_is_known_stays_and_nothing_is_new(machine):
     machine.process(4711)
     machine.set(1, processes="4711 900")
-    assert machine.ask(leases=None, known=CORDONED) == {"found": CORDONED, "waits": []}
+    assert machine.ask(leases=None, known=KNOWN) == {"found": KNOWN, "waits": []}
     assert machine.ask(leases=None) == {"found": {}, "waits": []}
 
 
-@pytest.mark.parametrize("known", [{}, CORDONED])
+@pytest.mark.parametrize("known", [{}, KNOWN])
 def test_without_nvml_what_is_known_stays(machine, known):
     broken = {str(machine.state / "nvml-init-rc"): "999\n"}
     assert machine.ask(known=known, then=broken) == {"found": known, "waits": []}
@@ -289,17 +292,17 @@ def test_without_nvml_what_is_known_stays(machine, known):
 
 def test_of_a_gpu_that_does_not_answer_what_is_known_stays_and_the_other_is_looked_at(machine):
     silent = {str(machine.state / "gpus/0/fault"): "nvml-only\n"}
-    kept = {Card().uuid: CORDONED[Card().uuid]}
-    assert machine.ask(known=CORDONED, then=silent) == {"found": kept, "waits": []}
+    kept = {Card().uuid: KNOWN[Card().uuid]}
+    assert machine.ask(known=KNOWN, then=silent) == {"found": kept, "waits": []}
 
 
 def test_of_a_gpu_that_is_lost_what_is_known_stays(machine):
     machine.set(0, fault="nvml-only")
-    assert machine.look(known=CORDONED) == {Card().uuid: CORDONED[Card().uuid]}
+    assert machine.look(known=KNOWN) == {Card().uuid: KNOWN[Card().uuid]}
 
 
 @pytest.mark.parametrize("holder", [HOLDER, "gpu-selftest-compute-0"])
 def test_where_a_holders_processes_are_out_of_sight_what_is_known_stays(machine, holder):
     machine.namespace(CONTAINER)
-    found = machine.look(leases={holder: [[Card().uuid]]}, known=CORDONED)
-    assert found == {Card().uuid: CORDONED[Card().uuid]}
+    found = machine.look(leases={holder: [[Card().uuid]]}, known=KNOWN)
+    assert found == {Card().uuid: KNOWN[Card().uuid]}

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""gpu-leases and gpu-release over real containers: runc, control groups, processes that resist."""
+"""gpu-leases and gpu-reclaim over real containers: runc, control groups, processes that resist."""
 
 import json
 import os
@@ -104,7 +104,7 @@ class Container:
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     """A store and a policy of two GPUs."""
-    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+    for name in ("POLICY", "STORE", "EXTERNAL", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     wrapper.POLICY.write_text(
@@ -134,11 +134,12 @@ def hold(store: Store, container: Container, *gpus: str, calls=()) -> None:
 def test_a_running_step_is_shown_and_its_gpu_left_to_it(worker, container):
     step = container.step("sleep 500")
     hold(worker, container, "GPU-1")
-    assert leases.report()["gpu-1"] == (
-        f"leased, A100-SXM4-80GB, GPU-1, container {container.id} (task, 0 s)"
+    assert leases.report()["gpu-1"].startswith(
+        f"leased, A100-SXM4-80GB, GPU-1\n  held by container {container.id} (Concourse step)\n"
     )
+    assert leases.report()["gpu-1"].endswith("runs: task")
     with pytest.raises(leases.LeaseError, match=rf"in use by container {container.id} \(task"):
-        leases.release("1", "hangs", force=False)
+        leases.reclaim("1", "hangs", force=False)
     assert {container.init, step} <= set(container.processes())
 
 
@@ -148,9 +149,10 @@ def test_force_ends_the_whole_container(worker, container):
     container.wait_for("ready")
     hold(worker, container, "GPU-0", "GPU-1")
     assert len(container.processes()) == 4
-    assert leases.release("gpu-1", "hangs", force=True) == {
+    assert leases.reclaim("gpu-1", "hangs", force=True) == {
         "gpu": "GPU-1",
-        "released": f"container {container.id}",
+        "was": f"held by container {container.id}",
+        "state": "free for the next request",
     }
     until(lambda: not container.processes(), 30)
     assert worker.read().holders == {}
@@ -166,11 +168,11 @@ def test_what_outlived_its_step_is_killed_without_force(worker, container):
         if not leases.report()["gpu-1"].startswith("leased"):
             break
         time.sleep(0.05)
-    assert leases.report()["gpu-1"].startswith("free, A100-SXM4-80GB, GPU-1, container ")
+    assert leases.report()["gpu-1"].startswith("free, A100-SXM4-80GB, GPU-1\n  held by container ")
     left = set(container.processes()) - {container.init}
     assert left
     assert step not in left
-    assert leases.release("1", "clean", force=False)["released"] == f"container {container.id}"
+    assert leases.reclaim("1", "clean", force=False)["was"] == f"held by container {container.id}"
     until(lambda: not container.processes(), 2)
 
 
@@ -179,8 +181,8 @@ def test_force_ends_a_call_that_would_have_started_more(worker, container):
     fields = pathlib.Path(f"/proc/{call.pid}/stat").read_text().rpartition(")")[2].split()
     hold(worker, container, "GPU-1", calls=[(call.pid, int(fields[19]))])
     with pytest.raises(leases.LeaseError, match=r"\(starting, 0 s\)"):
-        leases.release("1", "hangs", force=False)
-    leases.release("1", "hangs", force=True)
+        leases.reclaim("1", "hangs", force=False)
+    leases.reclaim("1", "hangs", force=True)
     assert call.wait(10) == -9
     assert worker.read().holders == {}
 
@@ -188,7 +190,7 @@ def test_force_ends_a_call_that_would_have_started_more(worker, container):
 def test_a_call_whose_number_another_process_has_is_left_alone(worker, container):
     stranger = subprocess.Popen(["sleep", "500"])
     hold(worker, container, "GPU-1", calls=[(stranger.pid, 1)])
-    leases.release("1", "hangs", force=True)
+    leases.reclaim("1", "hangs", force=True)
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait(10)
@@ -197,22 +199,22 @@ def test_a_call_whose_number_another_process_has_is_left_alone(worker, container
 def test_what_a_self_test_left_running_keeps_its_lease_until_it_ends(worker, container):
     step = container.step("sleep 500")
     with reserve.alone(container.id, ["GPU-1"]) as why:
-        assert why == ""
+        assert why is None
         with worker as table:
             table.holders[container.id].bundle = str(container.bundle)
             table.holders[container.id].execs = True
     assert leases.report()["gpu-1"].startswith(
-        f"leased, A100-SXM4-80GB, GPU-1, container {container.id} (task, "
+        f"leased, A100-SXM4-80GB, GPU-1\n  held by container {container.id} (Concourse step)\n"
     )
     with reserve.alone("gpu-selftest-2", ["GPU-1"]) as why:
-        assert why == f"GPU 1 is in use by container {container.id} (task, 0 s)"
+        assert why.text == f"GPU 1 is in use by container {container.id} (task, 0 s)"
     subprocess.run(["kill", "-9", str(step)], check=True)
     for _ in range(100):
         if step not in container.processes():
             break
         time.sleep(0.05)
     with reserve.alone("gpu-selftest-3", ["GPU-1"]) as why:
-        assert why == ""
+        assert why is None
         assert list(worker.read().holders) == ["gpu-selftest-3"]
 
 
@@ -220,7 +222,7 @@ def test_what_a_finished_self_test_left_is_killed(worker, container):
     container.step("setsid sleep 500 & touch /ready")
     container.wait_for("ready")
     with reserve.alone(container.id, ["GPU-0"]) as why:
-        assert why == ""
+        assert why is None
         with worker as table:
             table.holders[container.id].bundle = str(container.bundle)
             table.holders[container.id].execs = True

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""gpu-leases and gpu-release on a worker with the installed wrapper, real containerd and runc."""
+"""gpu-leases and gpu-reclaim on a worker with the installed wrapper, real containerd and runc."""
 
 import concurrent.futures
 import json
@@ -38,40 +38,41 @@ def wait_for(worker, key):
     raise AssertionError(f"{key} never came: {found}")
 
 
-def test_a_gpu_released_by_force_goes_to_the_one_that_waits(worker):
+def test_a_gpu_reclaimed_by_force_goes_to_the_one_that_waits(worker):
     assert worker.create(worker.spec("task", "t1")).returncode == 0
     with concurrent.futures.ThreadPoolExecutor() as pool:
         step = pool.submit(worker.exec, "t1", "sleep 500")
         for _ in range(100):
-            if "(task, " in act(worker, "report")["gpu-1"]:
+            if act(worker, "report")["gpu-1"].endswith("runs: task"):
                 break
             time.sleep(0.05)
         assert act(worker, "report")["gpu-1"].startswith(
-            f"leased, A100-SXM4-80GB, {UUIDS[1]}, container t1 (task, "
+            f"leased, A100-SXM4-80GB, {UUIDS[1]}\n  held by container t1 (Concourse step)\n"
         )
         waiting = pool.submit(worker.create, worker.spec("task", "t2"))
-        said = wait_for(worker, "waiter-1")
-        assert said["waiting"] == "1"
-        assert said["waiter-1"].startswith("container t2, asks for 1, for ")
+        said = wait_for(worker, "queue-1")
+        assert said["queue"] == "1 request"
+        assert said["queue-1"].startswith("container t2, requests 1 GPU, waiting ")
         began = time.monotonic()
-        assert act(worker, "release", "1", "hangs", "force")["released"] == "container t1"
+        assert act(worker, "reclaim", "1", "hangs", "force")["was"] == "held by container t1"
         assert step.result(30).returncode != 0
         assert waiting.result(30).returncode == 0
-        # Else it would wait for its whole gpu-wait-timeout, 240 s.
+        # Else it would wait for its whole gpu-wait-timeout, 4 minutes.
         assert time.monotonic() - began < 60
     said = act(worker, "report")
-    assert f"leased, A100-SXM4-80GB, {UUIDS[1]}, container t2 (starting, " in said["gpu-1"]
-    assert said["waiting"] == "nobody"
+    assert f"{UUIDS[1]}\n  held by container t2 (Concourse step)\n" in said["gpu-1"]
+    assert said["gpu-1"].endswith(", starting")
+    assert said["queue"] == "empty"
     lines = worker.inside("cat", "/var/log/gpu-ci/oci.log").stdout.splitlines()
     assert any(json.loads(line)["reason"] == f"{UUIDS[1]}: hangs" for line in lines)
 
 
-def test_a_cordoned_gpu_is_refused_with_its_reason(worker):
-    reason = "in use outside CI: pid 4711 (python3)"
-    assert act(worker, "cordon", UUIDS[1], reason) is True
+def test_a_gpu_in_use_outside_ci_is_refused_with_its_reason(worker):
+    reason = "pid 4711 (python3)"
+    assert act(worker, "external", UUIDS[1], reason) is True
     done = worker.create(worker.spec("task", "t1"))
     assert done.returncode != 0
     assert reason in done.stderr
-    assert act(worker, "report")["gpu-1"].startswith(f"cordoned: {reason}, ")
-    assert act(worker, "cordon") is True
+    assert act(worker, "report")["gpu-1"].startswith(f"in use outside CI: {reason}, ")
+    assert act(worker, "external") is True
     assert worker.create(worker.spec("task", "t2")).returncode == 0

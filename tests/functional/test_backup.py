@@ -58,14 +58,14 @@ def test_what_was_saved_comes_back_and_what_was_there_is_kept(here, monkeypatch)
     assert pipelines(here.server) == ["50"]
     assert "public.events_1" in everything(here.server)
     assert here.secrets == SECRETS
-    assert done["restored"].startswith("web/0 of 20")
-    assert done["workers"] == "2, which come back by themselves"
-    kept = done["kept"].split()[1]
+    assert done["state"].startswith("restored web/0 of 20")
+    assert done["workers"] == "2, which reconnect by themselves"
+    kept = done["was"].split()[3]
     assert pipelines(here.server, kept) == ["3"]
     web_files.AUTHORIZED.write_text("ssh-rsa CCCC\n")
     monkeypatch.setattr(action, "_now", lambda: "20261123_190501")
     assert restore(here, path)["workers"] == (
-        "1, which come back by themselves; 2 were saved: juju integrate the others"
+        "1, which reconnect by themselves; the backup has 2: juju integrate the others"
     )
     # What Concourse does next with it works: its own types, sequences and functions.
     here.server.sql(
@@ -117,7 +117,7 @@ def test_nothing_is_written_over(here):
     path = f"{here.folder}/one.tar"
     save(here, path)
     before = pathlib.Path(path).read_bytes()
-    with pytest.raises(action.BackupError, match="is there already"):
+    with pytest.raises(action.BackupError, match="exists already"):
         save(here, path)
     assert pathlib.Path(path).read_bytes() == before
 
@@ -133,7 +133,7 @@ def test_nothing_is_written_over(here):
 def test_path_elsewhere_is_refused(here, path):
     path = path.format(here.folder)
     for call in (save, restore):
-        with pytest.raises(action.BackupError, match="can't be used: use"):
+        with pytest.raises(action.BackupError, match="is not allowed: use"):
             call(here, path)
     assert here.stopped == []
     assert not here.folder.exists()
@@ -148,7 +148,7 @@ def damage(path, change):
 def test_part_of_a_file_is_refused(here, size):
     path = kept(here)
     damage(path, lambda data: data.rstrip(b"\0")[:size])
-    unchanged(here, path, "damaged|no archive|not one of this charm's")
+    unchanged(here, path, "damaged|not an archive|not one of this charm's")
     assert here.stopped == []
 
 
@@ -156,7 +156,7 @@ def test_file_with_another_byte_is_refused(here):
     path = kept(here)
     at = pathlib.Path(path).read_bytes().index(b"PGDMP") + 3000
     damage(path, lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    unchanged(here, path, "has another database.dump than was written: it is damaged")
+    unchanged(here, path, "is damaged: database.dump was changed")
 
 
 def foreign(path, *members, kind=action._KIND):
@@ -172,8 +172,8 @@ def foreign(path, *members, kind=action._KIND):
 @pytest.mark.parametrize(
     ("kind", "members", "words"),
     [
-        ("gpu-ci-worker web backup/0", (), r"is of the kind 'gpu-ci-worker web backup/0', and"),
-        ("gpu-ci-worker web backup/2", (), "this revision of the charm takes"),
+        ("gpu-ci-worker web backup/0", (), r"is of the kind 'gpu-ci-worker web backup/0'; this"),
+        ("gpu-ci-worker web backup/2", (), "this revision of the charm accepts"),
         (action._KIND, (("../../etc/shadow", b"x"),), "not one of this charm's archives"),
         (action._KIND, (("secrets.json", b"{}"),), "not one of this charm's backups"),
         (action._KIND, (("secrets.json", b'{"keys": {"a": 1}}'),), "this charm's backups"),
@@ -195,15 +195,15 @@ def test_link_in_a_file_is_refused(here):
         link = tarfile.TarInfo("secrets.json")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
         tar.addfile(link)
-    unchanged(here, str(path), "no secrets.json where it should")
+    unchanged(here, str(path), "secrets.json is missing or out of order")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"number": 2}, "2 units of web use one database: juju remove-unit all but one"),
-        ({"leads": False}, "run the same on web/leader"),
-        ({"form": 6}, "whose database 8.3.0 can't read: upgrade this application to 8.3.0"),
+        ({"number": 2}, "2 units of web share one database: remove all but one"),
+        ({"leads": False}, "run the action on web/leader"),
+        ({"form": 6}, "8.3.0 cannot read its database: first upgrade this application to"),
         ({"lost": True}, "replace-web-keys"),
         ({"secrets": None}, "runs no web"),
     ],
@@ -217,7 +217,7 @@ def test_unit_that_can_not_take_it_is_left_as_it_is(here, change, words):
 
 def test_application_has_to_be_named(here):
     path = kept(here)
-    with pytest.raises(action.BackupError, match="with name=web all pipelines and builds"):
+    with pytest.raises(action.BackupError, match="confirm=web replaces all pipelines and builds"):
         restore(here, path, "webb")
     assert here.stopped == []
 
@@ -229,7 +229,7 @@ def test_database_that_is_encrypted_takes_its_key(here):
     for other in ({}, {"CONCOURSE_ENCRYPTION_KEY": "sixteen others!!"}):
         here.encryption = other
         with pytest.raises(
-            action.BackupError, match="encrypted with a key that web here does not"
+            action.BackupError, match="is encrypted with another key than this web has"
         ):
             restore(here, path)
 
@@ -250,7 +250,7 @@ def end_load_with(monkeypatch, statement):
 def test_load_that_fails_in_the_middle_changes_nothing(here, monkeypatch):
     path = kept(here)
     end_load_with(monkeypatch, "\nSELECT no_such_function();\n")
-    unchanged(here, path, "can't be filled; nothing was changed: .*no_such_function")
+    unchanged(here, path, "cannot be loaded; nothing was changed: .*no_such_function")
 
 
 def test_what_a_row_says_is_not_told_where_it_can_not_be_loaded(here, monkeypatch):
@@ -272,7 +272,7 @@ def test_role_that_may_not_make_place_is_told(here):
 def test_database_that_is_away_leaves_no_file(here, monkeypatch):
     settings = here.server.settings() | {"CONCOURSE_POSTGRES_PORT": "1"}
     monkeypatch.setattr(web, "database_settings", lambda: settings)
-    with pytest.raises(action.BackupError, match=r"can't be saved: .*Connection refused"):
+    with pytest.raises(action.BackupError, match=r"cannot be saved: .*Connection refused"):
         save(here)
     assert list(here.folder.iterdir()) == []
 
@@ -296,7 +296,7 @@ def test_full_disk_leaves_no_file(here, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(archive, "_add", full)
-    with pytest.raises(action.BackupError, match="is full: make room there"):
+    with pytest.raises(action.BackupError, match="is full: free some space"):
         save(here)
     assert list(here.folder.iterdir()) == []
 
@@ -325,7 +325,7 @@ def test_command_of_psqls_in_a_dump_is_not_run(here, monkeypatch, tmp_path):
     trace = here.server.folder / "trace"
     path = hostile(here, f"';\n\\! id >{trace}\nSELECT '")
     # By this machine's own programs, and by older ones, which don't shut such commands out.
-    with pytest.raises(action.BackupError, match=r"can't be filled; nothing was changed: .*restr"):
+    with pytest.raises(action.BackupError, match=r"cannot be loaded; nothing.*restr"):
         restore(here, path)
     write = process.run_on_files
 
@@ -336,7 +336,7 @@ def test_command_of_psqls_in_a_dump_is_not_run(here, monkeypatch, tmp_path):
             more["stdout"].write_text(re.sub(r"(?m)^\\(un)?restrict .*\n", "", text))
 
     monkeypatch.setattr(process, "run_on_files", older)
-    with pytest.raises(action.BackupError, match=r"CVE-2025-8714.*bring postgresql-client to"):
+    with pytest.raises(action.BackupError, match=r"CVE-2025-8714.*upgrade postgresql-client to"):
         restore(here, path)
     assert not trace.exists()
     # Were one run all the same, it would be as web's user, who can become no other.

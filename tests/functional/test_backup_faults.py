@@ -60,9 +60,12 @@ def altered(here, monkeypatch, change):
     ("change", "words"),
     [
         # The version of the server stands in the dump's head as text.
-        (lambda dump: re.sub(rb"\d\d(?=\.\d+ \()", b"98", dump, count=1), "is of PostgreSQL 98,"),
+        (
+            lambda dump: re.sub(rb"\d\d(?=\.\d+ \()", b"98", dump, count=1),
+            "is from PostgreSQL 98,",
+        ),
         # The form that a newer pg_dump writes: PGDMP, and its version.
-        (lambda dump: dump[:6] + b"\x63" + dump[7:], "postgresql-client of the version that"),
+        (lambda dump: dump[:6] + b"\x63" + dump[7:], "postgresql-client of the backup"),
     ],
     ids=["server", "form"],
 )

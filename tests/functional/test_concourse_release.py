@@ -152,15 +152,15 @@ def test_tarball_that_is_cut_off_is_told(tmp_path):
     assert "--extract" not in str(caught.value)
 
 
-def test_a_resource_that_is_no_release_is_said_with_the_remedy_first(tmp_path):
+def test_a_resource_that_is_no_release_is_said_with_the_remedy(tmp_path):
     path = tmp_path / "concourse.tgz"
     path.write_text("this is no tarball")
     plan = dataclasses.replace(given(path), attach="juju attach-resource web2 concourse=FILE")
     with pytest.raises(concourse_release.ReleaseError) as caught:
         concourse_release.ensure(plan, lambda _: None)
     assert str(caught.value) == (
-        "The resource concourse is no release: juju attach-resource web2 concourse=FILE: "
-        "concourse.tgz can't be unpacked: /usr/bin/tar: This does not look like a tar archive"
+        "The resource concourse is not a release (concourse.tgz can't be unpacked: /usr/bin/tar: "
+        "This does not look like a tar archive): juju attach-resource web2 concourse=FILE"
     )
 
 
@@ -325,15 +325,13 @@ def test_an_emptied_resource_does_not_take_the_release_that_runs_away(root, upst
     before = ensure(tarball(tmp_path / "b.tgz"))
     left = concourse_release.ensure(EMPTIED, lambda _: None, base_url=upstream.url)
     assert (left.version, left.path) == (before.version, before.path)
-    assert left.waits == (
-        "the resource concourse is empty, its 8.3.0 runs on: juju attach-resource worker "
-        "concourse=FILE"
-    )
+    assert left.waits.code == "release-resource-empty"
+    assert left.waits.text.endswith(": juju attach-resource worker concourse=FILE")
     assert upstream.asked == []
     # A checksum that the operator has named means that file, and another version is another.
     sha256 = hashlib.sha256(upstream.body).hexdigest()
     named = dataclasses.replace(EMPTIED, sha256=sha256, is_named=True)
-    assert concourse_release.ensure(named, lambda _: None, base_url=upstream.url).waits == ""
+    assert concourse_release.ensure(named, lambda _: None, base_url=upstream.url).waits is None
     assert os.readlink(root / "current") == f"8.3.0-{sha256[:8]}"
 
 

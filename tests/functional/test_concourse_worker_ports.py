@@ -98,7 +98,7 @@ def test_a_flush_of_all_rules_is_undone_and_reported(worker):
         until(lambda: worker.reached() == [], 5)
         assert time.monotonic() - began < 5
     said = worker.journal("gpu-ci-ports")
-    assert said.count("was missing or changed: it is back") == 3
+    assert said.count("was missing or changed: it is restored") == 3
 
 
 def test_the_guards_own_end_opens_nothing(worker):
@@ -130,7 +130,7 @@ def test_a_colleagues_service_is_not_touched_while_no_worker_runs(worker):
     # The worker says why it does not start, and the service goes on.
     assert worker.sh("systemctl start concourse-worker && echo started || true") == ""
     said = worker.journal("concourse-worker")
-    assert "port 7777 of 127.0.0.1 is taken by another program (Address already in use)" in said
+    assert "port 7777 of 127.0.0.1 is in use by another program (Address already in use)" in said
     assert worker.reached() == ["7777 HTTP/1.0 200"]
     assert ["worker", 7777] in worker.call("ci.concourse.service.taken", say=False)["result"]
     worker.sh("systemctl stop colleague")

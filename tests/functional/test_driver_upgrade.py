@@ -62,7 +62,7 @@ def follow(name, seconds, progress):
     run.conclude(kept, report)
     return report
 service.start, service.follow = lambda level: results.new_run(), follow
-wish = action.Wish("worker/0", branch=given["branch"])
+request = action.Request("worker/0", branch=given["branch"])
 try:
     value = eval(given["code"])
 except (action.UpgradeError, packages.PackageError) as error:
@@ -103,10 +103,10 @@ class Metal:
         return json.loads(self.machine.run(python, stdin=given, timeout=300).stdout)
 
     def preview(self, **more):
-        return self.call("action.preview(wish)", **more)["value"]
+        return self.call("action.preview(request)", **more)["value"]
 
     def upgrade(self, **more):
-        return self.call("action.upgrade(wish, said.append)", **more)
+        return self.call("action.upgrade(request, said.append)", **more)
 
     def settle(self, **more):
         return self.call("walk.settle(said.append)", **more)
@@ -176,11 +176,11 @@ def test_a_dry_run_changes_nothing_and_a_newer_driver_comes_without_a_reboot(met
     shown = metal.preview()
     assert (shown["from"], shown["to"]) == (f"{OLD} of 580-server", f"{NEW} of 580-server")
     assert "libnvidia-compute-580-server" in shown["packages"].partition(";")[0]
-    assert shown["modules"] == "nothing has them in use: no reboot is needed"
+    assert shown["modules"] == "not in use: no reboot is needed"
     assert metal.packages() == before
 
     done = metal.upgrade()
-    assert done["value"]["self-test"] == "passed", done
+    assert done["value"]["state"].startswith("self-test passed"), done
     assert (done["version"], done["look"]) == (NEW, f"ready {NEW}")
     assert (done["out"], done["note"]) == ([], "")
     assert all(line.endswith(" hi") for line in metal.packages()), "held, as before"
@@ -192,12 +192,13 @@ def test_a_dry_run_changes_nothing_and_a_newer_driver_comes_without_a_reboot(met
 def test_another_branch_that_fails_is_taken_back_with_all_its_packages(metal):
     before = metal.packages()
     done = metal.upgrade(branch=BRANCH, bad=[OTHER])
-    words = f"The new driver, {OTHER} of {BRANCH}, failed: grant failed: ready {OTHER}. {NEW} of"
+    words = f"The new driver, {OTHER} of {BRANCH}, failed: grant failed: ready {OTHER}. "
+    words += f"Rolled back to {NEW} of"
     assert done["value"]["error"].startswith(words), json.dumps(done, indent=1)
     assert (done["version"], done["look"]) == (NEW, f"ready {NEW}")
     assert done["out"] == []
     assert metal.packages() == before
-    assert f"taken back: grant failed: ready {OTHER}" in done["note"]
+    assert f"rolled back: grant failed: ready {OTHER}" in done["note"]
 
 
 def test_a_branch_that_is_none_is_refused_with_those_that_there_are(metal):
@@ -211,8 +212,9 @@ def test_a_module_in_use_is_replaced_by_a_reboot_and_the_next_hook_ends_the_upgr
     fakegpu(metal.machine, "set", "0", "processes=4711")
     done = metal.upgrade(branch=BRANCH)
     assert (done["version"], done["loaded"]) == (OTHER, NEW)
-    text = f"reboot needed (driver {OTHER} installed, {NEW} loaded)"
-    assert done["value"]["next"].startswith(text)
+    text = f"reboot needed: driver {OTHER} is installed, {NEW} is loaded"
+    assert done["value"]["state"] == text
+    assert done["value"]["next"].startswith("reboot the machine; ")
     assert done["out"] == ["driver-upgrade", "driver-upgrade"]
     assert metal.settle()["value"] is False
 

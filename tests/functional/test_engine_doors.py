@@ -75,7 +75,7 @@ def test_a_privileged_container_has_no_gpu(machine, engine):
     done = machine.start(engine, "--rm", "--privileged", PLAIN, "sh", "-c", line)
     assert seen(done.stdout)[0] == {**NONE, "nvidia0": CLOSED}, done.stderr
     asks = ("--privileged", "--device", "/dev/nvidia1", "-e", "GPU_COUNT=1", PLAIN)
-    assert "privileged-tasks" in refused(machine, engine, *asks)
+    assert "privileged-not-allowed: " in refused(machine, engine, *asks)
     machine.install(1, privileged_tasks="gpu")
     done = machine.start(engine, "--rm", *asks, "sh", "-c", line)
     assert seen(done.stdout)[0] == {**only(1), "nvidia0": CLOSED}, done.stderr
@@ -86,7 +86,7 @@ def test_a_privileged_container_has_no_gpu(machine, engine):
 
 def test_a_privileged_container_that_docker_is_asked_gpus_for(machine):
     asks = ("--privileged", "--gpus", "device=1", PLAIN)
-    assert "privileged-tasks" in refused(machine, DOCKER, *asks)
+    assert "privileged-not-allowed: " in refused(machine, DOCKER, *asks)
     machine.install(0, 1, privileged_tasks="gpu")
     line = f"mknod /dev/nvidia0 c 195 0; {LOOK}"
     done = machine.start(DOCKER, "--rm", *asks, "sh", "-c", line)
@@ -125,7 +125,7 @@ def test_a_rule_of_its_own_opens_no_gpu(machine, engine):
     # The kind a is every device, whatever numbers come with it.
     for rule in ("c *:* rwm", "c 4294967295:0 rwm", "a *:* rwm", "a 1:3 rm"):
         said = refused(machine, engine, *makes, rule, PLAIN)
-        assert "may open every character device" in said
+        assert "gpu-ci-worker: device-rule-too-wide: " in said
 
 
 @BOTH
@@ -164,7 +164,9 @@ def test_a_background_process_keeps_the_gpu_no_longer_than_the_first(machine, en
     begin(machine, engine, "train", "-e", "GPU_COUNT=2", CUDA, "sh", "-c", line)
     until(marked, 60)
     machine.install(0, 1, wait_timeout=0)
-    assert "waited 0 s" in refused(machine, the_other(engine), "-e", "GPU_COUNT=1", PLAIN)
+    assert "gpu-ci-worker: wait-timeout: " in refused(
+        machine, the_other(engine), "-e", "GPU_COUNT=1", PLAIN
+    )
     machine.install(0, 1)
     machine.inside(*engine, "exec", "train", "sh", "-c", ": >/tmp/end")
     assert look(machine, the_other(engine), "-e", "GPU_COUNT=2", PLAIN)[0] == only(0, 1)
@@ -222,7 +224,7 @@ def test_a_pause_for_ever_keeps_the_gpu_until_the_container_is_removed(machine, 
     assert machine.inside(*engine, "pause", "still").returncode == 0
     machine.install(0, 1, wait_timeout=0)
     said = refused(machine, the_other(engine), "-e", "GPU_COUNT=1", PLAIN)
-    assert f'GPU 0 is in use by {engine[0][9:]} container "still"' in said
+    assert f'GPU 0 by {engine[0][9:]} container "still"' in said
     machine.install(0, 1)
     assert machine.inside(*engine, "rm", "-f", "still").returncode == 0
     assert look(machine, the_other(engine), "-e", "GPU_COUNT=2", PLAIN)[0] == only(0, 1)

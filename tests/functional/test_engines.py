@@ -150,15 +150,15 @@ def test_it_is_refused_in_words(machine, engine):
     def said(*words):
         return refused(machine, engine, *words, PLAIN)
 
-    assert "needs 3 GPUs" in said("-e", "GPU_COUNT=3")
-    assert "'two' is no number of GPUs" in said("-e", "GPU_COUNT=two")
-    assert "GPU 7 is not handed out" in said("-e", "NVIDIA_VISIBLE_DEVICES=7")
+    assert "too-few-gpus: " in said("-e", "GPU_COUNT=3")
+    assert "gpu-count-invalid: " in said("-e", "GPU_COUNT=two")
+    assert "gpu-not-offered: GPU 7 " in said("-e", "NVIDIA_VISIBLE_DEVICES=7")
     machine.install(1)
-    assert "/dev/nvidia0, which is no whole GPU" in said("--device", "/dev/nvidia0")
+    assert "gpu-not-offered: /dev/nvidia0 " in said("--device", "/dev/nvidia0")
     machine.path("/etc/gpu-ci/policy.json").write_text('{"version": 3, "gpus": []}')
-    assert "get no GPU" in said("-e", "GPU_COUNT=1")
+    assert "gpus-disabled: " in said("-e", "GPU_COUNT=1")
     machine.path("/etc/gpu-ci/policy.json").write_text("{")
-    assert "can't tell which GPUs" in said("-e", "GPU_COUNT=1")
+    assert "policy-unreadable: " in said("-e", "GPU_COUNT=1")
     # None of that is a reason to stop who asks for nothing.
     assert look(machine, engine, PLAIN)[0] == NONE
 
@@ -170,8 +170,8 @@ def test_what_an_image_requires_of_the_driver_is_checked(machine, engine):
     machine.load("needy", "NVIDIA_REQUIRE_CUDA=cuda>=13.1 driver>=590", "CUDA_VERSION=13.1.0")
     asks = ("-e", "GPU_COUNT=1")
     said = refused(machine, engine, *asks, "lab.test/needy")
-    assert "this container's image requires cuda>=13.1 or another combination" in said
-    assert f"this worker has CUDA 13.0, NVIDIA's driver {DRIVER_VERSION}: " in said
+    assert "gpu-ci-worker: requirement-unmet: " in said
+    assert f"this worker has CUDA 13.0, NVIDIA's driver {DRIVER_VERSION}. " in said
     assert machine.leases()["holders"] == {}
     off = ("-e", "NVIDIA_DISABLE_REQUIRE=true")
     assert look(machine, engine, *asks, *off, "lab.test/needy")[0] == only(0)
@@ -198,12 +198,16 @@ def test_a_lease_lasts_as_long_as_its_container(machine, engine):
     assert name.startswith(done.stdout.strip()[:12])
     assert (holder["kind"], holder["who"]) == ("container", f'{engine[0][9:]} container "train"')
     machine.install(0, 1, wait_timeout=0)
-    assert "waited 0 s for 1 GPU" in refused(machine, other, "-e", "GPU_COUNT=1", PLAIN)
+    assert "wait-timeout: timed out after 0 s " in refused(
+        machine, other, "-e", "GPU_COUNT=1", PLAIN
+    )
     inside = machine.inside(*engine, "exec", "train", "sh", "-c", LOOK)
     nodes, told = seen(inside.stdout)
     assert (nodes, told["GPU_COUNT"]) == (only(0, 1), "2"), inside.stderr
     machine.inside(*engine, "pause", "train")
-    assert "waited 0 s for 1 GPU" in refused(machine, other, "-e", "GPU_COUNT=1", PLAIN)
+    assert "wait-timeout: timed out after 0 s " in refused(
+        machine, other, "-e", "GPU_COUNT=1", PLAIN
+    )
     machine.inside(*engine, "unpause", "train")
     assert machine.inside(*engine, "restart", "-t", "0", "train").returncode == 0
     assert seen(machine.inside(*engine, "exec", "train", "sh", "-c", LOOK).stdout)[0] == only(0, 1)

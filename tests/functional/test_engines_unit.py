@@ -37,7 +37,7 @@ from gpu_agent.engines import registry as registration
 from gpu_agent.runtime import install
 from gpu_agent.engines.engine import EnginesPlan
 install.apply(None)
-plan = EnginesPlan(("docker",), default=True, nvidia=False)
+plan = EnginesPlan(("docker",), default=("docker",), nvidia=False)
 print(registration.ensure(plan), registration.ensure(plan))
 """
 REMOVE = """

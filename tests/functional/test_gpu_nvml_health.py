@@ -66,7 +66,7 @@ def test_two_healthy_gpus_pass_every_check(tester):
         "pcie-width": (16, "lanes", "at least 16"),
         "temperature": (35, "°C", "below 92, better 87"),
         "persistence": ("on", "", "on"),
-        "xid": ("none", "", "none that calls for a reset, a reboot or a repair"),
+        "xid": ("none", "", "none that requires a reset, a reboot or a repair"),
         "memory": (80, "GiB", "at least 80"),
         "compute-capability": ("8.0", "", "at least 8.0"),
     }
@@ -77,16 +77,16 @@ FAULTS = {
     "ecc": [("ecc-uncorrected-volatile=1", "nvidia-smi --gpu-reset -i GPU-00000000-1111")],
     "sram-ecc": [
         ("sram-uncorrected-volatile=1", "juju ssh worker/0 sudo reboot"),
-        ("sram-threshold-exceeded=1", "replaced"),
+        ("sram-threshold-exceeded=1", "Replace GPU"),
     ],
     "remapped-rows": [
-        ("remapped-rows-failed=1", "replaced"),
-        ("remapped-rows-uncorrected=513", "replaced"),
+        ("remapped-rows-failed=1", "Replace GPU"),
+        ("remapped-rows-uncorrected=513", "Replace GPU"),
     ],
     "retired-pages": [
         ("retired-pages-pending=1", "nvidia-smi --gpu-reset"),
-        ("retired-pages=62", "replaced"),
-        ("retired-pages-single-bit=62", "replaced"),
+        ("retired-pages=62", "Replace GPU"),
+        ("retired-pages-single-bit=62", "Replace GPU"),
     ],
     "recovery-action": [
         ("field-230=1", "nvidia-smi --gpu-reset"),
@@ -96,10 +96,8 @@ FAULTS = {
     ],
     "pcie-width": [("pcie-width=4", "seat GPU 0 (0000:01:00.0)")],
     "temperature": [("temperature=92", "air flow"), ("temperature-margin=0", "air flow")],
-    "memory": [("memory-mib=40960", "juju config worker min-gpu-memory-gib=40")],
-    "compute-capability": [
-        ("compute-capability=7.5", "juju config worker min-compute-capability=7.5")
-    ],
+    "memory": [("memory-mib=40960", "juju config worker minimums=gpu-memory=40GiB,")],
+    "compute-capability": [("compute-capability=7.5", "compute-capability=7.5")],
 }
 
 
@@ -114,7 +112,7 @@ def test_a_fault_turns_its_own_check_red_and_no_other(tester, check, fault, reme
     assert named(results, "failed") == [(check, 0, "failed")]
     # What NVML does not answer is not judged; everything else stays as it was.
     rest = {one["outcome"] for one in results if one["check"] != check}
-    assert rest == ({"passed", "prevented"} if check == "nvml" else {"passed"})
+    assert rest == ({"passed", "not-run"} if check == "nvml" else {"passed"})
     found = only(results, check)
     assert remedy in found["remedy"]
     assert found["remedy"].count("juju run worker/0 gpu-selftest") >= 1
@@ -129,8 +127,8 @@ def test_a_fault_turns_its_own_check_red_and_no_other(tester, check, fault, reme
     [
         ("persistence", "persistence-mode=0", "nvidia-smi -pm 1"),
         ("temperature", "temperature=88", "air flow"),
-        ("ecc", "ecc-corrected-volatile=20000001", "replaced"),
-        ("sram-ecc", "sram-uncorrected-aggregate=1", "replaced"),
+        ("ecc", "ecc-corrected-volatile=20000001", "Replace GPU"),
+        ("sram-ecc", "sram-uncorrected-aggregate=1", "Replace GPU"),
         ("remapped-rows", "remapped-rows-pending=1", "nvidia-smi --gpu-reset"),
         ("throttle", "throttle-reasons=0x20", "air flow"),
         ("throttle", "throttle-reasons=0x48", "air flow"),
@@ -143,7 +141,7 @@ def test_what_should_be_looked_at_is_a_warning_with_a_remedy(tester, check, faul
     name, _, value = fault.partition("=")
     tester.put(name, value)
     results = tester.results()
-    assert named(results, "failed", "warning", "prevented") == [(check, 0, "warning")]
+    assert named(results, "failed", "warning", "not-run") == [(check, 0, "warning")]
     assert remedy in only(results, check)["remedy"]
 
 
@@ -196,7 +194,7 @@ def test_harmless_noise_stays_green(tester, noise):
 def test_what_a_gpu_does_not_tell_is_skipped_and_never_passes(tester, check, names, answer):
     for name in names:
         tester.put(name, answer)
-    assert named(tester.results(), "failed", "warning", "skipped", "prevented") == [
+    assert named(tester.results(), "failed", "warning", "skipped", "not-run") == [
         (check, 0, "skipped")
     ]
 
@@ -245,7 +243,7 @@ def test_a_jobs_own_heat_and_clock_are_not_judged(tester):
             tester.put(name, value)
             found = only(tester.results(), check)
             assert found["outcome"] == "skipped"
-            assert found["text"].endswith("; a job has it, so it is not judged")
+            assert found["text"].endswith("; not judged, because a job uses the GPU")
 
 
 def test_a_lost_gpu_prevents_its_own_checks_and_says_so(tester):
@@ -253,7 +251,7 @@ def test_a_lost_gpu_prevents_its_own_checks_and_says_so(tester):
     results = tester.results()
     assert named(results, "failed") == [("nvml", 0, "failed")]
     assert only(results, "nvml")["text"] == "NVML says GPU is lost"
-    assert len(named(results, "prevented")) == 11
+    assert len(named(results, "not-run")) == 11
     assert only(results, "ecc")["text"] == "nvml failed: GPU is lost"
     assert only(results, "xid")["outcome"] == "passed"
 

@@ -118,9 +118,9 @@ def test_whoever_kills_the_door_ends_the_waits_and_the_next_caller_is_served(box
     runs = box.wait_runs(box.begin("all", "--gpus", "all", "sleep", "1000"), "alice: sleep")
     for number in range(3):
         box.begin(f"waits{number}", "true", user="bob")
-        box.wait_said(f"waits{number}", "in line")
+        box.wait_said(f"waits{number}", "in the queue")
         box.sh("kill -KILL $(systemctl show -P MainPID 'gpu-ci-run@*.service')")
-        box.wait_said(f"waits{number}", "the service has ended the connection")
+        box.wait_said(f"waits{number}", "gpu-run-unreachable")
         assert box.run("--timeout", "0", "true", user="bob").returncode == 124
     assert box.sh(f"systemctl is-active {runs}").stdout == "active\n"
     box.sh(f"systemctl stop {runs}")
@@ -202,7 +202,7 @@ def test_a_kill_at_any_step_leaves_no_lease_and_no_place(box):
         box.begin(f"step{step}", "--gpus", "2", "true")
         box.sh(f"sleep {step / 5}; {kills}; true", check=False)
         # If it had its GPUs by then, they stay its own for a minute, in which it could begin.
-        done = box.run("--gpus", "2", "--timeout", "80", "true", user="bob")
+        done = box.run("--gpus", "2", "--timeout", "80s", "true", user="bob")
         assert done.returncode == 0, (step, done.stderr)
         box.wait(f"! systemctl -q is-active test-step{step}")
     assert not box.leases()["waiters"]

@@ -36,26 +36,29 @@ def bucket(most, values):
     return "gpuci_lease_wait_seconds_bucket", {**UNIT, "le": most}, values
 
 
-INFO = ("gpuci_watch_info", {**UNIT, "version": "1", "mode": "on"})
+def unavailable(gpu, **values):
+    return [
+        (f"gpuci_gpu_{kind}", gpu, values.get(kind, "0x60"))
+        for kind in ("quarantined", "cordoned", "external", "unusable")
+    ]
+
+
+INFO = ("gpuci_health_info", {**UNIT, "version": "1", "mode": "enabled"})
 CASES = [
     Case(
         "GpuQuarantined",
-        [("gpuci_gpu_quarantine_info", {**GPU, "cause": "Xid 79"}, "_x29 1x5")],
+        [("gpuci_gpu_quarantine_info", {**GPU, "cause": "xid-79"}, "_x29 1x5")],
         [("gpuci_gpu_quarantined", GPU, "0x60")],
     ),
     Case(
         "GpuPoolShort",
         [
-            ("gpuci_gpu_quarantined", GPU, "1x60"),
-            ("gpuci_gpu_cordoned", GPU, "0x60"),
-            ("gpuci_gpu_quarantined", OTHER, "0x60"),
-            ("gpuci_gpu_cordoned", OTHER, "1x60"),
+            *unavailable(GPU, quarantined="1x60"),
+            *unavailable(OTHER, external="1x60"),
         ],
         [
-            ("gpuci_gpu_quarantined", GPU, "1x60"),
-            ("gpuci_gpu_cordoned", GPU, "0x60"),
-            ("gpuci_gpu_quarantined", OTHER, "0x60"),
-            ("gpuci_gpu_cordoned", OTHER, "0x60"),
+            *unavailable(GPU, cordoned="1x60"),
+            *unavailable(OTHER),
         ],
     ),
     Case(
@@ -69,7 +72,7 @@ CASES = [
         [("gpuci_breaker_tripped", UNIT, "0x60")],
     ),
     Case(
-        "GpuWatchDown",
+        "GpuHealthDown",
         [(*INFO, "1x10 stale")],
         # A refresh: another version, from one scrape to the next.
         [(*INFO, "1x10 stale"), (INFO[0], {**INFO[1], "version": "2"}, "_x10 1x60")],
@@ -79,7 +82,7 @@ CASES = [
         [("gpuci_last_good_poll_age_seconds", UNIT, "15x20 61+60x20")],
         [
             ("gpuci_last_good_poll_age_seconds", UNIT, "30x60"),
-            ("gpuci_watch_turn_age_seconds", UNIT, "15x60"),
+            ("gpuci_health_turn_age_seconds", UNIT, "15x60"),
         ],
     ),
     Case(
@@ -175,7 +178,8 @@ def test_alerts_rest_on_metrics_and_labels_that_there_are():
         metrics = [known[name.removesuffix("_bucket")] for name in names]
         used = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
         dropped = set(re.findall(r"\w+", " ".join(re.findall(r"without \((.*?)\)", rule["expr"]))))
-        has = set(metrics[0].labels) - dropped | {"juju_unit", "instance"}
+        has = set(metrics[0].labels) - dropped
+        has |= {"juju_unit", "juju_application", "instance"}
         assert used <= has, rule["alert"]
     text = RULES.read_text()
     reasons = {name for found in re.findall(r'reason=~"(.*?)"', text) for name in found.split("|")}

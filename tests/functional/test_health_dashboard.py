@@ -17,6 +17,7 @@ from gpu_agent.model.observations import Holding, Look, Message, Moment, Source
 from gpu_agent.reporting.metrics import collector as metrics
 from gpu_agent.reporting.metrics import definitions as exporter
 from gpu_agent.reporting.metrics import server as serving
+from gpu_runtime.unavailable import QUARANTINED, Unavailable
 from tests.functional.prometheus import answer, fetched, program, running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,7 +52,7 @@ def moment(turn):
         seen=(Message(now, "GPU-0", Source.EVENT, xid=13),),
         look=Look(now, {card.uuid: figures for card in CARDS}),
         holdings=(Holding("container", "/bundle", ("GPU-0",), since=now, in_use=True),),
-        out={"GPU-1": "quarantined: Xid 79: it has fallen off the bus"},
+        unavailable={"GPU-1": Unavailable(QUARANTINED, "xid-79", "Xid 79: off the bus")},
     )
 
 
@@ -60,15 +61,15 @@ class Worker:
 
     def __init__(self, folder):
         self._log = folder / "oci.log"
-        self._metrics = metrics.Metrics("1", "on", 15, self._log, {"container": JOB}.get)
+        self._metrics = metrics.Metrics("1", "enabled", 15, self._log, {"container": JOB}.get)
         self.server = serving.Server(0, self._metrics.text)
         self._turns = 0
 
     def turn(self):
         self._turns += 1
         lines = (
-            {"granted": ["GPU-0"], "waited_ms": 7000, "reason": ""},
-            {"reason": "this task waited 240 s"},
+            {"granted": ["GPU-0"], "waited_ms": 7000, "code": ""},
+            {"code": "wait-timeout"},
         )
         with self._log.open("a") as log:
             for line in lines:
@@ -140,7 +141,7 @@ def test_each_query_of_the_dashboard_returns_data(worker, web, tmp_path):
         (row,) = asked(address, dict(queries())["By job"])
         # `job` is Prometheus' own label, of the scrape: ours gets another name by its rule.
         assert row["metric"] == {"team": "main", "pipeline": "train", "exported_job": "fit"}
-        assert asked(address, "gpuci_gpu_quarantine_info")[0]["metric"]["cause"] == "Xid 79"
+        assert asked(address, "gpuci_gpu_quarantine_info")[0]["metric"]["cause"] == "xid-79"
         assert asked(address, 'up{job="gpu-ci"} == 1')
 
 

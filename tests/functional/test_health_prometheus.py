@@ -36,7 +36,7 @@ for folder in (settings.STATE, "/var/lib/gpu-ci/quarantine", "/var/log/gpu-ci"):
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
 text = settings.as_text(settings.Settings(
     "worker/0", "/etc/gpu-ci/health.json", cards=cards, poll_seconds=1.0,
-    metrics_port=int(sys.argv[1]), cordons=("/var/lib/gpu-ci/quarantine",),
+    metrics_port=int(sys.argv[1]), unavailable_folders=("/var/lib/gpu-ci/quarantine",),
 ))
 files.ensure_file(settings.PATH, text)
 """
@@ -95,7 +95,7 @@ def test_a_fault_is_a_metric_and_an_alert_and_a_killed_watch_leaves_nothing(mach
         (alert,) = until(
             lambda: asked('ALERTS{alertname="GpuQuarantined",alertstate="firing"}'), page
         )
-        assert (alert["gpu"], alert["cause"]) == ("1", "Xid 79")
+        assert (alert["gpu"], alert["cause"]) == ("1", "xid-79")
         assert asked('gpuci_gpu_xid_total{gpu="1",xid="79"} == 1')
         assert len(asked("gpuci_gpu_quarantined == 0")) == 1
         daemon.kill()

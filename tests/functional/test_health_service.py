@@ -24,22 +24,23 @@ import pathlib
 from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), {current!r}
 from gpu_agent.gpu.vendors import detect
-from gpu_runtime import policy
+from gpu_runtime.unavailable import read_folder
 from gpu_agent import paths
 from gpu_agent.health import service, settings
 from gpu_agent.model.card import Card
 from gpu_agent.availability import quarantine, retests
-folders = str(paths.CORDONS), str(paths.QUARANTINE)
+folders = str(paths.EXTERNAL), str(paths.QUARANTINE)
 def card(one):
     return Card(one.uuid, one.index, one.pci_address, one.model, one.devices)
 def install(**values):
     cards = tuple(map(card, detect.detect().gpus))
-    given = dict(cards=cards, cordons=folders, poll_seconds=2.0, metrics_port=335) | values
+    given = dict(cards=cards, unavailable_folders=folders, poll_seconds=2.0, metrics_port=335)
+    given |= values
     return service.install(settings.Settings('gpu-box/0', '/srv/dispatch', **given))
 print({code})
 """
 # What the wrapper asks at each decision: which GPUs no task gets.
-OUT = "{name: why for folder in folders for name, why in policy.cordons(folder).items()}"
+OUT = "{name: why.describe() for folder in folders for name, why in read_folder(folder).items()}"
 METRICS = """
 import urllib.request
 print(urllib.request.urlopen('http://127.0.0.1:335/metrics').read().decode())
@@ -140,7 +141,7 @@ def test_a_fault_takes_its_gpu_out_within_seconds_and_wakes_the_charm(box):
     ((uuid, why),) = box.out().items()
     assert why.startswith("quarantined: Xid 79: ")
     (entry,) = (box.do("[(one.by, one.check, one.level) for one in quarantine.read()]"),)
-    assert entry == "[('watch', 'xid', 'isolation')]"
+    assert entry == "[('watch', 'xid-79', 'isolation')]"
     box.wait("[ -s /srv/out/calls ]")
     assert box.calls() == [CALL]
     assert f'gpuci_gpu_quarantined{{gpu="1",uuid="{uuid}"' in box.metrics()
@@ -155,9 +156,9 @@ def test_where_it_only_observes_it_says_what_it_would_do_and_does_nothing(changi
     assert box.do("install(mode='observe')") == "True"
     box.wait_for_look()
     box.fakegpu("xid", "1", "79")
-    box.wait(f"journalctl -u {UNIT} | grep -q 'would: take GPU 1 '")
+    box.wait(f"journalctl -u {UNIT} | grep -q 'would: quarantine GPU 1 '")
     box.fakegpu("hang")
-    box.wait(f"journalctl -u {UNIT} | grep -q 'would: take GPU 0 .*driver hangs'")
+    box.wait(f"journalctl -u {UNIT} | grep -q 'would: quarantine GPU 0 .*driver hangs'")
     box.fakegpu("unhang")
     assert box.out() == {}
     assert box.sh("ls /var/lib/gpu-ci/retests/*.json", check=False).stdout == ""
@@ -177,7 +178,7 @@ def test_killed_at_any_time_it_comes_back_and_knows_what_it_knew(box):
     box.wait_for_look()
     assert box.out_after(lambda: box.fakegpu("xid", "1", "48"), 2) < 60
     # It was not decided anew: what was known is known.
-    assert "take GPU 0 " not in box.log().rpartition("Scheduled restart job")[2]
+    assert "quarantine GPU 0 " not in box.log().rpartition("Scheduled restart job")[2]
     assert len(box.out()) == 2
 
 
@@ -232,13 +233,13 @@ def test_what_has_changed_restarts_it_and_nothing_else(changing):
     before = box.pid()
     assert box.do("install()") == "False"
     assert box.pid() == before
-    assert box.do("install(job_log='off')") == "True"
+    assert box.do("install(job_log='disabled')") == "True"
     assert (after := box.pid()) != before
     # A refresh: the same code in another folder, as by another content hash.
     box.sh("mkdir /srv/next && cp -r /srv/charm/src /srv/charm/lib /srv/charm/templates "
            "/srv/charm/venv /srv/next/ && touch /srv/next/stamp")  # fmt: skip
     box.current = "next"
-    assert box.do("install(job_log='off')") == "True"
+    assert box.do("install(job_log='disabled')") == "True"
     assert box.pid() != after
     assert "/srv/next/src" in box.sh(f"tr '\\0' '\\n' </proc/{box.pid()}/environ").stdout
     # As long as it runs from there, that folder is in use.

@@ -98,5 +98,5 @@ def fail(*_, **__):
 )
 def test_an_error_is_no_absence(monkeypatch, run):
     monkeypatch.setattr(machine_process, "run", run)
-    with pytest.raises(errors.UnknownError, match="can't be told, so nothing is changed"):
+    with pytest.raises(errors.UnknownError, match="cannot be read, so nothing is changed"):
         network.interfaces()

@@ -133,7 +133,7 @@ def test_driver_stays_at_its_version_and_what_is_missing_of_it_comes_back(host):
 def test_what_is_not_offered_is_an_error_that_names_what_is(host):
     said = host.call("ensure", branch="570-server")
     assert said == (
-        "error: 570-server is no NVIDIA driver that this machine's archives have for its GPUs: "
+        "error: 570-server is not an NVIDIA driver in this machine's archives for its GPUs: "
         "they have 590, 580-server, 580-server-open, 535-server; with gpu-driver=auto the charm "
         "takes the recommended one"
     )
@@ -303,7 +303,7 @@ def test_version_that_the_archive_has_no_more(container):
     said = container.call("ensure", userspace="580.54.03")
     assert said == (
         "error: the archives have no NVIDIA libraries of version 580.54.03, which the host's "
-        f"driver has (they have {NEW}, {OLD}): have LXD bind the host's in, 'lxc config device "
+        f"driver has (they have {NEW}, {OLD}): let LXD bind the host's, 'lxc config device "
         "set INSTANCE DEVICE id=nvidia.com/gpu=0', or install one of those versions on the host"
     )
     assert "(they have none of 610)" in container.call("ensure", userspace="610.1.2")

@@ -92,7 +92,7 @@ def server(monkeypatch, tmp_path):
 
 def version():
     """As before each restore."""
-    with database._told("filled; nothing was changed"):
+    with database._reported("loaded; nothing was changed"):
         database._server()
 
 
@@ -123,5 +123,5 @@ def test_many_hosts_that_never_answer_hold_no_hook_up(server, monkeypatch):
     monkeypatch.setitem(settings, "CONCOURSE_POSTGRES_HOST", ",".join(["127.0.0.1"] * 100))
     monkeypatch.setattr(web_health, "_distrust", lambda *_: time.sleep(2) or "no answer")
     start = time.monotonic()
-    assert "others, which were not asked" in web_health.unreachable_database()
+    assert "others, not tried" in web_health.unreachable_database()
     assert time.monotonic() - start < 30

@@ -246,7 +246,7 @@ def test_a_job_reads_what_it_got_and_that_its_gpu_died(two, terminal, tmp_path):
     )
     (mine,) = [card for card in cards if card.uuid in lease.devices]
     task = terminal("t1")
-    log = JobLog("on", "warn", notes=tmp_path / "notes.json")
+    log = JobLog("enabled", "warn", notes=tmp_path / "notes.json")
 
     def turn(*decisions):
         now = Host.now()
@@ -260,7 +260,8 @@ def test_a_job_reads_what_it_got_and_that_its_gpu_died(two, terminal, tmp_path):
             if select.select([task.other], [], [], 0.2)[0]:
                 task.said += os.read(task.other, 4096).replace(b"\r", b"")
 
-    until_said(f"[gpu-ci] GPU {mine.index}: A100, driver 580.95; waited 0 s\n".encode())
+    place = " (GPU 0 in this task)" if mine.index else ""
+    until_said(f"[gpu-ci] GPU {mine.index}{place}: A100, driver 580.95; waited 0 s\n".encode())
     turn(Tell(mine.uuid, "xid", "Xid 79, it is lost", hardware=True, xid=79))
     until_said(b"hardware, not your change. Run the build again\n")
     assert task.said.count(b"[gpu-ci]") == 2

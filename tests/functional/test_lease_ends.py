@@ -91,7 +91,7 @@ def test_the_makers_of_a_start_that_hangs_end_by_force(one):
     if not group.parent.parent.exists():
         group = pathlib.Path(f"/sys/fs/cgroup{holder['cgroup']}/cgroup.procs")
     until(lambda: group.exists() and len(group.read_text().split()) > 1)
-    act(one.worker, "release", "1", "it hangs", "force")
+    act(one.worker, "reclaim", "1", "it hangs", "force")
     assert not alive(pid)
     assert not group.exists() or not group.read_text()
     said, _ = call.communicate(timeout=30)

@@ -85,7 +85,7 @@ def test_a_store_that_fills_up_meanwhile_gives_no_gpu_twice(rig, mounted):
         assert create(rig, second) == 1, "it can't be written down among those who wait"
         (rig.store / "filler").unlink()
         assert create(rig, second) == 1
-        assert "GPU 0 is in use by container HOLDER" in rig.refusal
+        assert "GPU 0 by container HOLDER" in rig.refusal
         owner.kill()
     assert create(rig, second) == EXECED
     assert holders(rig) == ["OTHER"]
@@ -97,7 +97,7 @@ def test_a_full_bundle_gives_the_gpu_to_the_next(rig, mounted):
     before = full.config.read_bytes()
     fill(full.folder)
     assert create(rig, full) == 1
-    assert f"{full.config}: No space left on device; free disk space" in rig.refusal
+    assert f"{full.config}: No space left on device. Free disk space" in rig.refusal
     assert full.config.read_bytes() == before
     assert sorted(path.name for path in full.folder.iterdir()) == ["config.json", "filler"]
     assert create(rig, other) == EXECED

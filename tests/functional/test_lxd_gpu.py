@@ -210,7 +210,7 @@ def test_lxds_own_error_is_told_and_mended_in_its_project(lxd):
         lxd.sh("lxc project set ours restricted=true")
         status, said = lxd.lxd_gpu("--yes")
         assert status == 1
-        assert "GPU devices are forbidden\n0 of 2 done: run this again to go on" in said
+        assert "GPU devices are forbidden\n0 of 2 done: run this again to continue" in said
         lxd.sh("lxc project set ours restricted.devices.gpu=allow")
         assert lxd.lxd_gpu("--yes")[0] == 0
         assert lxd.opens(name, "ours") == BOTH

@@ -99,7 +99,7 @@ time.sleep(60)
 nft list tables
 kill $!
 """)
-    why = "port 8888 of 127.0.0.1 is taken by another program (Address already in use): end it, "
+    why = "port 8888 of 127.0.0.1 is in use by another program (Address already in use): stop it, "
     assert said == [f"{why}ss -ltnp 'sport = :8888' names it", "failed: 1"]
 
 

@@ -70,7 +70,7 @@ def test_hooks_of_a_second_unit_change_nothing_on_the_machine(play):
     other = [
         *(hook("web/0", name, "all") for name in ("install", "start", "stop", "remove")),
         *(hook("worker/0", name, "worker") for name in ("install", "config_changed")),
-        action("worker/0", "remove-local-database", name="concourse"),
+        action("worker/0", "remove-local-database", confirm="concourse"),
         *(hook("worker/0", name) for name in ("update_status", "stop", "remove")),
     ]
     first, _, before, *said, after, row, _, left = play(
@@ -94,12 +94,12 @@ def test_a_web_that_comes_back_finds_its_pipelines_again(play):
             hook("ci/0", "config_changed", "worker"),
             {"sh": "ls /etc/concourse/web.env /etc/systemd/system/concourse-web.service"},
             READ,
-            action("ci/0", "remove-local-database", name="concurse"),
+            action("ci/0", "remove-local-database", confirm="concurse"),
             hook("ci/0", "config_changed", "all"),
             READ,
-            action("ci/0", "remove-local-database", name="concourse"),
+            action("ci/0", "remove-local-database", confirm="concourse"),
             hook("ci/0", "config_changed", "worker"),
-            action("ci/0", "remove-local-database", name="concourse"),
+            action("ci/0", "remove-local-database", confirm="concourse"),
             READ,
             hook("ci/0", "remove"),
             LEFT,
@@ -109,9 +109,9 @@ def test_a_web_that_comes_back_finds_its_pipelines_again(play):
     assert worker["status"] == "waiting"
     assert gone == ""
     assert row == same == "mine\n"
-    assert "name 'concurse' is not the database on this machine" in wrong["failed"]
-    assert "is in use by this unit's web" in refused["failed"]
-    assert removed["results"]["removed"].startswith("database concourse, unused since 20")
+    assert "confirm 'concurse' does not name a database" in wrong["failed"]
+    assert "The web of this unit uses the database concourse" in refused["failed"]
+    assert removed["results"]["was"].startswith("database concourse, unused since 20")
     assert "mine" not in dropped
     assert left == ""
 
@@ -128,7 +128,7 @@ def test_a_unit_after_one_removed_by_force_starts_afresh_and_its_database_is_kep
         hook("next/1", "install", "all"),
         pids,
         READ,
-        action("next/1", "remove-local-database", name="concourse"),
+        action("next/1", "remove-local-database", confirm="concourse"),
         hook("next/1", "update_status"),
         {"sh": "grep -h ^CONCOURSE_NAME= /etc/concourse/worker.env"},
         hook("next/1", "remove"),
@@ -141,7 +141,7 @@ def test_a_unit_after_one_removed_by_force_starts_afresh_and_its_database_is_kep
     # A database that is not its own keeps the new unit from web, and from nothing else.
     assert after.split()[0] == "0"
     assert row == "mine\n"
-    said = removed["results"]["removed"]
+    said = removed["results"]["was"]
     assert said.startswith("database concourse of ci/0 of model ci, unused since 20")
     assert ready == READY
     assert "next-1" in new

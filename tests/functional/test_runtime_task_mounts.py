@@ -186,7 +186,7 @@ def test_a_job_cannot_have_the_next_one_mount_something_else(task, closed):
     outer = Folder(str(cache), "/cache", writable=True)
     assert task.run("mkdir /cache/uv && ln -s /etc /cache/hf", outer) == ""
     for name in ("uv", "hf"):
-        with pytest.raises(folders.Refused, match="cache above it is not root's alone to change"):
+        with pytest.raises(folders.Refused, match="cache must be root-owned"):
             task.run("ls /inner", Folder(f"{cache}/{name}", "/inner", writable=False))
 
 

@@ -148,8 +148,8 @@ def test_a_step_opens_the_nodes_of_its_gpu_and_no_others(worker):
     assert (policy["vendor"], len(ids)) == (worker.vendor, 2)
     assert worker.create("first") == worker.create("second") == ""
     refused = worker.create("third")
-    assert "GPU 0 is in use by container first" in refused
-    assert "GPU 1 is in use by container second" in refused
+    assert "GPU 0 by container first" in refused
+    assert "GPU 1 by container second" in refused
     for number, name in enumerate(("first", "second")):
         seen = worker.step(name)
         assert (seen["uid"], seen["nodes"]) == (1000, worker.nodes_of(number))

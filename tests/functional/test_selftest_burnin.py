@@ -73,7 +73,7 @@ def test_faults_under_load_turn_their_own_checks_of_their_own_gpu(host):
         time.sleep(0.5)
     # A second one finds both in use, and starts nothing.
     busy = json.loads(host.run(RUN.replace("1a2b", "ffff")))
-    assert {outcome for *_, outcome, _ in busy} == {"prevented"}
+    assert {outcome for *_, outcome, _ in busy} == {"not-run"}
     assert all("is in use by " in text for *_, text in busy), busy
     host.fakegpu("set", "1", "throttle-reasons=0x48", "ecc-uncorrected-volatile=3")
     host.fakegpu("set", "0", "ecc-corrected-volatile=2")

@@ -57,7 +57,7 @@ def test_all_checks_pass_on_the_cpu_and_say_that_they_prove_no_gpu(home):
     assert [one.check for one in found] == [check.id for check in compute.CHECKS]
     outcomes = {one.check: one.outcome for one in found}
     container = outcomes.pop("container")
-    assert container in (Outcome.PASSED, Outcome.PREVENTED)  # where there is no wrapper
+    assert container in (Outcome.PASSED, Outcome.NOT_RUN)  # where there is no wrapper
     assert set(outcomes.values()) == {Outcome.PASSED}, found
     assert all(ON_CPU in one.text and not one.gpu for one in found)
     rates = [one for one in found if one.check.startswith(("matrix-rate", "copy", "host", "peer"))]
@@ -286,7 +286,7 @@ class TestOnAWorker:
         assert {gpu for _, gpu in outcomes} == set(UUIDS)
         failed = {key for key, outcome in outcomes.items() if outcome == "failed"}
         assert failed == {(name, gpu) for name in ("results", "container") for gpu in UUIDS}
-        assert {outcomes[key] for key in outcomes.keys() - failed} == {"prevented"}
+        assert {outcomes[key] for key in outcomes.keys() - failed} == {"not-run"}
         why = {one["text"] for one in found if one["check"] == "memory-pattern"}
         assert why == {"results failed"}
         # Made with the GPU and the driver's libraries; what fails is the work in it.
@@ -300,8 +300,8 @@ class TestOnAWorker:
         (held,) = site.gpus("job")
         found = self.run(worker, "cuda")
         about = [one for one in found if one["gpu"] == held]
-        assert {one["outcome"] for one in about} == {"prevented"}
+        assert {one["outcome"] for one in about} == {"not-run"}
         assert all("is in use by container job" in one["text"] for one in about)
         free = {one["check"]: one["outcome"] for one in found if one["gpu"] not in ("", held)}
-        assert (free["results"], free["peer"]) == ("failed", "prevented")
+        assert (free["results"], free["peer"]) == ("failed", "not-run")
         assert site.gpus("job") == [held]

@@ -79,14 +79,14 @@ def test_an_empty_archive_counts_as_none(root, tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "_SPARE_GIB", 1 << 30)
     empty = tmp_path / "empty"
     empty.touch()
-    with pytest.raises(UnavailableError, match="make room there"):
+    with pytest.raises(UnavailableError, match="free some space there"):
         ensure(str(empty))
 
 
 def test_without_room_on_the_disk_nothing_is_begun(root, monkeypatch):
     monkeypatch.setattr(environment, "_SPARE_GIB", 1 << 30)
     told = []
-    with pytest.raises(UnavailableError, match="GiB free: make room there"):
+    with pytest.raises(UnavailableError, match="GiB free: free some space there"):
         ensure("", told.append)
     assert told == []
     assert [*root.iterdir()] == []

@@ -103,16 +103,16 @@ def test_a_healthy_worker_passes(worker):
 
 FAULTS = [
     (
-        "cp /bin/true /opt/gpu-ci/bin/runc", INSTALL, "wrapper", "",
-        "wrapper changed: /opt/gpu-ci/bin/runc has another content", "at its next event",
+        "cp /bin/true /opt/gpu-ci/bin/runc", INSTALL, "gpu-runtime", "",
+        "GPU runtime changed: /opt/gpu-ci/bin/runc has another content", "at its next event",
     ),
     (
-        "chown 1 /opt/gpu-ci/lib/gpuci/lease_manager.py", INSTALL, "wrapper", "",
+        "chown 1 /opt/gpu-ci/lib/gpuci/lease_manager.py", INSTALL, "gpu-runtime", "",
         "has the owner 1:0, not 0:0", "at its next event",
     ),
     (
         "for f in /opt/gpu-ci/lib/gpuci/__pycache__/container_spec.*; do echo >>$f; done", INSTALL,
-        "wrapper", "", "has another content", "at its next event",
+        "gpu-runtime", "", "has another content", "at its next event",
     ),
     (
         "sed -i 's/^annotation-prefixes.*//' /etc/gpu-ci/nvidia-container-runtime/config.toml",
@@ -200,7 +200,7 @@ def test_a_containerd_is_told_by_how_it_was_started(worker):
             continue
         ((check, _, _, text, remedy),) = found.failed
         assert check == "launcher"
-        assert f"the PATH of Concourse's containerd ({pid}) begins elsewhere" in text
+        assert f"the PATH of Concourse's containerd ({pid}) has another folder first" in text
         assert "sudo systemctl restart concourse-worker.service" in remedy
 
 
@@ -209,11 +209,13 @@ def site(tmp_path):
     return Site(tmp_path)
 
 
-CHMOD = "sudo chmod 666 /dev/nvidia0; to keep it, `options nvidia NVreg_DeviceFileMode=0666`"
+CHMOD = (
+    "sudo chmod 666 /dev/nvidia0; to keep the mode, put `options nvidia NVreg_DeviceFileMode=0666`"
+)
 NODES = {
     "GPU's node closed": (
         lambda site: site.path("dev/nvidia0").chmod(0o660), GPUS[0].uuid,
-        "closed: /dev/nvidia0 has mode 0660 (0:root), so only root can open it", CHMOD,
+        "closed: /dev/nvidia0 has mode 0660 (0:root): only root can open it", CHMOD,
     ),
     "GPU's node read only": (
         lambda site: site.path("dev/nvidia0").chmod(0o664), GPUS[0].uuid,
@@ -221,25 +223,25 @@ NODES = {
     ),
     "GPU's node missing": (
         lambda site: site.path("dev/nvidia1").unlink(), GPUS[1].uuid,
-        "missing: /dev/nvidia1 is not there", "sudo nvidia-modprobe -c=1",
+        "missing: /dev/nvidia1 does not exist", "sudo nvidia-modprobe -c=1",
     ),
     "GPU's node of another": (
         lambda site: site.node("nvidia1", 195, 0), GPUS[1].uuid,
-        "wrong: /dev/nvidia1 has the numbers 195:0, not 195:1",
+        "wrong: /dev/nvidia1 has numbers 195:0, not 195:1",
         "sudo rm /dev/nvidia1; sudo nvidia-modprobe -c=1",
     ),
     "a file in place of a node": (
         lambda site: (site.path("dev/nvidiactl").unlink(), site.put("dev/nvidiactl", "")), "",
-        "wrong: /dev/nvidiactl is no character device",
+        "wrong: /dev/nvidiactl is not a character device",
         "sudo rm /dev/nvidiactl; sudo nvidia-modprobe -c=255",
     ),
     "no uvm": (
         lambda site: site.path("dev/nvidia-uvm").unlink(), "",
-        "missing: /dev/nvidia-uvm is not there", "sudo nvidia-modprobe -u -c=0",
+        "missing: /dev/nvidia-uvm does not exist", "sudo nvidia-modprobe -u -c=0",
     ),
     "uvm of an earlier boot": (
         lambda site: site.node("nvidia-uvm", 509, 0), "",
-        "wrong: /dev/nvidia-uvm has the numbers 509:0, not 510:0",
+        "wrong: /dev/nvidia-uvm has numbers 509:0, not 510:0",
         "sudo rm /dev/nvidia-uvm; sudo nvidia-modprobe -u -c=0",
     ),
 }  # fmt: skip
@@ -301,8 +303,8 @@ def test_the_nodes_of_other_vendors_may_be_their_groups(amd):
 @pytest.mark.parametrize(
     ("given", "gpu", "text", "remedy"),
     [
-        ({"kfd": (234, 0)}, "", "/dev/kfd has the numbers 234:0, not 235:0", "match=kfd; "),
-        ({"render": (226, 129)}, "GPU-amd", "has the numbers 226:129, not 226:128", "reboot"),
+        ({"kfd": (234, 0)}, "", "/dev/kfd has numbers 234:0, not 235:0", "match=kfd; "),
+        ({"render": (226, 129)}, "GPU-amd", "has numbers 226:129, not 226:128", "reboot"),
         ({"mode": 0o600}, "GPU-amd", "has mode 0600 (0:root)", "sudo chmod 660 /dev/dri/by-path"),
         ({"mode": 0o640}, "", "/dev/kfd has mode 0640", "sudo chmod 660 /dev/kfd"),
     ],

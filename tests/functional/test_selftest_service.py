@@ -193,9 +193,9 @@ def test_parameters_arrive(installed):
     assert (report["gpu"][:4], report["device"]) == ("GPU-", "cpu")
     told, _ = installed.follow(installed.start("QUICK", ", gpu='7'"))
     assert told.startswith("SelftestError: The self-test ended without a verdict: ")
-    assert "--gpu 7: tasks get no such GPU here; there are: 0 (GPU-" in told
+    assert "--gpu 7: tasks get no such GPU here. Available: 0 (GPU-" in told
     told, _ = installed.follow(installed.start("QUICK", ", minutes=5"))
-    assert "--duration is for --level burn-in only" in told
+    assert "--duration is only for --level burn-in" in told
 
 
 def test_one_that_runs_is_followed_later_and_lets_no_second_start(hanging):
@@ -203,10 +203,10 @@ def test_one_that_runs_is_followed_later_and_lets_no_second_start(hanging):
     assert hanging.follow(run, 1) == [None, ["Checking the machine and its GPUs"]]
     assert run in hanging.call("service.running()")[0]
     refused, _ = hanging.call("service.start(Level.COMPUTE)")
-    assert refused.startswith("SelftestError: A self-test of level isolation runs since ")
+    assert refused.startswith("SelftestError: A self-test of level isolation is running since ")
     by_hand = hanging.sh(f"{LAUNCHER}", check=False)
     assert by_hand.returncode == 2
-    assert "a self-test runs already (pid " in by_hand.stderr
+    assert "another self-test is running (pid " in by_hand.stderr
     hanging.sh(f"systemctl kill --signal=KILL {RUN}")
     told, _ = hanging.follow(run)
     assert told.startswith("SelftestError: The self-test ended without a verdict: it was killed; ")
@@ -267,7 +267,7 @@ def test_without_a_release_of_concourse_no_test_blames_a_gpu(installed):
     installed.sh("rmdir /opt/concourse/current; rm -f /var/lib/gpu-ci/selftest/last.json")
     try:
         told, _ = installed.follow(installed.start())
-        assert "this machine has no release of Concourse yet" in told
+        assert "Concourse, whose runc the self-test needs, is not unpacked yet" in told
         installed.sh(f"systemctl start {BOOT}")
         assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
         assert installed.sh("ls /var/lib/gpu-ci/selftest/last.json", check=False).stdout == ""
@@ -318,7 +318,7 @@ def test_one_by_hand_is_named_to_who_starts_another(hanging):
     hanging.sh(f"systemd-run -q --unit=byhand {LAUNCHER} --level quick")
     hanging.sh("until grep -q pid /run/gpu-ci/selftest.lock; do sleep 0.1; done; sleep 0.5")
     told, _ = hanging.follow(hanging.start())
-    assert "a self-test runs already (pid " in told
+    assert "another self-test is running (pid " in told
     assert "level quick, since " in told
     hanging.sh("systemctl kill --signal=KILL byhand")
 

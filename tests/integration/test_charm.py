@@ -93,7 +93,7 @@ def test_gpu_actions_do_what_they_say(site, gpus):
     assert site.act("worker/0", "gpu-leases")["free"] == f"{gpus} of {gpus}"
     site.act("worker/0", "gpu-cordon", gpu="gpu-0", reason="its fan rattles")
     assert site.act("worker/0", "gpu-leases")["free"] == f"{gpus - 1} of {gpus}"
-    assert "1 quarantined: GPU 0 its fan rattles" in site.status("worker/0")[1]
+    assert "1 cordoned: GPU 0 (its fan rattles" in site.status("worker/0")[1]
     site.act("worker/0", "gpu-uncordon", gpu="gpu-0", reason="a new fan")
     site.active("worker/0", READY)
     assert site.act("worker/0", "gpu-leases")["free"] == f"{gpus} of {gpus}"
@@ -103,12 +103,12 @@ def test_choosing_a_gpu_concerns_the_next_task_alone(site, gpus):
     """Arrange: a task runs. Act: allow GPU 0 alone. Assert: it goes on; the next has GPU 0."""
     running = Build(site.fly, *site.fly.task(["sh", "-c", "echo begun; sleep 30"], ["gpu"]))
     running.line("begun", 300)
-    site.configure("worker", gpu_device_ids="0", tag="rack-7")
+    site.configure("worker", gpu_device_ids="0", extra_tags="rack-7")
     site.wait_for_tags("rack-7", "gpu-count=1", "gpu-devices=0")
     done = site.task(SHOW_GPUS, GPU_COUNT="all")
     assert len(seen(done.stdout)) == 1, done.stdout
     assert running.wait(120) == 0, running.output
-    site.configure("worker", gpu_device_ids="all", tag="")
+    site.configure("worker", gpu_device_ids="all", extra_tags="")
     site.wait_for_tags("gpu", f"gpu-count={gpus}")
     site.active("worker/0", f"{READY}{gpus}x")
 
@@ -116,7 +116,7 @@ def test_choosing_a_gpu_concerns_the_next_task_alone(site, gpus):
 def test_an_id_that_is_not_there_blocks_and_jobs_go_on(site, gpus):
     """Arrange: a ready worker. Act: ask for GPU 77. Assert: blocked by name, a task runs."""
     site.configure("worker", gpu_device_ids="77")
-    site.blocked("worker/0", "gpu-device-ids '77': no GPU has the id 77")
+    site.blocked("worker/0", "gpu-device-ids: no GPU 77 on this machine")
     assert site.task("true").returncode == 0
     site.configure("worker", gpu_device_ids="all")
     site.active("worker/0", f"{READY}{gpus}x")
@@ -136,7 +136,7 @@ def test_a_bad_option_blocks_and_a_good_one_mends_it(site):
 def test_disabling_takes_wrapper_and_tags_away(site):
     """Arrange: a worker. Act: enable-gpu=false, then true. Assert: as before GPUs, as with."""
     before = site.status("worker/0")
-    site.configure("worker", enable_gpu="false", tag="gpu-less")
+    site.configure("worker", enable_gpu="false", extra_tags="gpu-less")
     site.until("worker/0", lambda kind, said: (kind, said) == ("active", "Worker ready"))
     ours = "ls /opt/gpu-ci /etc/gpu-ci /usr/local/bin/runc-gpu-wrapper 2>&-; true"
     assert site.sh(ours, "worker/0") == ""
@@ -144,7 +144,7 @@ def test_disabling_takes_wrapper_and_tags_away(site):
     done = site.task(SHOW_GPUS, ["gpu-less"])
     assert done.returncode == 0, done.stdout
     assert "device /dev/nvidia" not in done.stdout
-    site.configure("worker", tag="", enable_gpu="true")
+    site.configure("worker", extra_tags="", enable_gpu="true")
     site.until("worker/0", lambda kind, said: (kind, said) == before)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which alerts fire where a worker goes on telling what it tells now, by promtool."""
+"""Check with promtool which alerts fire if a worker keeps its present metrics."""
 
 import json
 import pathlib
@@ -11,13 +11,13 @@ from tests.functional.prometheus import program
 
 ROOT = pathlib.Path(__file__).parents[2]
 RULES = ROOT / "src/prometheus_alert_rules/gpus.rules"
-# Longer than the quarantine's and the driver's alerts wait, in minutes.
+# Longer than the alerts on quarantine and driver wait, in minutes.
 MINUTES = 5
 _SAMPLE = re.compile(r"(?P<series>[a-z_]+(\{.*\})?) (?P<value>\S+)")
 
 
 def check(folder: pathlib.Path, page: str, expected: dict[str, int]) -> None:
-    """Have so many of each alert fire; without promtool the test is skipped from here on.
+    """Check that so many of each alert fire; without promtool the test is skipped from here on.
 
     Args:
         folder: for promtool's test.
@@ -25,7 +25,7 @@ def check(folder: pathlib.Path, page: str, expected: dict[str, int]) -> None:
         expected: how many of each alert, by its name.
 
     Raises:
-        AssertionError: it is another number of one of them.
+        AssertionError: another number of an alert fires.
     """
     matches = [_SAMPLE.fullmatch(line) for line in page.splitlines() if line[:1] != "#"]
     series = [

@@ -15,14 +15,14 @@ from tests.fakes.nvidiapackages import DRIVERS, TOOLKITS, Package
 from tests.lab.errors import LabError
 from tests.lab.juju.agent import SHARED
 
-# What a bare machine has none of; dpkg's globs.
+# Packages that a bare machine does not have; dpkg's globs.
 PACKAGES = ("libnvidia-*", "nvidia-*", "linux-modules-nvidia-*")
 
 FOLDER = "archive"
 ROOT = f"{SHARED}/{FOLDER}"
 DISTRIBUTION = f"{ROOT}/distribution"
 MIRROR = f"{ROOT}/mirror"
-# Where a bare machine serves the mirror to itself.
+# The address at which a bare machine serves the mirror to itself.
 MIRROR_PORT = 8099
 MIRROR_URL = f"http://127.0.0.1:{MIRROR_PORT}"
 PUBLIC_KEY = f"{MIRROR}/gpgkey"
@@ -66,14 +66,14 @@ def prepare(
     drivers: Sequence[str] = DRIVERS,
     key: aptrepo.Key | None = None,
 ) -> None:
-    """Build both archives in the lab's shared directory, where they are not there yet.
+    """Build both archives in the lab's shared directory, unless they exist.
 
     Args:
         shared: the lab's shared directory.
         runtime: the files of the real nvidia-container-runtime, for the newest toolkit; without
-            them it holds the stand-in, as the older ones do in any case.
+            them it contains the stand-in, like the older ones in any case.
         drivers: their versions.
-        key: signs both; None: one that nobody has afterwards, so that nothing comes later.
+        key: signs both; None: a key that is then thrown away, so that nothing can be added later.
 
     Raises:
         LabError: a program that this needs is missing or fails.
@@ -126,7 +126,7 @@ def publish(
 
 
 def obstacle() -> str:
-    """Why no machine of the lab can be bare here, whose root is this one's; or nothing."""
+    """Return why no machine of the lab can be bare on this host; or empty."""
     show = ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES]
     done = subprocess.run(show, capture_output=True, text=True, check=False, timeout=60)
     there = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("installed")]
@@ -134,7 +134,7 @@ def obstacle() -> str:
 
 
 def options(shared: pathlib.Path) -> dict[str, str]:
-    """What the charm has to be told to take the toolkit from this mirror."""
+    """Return the options with which the charm takes the toolkit from this mirror."""
     key = (shared / FOLDER / "mirror/gpgkey").read_text()
     return {"nvidia-toolkit-mirror": MIRROR_URL, "nvidia-toolkit-key": key}
 

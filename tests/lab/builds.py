@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Builds that go on while other things happen, as fly shows them."""
+"""Watch builds with fly while other things happen."""
 
 import re
 import subprocess
@@ -39,19 +39,19 @@ class Build:
 
     @property
     def output(self) -> str:
-        """What fly has printed up to now."""
+        """Return what fly has printed so far."""
         return "\n".join(self._lines)
 
     @property
     def number(self) -> str:
-        """The build's number, as fly's `-b` takes it."""
+        """Return the build's number, as fly's `-b` takes it."""
         return self.line(r"executing build (\d+)")[1]
 
     def line(self, pattern: str, seconds: float = 30) -> re.Match[str]:
-        """The first line whose beginning matches; waits for it.
+        """Wait for the first line whose beginning matches, and return the match.
 
         Raises:
-            LabError: the build ended without it, or it has not come.
+            LabError: the build ended without it, or it did not come in time.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -65,7 +65,7 @@ class Build:
             time.sleep(0.02)
 
     def wait(self, seconds: float = 60) -> int:
-        """Wait for the build's end; fly's exit status.
+        """Wait for the build's end; return fly's exit status.
 
         Raises:
             subprocess.TimeoutExpired: it goes on.

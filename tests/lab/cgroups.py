@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One cgroup a machine, in every hierarchy of the host: v1 (or hybrid), or v2 alone.
+"""Make one cgroup for each machine, in every hierarchy of the host: v1 (or hybrid), or v2 only.
 
 systemd-nspawn makes its cgroups below the caller's own; without one of its own, each machine's
 systemd would manage the cgroups of the others, and of the host.
@@ -65,13 +65,13 @@ def hierarchy(controllers: str) -> pathlib.Path:
 
 
 def writable() -> bool:
-    """Whether cgroups can be made at all; containers often see them read-only."""
+    """Return whether cgroups can be made at all; containers often see them read-only."""
     return all(os.access(hierarchy(_fields(line)[1]), os.W_OK) for line in _own_cgroups())
 
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[list[pathlib.Path]]:
-    """This process in new cgroups, where the names that containers take meet no other's."""
+    """Put this process into new cgroups, in which names of containers do not collide."""
     own = [hierarchy(c) / path.lstrip("/") for _, c, path in map(_fields, _own_cgroups())]
     made = make(name)
     # Of v2, runc makes a container's cgroup beside that of its caller.
@@ -88,7 +88,7 @@ def entered(name: str) -> Iterator[list[pathlib.Path]]:
 
 
 def weigh(directories: list[pathlib.Path], times: int) -> None:
-    """Have a cgroup get so many times the usual share of the processors, where these are short."""
+    """Give a cgroup so many times the usual share of the processors, if these are short."""
     for directory in directories:
         for name, usual in (("cpu.shares", 1024), ("cpu.weight", 100)):
             if (directory / name).exists():
@@ -119,7 +119,7 @@ def processes(directories: list[pathlib.Path]) -> set[int]:
 
 
 def thaw(directories: list[pathlib.Path]) -> None:
-    """Let what stands still in the cgroups go on: in v1 it can't even be killed before."""
+    """Thaw frozen cgroups: in v1 a frozen process can't even be killed."""
     for directory in directories:
         for state in directory.rglob("freezer.state"):
             with contextlib.suppress(OSError):  # the root has none to write, and some are gone
@@ -127,9 +127,9 @@ def thaw(directories: list[pathlib.Path]) -> None:
 
 
 def find(prefix: str) -> list[pathlib.Path]:
-    """All cgroups, in every hierarchy, whose names begin so; none below another.
+    """Return all cgroups, in every hierarchy, whose names begin so; none below another.
 
-    Others' cgroups may go meanwhile.
+    Others' cgroups may disappear meanwhile.
     """
     found: list[pathlib.Path] = []
     for directory, names, _ in os.walk(ROOT):
@@ -140,7 +140,7 @@ def find(prefix: str) -> list[pathlib.Path]:
 
 
 def remove(directories: list[pathlib.Path], timeout: float = 10) -> list[pathlib.Path]:
-    """Remove the cgroups, which hold no live process any more; return those that stayed."""
+    """Remove the cgroups, which have no live process any more; return those that stayed."""
     deadline = time.monotonic() + timeout
     left = directories
     while True:

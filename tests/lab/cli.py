@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The `lab` command: a Juju of its own, on this machine, with simulated GPUs."""
+"""The `lab` command: drive a Juju of its own on this machine, with simulated GPUs."""
 
 import argparse
 import os
@@ -16,31 +16,31 @@ from tests.lab.errors import LabError
 WRONG_USE = 2
 INTERRUPTED = 130
 
-BARE = "workers' machines have GPUs, but neither driver nor toolkit: the charm installs these"
-TO = "ids of machines that are there, for the first units"
+BARE = "workers' machines have GPUs, but no driver and no toolkit: the charm installs these"
+TO = "ids of existing machines for the first units"
 
 Command = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and say where help is."""
+    """An argument parser whose errors are one line and name the help."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and exit with 2."""
+        """Print the error and exit with 2."""
         self.exit(WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def split(text: str) -> list[str]:
-    """The parts of `a,b`."""
+    """Return the parts of `a,b`."""
     return text.split(",")
 
 
 def build() -> Parser:
-    """The parser of all commands."""
+    """Return the parser of all commands."""
     parser = Parser(
         prog="lab",
         description="The charm on disposable machines with simulated GPUs, driven as Juju does.",
-        epilog="Start with: lab up. What it prints tells the rest; lab COMMAND --help shows more.",
+        epilog="Start with: lab up, which prints the next steps. More: lab COMMAND --help.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
 
@@ -62,15 +62,15 @@ Adder = Callable[[str, Command, str, str], argparse.ArgumentParser]
 
 
 def add_model_commands(add: Adder) -> None:
-    """The commands for applications and what connects them."""
-    it = add("up", model.up, "Bring the whole lab up and run a task with its GPUs", "up")
+    """Add the commands for applications and relations."""
+    it = add("up", model.up, "Start the whole lab and run a task with its GPUs", "up")
     it.add_argument("--bare", action="store_true", help=BARE)
     it.add_argument("--nested", action="store_true", help=nested.HELP)
     it = add(
         "deploy", model.deploy, "Deploy a packed charm",
         "deploy . worker --config deployment-mode=worker --config enable-gpu=true",
     )  # fmt: skip
-    it.add_argument("charm", help="a .charm file, or . for this project's, packed when needed")
+    it.add_argument("charm", help="a .charm file; . is this project's charm, packed if needed")
     it.add_argument("app", help="the application's name")
     it.add_argument("--config", action="append", default=[], metavar="KEY=VALUE")
     it.add_argument("--resource", action="append", default=[], metavar="NAME=PATH")
@@ -82,7 +82,7 @@ def add_model_commands(add: Adder) -> None:
     it.add_argument("--bare", action="store_true", help=BARE)
     for name, function, text in (
         ("integrate", model.integrate, "Relate two applications"),
-        ("remove-relation", model.remove_relation, "Take a relation away"),
+        ("remove-relation", model.remove_relation, "Remove a relation"),
     ):
         it = add(name, function, text, f"{name} web:web-tsa worker:worker-tsa")
         it.add_argument("one", metavar="APP[:ENDPOINT]")
@@ -92,11 +92,11 @@ def add_model_commands(add: Adder) -> None:
         "remove-application worker",
     )  # fmt: skip
     it.add_argument("app")
-    add("destroy", model.destroy, "Take the lab down; nothing of it stays", "destroy")
+    add("destroy", model.destroy, "Remove the lab completely", "destroy")
 
 
 def add_setting_commands(add: Adder) -> None:
-    """The commands for what applications are given."""
+    """Add the commands for options, charms, resources and secrets."""
     it = add(
         "config", model.config, "Show, set or reset options", "config worker gpu-device-ids=1"
     )
@@ -105,18 +105,18 @@ def add_setting_commands(add: Adder) -> None:
     it.add_argument("--reset", action="extend", type=split, default=[], metavar="KEY[,...]")
     it = add("refresh", model.refresh, "Upgrade an application's charm", "refresh worker")
     it.add_argument("app")
-    it.add_argument("charm", nargs="?", help="a .charm file; this project's without it")
+    it.add_argument("charm", nargs="?", help="a .charm file; default: this project's charm")
     it.add_argument(
-        "--force-units", action="store_true", help="also units whose hook has failed, run again"
+        "--force-units", action="store_true", help="also units with a failed hook, which run again"
     )
     it = add(
-        "attach-resource", model.attach_resource, "Give an application another resource file",
+        "attach-resource", model.attach_resource, "Replace a resource file of an application",
         "attach-resource web concourse=./concourse.tgz",
     )  # fmt: skip
     it.add_argument("app")
     it.add_argument("resource", metavar="NAME=PATH")
     it = add(
-        "secret", model.secret, "Make, change or grant a secret of yours",
+        "secret", model.secret, "Add, change or grant a secret of the operator",
         "secret add worker-key private-key#file=./worker_key",
     )  # fmt: skip
     it.add_argument("verb", choices=("add", "update", "grant"))
@@ -125,7 +125,7 @@ def add_setting_commands(add: Adder) -> None:
 
 
 def add_unit_commands(add: Adder) -> None:
-    """The commands for units."""
+    """Add the commands for units."""
     it = add("add-unit", model.add_unit, "Add units to an application", "add-unit worker")
     it.add_argument("app")
     it.add_argument("-n", "--units", type=int, default=1, metavar="N", help="how many")
@@ -139,12 +139,12 @@ def add_unit_commands(add: Adder) -> None:
     it.add_argument("values", nargs="*", metavar="KEY=VALUE", help="the value is YAML")
     it.add_argument("--string-args", action="store_true", help="the values are strings")
     it = add(
-        "cancel-task", model.cancel_task, "Ask for an action's end; as with Juju it goes on",
+        "cancel-task", model.cancel_task, "Cancel an action; as with Juju, a running one goes on",
         "cancel-task 4",
     )  # fmt: skip
     it.add_argument("tasks", nargs="+", metavar="ID")
     it = add("update-status", model.update_status, "Fire update-status", "update-status worker/0")
-    it.add_argument("unit", nargs="?", default="", help="all units without it")
+    it.add_argument("unit", nargs="?", default="", help="default: all units")
     it = add("resolved", model.resolved, "Run a unit's failed hook again", "resolved worker/0")
     it.add_argument("unit")
     it = add(
@@ -158,23 +158,23 @@ def add_unit_commands(add: Adder) -> None:
     it.add_argument("unit")
     it.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...",
-        help="as VERB --help says; other makers' cards: install worker/0 --vendor amd --count 2",
+        help="see VERB --help; other vendors' cards: install worker/0 --vendor amd --count 2",
     )  # fmt: skip
 
 
 def add_look_commands(add: Adder) -> None:
-    """The commands that look, and those of Concourse."""
+    """Add the commands that only show something, and those of Concourse."""
     it = add("status", look.status, "Show the model as a table", "status --watch")
-    it.add_argument("--watch", action="store_true", help="again each second")
+    it.add_argument("--watch", action="store_true", help="repeat every second")
     it = add("logs", look.logs, "Show a unit's log and its services' journal", "logs worker/0 -f")
     it.add_argument("unit")
-    it.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
-    it = add("shell", look.shell, "A root shell in a unit's machine", "shell worker/0 nvidia-smi")
+    it.add_argument("-f", "--follow", action="store_true", help="keep printing new lines")
+    it = add("shell", look.shell, "Open a root shell on a machine", "shell worker/0 nvidia-smi")
     it.add_argument("unit")
     it.add_argument("command", nargs=argparse.REMAINDER, help="run this instead of a shell")
     it = add("task", look.task, "Run a command as a CI task", "task -- ls -l /dev")
     it.add_argument(
-        "--tag", action="append", help="a tag that the worker must have (gpu); '' for none"
+        "--tag", action="append", help="a tag that the worker must have (gpu); '' for no tag"
     )
     it.add_argument("--param", action="append", default=[], metavar="KEY=VALUE")
     it.add_argument("command", nargs=argparse.REMAINDER)
@@ -185,7 +185,7 @@ def add_look_commands(add: Adder) -> None:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The arguments of a command; KEY=VALUE may come after its options, too."""
+    """Parse a command's arguments; KEY=VALUE may come after its options, too."""
     parser = build()
     args, late = parser.parse_known_args(argv)
     if late and (not hasattr(args, "values") or any(item.startswith("-") for item in late)):
@@ -196,8 +196,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; its exit status: 2 for wrong use, 1 when something failed."""
-    # All after `fly` is fly's own, options before its command too.
+    """Run one command; return its exit status: 2 for wrong use, 1 for a failure."""
+    # All arguments after `fly` are fly's own, including options before its command.
     fly = argv[:1] == ["fly"] and argv[1:2] not in ([], ["-h"], ["--help"])
     args = parse(argv[:1] if fly else argv)
     if fly:
@@ -212,10 +212,10 @@ def main(argv: list[str]) -> int:
         return WRONG_USE
     except KeyboardInterrupt:
         if args.function.__module__ == model.__name__:
-            print("lab: interrupted; what was under way is taken up by the next command")
+            print("lab: interrupted; the next command continues unfinished work")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone: nothing is left to be said.
+        # The reader of our output has gone: there is nothing left to print.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The lab commands that look, or work with Concourse: nothing in the model changes."""
+"""Implement the lab commands that change nothing in the model, and those of Concourse."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ UNITS = ("concourse-*", "gpu-ci-*", "containerd*")
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print the table, again and again with --watch."""
+    """Print the table; repeat it with --watch."""
     while True:
         lab = session.look()
         text = table.table(lab.store)
@@ -65,7 +65,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def shell(args: argparse.Namespace) -> int:
-    """A root shell, or one command, in a unit's machine."""
+    """Open a root shell, or run one command, in a unit's machine."""
     lab = session.look()
     argv = _plain(args.command) or ["/bin/bash", "--login"]
     return subprocess.run(_machine_command(lab, args.unit, *argv), check=False).returncode
@@ -77,7 +77,7 @@ def _plain(argv: list[str]) -> list[str]:
 
 def _fly(lab: Lab) -> concourse.Fly:
     fly = concourse.Fly(lab)
-    # A session lasts a day; web may have been deployed anew since.
+    # A session lasts a day; web may have been deployed again since.
     if not fly.program.exists() or fly.run("workers").returncode:
         with session.changing(print):
             fly.login()
@@ -106,7 +106,7 @@ def fly(args: argparse.Namespace) -> int:
 
 
 def fetch(args: argparse.Namespace) -> int:
-    """Download what the lab can use: the Concourse release."""
+    """Download the Concourse release for the lab."""
     path: pathlib.Path = download.fetch(session.Progress())
     print(path)
     return 0

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The lab commands that change the model.
+"""Implement the lab commands that change the model.
 
 Each takes its parsed arguments and returns an exit status.
 """
@@ -17,22 +17,22 @@ from tests.lab.errors import WrongUse
 from tests.lab.juju import charmfile
 from tests.lab.session import Lab
 
-# What happens to a card while it runs: on a real machine nobody fires a hook for it.
+# Changes of a running card for which no hook is fired, as on a real machine.
 _WITHOUT_A_HOOK = frozenset(
     {"status", "xid", "event", "busy", "memory", "hang", "unhang", "refuse-reset"}
 )
 
 
-# Those after which the watch may wake the unit, and for how long that is waited for, in seconds: a
-# unit of Juju's has an agent that always answers.
+# Changes after which the health service may wake the unit, and the longest wait for it, in
+# seconds: a unit of Juju's has an agent that always answers.
 _WAKES = frozenset({"xid", "event", "hang", "unhang"})
 _ANSWERED = 10.0
-# For how long a command lets those speak that have waited for an agent, in seconds.
+# How long a command lets programs speak that have waited for an agent, in seconds.
 _WAITING = 1.0
 
 
 def pairs(items: list[str], what: str) -> dict[str, str]:
-    """`key=value` arguments.
+    """Parse `key=value` arguments.
 
     Raises:
         WrongUse: one without `=`.
@@ -47,7 +47,7 @@ def pairs(items: list[str], what: str) -> dict[str, str]:
 
 
 def up(args: argparse.Namespace) -> int:
-    """Walk from nothing to a task with its GPUs."""
+    """Start the lab from nothing and run a task with its GPUs."""
     say = session.Progress()
     with session.changing(say, make=True) as lab:
         walk.up(lab, say, args.bare, args.nested)
@@ -88,7 +88,7 @@ def integrate(args: argparse.Namespace) -> int:
 
 
 def remove_relation(args: argparse.Namespace) -> int:
-    """Take a relation away."""
+    """Remove a relation."""
     with session.changing(session.Progress()) as lab:
         lab.model.integrations.remove(args.one, args.two)
         lab.settle()
@@ -100,7 +100,7 @@ def config(args: argparse.Namespace) -> int:
     try:
         return _config(args)
     except WrongUse:
-        # Juju's own: what it would print of the options, before the error.
+        # Juju's own option: what it would print of the options, before the error.
         print("{}", flush=True)
         raise
 
@@ -115,7 +115,7 @@ def _config(args: argparse.Namespace) -> int:
             lab.model.set_config(args.app, values, args.reset)
             lab.settle()
         if not values:
-            print(f"Juju tells no unit of a reset: lab update-status {args.app}/0")
+            print(f"Juju does not report a reset to units: lab update-status {args.app}/0")
         return 0
     lab = session.look()
     options = lab.model.config(args.app)
@@ -128,10 +128,10 @@ def _config(args: argparse.Namespace) -> int:
 
 
 class _AsJuju(yaml.SafeDumper):
-    """Writes a text of several lines as it is, as Juju's own does: a table stays a table."""
+    """Writes a text of several lines unchanged, as Juju does: a table stays a table."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """One string."""
+        """Write one string."""
         return self.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
 
 
@@ -139,12 +139,12 @@ _AsJuju.add_representer(str, _AsJuju.represent_text)
 
 
 def as_juju(results: dict[str, object]) -> str:
-    """An action's results as juju run prints them: a long line is folded at a space."""
+    """Format an action's results as juju run does: long lines are folded at a space."""
     return yaml.dump(results, Dumper=_AsJuju, width=80, allow_unicode=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run an action and print its results; as with Juju only a crash is a failure of ours."""
+    """Run an action and print its results; as with Juju it fails only by a crash."""
     params = pairs(args.values, "parameters")
     with session.changing(lambda line: print(line, flush=True)) as lab:
         action = lab.model.run_action(args.unit, args.action, params, args.string_args)
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def cancel_task(args: argparse.Namespace) -> int:
-    """Say, as Juju does of a task that runs, that it goes on."""
+    """Print, as Juju does for a running task, that it can't be cancelled."""
     lab = session.look()
     found = lab.store.column("SELECT id FROM action")
     for task in args.tasks:
@@ -215,7 +215,7 @@ def refresh(args: argparse.Namespace) -> int:
 
 
 def attach_resource(args: argparse.Namespace) -> int:
-    """Give an application another file for a resource."""
+    """Replace the file of a resource of an application."""
     with session.changing(session.Progress()) as lab:
         for name, path in pairs([args.resource], "resources").items():
             lab.model.attach_resource(args.app, name, pathlib.Path(path))
@@ -240,7 +240,7 @@ def resolved(args: argparse.Namespace) -> int:
 
 
 def secret(args: argparse.Namespace) -> int:
-    """Make, change or grant secrets of the operator's."""
+    """Add, change or grant secrets of the operator."""
     with session.changing(session.Progress()) as lab:
         secrets = lab.model.secrets
         if args.verb == "grant":
@@ -256,7 +256,7 @@ def secret(args: argparse.Namespace) -> int:
 
 
 def secret_content(values: list[str]) -> dict[str, str]:
-    """A secret's content from `key=value` and `key#file=path` arguments.
+    """Return a secret's content from `key=value` and `key#file=path` arguments.
 
     Raises:
         WrongUse: another form, or a file that cannot be read.
@@ -272,7 +272,7 @@ def secret_content(values: list[str]) -> dict[str, str]:
 
 
 def gpu(args: argparse.Namespace) -> int:
-    """Change a unit's simulated GPUs, then let the charm look, but where the watch has to."""
+    """Change a unit's simulated GPUs; let the charm look unless the health service has to."""
     command = [args.verb, *args.arguments]
     with session.changing(session.Progress()) as lab:
         if args.verb in _WAKES and "clear" not in args.arguments:
@@ -285,7 +285,7 @@ def gpu(args: argparse.Namespace) -> int:
 
 
 def _woken(lab: Lab, unit: str, command: list[str]) -> int:
-    """Change its GPUs while its agent answers, until its status is another one or for a while."""
+    """Change its GPUs while its agent answers, until its status changes or for a while."""
     codes: list[int] = []
 
     def message() -> str:
@@ -296,12 +296,12 @@ def _woken(lab: Lab, unit: str, command: list[str]) -> int:
             codes.append(_fakegpu(lab, unit, command))
         return bool(codes[0]) or message() != before
 
-    # What the watch has waited to tell since the lab's last command is no answer to this one.
+    # Let the health service report earlier changes first: they are not the answer to this one.
     lab.controller.settle(lambda: False, _WAITING)
     before = message()
     lab.controller.settle(is_told, _ANSWERED)
     if codes == [0] and message() == before:
-        # The watch wakes the unit once in 30 s, and may have just done so.
+        # The health service wakes the unit once in 30 s, and may have just done so.
         lab.model.update_status(unit)
         lab.settle()
     return codes[0]
@@ -318,7 +318,7 @@ def _fakegpu(lab: Lab, unit: str, arguments: list[str]) -> int:
 
 
 def destroy(_: argparse.Namespace) -> int:
-    """Take the lab down, whatever state it is in."""
+    """Remove the lab, whatever state it is in."""
     say = session.Progress()
     directory = session.state_dir()
     if not directory.exists():

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Concourse in the lab: which one, the real or the stand-in, and its command-line tool fly."""
+"""Provide Concourse in the lab, the real one or the stand-in, and its command-line tool fly."""
 
 import gzip
 import json
@@ -18,25 +18,25 @@ FLY_IN_RELEASE = "/opt/concourse/current/fly-assets/fly-linux-amd64.tgz"
 
 
 def is_real() -> bool:
-    """Whether the real Concourse is at hand."""
+    """Return whether the real Concourse is at hand."""
     return bool(os.environ.get("GPUCI_CONCOURSE_TARBALL")) or download.CACHED.is_file()
 
 
 def choose(lab: Lab) -> tuple[pathlib.Path, str]:
-    """The release tarball that the charm gets as its resource, and its name for people.
+    """Return the release tarball that the charm gets as its resource, and its display name.
 
     GPUCI_CONCOURSE_TARBALL if it is set, else the cache that `lab fetch concourse` fills, else the
     stand-in, which is made here (a few seconds).
 
     Raises:
-        WrongUse: GPUCI_CONCOURSE_TARBALL names no file.
+        WrongUse: GPUCI_CONCOURSE_TARBALL does not name a file.
         LabError: the stand-in cannot be made.
     """
     given = os.environ.get("GPUCI_CONCOURSE_TARBALL", "")
     if given:
         path = pathlib.Path(given)
         if not path.is_file():
-            raise WrongUse(f"GPUCI_CONCOURSE_TARBALL: {path} is no file")
+            raise WrongUse(f"GPUCI_CONCOURSE_TARBALL: {path} is not a file")
         return path.resolve(), f"real ({path.name})"
     if download.CACHED.is_file():
         return download.CACHED, f"real ({download.CACHED.name}, from the cache)"
@@ -52,7 +52,7 @@ def choose(lab: Lab) -> tuple[pathlib.Path, str]:
 
 
 def another(lab: Lab, path: pathlib.Path) -> None:
-    """Write the same Concourse as another tarball, unlike each before, as an upgrade brings it."""
+    """Write the same Concourse as another tarball, unlike each before, as for an upgrade."""
     tarball, _ = choose(lab)
     path.write_bytes(tarball.read_bytes() + gzip.compress(b"", mtime=secrets.randbits(32)))
 
@@ -108,7 +108,7 @@ class Fly(fly.Fly):
         row = lab.store.row("SELECT * FROM action WHERE id = ?", action)
         if not row or row["status"] != "completed":
             why = row["message"] if row else "it is gone"
-            raise LabError(f"{self._web} does not tell its administrator's password: {why}")
+            raise LabError(f"{self._web} does not report its administrator's password: {why}")
         return json.loads(row["results"])
 
     def command(self, *arguments: str) -> list[str]:

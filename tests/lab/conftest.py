@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the lab's own tests need beside a lab that is up: machines and models of their own."""
+"""Fixtures of the lab's own tests: machines and models of their own."""
 
 import pathlib
 
@@ -14,15 +14,15 @@ from tests.lab.park import Park
 
 @pytest.fixture(scope="module")
 def untested(site):
-    """Nothing tests the GPUs or takes one out, for tests of what else comes with their changes."""
-    site.configure(selftest_on_start="false", gpu_health="off")
+    """Disable all tests of GPUs, for tests of other effects of their changes."""
+    site.configure(selftest_on_start="false", gpu_health="disabled")
     yield
     site.configure(selftest_on_start="true", reset=("gpu-health",))
 
 
 @pytest.fixture(scope="module")
 def watched(site):
-    """The watch has the GPUs tested, and nobody else."""
+    """Let only the GPU health service start tests of GPUs."""
     site.configure(selftest_on_start="false")
     yield
     site.configure(selftest_on_start="true")

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""`lab fetch concourse`: the pinned release, about 1 GB, downloaded once and verified."""
+"""Implement `lab fetch concourse`: download the pinned release once, about 1 GB, and verify it."""
 
 import hashlib
 import pathlib
@@ -24,13 +24,13 @@ CHUNK = 1 << 20
 
 
 def fetch(say: Callable[[str], None]) -> pathlib.Path:
-    """Download the release, or go on with a download that was interrupted.
+    """Download the release, or resume an interrupted download.
 
     Raises:
-        LabError: the server does not give it, or what came is not the release.
+        LabError: the server does not send it, or sends another file.
     """
     if CACHED.is_file():
-        say(f"{CACHED} is there already")
+        say(f"{CACHED} exists already")
         return CACHED
     CACHED.parent.mkdir(parents=True, exist_ok=True)
     part = CACHED.with_suffix(".part")
@@ -42,7 +42,7 @@ def fetch(say: Callable[[str], None]) -> pathlib.Path:
         digest = found.hexdigest() if found else _digest(file)
     if digest != SHA256:
         part.unlink()
-        raise LabError(f"{URL} has sha256 {digest}, not {SHA256}: it was thrown away")
+        raise LabError(f"{URL} has sha256 {digest}, not {SHA256}: it was deleted")
     part.rename(CACHED)
     say(f"{CACHED} is ready: `lab up` uses it from now on")
     return CACHED
@@ -60,7 +60,7 @@ def _download(part: pathlib.Path, say: Callable[[str], None]) -> None:
     request = urllib.request.Request(URL, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            # 206: the server goes on where we stopped; else it begins anew.
+            # 206: the server resumes where we stopped; else it starts again.
             resumed = answer.status == 206
             have = have if resumed else 0
             say(f"downloading {URL}" + (f" from {have >> 20} MiB on" if resumed else ""))
@@ -70,7 +70,7 @@ def _download(part: pathlib.Path, say: Callable[[str], None]) -> None:
                 raise OSError(f"the connection ended after {have} of {SIZE} bytes")
     except (OSError, urllib.error.URLError) as error:
         raise LabError(
-            f"cannot download {URL}: {error}; run it again to go on, or set "
+            f"cannot download {URL}: {error}; run it again to resume, or set "
             "GPUCI_CONCOURSE_TARBALL to a copy"
         ) from error
 

@@ -4,11 +4,11 @@
 
 
 class LabError(Exception):
-    """Something that the lab's user has to know: what is wrong with what, and what to do."""
+    """An error for the lab's user: what is wrong, and what to do."""
 
 
 class MachineError(LabError):
-    """A machine did not come up, did not go down, or is not there."""
+    """A machine did not come up, did not go down, or does not exist."""
 
 
 class NoMachinesError(MachineError):
@@ -30,4 +30,4 @@ class CommandError(MachineError):
 
 
 class WrongUse(LabError):
-    """A command that cannot mean anything here: unknown names, missing arguments."""
+    """A command that can't be carried out as given: unknown names, missing arguments."""

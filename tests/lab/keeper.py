@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The process that keeps one machine running: keeper.py MACHINE_DIRECTORY.
+"""Keep one machine running, as a process: keeper.py MACHINE_DIRECTORY.
 
 It runs in a session, a mount namespace and the lab's network namespace (machines.py starts it so).
 It mounts the machine's root there, where the mount ends with the last process, and starts
@@ -18,13 +18,13 @@ REBOOTED = 133
 
 
 def mount_command(directory: pathlib.Path) -> list[str]:
-    """mount's argv for the host's root with the machine's own layer over it."""
+    """Return mount's argv for the host's root with the machine's own layer over it."""
     layers = f"lowerdir=/,upperdir={directory}/upper,workdir={directory}/work,volatile"
     return ["/bin/mount", "-t", "overlay", "overlay", "-o", layers, str(directory / "root")]
 
 
 def nspawn_command(directory: pathlib.Path, settings: dict[str, dict[str, str]]) -> list[str]:
-    """systemd-nspawn's argv for the machine."""
+    """Return systemd-nspawn's argv for the machine."""
     command = [
         "/usr/bin/systemd-nspawn",
         f"--directory={directory}/root",
@@ -47,7 +47,7 @@ def nspawn_command(directory: pathlib.Path, settings: dict[str, dict[str, str]])
 
 
 def main() -> int:
-    """Keep the machine until it powers off; the exit status is nspawn's last."""
+    """Keep the machine running until it powers off; the exit status is nspawn's last."""
     directory = pathlib.Path(sys.argv[1])
     settings = json.loads((directory / "settings.json").read_text())
     for cgroup in settings["cgroups"]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Tasks that hold their GPUs until they are told to end, and what the worker says of leases."""
+"""Run tasks that hold their GPUs until a file lets them end, and read the worker's leases."""
 
 import json
 import subprocess
@@ -27,12 +27,12 @@ _DEATH = f"while kill -0 $0 2>&-; do sleep 0.02; done; {_UPTIME}"
 
 
 class Task:
-    """A task that shows what it has, then waits to be told to end.
+    """A task that prints its GPUs, then waits for a file that lets it end.
 
     Args:
         site: where it is to run.
         name: of its own among those that run.
-        before: what it does first.
+        before: its first commands.
         params: its params.
     """
 
@@ -45,36 +45,36 @@ class Task:
         self.build = Build(site.fly, *site.fly.task(["sh", "-c", script], ["gpu"], params))
 
     def begun(self) -> float:
-        """When it began, in seconds since boot; waits for it."""
+        """Wait until it has begun; return when, in seconds since boot."""
         return float(self.build.line(r"up (\d+\.\d+)")[1])
 
     def gpus(self) -> list[str]:
-        """The ids of its GPUs as it was told; waits for its beginning."""
+        """Wait until it has begun; return the ids of its GPUs in its variables."""
         self.begun()
         return self.build.line(r"NVIDIA_VISIBLE_DEVICES=(.*)")[1].split(",")
 
     def cards(self) -> list[int]:
-        """The numbers of the cards that it can open; waits for its beginning."""
+        """Wait until it has begun; return the numbers of the cards that it can open."""
         self.begun()
         return cards(self.build.output)
 
     def process(self) -> int:
-        """Its process, as its machine numbers it."""
+        """Return its process, in its machine's numbers."""
         holder = next(h for h in holders(self._site).values() if h["gpus"] == self.gpus())
         return int(self._site.sh(f"cat {holder['bundle']}/task.pid"))
 
     def answer(self) -> None:
-        """Have it say that it is there, and wait until Concourse has heard it."""
+        """Make it print a line, and wait until Concourse has it."""
         self._asked += 1
         self._site.sh(f"echo {self._asked} >{self._ask}")
         self.build.line(f"still here {self._asked}")
 
     def tell_to_end(self) -> None:
-        """Tell it to end; it may take its time."""
+        """Tell it to end, without waiting."""
         self._site.sh(f"touch {self._go}")
 
     def end(self) -> int:
-        """Tell it to end, and wait; fly's exit status."""
+        """Tell it to end, and wait; return fly's exit status."""
         self.tell_to_end()
         return self.build.wait()
 
@@ -101,19 +101,19 @@ class Tasks:
 
 
 class Death:
-    """A watch over a process in a machine: it tells when that ends."""
+    """Watches a process in a machine and reports when it ends."""
 
     def __init__(self, site: Site, pid: int):
         argv = [*site.machine().enter_command(), "/bin/sh", "-c", _DEATH, str(pid)]
         self._watch = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
     def when(self) -> float:
-        """When it ended, in seconds since boot; waits for it."""
+        """Wait for its end; return when it was, in seconds since boot."""
         return float(self._watch.communicate(timeout=60)[0])
 
 
 def cards(output: str) -> list[int]:
-    """The numbers of the cards that PROBE could open; those that are there and don't are wrong.
+    """Return the numbers of the cards that PROBE could open; fail if a present one did not open.
 
     fly prints the script too, so a line counts as a whole.
     """
@@ -124,15 +124,15 @@ def cards(output: str) -> list[int]:
 
 
 def holders(site: Site) -> dict[str, dict[str, Any]]:
-    """Those who hold GPUs of worker/0, by container, also those who are found gone later."""
+    """Return the holders of GPUs of worker/0, by container, including those found gone later."""
     return json.loads(site.sh(f"cat {TABLE}"))["holders"]
 
 
 def waiting(site: Site, count: int) -> list[dict[str, Any]]:
-    """Those who wait in the wrapper of worker/0; waits until they are so many.
+    """Wait for so many waiters in the queue of worker/0, and return them.
 
     Raises:
-        AssertionError: they are not within 20 seconds.
+        AssertionError: there is another number after 20 seconds.
     """
     deadline = time.monotonic() + 20
     while len(waiters := json.loads(site.sh(f"cat {TABLE}"))["waiters"]) != count:
@@ -142,5 +142,5 @@ def waiting(site: Site, count: int) -> list[dict[str, Any]]:
 
 
 def journal(site: Site) -> list[dict[str, Any]]:
-    """The wrapper's decisions on worker/0, the oldest first."""
+    """Return the GPU runtime's decisions on worker/0, the oldest first."""
     return [json.loads(line) for line in site.sh("cat /var/log/gpu-ci/oci.log").splitlines()]

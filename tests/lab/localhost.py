@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The lab as a machine with Juju and LXD: stand-ins for `juju` and `lxc` that its Juju answers.
+"""Play a machine with Juju and LXD: stand-ins for `juju` and `lxc`, answered by the lab's Juju.
 
 They have the few commands that scripts/deploy-lxd and scripts/lxd-gpu call. A container of "LXD"
-is a machine of the lab; a card that it is given comes as a simulated one. A real Juju works on by
-itself, the lab's only while one of its commands runs: here, while it is asked for its status.
+is a machine of the lab; a card that it is given is a simulated one. A real Juju works all the
+time, the lab's only while one of its commands runs: here, while it is asked for its status.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tests.lab import outfit, session, walk
 from tests.lab.juju.store import Store
 from tests.lab.session import ROOT, Lab
 
-# Cards of the host, as LXD tells of them (/1.0/resources).
+# Cards of the host, as LXD reports them (/1.0/resources).
 CARDS = tuple(
     {
         "pci_address": f"0000:0{number}:00.0",
@@ -28,7 +28,7 @@ CARDS = tuple(
     }
     for number in (1, 2)
 )
-# So long a look at Juju lets its agents work, in seconds.
+# How long a look at Juju lets its agents work, in seconds.
 WORK_SECONDS = 2
 PROGRAM = """#!/bin/sh
 cd {root} && PYTHONPATH={root} exec {python} -m tests.lab.localhost {name} "$@"
@@ -36,7 +36,7 @@ cd {root} && PYTHONPATH={root} exec {python} -m tests.lab.localhost {name} "$@"
 
 
 def install(folder: pathlib.Path) -> None:
-    """Put both commands into a folder for PATH."""
+    """Install both commands in a folder for PATH."""
     for name in ("juju", "lxc"):
         program = folder / name
         program.write_text(PROGRAM.format(root=ROOT, python=sys.executable, name=name))

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A disposable systemd machine: systemd-nspawn over an overlay of the host's own root."""
+"""Run disposable systemd machines: systemd-nspawn over an overlay of the host's own root."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ CLEAN_ENV = {
 BOOT_SECONDS = 60.0
 STOP_SECONDS = 30.0
 KILL_SECONDS = 5.0
-# As timeout(1) has it.
+# As in timeout(1).
 TIMED_OUT = 124
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A mirror of releases that does not say how long a file is: mirror.py ADDRESS PORT FOLDER."""
+"""Serve releases without telling a file's length: mirror.py ADDRESS PORT FOLDER."""
 
 import contextlib
 import http.server

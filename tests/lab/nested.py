@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A release whose tasks lie in control groups as in an unprivileged LXD container on cgroup v1.
+"""Make a release whose tasks have control groups as in an unprivileged LXD container on v1.
 
 A whole machine of that kind would need ID-mapped mounts for its root. The worker of this one is
 root of the machine, and device rules keep its tasks from other GPUs.
@@ -22,7 +22,7 @@ _STAND_IN = pathlib.Path(__file__).with_name("runc-in-v2-alone")
 
 
 def obstacle() -> str:
-    """Why there can be none here; empty where there can."""
+    """Return why that is not possible here; or empty."""
     return "" if (cgroups.ROOT / "unified").is_dir() else "needs cgroup v1 with v2 beside it"
 
 

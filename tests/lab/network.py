@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The lab's network: a bridge in a network namespace of its own; the host's stays as it is."""
+"""Make the lab's network: a bridge in its own network namespace; the host's is unchanged."""
 
 import ipaddress
 import pathlib

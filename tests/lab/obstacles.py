@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Why no machine can start here: each thing that a machine needs is tried, in a second or two."""
+"""Find out why no machine can start here, by trying each thing that a machine needs."""
 
 import pathlib
 import shutil
@@ -22,7 +22,7 @@ _START = """
 cd "$1"; shift
 while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs"; shift; done
 shift
-# A layer that was mounted without its syncs is not taken again.
+# A layer that was mounted without its syncs is not accepted again.
 rm -rf work; mkdir work
 "$@"
 exec /usr/bin/systemd-nspawn --directory=root --register=no --keep-unit --as-pid2 --quiet \\

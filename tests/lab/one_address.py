@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One address before several web units: hands each connection to the first that takes it.
+"""Give several web units one address: pass each connection to the first unit that accepts it.
 
 one_address.py HOST:PORT BACKEND:PORT...
 """

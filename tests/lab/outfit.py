@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a machine has before the charm comes: simulated GPUs, a task's rootfs, and, unless it is
+"""Equip machines before the charm comes: simulated GPUs, a task's rootfs, and, unless they are
 bare, NVIDIA's driver and runtime."""
 
 import os
@@ -15,12 +15,12 @@ from tests.lab.errors import LabError, WrongUse
 from tests.lab.juju.agent import SHARED
 from tests.lab.machines import Machine
 
-# The root file system of the tasks that the lab runs; Concourse mounts it as it is.
+# The root file system of the tasks that the lab runs; Concourse mounts it directly.
 ROOTFS = "/srv/lab/rootfs"
 # Concourse's worker maps root of a container to this user (max uint32 - 1).
 CONTAINER_ROOT = 4294967294
 # What a worker says while its two GPUs are switched off.
-IDLE = "Worker ready (2 GPUs here, none for tasks: enable-gpu=false)"
+IDLE = "Worker ready (2 GPUs found, but enable-gpu=false: juju config worker enable-gpu=true)"
 # A folder of the host bears this, a file of root's, where tasks may have it as their root.
 MARKER = ".gpu-ci-task-root"
 # What the runtime's hooks are calls of.
@@ -59,14 +59,14 @@ def nvidia_runtime() -> tuple[list[pathlib.Path], str]:
     GPUCI_NVIDIA_RUNTIME names the real one; its hook and nvidia-ctk lie beside it.
 
     Raises:
-        WrongUse: GPUCI_NVIDIA_RUNTIME names no file.
+        WrongUse: GPUCI_NVIDIA_RUNTIME does not name a file.
     """
     given = os.environ.get("GPUCI_NVIDIA_RUNTIME", "")
     if not given:
         return [], "stand-in (set GPUCI_NVIDIA_RUNTIME to use the real nvidia-container-runtime)"
     path = pathlib.Path(given)
     if not path.is_file():
-        raise WrongUse(f"GPUCI_NVIDIA_RUNTIME: {path} is no file")
+        raise WrongUse(f"GPUCI_NVIDIA_RUNTIME: {path} is not a file")
     files = [path.with_name(name) for name in RUNTIME_FILES if path.with_name(name).is_file()]
     return files, f"real ({path})"
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""All machines of one lab: making, finding and removing them."""
+"""Make, find and remove all machines of one lab."""
 
 import hashlib
 import json
@@ -110,7 +110,7 @@ class Park:
         self, directory: pathlib.Path, binds: Sequence[str], binds_ro: Mapping[str, pathlib.Path]
     ) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", directory.name):
-            raise MachineError(f"{directory.name!r} is no machine name: use a-z, 0-9 and -")
+            raise MachineError(f"{directory.name!r} is not a machine name: use a-z, 0-9 and -")
         shutil.rmtree(
             directory, ignore_errors=True
         )  # Half made by a command that was interrupted.
@@ -150,7 +150,7 @@ class Park:
         if self._machines.is_dir():
             for directory in list(self._machines.iterdir()):
                 self.remove(directory.name)
-        # Machines whose directories somebody has deleted.
+        # Machines whose directories were deleted.
         end_cgroups(cgroups.find(self.network.name))
         self.network.down()
         shutil.rmtree(self._machines, ignore_errors=True)

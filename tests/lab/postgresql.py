@@ -1,7 +1,7 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The application `postgresql`, played by the lab: a real PostgreSQL in a machine of its own, and
-the databag of the postgresql charm (postgresql_client v0, data_interfaces v0 library)."""
+"""Play the application `postgresql`: a real PostgreSQL in a machine of its own, with the databag
+of the postgresql charm (postgresql_client v0, data_interfaces v0 library)."""
 
 import json
 import pathlib
@@ -30,7 +30,7 @@ KillSignal=SIGINT
 [Install]
 WantedBy=multi-user.target
 """
-# Over TCP with a password; who is on the machine itself is its owner.
+# Over TCP with a password; a user on the machine itself is its owner.
 INITDB = f"""
 set -eu
 binaries=$1

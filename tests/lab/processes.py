@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Host processes: finding the lab's own by what they are, never by a remembered number."""
+"""Find the lab's own processes on the host by program and arguments, never by a stored number."""
 
 import contextlib
 import os

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""An application without machines that writes down its hooks, to try the lab's Juju with."""
+"""An application without machines that records its hooks, to test the lab's Juju."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ class Recorder(PlayedApp):
     }
     options: ClassVar[dict[str, dict[str, Any]]] = shellcharm.CONFIG["options"]
     actions: ClassVar[dict[str, dict[str, Any]]] = shellcharm.ACTIONS
-    # Of each unit what has run, and what its next update-status is to do.
+    # The hooks that each unit has run, and the function for its next update-status.
     hooks: ClassVar[dict[str, list[str]]] = {}
     script: ClassVar[dict[str, Callable[[Hook], None]]] = {}
 

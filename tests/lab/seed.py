@@ -1,7 +1,7 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a machine's own layer holds before its first boot: the host's packages, but none of its
-services, settings, data or secrets."""
+"""Fill a machine's own layer before its first boot: the host's packages, but none of its services,
+settings, data or secrets."""
 
 import os
 import pathlib

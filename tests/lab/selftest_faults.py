@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Faults of a worker with two simulated NVIDIA GPUs, and what the self-test makes of each.
+"""Faults of a worker with two simulated NVIDIA GPUs, and the self-test's results for each.
 
 Each line of shell runs in the machine, as root, without Juju.
 """
@@ -10,14 +10,9 @@ import dataclasses
 from tests import fakes
 
 FAKEGPU = fakes.FAKEGPU
-# For the checks of a minimum: what the simulated GPUs and their driver have just so.
-MINIMUMS = {
-    "min_cpus": "1",
-    "min_memory_gib": "1",
-    "min_gpu_memory_gib": "80",
-    "min_compute_capability": "8.0",
-    "min_driver_version": fakes.DRIVER_VERSION,
-}
+# For the checks of minimums: values that the simulated GPUs and their driver just reach.
+_OF_GPUS = f"compute-capability=8.0,driver={fakes.DRIVER_VERSION}"
+MINIMUMS = f"cpus=1,memory=1GiB,gpu-memory=80GiB,{_OF_GPUS}"
 BOTH = (0, 1)
 _FRONT = "/opt/gpu-ci/bin/runc"
 _LAUNCHER = "/opt/gpu-ci/bin/containerd-launcher"
@@ -27,14 +22,14 @@ _BACK_END = "/opt/gpu-ci/lib/gpuci"
 _RUNTIME = "/usr/bin/nvidia-container-runtime"
 _FOREIGN = "/opt/containerd/bin/runc"
 _DRIVER = "/var/lib/fake-gpu/driver-version"
-# Of nvml.h: the field that tells which recovery the driver asks for.
+# A field of nvml.h: the recovery that the driver requests.
 _RECOVERY_FIELD = 230
 _KEPT = "/root/lab-kept"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
         name: of the test.
@@ -76,19 +71,19 @@ def _xid(code: int, remedy: str, **more) -> Fault:
 
 
 def _of_worker(name: str, inject: str, mend: str, check: str, reason: str, remedy: str) -> Fault:
-    """What concerns all GPUs. No container is made then, so that isolation costs nothing."""
+    """A fault of all GPUs. No container is made then, so that isolation costs nothing."""
     return Fault(name, inject, mend, check, (), remedy, reason, level="isolation")
 
 
 def _changed(name: str, path: str, change: str, check: str, reason: str) -> Fault:
-    """A file of the charm's that somebody changes in place."""
+    """A changed file of the charm."""
     return _of_worker(
         name,
         f"cp -a {path} {_KEPT}; {change}",
         f"mv {_KEPT} {path}",
         check,
         reason,
-        "the charm puts it back at its next event",
+        "the charm restores it at its next event",
     )
 
 
@@ -105,7 +100,7 @@ def _runtime(name: str, says: str, check: str, reason: str, remedy: str) -> Faul
 
 
 def _seen(name: str, so: str, check: str, remedy: str, reason: str, **more) -> Fault:
-    """What is so for the self-test's eyes alone: the worker goes on with its own."""
+    """A fault that only the self-test sees: the worker goes on with its own files."""
     around = f"unshare -m /bin/sh -ec '{so}; exec \"$@\"' sh"
     return Fault(name, ":", ":", check, (), remedy, reason, around=around, **more)
 
@@ -113,7 +108,7 @@ def _seen(name: str, so: str, check: str, remedy: str, reason: str, **more) -> F
 def _disk(name: str, options: str) -> Fault:
     """A full file system."""
     mount = f"mount -t tmpfs -o {options} tmpfs /var/lib/concourse"
-    return _seen(name, mount, "disk", "make room", "disk full", condemns=False)
+    return _seen(name, mount, "disk", "free space", "disk full", condemns=False)
 
 
 _WORK = "/var/lib/concourse/worker"
@@ -161,9 +156,9 @@ _MEMORY = "/run/meminfo"
 _CPU_MAX = "/sys/fs/cgroup/cpu.max"
 _SIZE = (
     _seen("half-a-cpu", f"mount -t tmpfs x /sys/fs/cgroup; echo 50000 100000 >{_CPU_MAX}",
-          "host-cpus", "min-cpus=0", "too few CPUs"),
+          "host-cpus", "minimums=memory=1GiB,gpu-memory=80GiB,", "too few CPUs"),
     _seen("little-memory", f"echo MemTotal: 9999 kB >{_MEMORY}; mount -B {_MEMORY} /proc/meminfo",
-          "host-memory", "min-memory-gib=0", "too little memory"),
+          "host-memory", "minimums=cpus=1,gpu-memory=80GiB,", "too little memory"),
 )  # fmt: skip
 
 _DRIVERS = (
@@ -233,31 +228,31 @@ _SOFTWARE = (
         "wrapper-replaced",
         _FRONT,
         f"printf '#!/bin/sh\\nexec /opt/concourse/current/bin/runc \"$@\"\\n' >{_FRONT}",
-        "wrapper",
-        "wrapper changed",
+        "gpu-runtime",
+        "GPU runtime changed",
     ),
-    _changed("wrapper-mode", _FRONT, f"chmod 777 {_FRONT}", "wrapper", "wrapper changed"),
+    _changed("wrapper-mode", _FRONT, f"chmod 777 {_FRONT}", "gpu-runtime", "GPU runtime changed"),
     _changed(
         "back-end-changed",
         f"{_BACK_END}/policy.py",
         f"echo '# more' >>{_BACK_END}/policy.py",
-        "wrapper",
-        "wrapper changed",
+        "gpu-runtime",
+        "GPU runtime changed",
     ),
     _of_worker(
         "back-end-module-added",
         f"touch {_BACK_END}/json.py",
         f"rm {_BACK_END}/json.py",
-        "wrapper",
-        "wrapper changed",
+        "gpu-runtime",
+        "GPU runtime changed",
         "find out who changed it",
     ),
     _changed(
         "policy-changed",
         _POLICY,
         f"sed -i 's/exclusive/shared/' {_POLICY}",
-        "wrapper",
-        "wrapper changed",
+        "gpu-runtime",
+        "GPU runtime changed",
     ),
     _changed(
         "launcher-changed",
@@ -289,11 +284,11 @@ _HEALTH = (
         "sram-ecc", "sram-uncorrected-volatile=1", "sram-ecc", "uncorrected SRAM errors", "Reboot"
     ),
     _of_gpu(
-        "sram-worn", "sram-threshold-exceeded=1", "sram-ecc", "SRAM errors above", "replaced"
+        "sram-worn", "sram-threshold-exceeded=1", "sram-ecc", "SRAM errors above", "Replace GPU"
     ),
     _of_gpu(
         "remap-failed", "remapped-rows-failed=1", "remapped-rows", "row remapping failed",
-        "replaced",
+        "Replace GPU",
     ),
     _of_gpu(
         "remap-pending", "remapped-rows-pending=1", "remapped-rows", "row remapping waits",
@@ -303,7 +298,9 @@ _HEALTH = (
         "pages-pending", "retired-pages-pending=1", "retired-pages", "page retirement waits",
         "Reboot",
     ),
-    _of_gpu("pages-used-up", "retired-pages=63", "retired-pages", "too many retired", "replaced"),
+    _of_gpu(
+        "pages-used-up", "retired-pages=63", "retired-pages", "too many retired", "Replace GPU"
+    ),
     _of_gpu(
         "recovery", f"field-{_RECOVERY_FIELD}=1", "recovery-action", "recovery needed", "reset it"
     ),
@@ -319,11 +316,11 @@ _HEALTH = (
     _of_gpu("warm", "temperature=89", "temperature", "89 °C", "air flow", warns=True),
     _of_gpu("not-persistent", "persistence-mode=0", "persistence", "persistence mode is off",
             "nvidia-persistenced", warns=True),
-    _of_gpu("small", "memory-mib=40960", "memory", "40 GiB", "min-gpu-memory-gib=40"),
+    _of_gpu("small", "memory-mib=40960", "memory", "40 GiB", "memory=1GiB,gpu-memory=40GiB,"),
     _of_gpu("old", "compute-capability=7.5", "compute-capability", "compute capability 7.5",
-            "min-compute-capability=7.5"),
+            "gpu-memory=80GiB,compute-capability=7.5,"),
     _of_gpu("reset-required", "temperature=rc=16", "nvml", "NVML says", "reset it"),
-    _of_gpu("odd", "power-mw=rc=999", "nvml", "NVML does not answer all", "reset it",
+    _of_gpu("odd", "power-mw=rc=999", "nvml", "NVML does not answer everything", "reset it",
             warns=True),
     _xid(79, "Reboot the machine"),
     _xid(48, "Reboot the machine"),

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The self-test started by hand on a machine of the lab, and what it left behind."""
+"""Run the self-test by hand on a machine of the lab, and read its results."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from tests.lab.site import Site
 
 LAUNCHER = "/opt/gpu-ci/bin/gpu-selftest"
 _STATUS = {"passed": 0, "failed": 1, "incomplete": 3}
-# A red check in the words of a report; the others could not run, or had nothing to say.
+# Outcomes of a red check; other checks did not run, or did not apply.
 RED = ("failed", "warning")
 _COLLECT = """
 import glob, json, sys
@@ -60,7 +60,7 @@ class Seen:
         return {key: result["outcome"] for key, result in self.results().items()}
 
     def why(self) -> list[str]:
-        """What there is to say of checks that did not pass, for people who read a failed test."""
+        """Describe the checks that did not pass, for people who read a failed test."""
         return [
             f"{result['check']} {result['outcome']}: {result['text']}"
             for result in self.report["results"]

@@ -116,7 +116,7 @@ def changing(say: Callable[[str], None], make: bool = False) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lab's lock; wait for whoever has it."""
+    """Hold the lab's lock; wait for its holder."""
     path = directory / "lock"
     with open(path, "w", encoding="utf-8") as file:
         try:

@@ -27,8 +27,8 @@ env | grep -E '^(NVIDIA_|GPU_|CUDA_)' | sort
 ALL = {"GPU_COUNT": "all"}
 # What the unit says that `make lab` brings up, as often as nothing is wrong.
 READY = ("active", "Worker ready (GPU: 2x NVIDIA, self-test passed)")
-UNWATCHED = "; GPUs are not watched: gpu-health=off"
-# What it adds where GPUCI_NVIDIA_RUNTIME names one that is newer than the pinned one.
+UNWATCHED = "; GPU health service is off (gpu-health=disabled)"
+# Added to it if GPUCI_NVIDIA_RUNTIME names a newer runtime than the pinned one.
 NEWER = re.compile(r"; toolkit [0-9.]+ is newer than [0-9.]+, the newest tested")
 # Concourse makes this with its first task, its stand-in never.
 BRIDGE = """
@@ -38,7 +38,7 @@ BRIDGE = """
   ip link set concourse0 up
 }
 """
-# What Concourse says while its only worker with those tags connects anew; it may list it still.
+# Concourse's message while its only worker with those tags reconnects; it may still list it.
 AWAY = "no workers satisfying"
 AWAY_SECONDS = 30
 # How long a task may take to begin, with its container, beside other tests.

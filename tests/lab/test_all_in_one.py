@@ -84,14 +84,14 @@ def web_and_worker_restart_and_a_build_loses_nothing(site):
     build.line("from ")
     pids = "systemctl show -P MainPID concourse-web concourse-worker"
     before = {*site.sh(pids, "solo/0").split()}
-    site.configure("solo", external_url="http://ci.example.com", tag="rack-9")
+    site.configure("solo", external_url="http://ci.example.com", extra_tags="rack-9")
     assert before.isdisjoint(site.sh(pids, "solo/0").split())
     # Its own fly may have lost its web.
     done = site.fly.run("watch", "-b", build.number)
     assert done.returncode == 0, done.stdout
     assert 1.0 < longest_pause(done.stdout) < 40, "each of the two for 19 s at most"
     build.wait()
-    site.configure("solo", reset=("external-url", "tag"))
+    site.configure("solo", reset=("external-url", "extra-tags"))
 
 
 def the_bridge_of_the_first_task_moves_nothing(site, began):

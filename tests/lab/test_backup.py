@@ -56,7 +56,7 @@ def saved(site):
     """A backup of a web whose database is encrypted: its bytes, and the build that is in it."""
     uri = site.lab.model.secrets.add("kept-key", KEY)
     site.lab.model.secrets.grant("kept-key", "web")
-    site.configure("web", encryption_key=uri)
+    site.configure("web", database_encryption_key=uri)
     site.fly.login()
     before = set(builds(site))
     done = site.fly.run(*job(site))
@@ -70,7 +70,7 @@ def saved(site):
     ]  # fmt: skip
     yield base64.b64decode(site.sh(f"base64 -w0 {path}", "web/0")), number
     site.sh(f"rm {path}", "web/0")
-    site.configure("web", reset=("encryption-key",))
+    site.configure("web", reset=("database-encryption-key",))
     assert site.status("web/0") == ("active", "Web ready")
 
 
@@ -121,11 +121,11 @@ def test_what_can_not_be_read_is_refused_and_web_goes_on(site, home, saved, tmp_
     site.machine(home).write(f"{FOLDER}/newer.tar", newer(tmp_path, saved[0]), 0o600)
     site.machine(home).write(f"{FOLDER}/half.tar", saved[0][: len(saved[0]) // 2], 0o600)
     for name, words in (
-        ("newer", "is of Concourse 9.0.0, whose database 8.3.0"),
-        ("half", "is no archive, or a part of one"),
-        ("kept", "encrypted with a key that web here does not have"),
+        ("newer", "is from Concourse 9.0.0; Concourse 8.3.0"),
+        ("half", "is not an archive, or is incomplete"),
+        ("kept", "is encrypted with another key than this web has"),
     ):
-        _, message = act(site, home, "restore", path=f"{FOLDER}/{name}.tar", name="home")
+        _, message = act(site, home, "restore", path=f"{FOLDER}/{name}.tar", confirm="home")
         assert words in message
     assert site.settings(home)["MainPID"] == before
     assert builds(site) == {}
@@ -134,7 +134,7 @@ def test_what_can_not_be_read_is_refused_and_web_goes_on(site, home, saved, tmp_
 def give_key(site):
     uri = site.lab.model.secrets.add("home-key", KEY)
     site.lab.model.secrets.grant("home-key", "home")
-    site.configure("home", encryption_key=uri)
+    site.configure("home", database_encryption_key=uri)
 
 
 def kill_at_the_rename(site, home):
@@ -155,7 +155,7 @@ def test_killed_half_way_it_leaves_nothing_and_then_brings_all_back(site, home, 
     site.machine(home).write("/usr/bin/psql", f"#!/bin/sh{STOPS}", 0o755)
     killer = threading.Thread(target=kill_at_the_rename, args=(site, home))
     killer.start()
-    act(site, home, "restore", path=KEPT, name="home")
+    act(site, home, "restore", path=KEPT, confirm="home")
     killer.join()
     assert "concourse_coming" in databases(site, home)
     site.sh("ln -sf ../share/postgresql-common/pg_wrapper /usr/bin/psql", home)
@@ -164,11 +164,13 @@ def test_killed_half_way_it_leaves_nothing_and_then_brings_all_back(site, home, 
     assert databases(site, home) == {"concourse"}
     assert builds(site) == {}
 
-    results, message = act(site, home, "restore", path=KEPT, name="home")
+    results, message = act(site, home, "restore", path=KEPT, confirm="home")
     assert message == ""
-    assert results["workers"] == "2, which come back by themselves", "one is its own"
-    aside = results["kept"].split()[1]
-    assert site.status(home) == ("active", f"Web and worker ready (kept database {aside})")
+    assert results["workers"] == "2, which reconnect by themselves", "one is its own"
+    aside = results["was"].split()[3]
+    kind, shown = site.status(home)
+    assert kind == "active"
+    assert shown.startswith(f"Web and worker ready (kept database {aside}: "), shown
     site.fly.login()
     assert "gpu" in site.worker("lab-worker-0", 120)["tags"]
     number = saved[1]
@@ -181,6 +183,6 @@ def test_killed_half_way_it_leaves_nothing_and_then_brings_all_back(site, home, 
     assert SAID in done.stdout
     site.lab.controller.fire("worker/0", "update-status")
     assert site.status() == READY
-    assert act(site, home, "remove-local-database", name=aside)[1] == ""
+    assert act(site, home, "remove-local-database", confirm=aside)[1] == ""
     assert site.status(home) == ("active", "Web and worker ready")
     assert databases(site, home) == {"concourse"}

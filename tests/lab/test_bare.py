@@ -145,7 +145,7 @@ def recovering(bare):
     watch.begin()
     yield watch
     watch.fake("refuse-reset", "off")
-    bare.configure(reset=("gpu-recovery",))
+    bare.configure(reset=("gpu-recovery", "auto-reboot"))
     watch.begin()
     bare.lab.model.run_action("worker/0", "gpu-selftest", {"level": "isolation"})
     bare.lab.settle()
@@ -168,7 +168,7 @@ def made(bare):
 def sicken(bare, watch, card):
     """The driver asks for a reset of a card; the watch takes it out and wakes the charm."""
     watch.faults(card, ("set", str(card), "field-230=1"), ("event", str(card), "0x8000"))
-    assert watch.status_says(f"1 quarantined: GPU {card} "), watch.journal()
+    assert watch.status_says(f"1 quarantined: GPU {card} ("), watch.journal()
     bare.lab.model.update_status("worker/0")
     bare.lab.settle()
 
@@ -188,7 +188,7 @@ def test_a_sick_gpu_is_reset_when_its_job_is_over_and_comes_back_tested(bare, re
     victim = tasks.start("victim")
     (card,) = victim.cards()
     sicken(bare, watch, card)
-    # None under a job, of which the hardware's failure alone is told.
+    # None under a job: only the hardware's failure is reported to it.
     victim.build.line(rf"\[gpu-ci\] GPU {card} failed \(.*hardware, not your change", 60)
     assert made(bare) == []
     victim.answer()
@@ -210,7 +210,7 @@ def test_where_no_reset_helps_the_machine_reboots_once_and_under_no_job(bare, re
     watch, boot = recovering, bare.boot()
     # As where a monitor of the operator's has the GPU open.
     watch.fake("refuse-reset")
-    bare.configure(gpu_recovery="reboot")
+    bare.configure(gpu_recovery="reset", auto_reboot="gpu")
     job = tasks.start("job", GPU_COUNT="0")
     assert job.cards() == []
     sicken(bare, watch, 0)

@@ -161,7 +161,7 @@ def site(machines_work, tmp_path_factory):
 
 @pytest.fixture
 def in_use(site):
-    """A process has one of the cards, as NVML tells it, until the next boot."""
+    """A process has one of the cards, as NVML reports it, until the next boot."""
     pid = site.sh("systemd-run --quiet --unit=holder sleep 900; systemctl show -P MainPID holder")
     site.gpus("set", "0", f"processes={pid.strip()} 9")
     yield
@@ -186,9 +186,9 @@ def test_an_upgrade_waits_for_a_job_and_names_it(site):
     site.configure(drain_timeout="0")
     running = site.start_task(f"sleep 8; {PROBE}", params=ALL)
     before = site.sh(PACKAGES)
-    _, message = site.act("upgrade-driver", wait="0")
+    _, message = site.act("upgrade-driver", wait="0s")
     site.configure(reset=("drain-timeout",))
-    assert "Jobs did not end in 0 minutes: container " in message, message
+    assert "Builds did not end within 0m: container " in message, message
     assert site.sh(PACKAGES) == before
     output, _ = running.communicate(timeout=60)
     assert OPENS in output
@@ -199,7 +199,7 @@ def test_an_upgrade_waits_for_a_job_and_names_it(site):
 def test_an_upgrade_brings_the_newest_driver(site):
     results, message = site.act("upgrade-driver")
     assert message == ""
-    assert results["self-test"] == "passed"
+    assert results["state"].startswith("self-test passed, ")
     assert "next" not in results
     assert (site.status(), site.driver()) == (READY, (NEW, NEW))
     headless = f"nvidia-headless-no-dkms-{nvidiapackages.BRANCH}"
@@ -212,11 +212,13 @@ def test_a_driver_that_fails_is_taken_back(site):
     site.publish_driver(BROKEN, library=OLD)
     results, message = site.act("upgrade-driver")
     assert BROKEN in message, message
-    assert f"{NEW} of {nvidiapackages.BRANCH} is back and passed the self-test" in message
+    assert (
+        f"Rolled back to {NEW} of {nvidiapackages.BRANCH}, which passed the self-test" in message
+    )
     assert BROKEN in results["to"]
     kind, said = site.status()
     assert (kind, "2x NVIDIA, self-test passed" in said) == ("active", True), said
-    assert f"to {BROKEN} of {nvidiapackages.BRANCH} taken back" in said
+    assert f"to {BROKEN} of {nvidiapackages.BRANCH} rolled back" in said
     assert site.driver() == (NEW, NEW)
     assert COMPUTE in site.held()
     assert seen_gpus(site) == 2
@@ -226,15 +228,16 @@ def test_the_machine_reboots_for_its_driver_once_no_job_runs(site, in_use):
     site.publish_driver(NEWEST)
     results, message = site.act("upgrade-driver")
     assert message == ""
-    needed = f"reboot needed (driver {NEWEST} installed, {NEW} loaded)"
-    assert results["next"].startswith(needed)
+    assert results["state"] == f"reboot needed: driver {NEWEST} is installed, {NEW} is loaded"
+    assert results["next"].startswith("reboot the machine; ")
     kind, said = site.status()
+    needed = f"Reboot needed (driver {NEWEST} installed, {NEW} loaded)"
     assert (kind, said.startswith(needed)) == ("blocked", True), said
     boot, cpu = site.boots(), {"GPU_COUNT": "0"}
     running = site.start_task("sleep 30; echo whole", params=cpu)
-    site.configure(auto_reboot="true")
+    site.configure(auto_reboot="driver")
     try:
-        assert "the charm reboots when no job runs" in site.status()[1]
+        assert "the charm reboots the machine once" in site.status()[1]
         output, _ = running.communicate(timeout=90)
         assert (running.returncode, "whole" in output) == (0, True), output
         assert site.boots() == boot
@@ -284,7 +287,7 @@ def test_a_toolkit_that_no_container_works_with_is_taken_back(site):
     log = site.lab.controller.log_path("worker/0")
     try:
         site.configure(nvidia_container_toolkit_version=HARMFUL)
-        note = f"toolkit {HARMFUL} was taken back: no container worked with it"
+        note = f"toolkit {HARMFUL} was rolled back: no container started with it"
         kind, said = site.status()
         assert (kind, note in said, "quarantined" in said) == ("active", True, False), said
         assert site.toolkit() == KNOWN_GOOD
@@ -310,7 +313,7 @@ def test_a_toolkit_that_does_not_even_start_is_taken_back(site):
     try:
         site.configure(nvidia_container_toolkit_version=DEAD)
         kind, said = site.status()
-        assert (kind, f"toolkit {DEAD} was taken back" in said) == ("active", True), said
+        assert (kind, f"toolkit {DEAD} was rolled back" in said) == ("active", True), said
         assert site.toolkit() == KNOWN_GOOD
         assert seen_gpus(site) == 2
     finally:
@@ -359,7 +362,7 @@ def test_another_apt_is_waited_for(site):
     try:
         site.configure(nvidia_container_toolkit_version=KNOWN_GOOD)
         kind, said = site.status()
-        assert (kind, "is at work on the machine's packages" in said) == ("waiting", True), said
+        assert (kind, "is working on the machine's packages" in said) == ("waiting", True), said
         assert site.toolkit() == SAFE
         assert seen_gpus(site) == 2
     finally:

@@ -63,5 +63,5 @@ def test_one_command_brings_a_ready_worker_and_a_second_run_changes_nothing(host
         assert shown in said, said
     status, again = host("--all-in-one")
     assert status == 0, again
-    assert "Nothing to do: all is up." in again
+    assert "Nothing to do: everything is up." in again
     assert again.rpartition("Concourse: ")[2] == said.rpartition("Concourse: ")[2]

@@ -62,6 +62,6 @@ def test_an_interrupted_download_goes_on_where_it_ended(server):
 
 def test_another_file_than_the_pinned_one_is_thrown_away(server, monkeypatch):
     monkeypatch.setattr(download, "SHA256", "0" * 64)
-    with pytest.raises(LabError, match="it was thrown away"):
+    with pytest.raises(LabError, match="it was deleted"):
         download.fetch(print)
     assert list(download.CACHED.parent.iterdir()) == []

@@ -142,7 +142,7 @@ def test_units_are_upgraded_one_after_another_each_once_its_build_has_ended(
     assert site.status()[0] == "maintenance"
     kind, waits = site.status(second)
     assert kind == "waiting"
-    assert waits.startswith("Waiting for worker/0 before Concourse "), waits
+    assert waits.startswith("Queued for Concourse "), waits
     assert states(site) == {called("worker/0"): "landing", called(second): "running"}
     for unit, other in (("worker/0", second), (second, "")):
         until_said(site, unit, "Draining (2 steps left, ")
@@ -176,7 +176,7 @@ def test_units_that_go_leave_the_list_of_workers_and_lose_no_build(site, second)
         time.sleep(1)
     act(site, "resume")
     site.worker(called("worker/0"), 60)
-    # Web tells its workers how it sees them with its next event.
+    # Web publishes the workers' state with its next event.
     for unit in ("web/0", "worker/0"):
         site.lab.controller.fire(unit, "update-status")
     assert site.status() == READY

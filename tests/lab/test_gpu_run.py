@@ -32,7 +32,7 @@ def shared(site):
 def test_people_and_tasks_wait_in_one_line(shared):
     state, text = shared.status()
     assert state == "blocked"
-    assert text.startswith("There is no group 'gpu-users' on this machine, which gpu-run-group")
+    assert text.startswith("Group 'gpu-users' of gpu-run-group does not exist on this machine: ")
     shared.sh("groupadd --system gpu-users; useradd -m -G gpu-users alice")
     shared.lab.model.update_status("worker/0")
     shared.lab.settle()
@@ -47,9 +47,9 @@ def test_people_and_tasks_wait_in_one_line(shared):
         shared.sh(f"systemctl stop {unit}")
         assert both.cards() == [0, 1]
         shared.sh(ALICE.format("two", "touch /tmp/alice-had-one"))
-        shared.sh("for i in $(seq 300); do grep -q line /srv/alice-two && exit; sleep 0.2; done")
+        shared.sh("for i in $(seq 300); do grep -q queue /srv/alice-two && exit; sleep 0.2; done")
         said = shared.sh("cat /srv/alice-two")
-        assert said.startswith("gpu-run: waiting for 1 GPU: 1st in line; concourse task ")
+        assert said.startswith("gpu-run: waiting for 1 GPU: position 1 in the queue; concourse ")
         assert both.end() == 0
         shared.sh(
             "for i in $(seq 300); do [ -e /tmp/alice-had-one ] && exit; sleep 0.2; done; exit 1"

@@ -125,14 +125,14 @@ def ends_well(job, told):
         job.build.line(rf"\[gpu-ci\] GPU 1:? {re.escape(told)}", 60)
     job.answer()
     assert job.end() == 0
-    # In its own words alone: what it used is told after a minute.
+    # Only its own output: its usage is reported after a minute.
     lines = [line for line in job.build.output.splitlines() if "[gpu-ci] GPU 1" in line]
     assert bool(lines) == bool(told), job.build.output
 
 
 @pytest.mark.parametrize("fault", chosen(SEEN), ids=lambda fault: fault.name)
 def test_what_must_be_seen(site, watch, job, tmp_path, fault):
-    shown = "All GPUs are quarantined" if fault.both else "1 quarantined: GPU 1 "
+    shown = "All GPUs are unavailable" if fault.both else "1 quarantined: GPU 1 ("
     if fault.name in ("off-the-bus", "off-the-bus-in-words", "does-not-answer"):
         shown = "1x NVIDIA"
     if fault.name == "hang":

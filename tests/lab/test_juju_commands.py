@@ -71,7 +71,7 @@ def test_a_secret_is_read_by_whom_it_is_granted_to(model, deploy):
     assert run_script(model, "one/0", grant) == ""
     assert run_script(model, "two/0", read) == '{"password": "first"}\n'
 
-    # A new revision is told, and read when the reader asks for it.
+    # A new revision fires secret-changed, and is read when the reader asks for it.
     forget_hooks(model, "two/0")
     change = "secret-set $(secret-ids) password=second"
     assert run_script(model, "one/0", change) == ""

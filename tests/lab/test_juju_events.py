@@ -44,7 +44,7 @@ def test_the_leader_hears_of_its_applications_data_but_no_unit_of_its_own(model,
     in_hook(model, "one/0", write("--app"))
     assert hooks_since("one/0") == ["update-status", "peers-relation-changed one"]
     assert hooks_since("one/1") == ["peers-relation-changed one"]
-    # What is there already is no change.
+    # An unchanged value fires nothing.
     in_hook(model, "one/0", write("--app"))
     assert hooks_since("one/0") == ["update-status"]
     in_hook(model, "one/0", write())

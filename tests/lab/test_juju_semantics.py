@@ -217,7 +217,7 @@ def test_juju_reboot_now_runs_the_hook_again_and_later_starts_the_unit(model, de
     forget_hooks(model, "one/0")
     model.controller.fire("one/0", "update-status")
     assert machine(model, "one/0").leader() != before
-    # Juju waits with the start that tells of a reboot until the interrupted hook has run.
+    # Juju waits with the start event after a reboot until the interrupted hook has run.
     assert hooks_of(model, "one/0") == ["update-status", "update-status", "start"]
     forget_hooks(model, "one/0")
     before = machine(model, "one/0").leader()

@@ -41,7 +41,7 @@ def short_builds(site):
         command = site.fly.task(["sh", "-c", SHORT], ["gpu"], {"GPU_COUNT": "0"})
         while not over.is_set():
             done = site.fly.run(*command)
-            # Where web starts anew there is no build yet.
+            # After a restart of web the build does not exist yet.
             if done.returncode:
                 time.sleep(0.2)
             else:

@@ -36,7 +36,7 @@ QUEUED = "no suitable workers found, waiting for worker"
 # A task that stays, two that come and go, and a command of gpu-run; two GPUs are out of use.
 CARDS = 6
 CORDONED, SICK = 4, 5
-STATUS = r"Worker ready \(GPU: 4x NVIDIA, 2 quarantined: GPU 4 kept for a test.*, GPU 5 .*\)"
+STATUS = r"Worker ready \(GPU: 4x NVIDIA, .*GPU 4 \(?kept for a test.*GPU 5 .*\)"
 UNITS = ("gpu-ci-devices.service", "gpu-ci-health.service", "gpu-ci-run.socket")
 BOOT = "gpu-ci-selftest.service"
 ALICE = (
@@ -300,7 +300,7 @@ def test_nothing_is_lost_to_the_new_layout_and_back(unit, charms):
     unit.refresh(charms["new"])
     unit.works("gpu_agent.health")
     assert unit.traces(copies)  # those that go on, or are kept for a refresh more
-    # As where a hook was killed before it wrote the front anew.
+    # As after a hook that was killed before it rewrote the GPU runtime.
     unit.site.machine().write("/opt/gpu-ci/bin/runc", front, 0o755)
     unit.one_ends()
     unit.go_on()

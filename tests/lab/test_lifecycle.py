@@ -136,13 +136,13 @@ def test_restarts_do_not_pile_up_mounts(site):
 
 def test_a_build_lives_through_new_tags(site):
     running = site.start_task("sleep 6; echo finished")
-    site.configure(tag="rack-7")
+    site.configure(extra_tags="rack-7")
     try:
         output, _ = running.communicate(timeout=90)
         assert running.returncode == 0, output
         assert site.wait_for_tag("rack-7")[-1] == "rack-7"
     finally:
-        site.configure(reset=("tag",))
+        site.configure(reset=("extra-tags",))
     site.wait_for_tag("gpu-count=2")
 
 
@@ -190,7 +190,7 @@ def test_a_hook_killed_half_way_ends_in_the_same_state(site, at_command):
 @pytest.mark.parametrize("seconds", [0.35, 0.6, 0.9, 1.3] if SOAK else [0.6])
 def test_a_hook_killed_at_any_time_ends_in_the_same_state(site, seconds):
     before = what_runs(site)
-    for values in ({"enable-gpu": "false", "tag": "x"}, {"tag": ""}):
+    for values in ({"enable-gpu": "false", "extra-tags": "x"}, {"extra-tags": ""}):
         site.lab.model.set_config("worker", values)
         site.lab.controller.agent("worker/0").interruption = Interruption(after_seconds=seconds)
         site.lab.settle()
@@ -211,7 +211,7 @@ def test_a_hook_killed_at_a_system_call_ends_in_the_same_state(site, call):
         task = tasks.start("kill", GPU_COUNT="1")
         task.begun()
         for tag in ("killed", ""):
-            site.lab.model.set_config("worker", {"tag": tag}, times=1)
+            site.lab.model.set_config("worker", {"extra-tags": tag}, times=1)
             site.lab.controller.agent("worker/0").interruption = Interruption(at_call=call)
             site.lab.settle()
             assert site.status() == READY
@@ -229,12 +229,12 @@ def test_a_unit_is_added_works_and_leaves_without_a_trace(site, monkeypatch):
     assert site.status(unit) == READY
     site.worker(f"lab-{unit.replace('/', '-')}", 60)
     assert_both_say_that_they_share_a_card(site, unit)
-    site.configure(tag="both")
+    site.configure(extra_tags="both")
     try:
         for _ in range(2):
             assert site.task(PROBE).returncode == 0
     finally:
-        site.configure(reset=("tag",))
+        site.configure(reset=("extra-tags",))
     keys = "cat /etc/concourse/keys/authorized_worker_keys"
     assert len(site.sh(keys, "web/0").splitlines()) == 2
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Machines: what they have of the host, what of their own, and what is left of them."""
+"""Check what machines share with the host, what is their own, and what they leave behind."""
 
 import pathlib
 import shutil

@@ -3,7 +3,7 @@
 """A task of more than a minute in control groups as in an unprivileged LXD container on cgroup v1.
 
 It keeps its GPU through a pause and a restart of the worker, while another task wants it, and all
-that tells of leases tells the truth.
+that reports leases is right.
 """
 
 import json

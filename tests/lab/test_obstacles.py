@@ -17,7 +17,7 @@ SECONDS = 60
 REMEDY = "run the lab as root of a physical or virtual machine"
 # A container's view of them: there, and read-only.
 NO_CGROUPS = "mount -t tmpfs -o ro none /sys/fs/cgroup"
-# / of a chroot is no mount point, and what is in it is the machine's.
+# / of a chroot is not a mount point, and its content is the machine's.
 CHROOT = """
 mount -t tmpfs none "$TOP"; mkdir "$TOP/root"; cd "$TOP/root"
 for path in /*; do

@@ -20,7 +20,7 @@ from tests.lab.site import ALL, PROBE, READY
 NAME = "lab-worker-0"
 # In seconds: what a build that lost its machine may take to be errored, by docs/how-to.
 GIVEN_UP = 120
-# So many ends of web in a row are told as a crash loop, where nothing explains them.
+# So many unexplained ends of web in a row are reported as a crash loop.
 STARTS = 3
 COUNTS = "echo begun; n=0; while [ $n -lt 12 ]; do n=$((n+1)); echo line $n; sleep 1; done"
 LINES = [f"line {n}" for n in range(1, 13)]
@@ -36,7 +36,7 @@ def counting(site):
 
 
 def status_of(site, build: Build, seconds: float = 90) -> str:
-    """How a build ended, as web tells it; waits for that. Its own fly may have lost its web."""
+    """Wait for a build's end and return its result from web; fly may have lost its web."""
     deadline = time.monotonic() + seconds
     while True:
         listed = site.fly.run("builds", "--json")
@@ -79,7 +79,7 @@ def test_a_web_that_is_killed_takes_no_build_with_it(site, counting):
 
 
 def test_a_database_that_is_killed_takes_no_build_with_it(site, counting):
-    """Web says what it misses, though it ends at each start, and is ready again by itself."""
+    """Web names its missing dependency although it fails to start, and recovers by itself."""
     machine = site.lab.park.get(postgresql.MACHINE)
     web = site.machine("web/0")
     lost = f"{machine.address}:{postgresql.PORT} (connection refused)"
@@ -92,9 +92,12 @@ def test_a_database_that_is_killed_takes_no_build_with_it(site, counting):
             time.sleep(0.5)
         for unit in ("web/0", "worker/0"):
             site.lab.controller.fire(unit, "update-status")
-        assert site.status("web/0") == ("waiting", f"Web can't reach its database: {lost}")
+        assert site.status("web/0") == ("waiting", f"Web cannot reach its database: {lost}")
         kind, text = site.status()
-        assert (kind, text.partition(":")[0]) == ("waiting", "Waiting for web to see this worker")
+        assert (kind, text.partition(":")[0]) == (
+            "waiting",
+            "Waiting for a lasting connection to web's TSA",
+        )
     finally:
         machine.enter("/bin/systemctl", "start", "lab-postgresql")
     assert status_of(site, counting) == "succeeded"
@@ -118,7 +121,10 @@ def test_a_worker_that_is_cut_off_says_so_until_web_sees_it_again(site):
         site.machine().enter("/bin/systemctl", "restart", "concourse-worker")
         site.lab.controller.fire("worker/0", "update-status")
         kind, text = site.status()
-        assert (kind, text.partition(":")[0]) == ("waiting", "Waiting for web to see this worker")
+        assert (kind, text.partition(":")[0]) == (
+            "waiting",
+            "Waiting for a lasting connection to web's TSA",
+        )
     site.worker(NAME, 90)
     site.lab.controller.fire("worker/0", "update-status")
     assert site.status() == READY

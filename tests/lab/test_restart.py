@@ -40,7 +40,7 @@ systemctl stop gpu-ci-thaw.service
 
 
 def ended_well(site, running):
-    """What a task has said; where it did not succeed, what its machine tells of that."""
+    """Return a task's output; if it failed, with the logs of its machine."""
     output, _ = running.communicate(timeout=90)
     told = "journalctl --no-pager --since -2min; tail -n 20 /var/log/gpu-ci/oci.log; dmesg | tail"
     assert running.returncode == 0, output + site.sh(f"{told}; true")
@@ -50,14 +50,14 @@ def ended_well(site, running):
 def test_a_step_stands_still_while_the_worker_restarts_for_new_tags(site):
     running = site.start_task(TASK, params={"GPU_COUNT": "1"})
     before = site.sh("systemctl show -P MainPID concourse-worker")
-    site.configure(tag="rack-8")
+    site.configure(extra_tags="rack-8")
     try:
         output = ended_well(site, running)
         assert 1.5 < longest_pause(output) < 20
         assert site.sh("systemctl show -P MainPID concourse-worker") != before
         assert site.sh("systemctl is-active gpu-ci-thaw.service; true") == "inactive\n"
     finally:
-        site.configure(reset=("tag",))
+        site.configure(reset=("extra-tags",))
     site.wait_for_tag("gpu-count=2")
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""No machine, databag, log, status or unit state shows a secret; and what is planted is found."""
+"""No machine, databag, log, status or unit state shows a secret; planted secrets are found."""
 
 import contextlib
 import json
@@ -16,9 +16,11 @@ ANN, GITHUB, KEY = (secrets.token_hex(16) for _ in range(3))
 TLS_KEY = once.rsa_key(1)
 SECRETS = {
     "local-users": {"ann": ANN},
-    "encryption-key": {"encryption-key": KEY},
-    "web-secrets": {"github-client-id": "lab", "github-client-secret": GITHUB},
-    "tls-secret": {
+    "database-encryption-key": {"encryption-key": KEY},
+    "web-settings-secret": {
+        "github-client-id": "lab", "github-client-secret": GITHUB, "main-team-local-user": "ann",
+    },
+    "web-tls-secret": {
         "certificate": certificates.made("ci.example.com", key=1), "private-key": TLS_KEY,
     },
 }  # fmt: skip
@@ -66,8 +68,7 @@ def dressed(site):
     for name in uris:
         model.secrets.grant(name, "web")
     options = {name.replace("-", "_"): uri for name, uri in uris.items()}
-    site.configure("web", main_team_members="ann", external_url="https://ci.example.com",
-                   **options)  # fmt: skip
+    site.configure("web", external_url="https://ci.example.com", **options)
     assert site.status("web/0") == ("active", "Web ready")
     action = model.run_action("web/0", "backup", {})
     site.lab.settle()
@@ -77,7 +78,7 @@ def dressed(site):
     site.backup = results["path"]
     yield site
     site.sh(f"rm {site.backup}", "web/0")
-    site.configure("web", reset=(*SECRETS, "main-team-members", "external-url"))
+    site.configure("web", reset=(*SECRETS, "external-url"))
     site.fly.login()
     site.worker("lab-worker-0", 60)
     assert site.status() == READY

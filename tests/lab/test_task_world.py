@@ -44,16 +44,15 @@ def worker_with_all(site, monkeypatch):
     for name, value in PROXIES.items():
         monkeypatch.setitem(agent.PROXIES, name, value)
     site.configure(
-        container_dns_servers="10.9.8.7, 10.9.8.6",
-        container_mtu="1400",
-        ca_certificates=certificates.ca(),
+        worker_settings="dns-server=10.9.8.7, dns-server=10.9.8.6, mtu=1400",
+        worker_ca_certificates=certificates.ca(),
     )
     assert site.status() == READY
     site.tags()
     yield site
     monkeypatch.undo()
     site.sh(f"rm -r {DROP_IN}; systemctl daemon-reload")
-    site.configure(reset=("container-dns-servers", "container-mtu", "ca-certificates"))
+    site.configure(reset=("worker-settings", "worker-ca-certificates"))
     site.tags()
 
 
@@ -84,7 +83,7 @@ def test_a_step_sees_the_network_the_proxies_the_cas_and_the_limits(worker_with_
 
 
 def trusts(site, last_lines):
-    """A get has the operator's CA last among those that it trusts."""
+    """A get has the operator's CA last in its trusted ones."""
     done = site.fly.get(["gpu"])
     assert done.returncode == 0, done.stdout
     said = done.stdout
@@ -98,14 +97,14 @@ def trusts(site, last_lines):
 
 @pytest.mark.skipif(not concourse.is_real(), reason="the stand-in counts no containers")
 def test_no_step_begins_that_would_have_one_container_too_many(site):
-    site.configure(max_containers="1")
+    site.configure(worker_settings="max-containers=1")
     site.tags()
     # One of before may be there still; then the first is one too many.
     first = Build(site.fly, *site.fly.task(["sleep", "20"], ["gpu"], {"GPU_COUNT": "0"}))
     first.line(".*selected worker")
     second = site.task("true", params={"GPU_COUNT": "0"})
     first.wait()
-    site.configure(reset=("max-containers",))
+    site.configure(reset=("worker-settings",))
     site.tags()
     assert "max containers reached" in first.output + second.stdout
 
@@ -176,9 +175,13 @@ def test_a_folder_whose_way_somebody_could_change_is_refused_until_it_is_mended(
         (
             "mv /srv/datasets /srv/away; ln -s /etc /srv/datasets",
             "rm /srv/datasets; mv /srv/away /srv/datasets",
-            "it is no folder but a link or a file",
+            "it is not a directory but a link or a file",
         ),
-        ("chmod o+w /srv", "chmod 755 /srv", "/srv above it is not root's alone to change"),
+        (
+            "chmod o+w /srv",
+            "chmod 755 /srv",
+            "parent directory /srv must be root-owned and not group- or world-writable",
+        ),
     ):
         folders.sh(spoil)
         done = folders.task("echo begun", params={"GPU_COUNT": "0"})
@@ -187,18 +190,19 @@ def test_a_folder_whose_way_somebody_could_change_is_refused_until_it_is_mended(
         said = folders.status()
         folders.sh(mend)
         assert done.returncode
-        assert f"this worker promises tasks its folder /srv/datasets, and {why}" in done.stdout
+        assert f"task-mounts folder /srv/datasets on this worker is unusable: {why}" in done.stdout
         assert "begun" not in said_by(done)
-        assert said == ("blocked", f"Tasks are refused for task-mounts /srv/datasets: {why}")
+        assert said[0] == "blocked"
+        assert f"task-mounts is unusable (/srv/datasets: {why}): " in said[1]
     assert folders.task("true", params={"GPU_COUNT": "0"}).returncode == 0
 
 
 HOSTILE = {
-    "/srv/../etc:/srv/x": "is no folder",
-    "/etc:/srv/x:rw": "is or holds the machine's own /etc",
+    "/srv/../etc:/srv/x": "is not a folder",
+    "/etc:/srv/x:rw": "is or contains /etc of the machine",
     "/srv/datasets:/proc": "would cover /proc in the container",
-    "/srv/$(reboot)": "is no folder",
-    "/srv/datasets\n/etc": "is no folder",
+    "/srv/$(reboot)": "is not a folder",
+    "/srv/datasets\n/etc": "is not a folder",
 }
 
 
@@ -222,7 +226,7 @@ def test_a_job_that_has_an_output_in_the_place_of_one_is_refused(folders):
     }  # fmt: skip
     done = folders.fly.run("execute", "-c", str(folders.fly.config_file(config)), "--tag=gpu")
     assert done.returncode
-    assert "this task has files at /srv/datasets/set" in done.stdout
+    assert "gpu-ci-worker: task-mounts-conflict: path /srv/datasets/set " in done.stdout
 
 
 @pytest.mark.skipif(not concourse.is_real(), reason="the stand-in has one team")
@@ -234,12 +238,12 @@ def test_what_is_one_teams_is_on_its_own_worker(folders):
     run = {"path": "cat", "args": ["/srv/datasets/set/answer"]}
     config = {"platform": "linux", **fly.root, "params": {"GPU_COUNT": "0"}, "run": run}
     task = ("execute", "-c", str(fly.config_file(config)), "--tag=gpu")
-    folders.configure(team="team-a")
+    folders.configure(only_team="team-a")
     try:
         folders.tags()
         given, refused = fly.run(*task, "--team=team-a"), fly.run(*task)
     finally:
-        folders.configure(reset=("team",))
+        folders.configure(reset=("only-team",))
         folders.tags()
     assert "42" in said_by(given), given.stdout
     assert refused.returncode

@@ -23,6 +23,9 @@ SHARED = "cd /etc/concourse/keys; sha256sum session_signing_key tsa_host_key"
 # Nothing starts it again.
 KILL = "systemctl mask --runtime concourse-web; systemctl kill --signal=KILL concourse-web"
 ANN, GITHUB, KEY = (secrets.token_hex(16) for _ in range(3))
+SETTINGS = {
+    "github-client-id": "lab", "github-client-secret": GITHUB, "main-team-local-user": "ann",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +35,17 @@ def second(site):
         option: site.lab.model.secrets.add(f"{option}-of-both", content)
         for option, content in (
             ("local_users", {"ann": ANN}),
-            ("encryption_key", {"encryption-key": KEY}),
-            ("web_secrets", {"github-client-id": "lab", "github-client-secret": GITHUB}),
+            ("database_encryption_key", {"encryption-key": KEY}),
+            ("web_settings_secret", SETTINGS),
         )
     }
     for uri in options.values():
         site.lab.model.secrets.grant(uri, "web")
     (unit,) = site.lab.model.add_units("web")
-    site.configure("web", main_team_members="ann", external_url=URL, **options)
+    site.configure("web", external_url=URL, **options)
     yield unit
-    names = ("local-users", "encryption-key", "web-secrets", "main-team-members", "external-url")
-    site.configure("web", reset=names)
+    names = [option.replace("_", "-") for option in options]
+    site.configure("web", reset=(*names, "external-url"))
     site.lab.model.remove_unit(unit)
     site.lab.settle()
     site.fly.login()
@@ -112,13 +115,13 @@ def test_one_is_killed_and_builds_go_on(site, second):
         until("step", lambda: site.sh("pgrep -f '[f]or n in'; true"), 60)
         site.sh(KILL, webs[first])
         try:
-            # The same session: nobody has to log in again.
+            # The same session: no new login is needed.
             end = until("end of the build", lambda: _end(site, number))
             assert end == "succeeded", site.fly.run(*log).stdout
             said = site.fly.run(*log).stdout
             found = [int(number) for number in re.findall(r"^\W*line-(\d+)\b", said, re.MULTILINE)]
             assert found == sorted(set(found)), "no line comes twice"
-            # The real Concourse keeps nothing of what is said while no web has the build.
+            # The real Concourse drops output while no web has the build.
             assert found[-1] == LINES
             assert len(found) == LINES or concourse.is_real()
             assert webs_of_worker(site) == {other}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("untested")
 def as_deployed(site):
     """Two GPUs, enabled, all of them allowed; the same again afterwards."""
     yield site
-    site.configure(reset=("gpu-device-ids", "tag"), enable_gpu="true")
+    site.configure(reset=("gpu-device-ids", "extra-tags"), enable_gpu="true")
     site.wait_for_tag("gpu-count=2")
     assert site.status() == READY
 
@@ -63,7 +63,7 @@ def test_an_id_that_is_not_there_blocks_and_jobs_go_on(as_deployed):
     site.configure(gpu_device_ids="7")
     kind, message = site.status()
     assert kind == "blocked"
-    assert "gpu-device-ids '7': no GPU has the id 7. This machine has 0, 1" in message
+    assert "gpu-device-ids: no GPU 7 on this machine, which has GPU 0, 1" in message
     done = site.task(PROBE)
     assert f"nvidia0 {OPENS}" in done.stdout
 
@@ -114,11 +114,11 @@ def test_an_image_that_asks_for_all_gets_what_is_allowed(as_deployed):
 
 def test_disabling_takes_wrapper_and_tags_away(as_deployed):
     site = as_deployed
-    site.configure(enable_gpu="false", tag="gpu-less")
+    site.configure(enable_gpu="false", extra_tags="gpu-less")
     assert site.status() == ("active", outfit.IDLE)
     assert site.sh("ls /opt/gpu-ci /etc/gpu-ci /usr/local/bin/runc-gpu-wrapper 2>&-; true") == ""
     logs = site.sh("ls /var/log/gpu-ci 2>&-; true").split()
-    assert {*logs} <= {"receipts.log"}, "what was used is told as long as the unit is here"
+    assert {*logs} <= {"receipts.log"}, "usage is kept as long as the unit exists"
     assert "CONTAINERD_BIN" not in site.sh("cat /etc/concourse/worker.env")
     assert site.wait_for_tag("gpu-less") == ["gpu-less"]
     done = site.task(PROBE, "gpu-less")
@@ -167,7 +167,7 @@ def test_an_index_keeps_its_card_when_another_is_lost(as_deployed):
     try:
         kind, message = site.status()
         assert kind == "blocked"
-        assert "All GPUs of gpu-device-ids '1' are gone" in message
+        assert "No GPU of gpu-device-ids is on this machine any more" in message
     finally:
         site.gpus("restore", "1")
 
@@ -175,8 +175,8 @@ def test_an_index_keeps_its_card_when_another_is_lost(as_deployed):
 @pytest.mark.parametrize(
     ("fault", "repair", "said"),
     [
-        (("driver", "gone"), ("driver", "loaded"), "no driver"),
-        (("nvml-fault", "18"), ("nvml-fault", "none"), "differ in version"),
+        (("driver", "gone"), ("driver", "loaded"), "no compute driver"),
+        (("nvml-fault", "18"), ("nvml-fault", "none"), "libnvidia-ml.so.1 differ"),
         (("nvml-fault", "999"), ("nvml-fault", "none"), "NVML failed"),
     ],
 )
@@ -187,11 +187,11 @@ def test_a_failing_driver_blocks_with_the_remedy_and_jobs_go_on(as_deployed, fau
     try:
         kind, message = site.status()
         assert (kind, said in message) == ("blocked", True), message
-        # Concourse sends nobody who asks for a GPU, and who comes by the one tag left is told why.
+        # Concourse sends no task that asks for a GPU; one with the remaining tag gets the reason.
         assert site.wait_for_tag("gpu-unusable") == ["gpu-unusable"]
         refused = site.task("echo never-seen", "gpu-unusable")
         assert refused.returncode != 0
-        assert "this worker has 0 GPUs for tasks now (GPU 0 (GPU-" in refused.stdout
+        assert "gpu-ci-worker: too-few-gpus: " in refused.stdout
         assert said in refused.stdout
         output, _ = running.communicate(timeout=60)
         assert "finished" in output
@@ -204,5 +204,6 @@ def test_inventory_action_lists_the_cards(site):
     site.lab.settle()
     row = site.lab.store.row("SELECT * FROM action WHERE id = ?", action)
     assert row["status"] == "completed"
-    assert '"count": "2"' in row["results"]
-    assert "NVIDIA A100-SXM4-80GB, 81920 MiB, GPU-" in row["results"]
+    results = json.loads(row["results"])
+    assert results["count"] == "2"
+    assert results["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB\n  GPU-")

@@ -48,19 +48,20 @@ def test_a_gpu_dies_under_a_job(site, watch, tasks):
     # Whichever of its two signs was seen first.
     assert "Xid 79" in said or "its driver asks for a reset of the GPU" in said
     assert "hardware, not your change" in said
-    # The next job is sent to the other GPU, and one that wants both is told why it can't.
+    # The next job gets the other GPU; a job that wants both fails with the reason.
     other = tasks.start("other")
     assert other.cards() == [1 - card]
     assert other.end() == 0
     refused = site.task("true", params={"GPU_COUNT": "2"})
     assert refused.returncode
-    assert f"({watch.uuid(card)}) is quarantined: " in refused.stdout
+    assert "gpu-ci-worker: too-few-gpus: " in refused.stdout
+    assert f"GPU {card} is quarantined: " in refused.stdout
     # The operator: status without an event of Juju's, and what the alert is about.
-    assert watch.status_says(f"1 quarantined: GPU {card} "), site.status()
+    assert watch.status_says(f"1 quarantined: GPU {card} ("), site.status()
     assert sum(watch.metric(r"gpuci_gpu_quarantined\{")) == 1
-    # The job itself is nobody's business.
+    # The job itself is left alone.
     victim.answer()
-    # A reset mends the card; nobody has to say so. Its test waits for the job, and comes at its
+    # A reset repairs the card, without an action. Its test waits for the job, and comes at its
     # end without an event of Juju's.
     watch.fake("reset", str(card))
     watch.until(lambda: site.sh(f"ls {RETESTS}/{watch.uuid(card)}.json 2>&-; true"))
@@ -89,13 +90,13 @@ def test_the_labs_status_shows_a_sick_gpu_without_another_command(site, watch):
     begun = time.monotonic()
     lab("gpu", "xid", "worker/0", "0", "79")
     ended = time.monotonic()
-    while "1 quarantined: GPU 0 " not in (table := lab("status")):
+    while "1 quarantined: GPU 0 (" not in (table := lab("status")):
         assert time.monotonic() - ended < 20, table
         time.sleep(0.5)
     print(f"the command took {ended - begun:.1f} s, status {time.monotonic() - ended:.1f} s more")
     said = site.sh(f"journalctl --since=@{since} -u {SERVICE} --no-pager; true")
     # Each wake that failed would have the watch ask more seldom: after 30, 60, 120 s.
-    assert "was not woken" not in said
+    assert "cannot wake the charm" not in said
 
 
 def test_a_jobs_own_fault_takes_nothing_from_anybody(site, watch, tasks):
@@ -103,7 +104,7 @@ def test_a_jobs_own_fault_takes_nothing_from_anybody(site, watch, tasks):
     (card,) = culprit.cards()
     watch.fake("xid", str(card), "13")
     said = culprit.build.line(rf"\[gpu-ci\] GPU {card}: Xid 13", 60).string
-    assert "Most often the program is wrong" in said
+    assert "usually a program bug" in said
     assert culprit.end() == 0
     assert watch.reasons() == {}
     both = tasks.start("both", GPU_COUNT="2")
@@ -119,9 +120,9 @@ def test_memory_that_a_job_leaves_behind_keeps_its_gpu_from_others_until_it_is_f
     watch.fake("memory", str(card), "30000")
     assert leaver.end() == 0
     watch.until(lambda: watch.uuid(card) in watch.reasons())
-    assert "dirty" in watch.reasons()[watch.uuid(card)]
-    assert watch.out() == {}, "it is no fault of the GPU's"
-    watch.until(lambda: sum(watch.metric(r"gpuci_gpu_cordoned\{")) == 1)
+    assert "taken without a process" in watch.reasons()[watch.uuid(card)]
+    assert watch.out() == {}, "the GPU is not at fault"
+    watch.until(lambda: sum(watch.metric(r"gpuci_gpu_external\{")) == 1)
     other = tasks.start("other")
     assert other.cards() == [1 - card]
     assert other.end() == 0
@@ -153,13 +154,13 @@ SANDBOX = f"systemctl show -P ProtectSystem -P NoNewPrivileges -P CapabilityBoun
 @pytest.fixture
 def ending(site, watch):
     """Steps that use no GPU are ended; in `make soak` after as long as an operator has it."""
-    site.configure(gpu_unused="fail")
+    site.configure(idle_gpu_action="fail")
     site.sh("true" if SOAK else IMPATIENT)
     yield
     for card in ("0", "1"):
         watch.fake("busy", card, "0")
     site.sh(PATIENT)
-    site.configure(reset=("gpu-unused",))
+    site.configure(reset=("idle-gpu-action",))
 
 
 def test_a_step_that_uses_no_gpu_is_ended_from_within_the_watchs_sandbox(
@@ -174,9 +175,9 @@ def test_a_step_that_uses_no_gpu_is_ended_from_within_the_watchs_sandbox(
     other = tasks.start("other")
     (unused,) = other.cards()
     said = other.build.line(rf"\[gpu-ci\] no process has used GPU {unused} in ", 900)
-    assert "This step is ended for that (gpu-unused=fail)" in said.string
+    assert "This step is killed for it (idle-gpu-action=fail)" in said.string
     assert other.build.wait(120) != 0
-    # It is free at once, and whoever computes is let alone.
+    # It is free at once, and computing jobs are left alone.
     one.answer()
     after = tasks.start("after")
     assert after.cards() == [unused]

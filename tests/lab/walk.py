@@ -57,7 +57,7 @@ def pack() -> pathlib.Path:
 
 
 def deploy(lab: Lab, charm: pathlib.Path, bare: bool = False, gpus: int = GPUS) -> None:
-    """Deploy and relate what is not there yet; refresh what has another charm.
+    """Deploy and relate missing applications; refresh those with another charm.
 
     With `bare` the worker's machine has cards, and neither driver nor toolkit.
     """

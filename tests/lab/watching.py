@@ -42,7 +42,7 @@ class Watch:
         self.site = site
 
     def fake(self, *arguments: str) -> None:
-        """Change the simulated GPUs, and wake nobody."""
+        """Change the simulated GPUs, without waking the charm."""
         self.site.machine().run([FAKEGPU, *arguments])
 
     def uuid(self, card: int) -> str:
@@ -102,12 +102,12 @@ class Watch:
         return found
 
     def page(self) -> str:
-        """The metrics as Prometheus reads them; empty where nobody serves them."""
+        """Return the metrics as Prometheus reads them; empty if none are served."""
         argv = ["/usr/bin/python3", "-c", _METRICS]
         return self.site.machine().run(argv, check=False).stdout
 
     def metric(self, pattern: str) -> list[float]:
-        """The values of all series that match; none where nobody serves them."""
+        """Return the values of all matching series; none if no metrics are served."""
         lines = [line for line in self.page().splitlines() if re.match(pattern, line)]
         return [float(line.rpartition(" ")[2]) for line in lines]
 
@@ -133,14 +133,14 @@ class Watch:
             time.sleep(0.3)
 
     def restart(self) -> None:
-        """Have the watch begin anew with no memory of what was, and look at all GPUs."""
+        """Restart the health service without memory, and let it look at all GPUs."""
         self.site.sh(
             f"systemctl stop {SERVICE}; rm -rf /var/lib/gpu-ci/health /var/lib/gpu-ci/retests "
             "/run/gpu-ci/health/untold /run/gpu-ci/health/suspect; "
             f"systemctl reset-failed {SERVICE} 2>&-; "
             f"systemctl start {SERVICE}"
         )
-        # Events of before are nobody's.
+        # Earlier events are ignored.
         self.until(lambda: len(self.metric(r"gpuci_gpu_answers\{.* 1")) == 2)
 
     def mend(self) -> None:

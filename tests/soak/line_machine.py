@@ -24,8 +24,7 @@ PYTHON = [
 # All tasks have it as their root folder's own, and so at /held.
 HELD = f"{outfit.ROOTFS}/held"
 OPTIONS = {
-    "container_engines": "podman,docker",
-    "engine_default_runtime": "true",
+    "container_engines": "podman=default,docker=default",
     "gpu_run_group": "gpu-users",
     # With a GPU for each task unasked, web would let no third one in while two run.
     "gpus_per_task": "0",

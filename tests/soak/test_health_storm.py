@@ -159,7 +159,7 @@ def changed(charm, folder):
 
 def test_a_storm_ends_without_a_grant_on_a_sick_gpu_or_a_false_alarm(site, tmp_path):
     # Both GPUs may be sick within five minutes here, for the same cause.
-    site.configure(selftest_on_start="false", max_quarantined="100")
+    site.configure(selftest_on_start="false", quarantine_limit_percent="100")
     watch = Watch(site)
     watch.begin()
     charm = walk.pack()
@@ -169,7 +169,7 @@ def test_a_storm_ends_without_a_grant_on_a_sick_gpu_or_a_false_alarm(site, tmp_p
     finally:
         site.lab.model.refresh("worker", charm, force_units=False)
         watch.begin()
-        site.configure(selftest_on_start="true", reset=("max-quarantined",))
+        site.configure(selftest_on_start="true", reset=("quarantine-limit-percent",))
     told = f"seed {SEED}: {storm.counts}, {len(storm.ran)} tasks"
     print(told)
     assert storm.harmed == [], told

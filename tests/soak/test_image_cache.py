@@ -139,7 +139,7 @@ def told(rows):
     about = (
         f"An image of {size:.1f} GB in {LAYERS} layers with {LAYERS * FILES} files, from a "
         "registry on the same machine, by the real Concourse and its own registry-image. The "
-        "baseline is the same task on a folder of the worker, which is no image at all (median of "
+        "baseline is the same task on a folder of the worker, without an image (median of "
         "three). Times are those of the whole `fly`, from its start to its end; with a pipeline's "
         "job web takes its time to begin it."
     )

@@ -56,7 +56,7 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(health_service, "is_running", lambda: rooms.watch_runs)
     monkeypatch.setattr(health_service, "suspect", lambda: rooms.suspect)
     rooms.replace_software(monkeypatch)
-    monkeypatch.setattr(foreign, "look", lambda *_: rooms.cordoned)
+    monkeypatch.setattr(foreign, "look", lambda *_: rooms.external)
     monkeypatch.setattr(facts, "machine", lambda: rooms.machine)
     monkeypatch.setattr(facts, "architecture", lambda: "amd64")
     monkeypatch.setattr(memory, "remembered_ids", RememberedIds)

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 
 from actions import driver_upgrade as action
-from actions.driver_upgrade import Wish
+from actions.driver_upgrade import Request
 from ci.concourse import release
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
@@ -30,7 +30,7 @@ NEW = Choice("580-server", "580.95.05", {"nvidia-utils-580-server": "580.95.05-0
 OTHER = Choice("595-server", "595.71.05", {"nvidia-utils-595-server": "595.71.05-0ubuntu1"})
 KEPT = settings.Settings("worker/0", gpus=GPUS)
 CHECK = Check("grant", Level.ISOLATION, "each task has its GPU", each_gpu=True)
-WISH = Wish("worker/0")
+REQUEST = Request("worker/0")
 REASON = "driver upgrade: from 580.65.06 of 580-server to 580.95.05 of 580-server"
 
 
@@ -133,7 +133,7 @@ class World:
 def make(tmp_path, monkeypatch):
     """A World in place of the rooms, with its state in a folder."""
     world = World()
-    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+    for name in ("POLICY", "STORE", "EXTERNAL", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
@@ -160,7 +160,7 @@ def make(tmp_path, monkeypatch):
 
 
 def upgrade(world, **wish):
-    return action.upgrade(dataclasses.replace(WISH, **wish), world.said.append)
+    return action.upgrade(dataclasses.replace(REQUEST, **wish), world.said.append)
 
 
 def settle(world):

@@ -120,7 +120,7 @@ class Fuzzer:
             (line,) = self.log.read_text().splitlines()
             said = json.loads(line)
             assert said["level"] == "error"
-            assert said["msg"].startswith("gpu-ci-worker: ")
+            assert said["msg"].startswith(f"gpu-ci-worker: {said['code']}: ")
             return Next(refusal=said["msg"])
         raise AssertionError("the back end came back")
 

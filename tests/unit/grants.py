@@ -6,6 +6,7 @@ import json
 
 from gpu_runtime.grant import Grant
 from gpu_runtime.policy import Device, Policy
+from gpu_runtime.unavailable import EXTERNAL, EXTERNAL_PROCESS, Unavailable
 from tests.unit.wrapper_rig import GOLDEN, GPUS
 
 _MIG = "MIG-0000000{}-5555-6666-7777-888888888888"
@@ -97,3 +98,8 @@ def granted(name: str) -> Grant:
     """The grant of a golden file; RecordedNode must stand for gpu_runtime.grant.Node."""
     _, policy, devices = GRANTED[name]
     return Grant(policy, devices)
+
+
+def in_use(reason):
+    """Why tasks do not get a GPU that is in use outside CI, such as by `pid 4711 (python3)`."""
+    return Unavailable(EXTERNAL, EXTERNAL_PROCESS, reason)

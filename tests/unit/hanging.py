@@ -77,6 +77,6 @@ def the_result(out):
     (result,) = kept["results"]
     assert (kept["subject"], kept["level"]) == ("", "quick")
     assert (result["check"], result["gpu"]) == ("driver", "")
-    assert kept["outcome"] == {"failed": "failed", "prevented": "incomplete"}[result["outcome"]]
-    assert result["text"].endswith("; the last that was begun: Asking NVML")
+    assert kept["outcome"] == {"failed": "failed", "not-run": "incomplete"}[result["outcome"]]
+    assert result["text"].endswith("; last step: Asking NVML")
     return result

@@ -27,7 +27,7 @@ class Days:
 
     Attributes:
         now: seconds since boot.
-        cards, holdings, out: as in a Moment.
+        cards, holdings, unavailable: as in a Moment.
         figures: what a look finds, by the UUID; None: none comes.
     """
 
@@ -35,7 +35,7 @@ class Days:
         self.now = FIRST
         self.cards = cards or (card(0), card(1))
         self.holdings = ()
-        self.out = {}
+        self.unavailable = {}
         self.figures = {card.uuid: IDLE for card in self.cards}
         self.look = None
 
@@ -44,5 +44,5 @@ class Days:
             self.look = Look(self.now, dict(self.figures))
         return Moment(
             self.now, 1.7e9 + self.now, self.cards, look=self.look, holdings=self.holdings,
-            out=self.out, driver="580.95", cuda="13.0",
+            unavailable=self.unavailable, driver="580.95", cuda="13.0",
         )  # fmt: skip

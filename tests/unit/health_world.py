@@ -10,6 +10,7 @@ from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.decisions import BringBack, Suspect, TakeOut, Tell
 from gpu_agent.model.decisions import Test as Retest
 from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
+from gpu_runtime.unavailable import QUARANTINED, Unavailable
 
 POLL = 15.0
 WALL = 1_800_000_000.0
@@ -39,8 +40,9 @@ class World:
 
     def turn(self, *seen):
         look = next((one for one in reversed(seen) if isinstance(one, Look)), None)
+        unavailable = {uuid: Unavailable(QUARANTINED, "", "out") for uuid in self.out}
         moment = Moment(
-            self.now, self.booted + self.now, self.cards, seen, look, self.holdings, dict(self.out)
+            self.now, self.booted + self.now, self.cards, seen, look, self.holdings, unavailable
         )
         decisions = self.judge.turn(moment)
         for one in decisions:

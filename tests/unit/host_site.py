@@ -26,7 +26,7 @@ from tests.unit.situations import GPUS, MACHINE, READY, RUNTIME
 
 IS_ROOT = os.geteuid() == 0
 MOVED = (
-    "HOME BIN FRONT LAUNCHER SELFTEST LIB BACK_END LINK CONFIG POLICY RUN STORE CORDONS LOG "
+    "HOME BIN FRONT LAUNCHER SELFTEST LIB BACK_END LINK CONFIG POLICY RUN STORE EXTERNAL LOG "
     "ENGINES ENGINES_CONFIG"
 ).split()
 # What the service asks for, and what its containerd has where systemd could set that.

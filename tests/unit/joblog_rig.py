@@ -51,9 +51,9 @@ class Watch:
         self.folder, self.days = folder, Days()
         self.pen, self.processes = Pen(), Processes()
         self.days.holdings = (job(),)
-        self.of("on", "warn")
+        self.of("enabled", "warn")
 
-    def of(self, mode="on", unused="warn", *, sees_all=True):
+    def of(self, mode="enabled", unused="warn", *, sees_all=True):
         """A daemon that has begun just now."""
         self.pen.came.clear()
         self.part = JobLog(

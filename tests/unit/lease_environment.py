@@ -17,12 +17,12 @@ import types
 
 import pytest
 
-from gpu_agent.availability import cordons
+from gpu_agent.availability import external_use
 from gpu_runtime import holder_usage as usage
 from gpu_runtime import lease_manager as broker
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime import lease_store as store
-from gpu_runtime import policy, proc
+from gpu_runtime import policy, proc, unavailable
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
 from gpu_runtime.policy import Policy
@@ -238,9 +238,9 @@ def installed(environment):
         patch.setattr(proc, "open", environment.open, raising=False)
         patch.setattr(leases, "MOST_OVERTAKINGS", MOST_OVERTAKINGS)
         patch.setattr(usage, "Process", environment.process)
-        patch.setattr(policy, "os", fake_os)
-        patch.setattr(policy, "read_object", environment.read_object)
-        patch.setattr(cordons, "reasons", dict)
+        patch.setattr(unavailable, "os", fake_os)
+        patch.setattr(unavailable, "read_object", environment.read_object)
+        patch.setattr(external_use, "read", dict)
         patch.setattr(store, "os", fake_os)
         locks = types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
         patch.setattr(store, "fcntl", locks)

@@ -68,7 +68,7 @@ class Charm:
     ):
         kept = settings.read()
         now = last_pass.subject(kept, self.found.inventory, self.machine)
-        checks = {"failed": Outcome.FAILED, "incomplete": Outcome.PREVENTED}
+        checks = {"failed": Outcome.FAILED, "incomplete": Outcome.NOT_RUN}
         self.last = results.Report(
             run=results.new_run(),
             subject=now if subject is None else subject,

@@ -6,7 +6,6 @@ import dataclasses
 import pathlib
 from types import MappingProxyType
 
-import yaml
 from ops import testing
 
 import charm
@@ -27,9 +26,11 @@ from gpu_agent.model.keep import Keep
 from gpu_agent.model.verdict import Verdict
 from gpu_agent.runtime import task_mounts as oci_folders
 from gpu_agent.runtime.settings import Folder, GpuPlan
+from gpu_runtime.unavailable import Unavailable
 from host import nvidia_toolkit as host_toolkit
 from lifecycle import machine_claim as owner
 from lifecycle.driver_upgrade import steps as walk
+from options.table import DEFAULTS
 from options.table import parse as parse_options
 from plan import plan, status
 from plan.model import HostPlan
@@ -41,11 +42,6 @@ from relations.worker_view import Sight
 from tests import once
 
 ROOT = pathlib.Path(__file__).parents[2]
-DEFAULTS = {
-    name: option["default"]
-    for name, option in yaml.safe_load((ROOT / "config.yaml").read_text())["options"].items()
-    if "default" in option
-}
 WORKER_KEY = keys.public_key_line(once.rsa_key(1))
 HOST_PEM = once.rsa_key(2)
 HOST_KEY = keys.public_key_line(HOST_PEM)
@@ -79,7 +75,7 @@ WEB = Web(
 )
 ETH0 = Interface("eth0", addresses=("10.0.0.7",), has_default_route=True)
 NETWORK = Network((ETH0,), Offer(("10.0.0.7",), ("10.0.0.7",)))
-OUTSIDE = {"tsa-host": "ci.example.com:2222", "tsa-public-key": WORKER_KEY}
+OUTSIDE = {"tsa-hosts": "ci.example.com:2222", "tsa-public-keys": WORKER_KEY}
 
 
 def gpu(number, index=None, **values):
@@ -170,8 +166,8 @@ class Rooms:
     # What ops.testing has Juju offer where a test says nothing.
     interfaces: tuple[Interface, ...] = (Interface("eth0", addresses=("192.0.2.0",)),)
     connected: bool = True
-    cordoned: tuple[tuple[str, str], ...] = ()
-    kept_out: tuple[tuple[str, str], ...] | None = None
+    external: tuple[tuple[str, Unavailable], ...] = ()
+    kept_out: tuple[tuple[str, Unavailable], ...] | None = None
     quarantined: tuple[Quarantine, ...] = ()
     verdict: Verdict | None = None
     after_test: dict[str, object] = dataclasses.field(default_factory=dict)
@@ -231,7 +227,7 @@ class Rooms:
             forward=self.note("network.ensure"),
             install_runtime=self.keep("gpu", "runtime.apply"),
             mount=self.give,
-            cordon=self.keep("kept_out", "cordons.ensure"),
+            record_unavailable=self.keep("kept_out", "external_use.ensure"),
             register_engines=lambda _: bool(self.calls.append("engines.ensure")),
             test=self.test,
             watch=self.watch,
@@ -414,12 +410,21 @@ def state(mode="worker", relations=(), leader=True, **config):
 
 
 def note(found):
-    """What status says of a unit's GPUs."""
+    """Return what status shows of a unit's GPUs."""
     return status.gpu_note(found, plan.make(found).choice)
 
 
-def said(found):
-    """What status says is wrong with a unit, the kind and the text of each."""
+def lines(found):
+    """Return the status lines of what is wrong with a unit."""
     made = plan.make(found)
-    lines = (status.sentence(problem, found, made.choice) for problem in made.problems)
-    return [(line.kind.value, line.text) for line in lines]
+    return [status.of_problem(problem, found, made.choice) for problem in made.problems]
+
+
+def said(found):
+    """Return what is wrong with a unit: level and text of each line."""
+    return [(line.level.value, line.text) for line in lines(found)]
+
+
+def codes(found):
+    """Return what is wrong with a unit: level and code of each line."""
+    return [(line.level.value, line.code) for line in lines(found)]

@@ -32,13 +32,13 @@ WRONG = {"external_url": "ci.example.com", "gpus_per_task": 999, "concourse_vers
 @pytest.fixture
 def pool(rooms, tmp_path, monkeypatch):
     """What is on the machine for tasks: both GPUs, the second out of use."""
-    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+    for name in ("POLICY", "STORE", "EXTERNAL", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
-    wrapper.CORDONS.mkdir()
+    wrapper.EXTERNAL.mkdir()
     dirty = {"reason": "dirty: 12.3 GiB taken without a process"}
-    (wrapper.CORDONS / f"{GPUS[1].uuid}.json").write_text(json.dumps(dirty))
+    (wrapper.EXTERNAL / f"{GPUS[1].uuid}.json").write_text(json.dumps(dirty))
     return rooms
 
 
@@ -85,7 +85,7 @@ def test_admin_password_on_a_worker_fails_in_words(context, rooms):
 @pytest.mark.parametrize("action", ["gpu-inventory", "gpu-uncordon"])
 def test_an_action_fails_in_words_where_the_option_that_it_needs_is_wrong(context, pool, action):
     params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
-    with pytest.raises(testing.ActionFailed, match="gpu-vendor 'nvida' is unknown"):
+    with pytest.raises(testing.ActionFailed, match="gpu-vendor 'nvida' is not allowed"):
         run(context, action, state(gpu_vendor="nvida"), **params)
 
 
@@ -98,7 +98,7 @@ def test_an_action_fails_in_words_where_the_gpus_can_not_be_looked_at(
 
     monkeypatch.setattr(detect, "in_time", fail)
     params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
-    words = "this machine's GPUs can't be looked at: .*Too many open files"
+    words = "the GPUs of this machine cannot be read: .*Too many open files"
     with pytest.raises(testing.ActionFailed, match=words):
         run(context, action, state(), **params)
 
@@ -132,16 +132,17 @@ def test_gpu_inventory_shows_what_tasks_may_use(context, pool):
     before = state(relations=[tsa()], enable_gpu=True)
     results, after = run(context, "gpu-inventory", before)
     assert results["count"] == "2"
-    assert results["gpu-0"].endswith(", for tasks")
-    assert results["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB, GPU-00000001-")
-    assert results["gpu-1"].endswith("not for tasks (dirty: 12.3 GiB taken without a process)")
+    assert results["gpu-0"].endswith("\n  for tasks")
+    assert results["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB\n  GPU-00000001-")
+    out = "in use outside CI: 12.3 GiB taken without a process"
+    assert results["gpu-1"].endswith(f"\n  not for tasks ({out})")
     assert after.unit_status == before.unit_status
 
 
 def test_gpu_inventory_where_tasks_get_none(context, pool):
     wrapper.POLICY.write_text(json.dumps({"gpus": []}))
     results, _ = run(context, "gpu-inventory", state(relations=[tsa()]))
-    assert [results[f"gpu-{n}"].endswith(", not for tasks") for n in (0, 1)] == [True, True]
+    assert [results[f"gpu-{n}"].endswith("\n  not for tasks") for n in (0, 1)] == [True, True]
 
 
 def test_gpu_inventory_does_not_take_an_unreadable_policy_for_none(context, pool):
@@ -155,13 +156,12 @@ def test_people_get_flat_results_and_programs_json_alone(context, pool, action):
     before = state(relations=[tsa()], enable_gpu=True)
     results, _ = run(context, action, before, format="text")
     assert "json" not in results
-    assert sum(len(text.splitlines()) for text in results.values()) == len(results)
     results, _ = run(context, action, before, format="json")
     assert results.keys() == {"json"}
     found = json.loads(results["json"])
     if action == "gpu-inventory":
         assert found["allowed"] == [GPUS[0].uuid]
-        assert found["out"][GPUS[1].uuid].startswith("dirty: ")
+        assert found["out"][GPUS[1].uuid].startswith("in use outside CI: ")
     else:
         assert [device["id"] for device in found["devices"]] == [gpu.uuid for gpu in GPUS]
 
@@ -175,23 +175,23 @@ def test_gpu_leases_on_a_unit_without_a_policy_says_so(context, rooms, enable):
     assert results == {"json": "{}"}
 
 
-def test_gpu_release_hands_its_parameters_on(context, rooms, monkeypatch):
+def test_gpu_reclaim_hands_its_parameters_on(context, rooms, monkeypatch):
     asked = []
 
-    def release(gpu, reason, *, force):
+    def reclaim(gpu, reason, *, force):
         asked.append((gpu, reason, force))
-        return {"released": "nobody held it"}
+        return {"was": "not held"}
 
-    monkeypatch.setattr(leases, "release", release)
+    monkeypatch.setattr(leases, "reclaim", reclaim)
     for extra, force in (({}, False), ({"force": True}, True)):
         params = {"gpu": "1", "reason": "hangs", **extra}
-        context.run(context.on.action("gpu-release", params=params), state(relations=[tsa()]))
-        assert context.action_results == {"released": "nobody held it"}
+        context.run(context.on.action("gpu-reclaim", params=params), state(relations=[tsa()]))
+        assert context.action_results == {"was": "not held"}
         assert asked.pop() == ("1", "hangs", force)
 
 
-def test_gpu_release_fails_in_words(context, rooms):
-    action = context.on.action("gpu-release", params={"gpu": "1", "reason": "hangs"})
+def test_gpu_reclaim_fails_in_words(context, rooms):
+    action = context.on.action("gpu-reclaim", params={"gpu": "1", "reason": "hangs"})
     with pytest.raises(testing.ActionFailed, match="Tasks get no GPU on this unit"):
         context.run(action, state(relations=[tsa()]))
 
@@ -274,16 +274,24 @@ def test_a_program_reads_where_to_look_of_one_that_takes_longer(context, rooms, 
 
 def test_one_that_takes_longer_runs_on_and_says_where_to_look(context, rooms, tests):
     tests.ends = False
-    selftest(context, level="burn-in", gpu="gpu-1", duration=60)
+    selftest(context, level="burn-in", gpu="gpu-1", duration="1h")
     assert tests.asked == [("burn-in", "gpu-1", 60)]
     shown = context.action_results
     assert (shown["verdict"], shown["log"]) == ("running", "/var/log/gpu-ci/selftest.log")
-    assert shown["result"].startswith("/var/lib/gpu-ci/selftest/history/")
+    assert "/var/lib/gpu-ci/selftest/history/" in shown["next"]
 
 
 def test_a_duration_without_burn_in_is_refused(context, rooms, tests):
-    with pytest.raises(testing.ActionFailed, match="duration '5' is for level=burn-in only"):
-        selftest(context, duration=5)
+    with pytest.raises(testing.ActionFailed, match="duration '5m' is for level=burn-in only"):
+        selftest(context, duration="5m")
+    assert tests.asked == []
+
+
+@pytest.mark.parametrize("duration", ["5", "30s", "25h", "soon", "-1m"])
+def test_a_duration_that_is_not_one_is_refused(context, rooms, tests, duration):
+    match = f"duration '{duration}' is not a duration from 1m to 24h"
+    with pytest.raises(testing.ActionFailed, match=match):
+        selftest(context, level="burn-in", duration=duration)
     assert tests.asked == []
 
 

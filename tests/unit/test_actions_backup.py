@@ -74,10 +74,10 @@ def test_web_is_saved_and_brought_back_with_the_keys_that_its_workers_know(
     (secret,) = (one for one in unit.secrets if "tsa-host-key" in one.latest_content)
     fresh = dataclasses.replace(secret, latest_content=other, tracked_content=other)
     done, after = run(
-        context, "restore", dataclasses.replace(unit, secrets=[fresh]), path=path, name="unit"
+        context, "restore", dataclasses.replace(unit, secrets=[fresh]), path=path, confirm="unit"
     )
     assert rooms.table.read_text() == "pipelines"
-    assert done["kept"] == "schema of nothing yet"
+    assert done["was"] == "kept as schema of nothing yet"
     assert keys(after) == had
     assert "web.apply" in rooms.calls[rooms.calls.index("stopped") :], "it runs again"
 
@@ -85,9 +85,12 @@ def test_web_is_saved_and_brought_back_with_the_keys_that_its_workers_know(
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"path": "/etc/shadow", "name": "unit"}, r"can't be used: use .*/backups/<name>\.tar"),
-        ({"path": "{0}/none.tar", "name": "unit"}, "none.tar: No such file or directory"),
-        ({"path": "{0}/none.tar", "name": "web"}, "with name=unit all pipelines"),
+        (
+            {"path": "/etc/shadow", "confirm": "unit"},
+            r"is not allowed: use .*/backups/<name>\.tar",
+        ),
+        ({"path": "{0}/none.tar", "confirm": "unit"}, "none.tar: No such file or directory"),
+        ({"path": "{0}/none.tar", "confirm": "web"}, "confirm=unit replaces all pipelines"),
     ],
 )
 def test_what_can_not_be_restored_fails_in_words_and_web_runs_on(
@@ -124,7 +127,7 @@ def test_a_file_that_somebody_made_changes_nothing(context, rooms, unit, tmp_pat
     there = {name: content for name, content in members.items() if content is not None}
     archive.write(path, action._KIND, about, there)
     with pytest.raises(testing.ActionFailed, match="is not one of this charm's backups"):
-        run(context, "restore", unit, path=str(path), name="unit")
+        run(context, "restore", unit, path=str(path), confirm="unit")
     assert "stopped" not in rooms.calls
     assert rooms.table.read_text() == "pipelines"
 
@@ -144,14 +147,15 @@ def test_database_that_made_place_is_shown_and_goes_by_its_name(
     (tmp_path / "local-postgresql").write_text("15")
     (tmp_path / "aside").write_text("concourse_20261123_190501\nconcourse_20261124_190501\n")
     shown = context.run(context.on.update_status(), unit).unit_status.message
-    assert "kept database concourse_20261123_190501; kept database" in shown
+    for day in ("23", "24"):
+        assert f"kept database concourse_202611{day}_190501: juju run " in shown
     name = "concourse_20261123_190501"
-    done, _ = run(context, "remove-local-database", unit, name=name)
-    assert done == {"removed": f"database {name}"}
+    done, _ = run(context, "remove-local-database", unit, confirm=name)
+    assert done == {"was": f"database {name}", "state": "removed"}
     assert dropped == [f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"]
     assert (tmp_path / "aside").read_text() == "concourse_20261124_190501\n"
-    with pytest.raises(testing.ActionFailed, match="is not the database on this machine"):
-        run(context, "remove-local-database", unit, name=name)
+    with pytest.raises(testing.ActionFailed, match="does not name a database on this machine"):
+        run(context, "remove-local-database", unit, confirm=name)
 
 
 def test_database_that_web_no_longer_uses_has_the_day_of_that(tmp_path, monkeypatch):

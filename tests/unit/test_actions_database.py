@@ -19,8 +19,8 @@ def machine(monkeypatch, tmp_path):
     return tmp_path
 
 
-def remove(context, name="concourse"):
-    action = context.on.action("remove-local-database", params={"name": name})
+def remove(context, confirm="concourse"):
+    action = context.on.action("remove-local-database", params={"confirm": confirm})
     return context.run(action, state(relations=[tsa()]))
 
 
@@ -30,15 +30,15 @@ def test_it_is_dropped_when_it_is_named(context, rooms, machine, whose):
         (machine / "local-postgresql-of").write_text(whose)
     remove(context)
     kept = f"concourse of {whose}" if whose else "concourse"
-    assert context.action_results == {"removed": f"database {kept}"}
+    assert context.action_results == {"was": f"database {kept}", "state": "removed"}
     assert rooms.calls[0] == "database.remove"
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("postgres", "", "name 'postgres' is not the database on this machine, concourse"),
-        ("concourse", 'A=1\nCONCOURSE_POSTGRES_SOCKET="/run/x"\n', "in use by this unit's web"),
+        ("postgres", "", "confirm 'postgres' does not name a database .* it has concourse"),
+        ("concourse", 'A=1\nCONCOURSE_POSTGRES_SOCKET="/run/x"\n', "The web of this unit uses"),
     ],
 )
 def test_it_is_left_alone_if_not_named_or_in_use(context, rooms, machine, name, settings, words):
@@ -52,7 +52,9 @@ def test_it_takes_none_with_it_that_was_not_named(context, rooms, machine, monke
     beside = machine / "local-postgresql-aside"
     monkeypatch.setattr(local_postgresql, "_ASIDE", beside)
     beside.write_text("concourse_20261123_190501\n")
-    with pytest.raises(testing.ActionFailed, match="remove concourse_20261123_190501 by name"):
+    with pytest.raises(
+        testing.ActionFailed, match="remove concourse_20261123_190501 with confirm"
+    ):
         remove(context)
     assert "database.remove" not in rooms.calls
 
@@ -65,13 +67,16 @@ def test_it_goes_where_web_has_another_database(context, rooms, machine):
 
 def test_a_machine_without_one_says_so(context, rooms, machine):
     (machine / "local-postgresql").unlink()
-    with pytest.raises(testing.ActionFailed, match="This machine has no database of a web"):
+    with pytest.raises(testing.ActionFailed, match="This machine has no database of web"):
         remove(context)
 
 
 def test_status_says_that_it_is_kept(context, rooms, machine):
     after = context.run(context.on.update_status(), state(relations=[tsa()]))
-    assert after.unit_status.message == "Worker ready (kept database concourse)"
+    assert after.unit_status.message == (
+        "Worker ready (kept database concourse: juju run unit/0 remove-local-database "
+        "confirm=concourse deletes it)"
+    )
 
 
 @pytest.mark.parametrize("mode", ["worker", "web"])

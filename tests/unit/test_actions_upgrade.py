@@ -6,10 +6,10 @@ import pytest
 from ops import testing
 
 from actions import driver_upgrade as action
-from actions.driver_upgrade import UpgradeError, Wish
+from actions.driver_upgrade import Request, UpgradeError
 from tests.unit.situations import state, tsa
 
-BRANCH = Wish("unit/0", "auto", "580-server", 0, 7200)
+BRANCH = Request("unit/0", "auto", "580-server", 0, 7200)
 
 
 @pytest.fixture
@@ -17,15 +17,15 @@ def asked(monkeypatch):
     """What was asked of the upgrade, each with whether it was a dry run."""
     asked = []
 
-    def upgrade(wish, log):
-        asked.append((wish, False))
+    def upgrade(request, log):
+        asked.append((request, False))
         log("1 of 6: taking 2 GPUs out of use")
-        if wish.branch == "595-server":
+        if request.branch == "595-server":
             raise UpgradeError("The new driver failed", {"from": "580", "to": "595"})
         return {"self-test": "passed"}
 
-    def preview(wish):
-        asked.append((wish, True))
+    def preview(request):
+        asked.append((request, True))
         return {"jobs": "none"}
 
     monkeypatch.setattr(action, "upgrade", upgrade)
@@ -40,20 +40,20 @@ def run(context, **params):
 
 
 @pytest.mark.parametrize(
-    ("params", "wish", "dry"),
+    ("params", "asked_for", "dry"),
     [
-        ({}, Wish("unit/0", timeout=7200), False),
-        ({"dry-run": True}, Wish("unit/0", timeout=7200), True),
+        ({}, Request("unit/0", timeout=7200), False),
+        ({"dry-run": True}, Request("unit/0", timeout=7200), True),
         (
-            {"branch": "580-server", "wait": 0},
+            {"branch": "580-server", "wait": "0s"},
             BRANCH,
             False,
         ),
     ],
 )
-def test_its_parameters_are_handed_on(context, rooms, asked, params, wish, dry):
+def test_its_parameters_are_handed_on(context, rooms, asked, params, asked_for, dry):
     shown = run(context, **params)
-    assert asked == [(wish, dry)]
+    assert asked == [(asked_for, dry)]
     assert shown == ({"jobs": "none"} if dry else {"self-test": "passed"})
     assert rooms.worker is not None, "tags and status follow at once"
     assert context.action_logs == ([] if dry else ["1 of 6: taking 2 GPUs out of use"])

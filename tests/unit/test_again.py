@@ -31,7 +31,7 @@ def test_hang():
         time.sleep(1)
 """
 NOT_COLLECTED = "import no_such_module\n"
-MEND = "did so beside other tests: mend it"
+MEND = "fail beside other tests: fix them"
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_fails_only_beside_others_is_green_and_named(again, tmp_path):
     """Also a test that kills its process."""
     done = again(holds=HOLDS, load=BESIDE_OTHERS, crash=CRASHES_BESIDE_OTHERS)
     assert done.returncode == 0, done.stdout
-    first, once_more, second = done.stdout.partition("by themselves once more")
+    first, once_more, second = done.stdout.partition("running these files again, alone")
     assert once_more
     assert "FAILED test_load.py::test_load" in first
     assert "FAILED test_crash.py::test_crash" in first
@@ -81,12 +81,12 @@ def test_what_fails_only_beside_others_is_green_and_named(again, tmp_path):
 def test_what_fails_again_is_red_at_its_first_failure(again):
     done = again(broken=BROKEN, load=BESIDE_OTHERS)
     assert done.returncode == 1, done.stdout
-    first, _, second = done.stdout.partition("by themselves once more")
+    first, _, second = done.stdout.partition("running these files again, alone")
     assert "3 failed" in first
     assert "1 failed" in second
     assert second.count("FAILED test_broken.py::") == 1
     assert MEND not in done.stdout
-    assert "failed by itself too" in second
+    assert "failed alone too" in second
 
 
 def test_a_test_that_hangs_beside_others_ends(again):

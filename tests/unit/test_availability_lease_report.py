@@ -2,9 +2,10 @@
 # See LICENSE file for licensing details.
 """What the store of leases says to an operator, over recorded trees of /proc and bundles.
 
-Taking a GPU back from real processes: tests/functional/test_oci_leases.py.
+Reclaiming a GPU from real processes: tests/functional/test_availability_lease_report.py.
 """
 
+import datetime
 import json
 import os
 import shutil
@@ -14,13 +15,17 @@ import pytest
 
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import lease_report as leases
+from gpu_agent.availability import quarantine
+from gpu_agent.gpu.vendors import report
+from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.leases import Lease
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime import holder_usage as usage
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import Holder, Waiter
+from gpu_runtime.lease_table import CONTAINER, JOB, Holder, Waiter
+from tests.lab.commands_model import as_juju
 from tests.unit.situations import gpu, sliced
 
 RUNTIME = "/usr/bin/nvidia-container-runtime"
@@ -53,7 +58,7 @@ class Worker:
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.root = folder, folder / "root"
-        for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+        for name in ("POLICY", "STORE", "EXTERNAL", "QUARANTINE", "LOG"):
             monkeypatch.setattr(wrapper, name, folder / name.lower())
         self.store = Store(str(wrapper.STORE))
         self.uptime = uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -81,8 +86,8 @@ class Worker:
         wrapper.POLICY.write_text(install.policy_text(GpuPlan(gpus, RUNTIME, **options)))
 
     def cordon(self, name, reason):
-        wrapper.CORDONS.mkdir(exist_ok=True)
-        (wrapper.CORDONS / f"{name}.json").write_text(json.dumps({"reason": reason}))
+        wrapper.EXTERNAL.mkdir(exist_ok=True)
+        (wrapper.EXTERNAL / f"{name}.json").write_text(json.dumps({"reason": reason}))
 
     def process(self, cgroup="/", age=0.0):
         """A process of that age in seconds; its id and when it started."""
@@ -132,7 +137,7 @@ def test_a_worker_that_nobody_uses_yet(worker):
     assert worker.report() == {
         "allocation": "exclusive",
         "free": "2 of 2",
-        "waiting": "nobody",
+        "queue": "empty",
         "gpu-0": "free, A100-SXM4-80GB, GPU-0",
         "gpu-1": "free, A100-SXM4-80GB, GPU-1",
     }
@@ -158,55 +163,81 @@ def test_a_worker_without_gpus_for_tasks(worker):
         ([], 75, "no longer used, 75 s"),
     ],
 )
-def test_a_holder_is_told_with_what_runs_in_it_and_since_when(worker, steps, age, words):
+def test_a_holder_is_shown_with_its_kind_its_processes_and_since_when(worker, steps, age, words):
     worker.hold(TASK, "GPU-1", steps=steps, age=age)
     state = "free" if words.startswith("no longer") else "leased"
-    assert worker.report()["gpu-1"] == (
-        f"{state}, A100-SXM4-80GB, GPU-1, container {TASK} ({words})"
-    )
+    runs, _, held = words.rpartition(", ")
+    runs = f"runs: {runs}" if steps else runs
+    first, holder, since = worker.report()["gpu-1"].splitlines()
+    assert first == f"{state}, A100-SXM4-80GB, GPU-1"
+    assert holder == f"  held by container {TASK} (Concourse step)"
+    now = datetime.datetime.now(datetime.timezone.utc)
+    began = [now - datetime.timedelta(seconds=age + late) for late in (-1, 0, 1, 2)]
+    assert since in {f"  since {one:%F %T} UTC ({held}), {runs}" for one in began}
+    with worker.store as table:
+        assert leases.words(TASK, table.holders[TASK], leases.Host()) == (
+            f"container {TASK} ({words})"
+        )
     assert worker.report()["free"] == ("2 of 2" if state == "free" else "1 of 2")
 
 
 def test_a_gpu_whose_processes_cannot_be_killed_is_not_called_free(worker):
     worker.hold(TASK, "GPU-1", steps=(), age=75, stuck=True)
-    assert worker.report()["gpu-1"].endswith(f"{TASK} (ended, but can't be killed, 75 s)")
+    assert worker.report()["gpu-1"].endswith(" UTC (75 s), ended, but can't be killed")
     assert worker.report()["free"] == "1 of 2"
 
 
 def test_a_store_made_anew_does_not_know_since_when(worker):
     worker.hold(TASK, "GPU-1", since=0)
-    assert worker.report()["gpu-1"].endswith(f"container {TASK} (task)")
+    assert worker.report()["gpu-1"].endswith("since an unknown time, runs: task")
+    assert worker.read_json()["containers"][TASK]["since"] == ""
 
 
-def test_those_who_wait_stand_in_their_order(worker):
+def test_requests_stand_in_the_order_of_the_queue(worker):
     worker.hold(TASK, "GPU-0", "GPU-1", age=600)
     worker.wait("first", 2, age=130)
     worker.wait("gone", 1, age=100, alive=False)
     worker.wait("second", 1, age=7)
     results = worker.report()
-    assert results["waiting"] == "2"
-    assert results["waiter-1"] == "container first, asks for 2, for 2 min"
-    assert results["waiter-2"] == "container second, asks for 1, for 7 s"
-    assert "waiter-3" not in results
+    assert results["queue"] == "2 requests"
+    first, second = "container first, requests 2 GPUs, ", "container second, requests 1 GPU, "
+    assert results["queue-1"].startswith(f"{first}waiting 2 min (since 20")
+    assert results["queue-2"].startswith(f"{second}waiting 7 s (since 20")
+    assert "queue-3" not in results
 
 
-def test_a_cordon_is_told_with_its_reason(worker):
+def test_a_gpu_in_use_outside_ci_is_never_called_cordoned(worker):
     worker.cordon("GPU-0", "in use outside CI: pid 4711 (python3)")
     worker.cordon("GPU-1", "dirty: 12.3 GiB taken without a process")
     worker.hold(TASK, "GPU-1")
     results = worker.report()
     assert results["free"] == "0 of 2"
-    assert results["gpu-0"] == (
-        "cordoned: in use outside CI: pid 4711 (python3), A100-SXM4-80GB, GPU-0"
-    )
-    assert results["gpu-1"].startswith("leased, cordoned: dirty: 12.3 GiB taken without")
+    assert results["gpu-0"] == ("in use outside CI: pid 4711 (python3), A100-SXM4-80GB, GPU-0")
+    assert results["gpu-1"].startswith("leased, in use outside CI: 12.3 GiB taken without")
+
+
+@pytest.mark.parametrize(
+    ("level", "by", "way"),
+    [
+        ("compute", "self-test", "gpu-selftest level=compute passes, or by gpu-uncordon"),
+        ("", "watch", "gpu-uncordon returns it"),
+    ],
+)
+def test_a_quarantined_gpu_has_its_remedy_and_what_returns_it(worker, level, by, way):
+    quarantine.put("GPU-0", "Xid 79", "xid", level, "Reboot the machine", by)
+    told = " ".join(worker.report()["gpu-0"].split())
+    assert told.startswith("quarantined: Xid 79, ")
+    assert "Reboot the machine" in told
+    assert told.endswith(way)
 
 
 def test_a_gpu_that_is_not_allowed_any_more_is_told_while_it_is_held(worker):
     worker.hold(TASK, "GPU-7")
     worker.hold(OTHER, "GPU-8", steps=[], age=100)
     results = worker.report()
-    assert results["other-0"] == f"held outside policy, GPU-7, container {TASK} (task, 0 s)"
+    assert results["other-0"].startswith(
+        f"held outside policy, GPU-7\n  held by container {TASK} (Concourse step)\n  since 20"
+    )
     assert "other-1" not in results
 
 
@@ -215,8 +246,8 @@ def test_mig_devices_stand_one_by_one(worker):
     worker.cordon("GPU-0", "dirty: 2.0 GiB taken without a process")
     worker.hold(TASK, "MIG-0-1")
     results = worker.report()
-    assert results["gpu-0-mig-0"].startswith("cordoned: dirty")
-    assert results["gpu-0-mig-1"].startswith("leased, cordoned: dirty")
+    assert results["gpu-0-mig-0"].startswith("in use outside CI: 2.0 GiB")
+    assert results["gpu-0-mig-1"].startswith("leased, in use outside CI: 2.0 GiB")
     assert results["gpu-1"].startswith("free")
 
 
@@ -226,10 +257,10 @@ def test_a_shared_gpu_names_few_and_counts_the_rest(worker):
         worker.hold(f"task-{number}", "GPU-0", "GPU-1", age=20, exclusive=False)
     results = worker.report()
     assert results["allocation"] == "shared"
-    assert results["gpu-1"] == (
-        "shared by 5, A100-SXM4-80GB, GPU-1, container task-0 (task, 20 s), "
-        "container task-1 (task, 20 s), container task-2 (task, 20 s), 2 more"
-    )
+    first, *holders, last = results["gpu-1"].splitlines()
+    assert first == "shared by 5, A100-SXM4-80GB, GPU-1"
+    assert [line.split()[3] for line in holders[::2]] == ["task-0", "task-1", "task-2"]
+    assert last == "  and 2 more holders"
     assert len(worker.read_json()["devices"][1]["containers"]) == 5
 
 
@@ -257,15 +288,17 @@ def test_a_program_reads_all_of_it(worker):
             "handing_over": False,
             "stuck": False,
             "seconds": 35,
+            "since": found["containers"][TASK]["since"],
         }
     }
-    assert found["waiters"] == [
+    assert found["queue"] == [
         {
             "container": "first",
             "who": "container first",
             "count": 2,
             "named": [],
             "seconds": 130,
+            "since": found["queue"][0]["since"],
             "overtaken": 0,
             "kept": 1,
         }
@@ -281,10 +314,9 @@ def test_a_gpu_that_is_handed_over_is_not_free(worker):
     with worker.store as table:
         table.holders[TASK].handing = looks, worker.uptime
     found = worker.report()
-    assert (found["free"], found["waiting"]) == ("1 of 2", "1")
-    assert found["gpu-1"] == (
-        f"handing over, A100-SXM4-80GB, GPU-1, container {TASK} (ended, 100 s)"
-    )
+    assert (found["free"], found["queue"]) == ("1 of 2", "1 request")
+    assert found["gpu-1"].startswith("handing over, A100-SXM4-80GB, GPU-1\n")
+    assert found["gpu-1"].endswith(" UTC (100 s), ended")
     assert worker.read_json()["devices"][1]["state"] == "handing over"
     assert worker.read_json()["containers"][TASK]["handing_over"]
     assert leases.holders()[TASK].occupied
@@ -293,7 +325,7 @@ def test_a_gpu_that_is_handed_over_is_not_free(worker):
     assert worker.report()["gpu-1"].startswith("free, ")
 
 
-@pytest.mark.parametrize("ask", [leases.report, lambda: leases.release("0", "why", force=False)])
+@pytest.mark.parametrize("ask", [leases.report, lambda: leases.reclaim("0", "why", force=False)])
 @pytest.mark.parametrize("name", ["POLICY", "STORE"])
 def test_what_cannot_be_read_is_told_in_words(worker, ask, name):
     worker.hold(TASK, "GPU-1")
@@ -319,23 +351,24 @@ def test_who_has_a_lease_is_known_before_anybody_is_called_a_stranger(worker):
 def test_an_unknown_gpu_is_answered_with_those_that_are_there(worker, wish):
     worker.hold(TASK, "GPU-9")
     with pytest.raises(leases.LeaseError) as caught:
-        leases.release(wish, "hangs", force=True)
+        leases.reclaim(wish, "hangs", force=True)
     assert str(caught.value) == (
-        f"No GPU is {wish!r} here; there is gpu-0 (GPU-0), gpu-1 (GPU-1), GPU-9"
+        f"No GPU here is {wish!r}; this unit has gpu-0 (GPU-0), gpu-1 (GPU-1), GPU-9"
     )
 
 
 @pytest.mark.parametrize("reason", ["", " ", "two\nlines", "\x1b[2J"])
 def test_a_reason_is_one_line(worker, reason):
     with pytest.raises(leases.LeaseError, match="one line"):
-        leases.release("0", reason, force=False)
+        leases.reclaim("0", reason, force=False)
 
 
 def test_a_gpu_that_nobody_holds_is_free_already(worker):
     worker.hold(TASK, "GPU-1")
-    assert leases.release("0", "hangs", force=True) == {
+    assert leases.reclaim("0", "hangs", force=True) == {
         "gpu": "GPU-0",
-        "released": "nobody held it",
+        "was": "not held",
+        "state": "free for the next request",
     }
     assert list(worker.store.read().holders) == [TASK]
     assert not wrapper.LOG.exists()
@@ -345,10 +378,10 @@ def test_a_gpu_that_nobody_holds_is_free_already(worker):
 def test_a_gpu_in_use_is_left_to_its_holder(worker, wish):
     worker.hold(TASK, "GPU-1", age=200)
     with pytest.raises(leases.LeaseError) as caught:
-        leases.release(wish, "hangs", force=False)
+        leases.reclaim(wish, "hangs", force=False)
     assert str(caught.value) == (
         f"GPU {wish.strip()} is in use by container {TASK} (task, 3 min): wait, abort the build, "
-        "or use force=true, which kills what runs there"
+        "or use force=true, which kills its processes"
     )
     assert list(worker.store.read().holders) == [TASK]
 
@@ -356,22 +389,23 @@ def test_a_gpu_in_use_is_left_to_its_holder(worker, wish):
 def test_a_gpu_that_is_no_longer_used_is_given_back_and_the_reason_logged(worker):
     worker.hold(TASK, "GPU-0", "GPU-1", steps=[], age=100)
     worker.hold(OTHER, "GPU-8")
-    assert leases.release("1", " it hung ", force=False) == {
+    assert leases.reclaim("1", " it hung ", force=False) == {
         "gpu": "GPU-1",
-        "released": f"container {TASK}",
+        "was": f"held by container {TASK}",
+        "state": "free for the next request",
     }
     assert list(worker.store.read().holders) == [OTHER]
     line = json.loads(wrapper.LOG.read_text())
-    assert (line["container"], line["kind"]) == (TASK, "gpu-release")
+    assert (line["container"], line["kind"]) == (TASK, "gpu-reclaim")
     assert line["reason"] == "GPU-0, GPU-1: it hung"
 
 
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        ("D", "they hang in the kernel, as in a GPU's driver; see `sudo dmesg`"),
+        ("D", "they hang in the kernel, such as in the GPU's driver (see `sudo dmesg`)"),
         ("t", "they are stopped or traced, perhaps by each other"),
-        ("R", "others come as fast"),
+        ("R", "they start new processes as fast"),
     ],
 )
 def test_what_can_t_be_killed_is_told_by_its_state(worker, monkeypatch, state, why):
@@ -381,9 +415,9 @@ def test_what_can_t_be_killed_is_told_by_its_state(worker, monkeypatch, state, w
     path.write_text(path.read_text().replace("(sh) S", f"(stuck) {state}"))
     monkeypatch.setattr(usage, "_PATIENCE", -1)
     with pytest.raises(leases.LeaseError) as caught:
-        leases.release("0", "hangs", force=True)
+        leases.reclaim("0", "hangs", force=True)
     assert str(caught.value) == (
-        f"Processes of container {TASK} can't be killed: {why}; a reboot ends them"
+        f"Processes of container {TASK} cannot be killed: {why}. A reboot ends them"
     )
     assert list(worker.store.read().holders) == [TASK]
 
@@ -396,22 +430,57 @@ def test_who_was_passed_over_for_long_has_gpus_kept_for_it(worker, age, overtake
     with worker.store as table:
         table.waiters[0].overtaken = overtaken
     report = worker.report()
-    assert report["waiter-1"] == f"container large, asks for 2, for {age} s" + (
-        ", 1 kept for it" if kept else ""
-    )
-    assert report["waiter-2"] == "container small, asks for 1, for 2 s"
-    assert [waiter["kept"] for waiter in worker.read_json()["waiters"]] == [kept, 0]
+    assert f"container large, requests 2 GPUs, waiting {age} s" in report["queue-1"]
+    assert ("1\n    reserved for it" in report["queue-1"]) == bool(kept)
+    assert [request["kept"] for request in worker.read_json()["queue"]] == [kept, 0]
 
 
 def test_a_gpu_that_is_not_allowed_any_more_can_be_released(worker):
     worker.hold(TASK, "GPU-9", steps=[], age=100)
-    assert leases.release("gpu-9", "hangs", force=False)["released"] == f"container {TASK}"
+    assert leases.reclaim("gpu-9", "hangs", force=False)["was"] == f"held by container {TASK}"
 
 
 def test_all_mig_devices_of_a_gpu_are_released_by_its_index(worker):
     worker.allow(sliced(0, "1g.10gb", "2g.20gb"), gpu(1))
     worker.hold(TASK, "MIG-0-0", steps=[], age=100)
     worker.hold(OTHER, "MIG-0-1", steps=[], age=100)
-    assert leases.release("gpu-0-mig-1", "hangs", force=False)["released"] == f"container {OTHER}"
-    assert leases.release("0", "hangs", force=False)["gpu"] == "MIG-0-0, MIG-0-1"
+    assert (
+        leases.reclaim("gpu-0-mig-1", "hangs", force=False)["was"] == f"held by container {OTHER}"
+    )
+    assert leases.reclaim("0", "hangs", force=False)["gpu"] == "MIG-0-0, MIG-0-1"
     assert worker.store.read().holders == {}
+
+
+def test_eight_gpus_with_long_names_fit_100_columns_as_juju_prints_them(worker):
+    ids = [f"GPU-{number}a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9" for number in range(8)]
+    model = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+    cards = [gpu(number, uuid=name, model=model) for number, name in enumerate(ids)]
+    worker.allow(*cards)
+    unit = "gpu-run-1a2b3c4d5e6f.scope"
+    who = "gpu-run of a-user-with-a-long-name: /opt/conda/envs/training/bin/python train.py"
+    worker.hold(TASK, *ids[:2], steps=("task", SESSION), age=2 * 86400 + 11000)
+    worker.hold(
+        "4f0c" * 16, ids[2], steps=(), kind=CONTAINER, who=f'docker container "{"n" * 58}"'
+    )
+    worker.hold(unit, ids[3], kind=JOB, who=who, cgroup=f"/garden/{unit}")
+    worker.hold(OTHER, ids[4], steps=(), stuck=True, age=75)
+    worker.cordon(ids[5], "in use outside CI: pid 4711 (python3 -m a.very.long.module) and 3 more")
+    worker.cordon(ids[6], "dirty: 12.3 GiB taken without a process")
+    worker.wait("c" * 64, 8, 86400)
+    worker.wait("named", 2, 7)
+    with worker.store as table:
+        table.waiters[0].who = f'podman container "{"m" * 58}"'
+        table.waiters[1].named = ids[:2]
+    found = worker.report()
+    printed = as_juju(found).splitlines()
+    assert max(map(len, printed)) <= 100, max(printed, key=len)
+    assert len(printed) <= 50
+    text = " ".join(" ".join(printed).split())
+    for words in (*ids, f"container {TASK} (Concourse step)", "(engine container)", who):
+        assert words in text
+    assert "(gpu-run command)" in text
+    cause = "in use outside CI: pid 4711 (python3 -m a.very.long.module) and 3 more"
+    inventory = report.as_results(
+        Inventory(State.READY, tuple(cards)), ids[:5], dict.fromkeys(ids[5:], cause)
+    )
+    assert max(map(len, as_juju(inventory).splitlines())) <= 100

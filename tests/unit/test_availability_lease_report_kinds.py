@@ -35,27 +35,32 @@ def test_each_is_told_in_its_engines_words(worker):
     with worker.store as table:
         table.waiters[0].who, table.waiters[0].named = "podman container 4f0c4f0c4f0c", ["GPU-1"]
     found = worker.report()
-    assert found["gpu-0"] == ('leased, A100-SXM4-80GB, GPU-0, docker container "train" (12 min)')
-    assert found["gpu-1"] == f"leased, A100-SXM4-80GB, GPU-1, {ALICE} (90 s)"
-    assert found["waiter-1"] == "podman container 4f0c4f0c4f0c, asks for GPU-1, for 40 s"
+    first, holder, since = found["gpu-0"].splitlines()
+    assert first == "leased, A100-SXM4-80GB, GPU-0"
+    assert holder == '  held by docker container "train" (engine container)'
+    assert since.endswith(" UTC (12 min)")
+    assert f"\n  held by {ALICE} (gpu-run command)\n" in found["gpu-1"]
+    assert found["queue-1"].startswith("podman container 4f0c4f0c4f0c, requests GPU-1, waiting 40")
     told = worker.read_json()
     assert {name: each["kind"] for name, each in told["containers"].items()} == {
         TRAIN: "container",
         UNIT: "job",
     }
-    assert told["waiters"][0]["named"] == ["GPU-1"]
+    assert told["queue"][0]["named"] == ["GPU-1"]
 
 
 def test_one_that_has_ended_says_so(worker):
     hold_train(worker)
     for pid in worker.root.glob("proc/[0-9]*"):
         (pid / "stat").unlink()
-    assert worker.report()["gpu-0"].endswith('docker container "train" (no longer used, 12 min)')
+    assert worker.report()["gpu-0"].endswith(" UTC (12 min), no longer used")
 
 
 def test_a_container_without_a_name_and_a_job_without_words_are_told_by_their_ids(worker):
     worker.hold(TRAIN, "GPU-0", steps=(), kind=CONTAINER)
-    assert f"container {TRAIN} (0 s)" in worker.report()["gpu-0"]
+    assert f"held by container {TRAIN} (engine container)" in " ".join(
+        worker.report()["gpu-0"].split()
+    )
 
 
 @pytest.mark.parametrize("kind", [CONTAINER, JOB])
@@ -66,10 +71,10 @@ def test_a_gpu_is_taken_back_from_each(worker, kind):
     }[kind]
     hold(worker, "GPU-1")
     with pytest.raises(leases.LeaseError) as caught:
-        leases.release("1", "it hangs", force=False)
+        leases.reclaim("1", "it hangs", force=False)
     assert f"GPU 1 is in use by {who} (" in str(caught.value)
     assert "wait, end it, or use force=true" in str(caught.value)
-    assert leases.release("1", "it hangs", force=True) == {"gpu": "GPU-1", "released": who}
+    assert leases.reclaim("1", "it hangs", force=True)["was"] == f"held by {who}"
     assert not proc.read(f"{worker.root}/cg/garden/{name}/cgroup.procs").split()
     assert leases.holders() == {}
 
@@ -77,4 +82,4 @@ def test_a_gpu_is_taken_back_from_each(worker, kind):
 def test_a_build_is_one_thing_among_others_that_can_be_ended(worker):
     worker.hold(TASK, "GPU-1", age=200)
     with pytest.raises(leases.LeaseError, match="wait, abort the build, or use"):
-        leases.release("1", "hangs", force=False)
+        leases.reclaim("1", "hangs", force=False)

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
-from gpu_agent.availability import cordons, quarantine, retests
+from gpu_agent.availability import external_use, quarantine, retests
 from gpu_agent.availability import known_gpus as known
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import operator as cordon
@@ -18,6 +18,7 @@ from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
+from tests.unit.grants import in_use
 from tests.unit.situations import RUNTIME, gpu, sliced
 
 XID = "Xid 79: the GPU has fallen off the bus"
@@ -63,7 +64,7 @@ class Unit:
 
 @pytest.fixture
 def unit(tmp_path, monkeypatch):
-    for name in ("POLICY", "STORE", "CORDONS", "LOG"):
+    for name in ("POLICY", "STORE", "EXTERNAL", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
@@ -82,7 +83,7 @@ def test_a_gpu_is_cordoned_by_any_of_its_names(unit, wish):
     assert unit.run("gpu-cordon", wish) == {
         "gpu": "GPU-1",
         "state": "cordoned by the operator: swapping the fan",
-        "running": "nothing",
+        "running": "none",
     }
     assert out() == [("GPU-1", "swapping the fan", "operator")]
     assert unit.notes == [("gpu-cordon", "GPU-1: swapping the fan")]
@@ -96,7 +97,7 @@ def test_a_mig_device_means_its_gpu(unit, wish):
     assert unit.run("gpu-cordon", wish)["gpu"] == "GPU-0"
     assert leases.report()["gpu-0-mig-0"].startswith("cordoned by the operator: swapping")
     assert leases.report()["free"] == "1 of 3"
-    assert unit.run("gpu-uncordon", wish)["state"] == "in use again"
+    assert unit.run("gpu-uncordon", wish)["state"] == "available"
 
 
 def test_what_runs_there_goes_on(unit):
@@ -116,7 +117,7 @@ def test_a_second_cordon_replaces_the_reason_and_says_so(unit):
     results = unit.run("gpu-cordon", "1", " it is loud ")
     assert results["state"] == "cordoned by the operator: it is loud"
     before = "cordoned by the operator: swapping the fan, since 20"
-    assert results["before"].startswith(before)
+    assert results["was"].startswith(before)
     assert out() == [("GPU-1", "it is loud", "operator")]
 
 
@@ -124,14 +125,14 @@ def test_a_cordon_takes_the_place_of_a_quarantine(unit):
     quarantine.put("GPU-1", XID, "xid", "quick", "reseat the card")
     assert leases.report()["gpu-1"].startswith(f"quarantined: {XID}, A100-SXM4-80GB")
     since = quarantine.read()[0].since
-    assert unit.run("gpu-cordon", "1")["before"] == f"quarantined: {XID}, since {since}"
+    assert unit.run("gpu-cordon", "1")["was"] == f"quarantined: {XID}, since {since}"
     quarantine.put("GPU-1", XID, "xid", "quick", "reseat the card")
     assert out() == [("GPU-1", "swapping the fan", "operator")]
 
 
 @pytest.mark.parametrize("action", ["gpu-cordon", "gpu-uncordon"])
 def test_what_is_no_gpu_and_what_is_no_reason(unit, action):
-    expected = "No GPU is '2' here; there is gpu-0 (GPU-0), gpu-1 (GPU-1)"
+    expected = "No GPU here is '2'; this unit has gpu-0 (GPU-0), gpu-1 (GPU-1)"
     assert unit.fails(action, "2") == expected
     for reason in ("  ", "a\nb"):
         assert unit.fails(action, "1", reason) == "reason must be one line of printable text"
@@ -155,12 +156,13 @@ def test_uncordon_lifts_either(unit):
     assert unit.run("gpu-uncordon", "0", "done") == {
         "gpu": "GPU-0",
         "was": "cordoned by the operator: swapping the fan",
-        "state": "in use again",
+        "state": "available",
     }
     assert unit.run("gpu-uncordon", "gpu-1", "a false alarm") == {
         "gpu": "GPU-1",
         "was": f"quarantined: {XID}",
-        "state": "in use again; gpu-selftest level=quick shows whether it is well",
+        "state": "available",
+        "next": "gpu-selftest level=quick tests whether the fault is gone",
     }
     assert out() == []
     assert retests.read() == (), "the operator's word is enough"
@@ -173,28 +175,30 @@ def test_uncordon_lifts_either(unit):
 def test_a_damaged_file_can_be_lifted(unit):
     paths.QUARANTINE.mkdir()
     (paths.QUARANTINE / "GPU-1.json").write_text("{")
-    assert leases.report()["gpu-1"].startswith("cordoned: out of use, A100")
-    assert unit.run("gpu-uncordon", "1")["was"].startswith("cordoned by the operator: out of use")
+    assert leases.report()["gpu-1"].startswith("quarantined: its record is damaged, A100")
+    assert unit.run("gpu-uncordon", "1")["was"].startswith("quarantined: damaged record")
     assert out() == []
 
 
 def test_uncordon_of_one_that_is_not_out_tells_those_that_are(unit):
-    assert unit.fails("gpu-uncordon", "1") == "GPU-1 is not out of use; out of use: none"
+    assert (
+        unit.fails("gpu-uncordon", "1") == "GPU-1 is not cordoned or quarantined; these are: none"
+    )
     quarantine.put("GPU-0", XID, "xid", "quick", "")
     assert unit.fails("gpu-uncordon", "1") == (
-        f"GPU-1 is not out of use; out of use: GPU-0 (quarantined: {XID})"
+        f"GPU-1 is not cordoned or quarantined; these are: GPU-0 (quarantined: {XID})"
     )
 
 
 def test_uncordon_of_one_in_use_outside(unit):
-    cordons.ensure([("GPU-1", "in use outside CI: pid 4711 (python3)")])
+    external_use.ensure([("GPU-1", in_use("pid 4711 (python3)"))])
     assert unit.fails("gpu-uncordon", "1") == (
-        "GPU-1 is in use outside CI: pid 4711 (python3); it returns by itself at the charm's "
+        "GPU-1 is in use outside CI: pid 4711 (python3). It is available again at the charm's "
         "next event after that ends"
     )
     unit.run("gpu-cordon", "1")
     assert unit.run("gpu-uncordon", "1")["state"] == (
-        "still cordoned: in use outside CI: pid 4711 (python3)"
+        "still in use outside CI: pid 4711 (python3)"
     )
 
 
@@ -207,7 +211,7 @@ def test_uncordon_of_one_that_is_gone_forgets_it(unit, wish, quarantined):
     assert unit.run("gpu-uncordon", wish) == {
         "gpu": "GPU-7",
         "was": "quarantined: lost: it was at 0000:08:00.0" if quarantined else "missing",
-        "state": "forgotten, since it is no longer in this machine",
+        "state": "forgotten: this machine no longer has it",
     }
     assert known.read() == (had(1, 1),)
     assert out() == []
@@ -218,13 +222,15 @@ def test_none_is_forgotten_that_may_be_here(unit):
     unit.inventory = Inventory(State.NVML_ERROR, detail="it hangs")
     for uuid in ("GPU-1", "GPU-7"):
         quarantine.put(uuid, XID, "xid", "quick", "")
-        assert unit.run("gpu-uncordon", uuid)["state"].startswith("in use again")
+        assert unit.run("gpu-uncordon", uuid)["state"] == "available"
     assert known.read() == (had(1, 1), had(7, 7))
-    assert unit.fails("gpu-uncordon", "GPU-7") == "GPU-7 is not out of use; out of use: none"
+    assert unit.fails("gpu-uncordon", "GPU-7") == (
+        "GPU-7 is not cordoned or quarantined; these are: none"
+    )
 
 
 def test_an_index_that_means_two_is_refused(unit, tmp_path):
     known.add([had(7, 1)])
-    assert unit.fails("gpu-uncordon", "1") == "'1' may be GPU-1 or GPU-7: name it by that id"
+    assert unit.fails("gpu-uncordon", "1") == "'1' may be GPU-1 or GPU-7: use that UUID"
     (tmp_path / "inventory.json").write_text("{")
     assert "inventory.json is damaged" in unit.fails("gpu-uncordon", "1")

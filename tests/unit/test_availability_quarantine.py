@@ -11,7 +11,7 @@ import pytest
 
 from gpu_agent import paths
 from gpu_agent.availability import quarantine
-from gpu_runtime import policy
+from gpu_runtime import unavailable
 from plan.state import Quarantine
 from tests.unit.grants import AMD_GPUS, golden
 from tests.unit.wrapper_rig import GPUS, Rig
@@ -110,7 +110,7 @@ def test_an_operators_cordon_takes_the_place_of_a_self_tests(folder):
 
 
 def watch(uuid, level="isolation", reason="off the bus: gone"):
-    return quarantine.put(uuid, reason, "off-bus", level, "", quarantine.WATCH)
+    return quarantine.put(uuid, reason, "off-bus", level, "", quarantine.HEALTH)
 
 
 @pytest.mark.parametrize("level", ["isolation", ""])
@@ -119,8 +119,9 @@ def test_what_the_watch_takes_out_is_its_own(folder, level):
     assert not watch(IDS[0], level)
     (entry,) = quarantine.read()
     assert (entry.by, entry.check, entry.level) == ("watch", "off-bus", level)
-    (reason,) = policy.cordons(str(folder)).values()
-    assert reason == "quarantined: off the bus: gone"
+    (cause,) = unavailable.read_folder(str(folder)).values()
+    assert cause == entry.cause
+    assert cause.describe() == "quarantined: off the bus: gone"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_what_the_operator_alone_brings_back_no_self_test_takes_over(folder):
 @pytest.mark.parametrize("uuid", ["../../etc/passwd", "", ".", "..", "-x", "GPU/1", "GPU-1\n"])
 def test_what_is_no_id_becomes_no_file(folder, uuid):
     for call in (put, lambda name: quarantine.cordon(name, "why"), quarantine.lift):
-        with pytest.raises(ValueError, match="is no GPU's id"):
+        with pytest.raises(ValueError, match="is not the id of a GPU"):
             call(uuid)
     assert not folder.exists()
 
@@ -252,7 +253,7 @@ def test_a_damaged_file_keeps_its_gpu_out_until_the_operator_lifts_it(folder, ri
     (folder / f"{IDS[0]}.json").write_text(text, encoding="latin-1")
     (entry,) = quarantine.read()
     assert (entry.uuid, entry.by) == (IDS[0], quarantine.OPERATOR)
-    assert entry.reason == f"out of use: {folder / IDS[0]}.json is damaged"
+    assert entry.reason == f"damaged record: {folder / IDS[0]}.json"
     assert not put(IDS[0])
     assert create(rig) == 42
     assert rig.holders["ID"]["gpus"] == IDS[1:]
@@ -270,11 +271,8 @@ def test_a_task_is_refused_in_the_words_of_the_quarantine(rig):
     assert create(rig) == 42
     assert rig.holders["ID"]["gpus"] == IDS[1:]
     assert create(rig, "GPU_COUNT=2") == 1
-    assert rig.refusal.startswith("gpu-ci-worker: this task needs 2 GPUs, and this worker has ")
-    assert (
-        f"1 GPU for tasks now (GPU 0 ({IDS[0]}) is quarantined: {XID}): set the param "
-        "GPU_COUNT lower, or give the step the tag gpu-count>=2"
-    ) in rig.refusal
+    assert rig.code == "too-few-gpus"
+    assert f"1 available, because GPU 0 is quarantined: {XID}. Lower GPU_COUNT" in rig.refusal
 
 
 def test_where_none_is_left_the_task_is_sent_elsewhere(rig):
@@ -283,10 +281,9 @@ def test_where_none_is_left_the_task_is_sent_elsewhere(rig):
     rig.policy(wait_timeout=240, cordons=[str(paths.QUARANTINE)])
     assert create(rig) == 1
     assert rig.refusal == (
-        "gpu-ci-worker: this task needs 1 GPU, and this worker has 0 GPUs for tasks now "
-        f"(GPU 0 ({IDS[0]}) is quarantined: {XID}; GPU 1 ({IDS[1]}) is cordoned by the operator: "
-        "swapping the fan): run it again, which may find another worker, or tell this one's "
-        "operator"
+        "gpu-ci-worker: too-few-gpus: this task needs 1 GPU; this worker has 0 available, because "
+        f"GPU 0 is quarantined: {XID}; GPU 1 is cordoned by the operator: swapping the fan. Rerun "
+        "the job, which may run on another worker, or ask this worker's operator"
     )
     quarantine.lift(IDS[1])
     rig.log.unlink()
@@ -299,7 +296,7 @@ def test_quarantine_says_more_than_what_is_seen_meanwhile(rig, tmp_path):
     (tmp_path / f"cordons/{IDS[0]}.json").write_text(json.dumps(seen))
     put(IDS[0])
     assert create(rig, "GPU_COUNT=2") == 1
-    assert f"({IDS[0]}) is quarantined: {XID})" in rig.refusal
+    assert f"GPU 0 is quarantined: {XID}. " in rig.refusal
 
 
 def test_a_hijack_into_a_container_of_a_quarantined_gpu_is_refused(rig):
@@ -307,8 +304,8 @@ def test_a_hijack_into_a_container_of_a_quarantined_gpu_is_refused(rig):
     put(IDS[0])
     assert rig.exec(["A=b"]) == 1
     assert rig.refusal.endswith(
-        f"this container had GPU {IDS[0]}, which is quarantined: {XID}: run the task again, and "
-        "hijack that"
+        f"gpu-withdrawn: GPU {IDS[0]} of this container is quarantined: {XID}. Rerun the task and "
+        "hijack the new container"
     )
 
 
@@ -318,4 +315,4 @@ def test_ids_of_every_vendor_reach_the_wrapper(rig, folder):
     rig.policy(vendor="amd", gpus=gpus, nvidia_runtime="", config_home="", cordons=[str(folder)])
     put("PCI-0000:83:00.0")
     assert create(rig, "GPU_COUNT=2") == 1
-    assert f"(GPU 1 (PCI-0000:83:00.0) is quarantined: {XID})" in rig.refusal
+    assert f"GPU 1 is quarantined: {XID}. " in rig.refusal

@@ -88,13 +88,13 @@ def test_what_is_no_id_becomes_no_file(folder, uuid):
         retests.tries,
         retests.forget,
     ):
-        with pytest.raises(ValueError, match="is no GPU's id"):
+        with pytest.raises(ValueError, match="is not the id of a GPU"):
             call(uuid)
     assert not folder.exists()
 
 
 def test_what_is_no_level_is_refused(folder):
-    with pytest.raises(ValueError, match="no level"):
+    with pytest.raises(ValueError, match="not a level"):
         retests.ask("GPU-0", "fast", XID)
 
 

@@ -20,7 +20,9 @@ from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.verdict import Verdict
 from gpu_selftest import service
 from machine import download
+from plan import messages
 from plan.state import Quarantine
+from tests.unit.grants import in_use
 from tests.unit.situations import (
     GPUS,
     HOST_KEY,
@@ -65,7 +67,7 @@ def test_a_lonely_unit_waits_and_names_the_next_step(context, rooms, event, mode
 
 def test_worker_tags_and_publishes_its_key(context, rooms):
     relation = tsa()
-    before = state(relations=[relation], enable_gpu=True, tag="rack-7", gpu_device_ids="1")
+    before = state(relations=[relation], enable_gpu=True, extra_tags="rack-7", gpu_device_ids="1")
     after = context.run(context.on.relation_changed(relation), before)
     assert rooms.worker.tags[:8] == (
         "gpu",
@@ -88,7 +90,7 @@ def test_a_bad_mode_blocks_and_leaves_everything_alone(context, rooms):
     before = state("wrk", relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status == testing.BlockedStatus(
-        "deployment-mode 'wrk' is unknown: use worker, web, all"
+        "deployment-mode 'wrk' is not allowed: use worker, web or all"
     )
     assert rooms.calls == []
 
@@ -154,7 +156,7 @@ def test_an_unknown_gpu_id_blocks_and_the_worker_runs_on(context, rooms):
     before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="7")
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status.name == "blocked"
-    assert "no GPU has the id 7. This machine has 0, 1" in after.unit_status.message
+    assert "no GPU 7 on this machine, which has GPU 0, 1" in after.unit_status.message
     assert not {"worker.apply", "worker.remove", "runtime.remove"} & set(rooms.calls)
 
 
@@ -175,7 +177,7 @@ def test_a_lost_gpu_changes_tags_and_status_at_the_next_event(context, rooms):
     assert "gpu-count=1" in rooms.worker.tags
 
 
-IN_USE = (GPUS[1].uuid, "in use outside CI: pid 4711 (python3)")
+IN_USE = (GPUS[1].uuid, in_use("pid 4711 (python3)"))
 
 
 def test_a_gpu_that_others_use_is_kept_from_tasks_and_the_tags_stay(context, rooms):
@@ -183,32 +185,32 @@ def test_a_gpu_that_others_use_is_kept_from_tasks_and_the_tags_stay(context, roo
     context.run(context.on.update_status(), before)
     tags = rooms.worker.tags
     assert rooms.kept_out == ()
-    rooms.cordoned = (IN_USE,)
+    rooms.external = (IN_USE,)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status == testing.ActiveStatus(
-        "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 1 in use outside CI)"
+        "Worker ready (GPU: 1x NVIDIA, 1 in use outside CI: GPU 1)"
     )
     assert rooms.kept_out == (IN_USE,)
     assert rooms.worker.tags == tags
     assert rooms.gpu.gpus == GPUS
 
 
-def test_cordons_follow_while_the_worker_goes_on_with_what_it_had(context, rooms):
-    rooms.cordoned = (IN_USE,)
+def test_external_use_is_recorded_while_the_worker_goes_on_with_what_it_had(context, rooms):
+    rooms.external = (IN_USE,)
     before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="7")
     context.run(context.on.config_changed(), before)
     assert rooms.gpu is None
     assert rooms.kept_out == (IN_USE,)
 
 
-def test_a_gpu_stays_cordoned_while_nobody_knows_how_the_gpus_are(context, rooms):
+def test_external_use_stays_recorded_while_nobody_knows_how_the_gpus_are(context, rooms):
     rooms.inventory = Inventory(State.NVML_ERROR, detail="its own words")
     context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
-    assert "cordons.ensure" not in rooms.calls
+    assert "external_use.ensure" not in rooms.calls
 
 
 def test_stop_retires_a_worker_whose_web_is_outside_juju(context, rooms):
-    before = state(tsa_host="ci.example.com:2222", tsa_public_key=HOST_KEY)
+    before = state(tsa_hosts="ci.example.com:2222", tsa_public_keys=HOST_KEY)
     context.run(context.on.stop(), before)
     assert rooms.calls == ["worker.retire"]
     assert rooms.leaving
@@ -237,7 +239,7 @@ def test_tags_and_status_are_those_after_the_self_test(context, rooms):
     after = context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
     assert "gpu-count=1" in rooms.worker.tags
     assert after.unit_status == testing.ActiveStatus(
-        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 (Xid 79; reboot the machine))"
     )
     asked = [rooms.calls.index(name) for name in ("runtime.apply", "worker.apply")]
     (test,) = [n for n, call in enumerate(rooms.calls) if call.startswith("self-test.ensure")]
@@ -257,12 +259,10 @@ def test_with_all_gpus_in_quarantine_the_worker_runs_on_without_the_tag_and_bloc
 ):
     rooms.quarantined = tuple(dataclasses.replace(XID, uuid=gpu.uuid) for gpu in GPUS)
     after = context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
-    assert rooms.worker.tags == ("gpu-quarantined",)
+    assert rooms.worker.tags == ("gpu-unavailable",)
     assert rooms.worker.wrapped
-    assert after.unit_status == testing.BlockedStatus(
-        "All GPUs are quarantined: GPU 0, 1 Xid 79 (reboot the machine). "
-        "Then juju run unit/0 gpu-selftest level=quick"
-    )
+    assert after.unit_status.name == "blocked"
+    assert after.unit_status.message.startswith("All GPUs are unavailable (2 quarantined: ")
 
 
 def test_a_self_test_without_a_verdict_blocks_in_words(context, rooms):
@@ -279,11 +279,10 @@ def test_a_self_test_without_a_verdict_blocks_in_words(context, rooms):
 def test_gpus_that_no_task_gets_are_named(context, rooms):
     rooms.idle_gpus = 2
     after = context.run(context.on.update_status(), state("worker", [tsa()]))
-    assert after.unit_status.message == (
-        "Worker ready (2 GPUs here, none for tasks: enable-gpu=false)"
-    )
+    note = messages.text("gpus-not-enabled", found="2 GPUs", application="unit")
+    assert after.unit_status.message == f"Worker ready ({note})"
     after = context.run(context.on.update_status(), state("worker", [tsa()], enable_gpu=True))
-    assert "none for tasks" not in after.unit_status.message
+    assert "enable-gpu" not in after.unit_status.message
 
 
 def test_the_log_has_the_gpus_at_install_and_on_each_change(context, rooms):

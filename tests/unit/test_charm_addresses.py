@@ -9,6 +9,7 @@ from ops import testing
 
 from gpu_agent.model import errors
 from host import network
+from plan import messages
 from plan.network import Interface
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 
@@ -101,11 +102,12 @@ def test_without_a_fit_address_web_waits_and_says_which_option_helps(context, ro
     given = with_networks(state("web", [database()]), binding("web-tsa", "10.80.0.1"))
     after = context.run(context.on.update_status(), given)
     assert after.unit_status == testing.WaitingStatus(
-        "Waiting for an address that others can reach: Juju offers 10.80.0.1 (concourse0): "
-        "juju config unit advertise-address=<address, name or network>"
+        messages.text("no-usable-address", offered="10.80.0.1 (concourse0)", application="unit")
     )
     assert rooms.web is None
-    again = dataclasses.replace(given, config={**given.config, "advertise-address": "10.80.0.1"})
+    again = dataclasses.replace(
+        given, config={**given.config, "web-advertise-address": "10.80.0.1"}
+    )
     after = context.run(context.on.config_changed(), again)
     assert after.unit_status == testing.ActiveStatus("Web ready")
     assert rooms.web.address == "10.80.0.1"
@@ -172,6 +174,5 @@ def test_a_worker_that_web_does_not_see_is_not_called_ready(context, rooms):
     rooms.connected = False
     after = context.run(context.on.update_status(), state("worker", [tsa()]))
     assert after.unit_status == testing.WaitingStatus(
-        "Waiting for web to see this worker: no lasting connection to its TSA 10.0.0.5:2222: "
-        "journalctl -u concourse-worker"
+        messages.text("worker-not-connected", hosts="10.0.0.5:2222")
     )

@@ -43,7 +43,7 @@ def test_another_port(context, rooms):
     "options",
     [
         {"enable_gpu": False},
-        {"enable_gpu": True, "gpu_health": "off"},
+        {"enable_gpu": True, "gpu_health": "disabled"},
         {"enable_gpu": True, "gpu_metrics_port": 0},
     ],
     ids=["no GPUs", "no watch", "no port"],

@@ -128,7 +128,7 @@ def test_after_the_time_out_it_goes_on_and_says_without_whom(context, worker, ca
     worker.now += 1
     hook(context, before)
     assert worker.switches == [("8.4.0", worker.now)]
-    said = "Concourse 8.4.0 goes on after 1h30m without these builds: step 4f0c"
+    said = "Concourse 8.4.0 goes on after 1h30m and interrupts these builds: step 4f0c"
     assert said in [status.message for status in context.unit_status_history]
     assert said in " ".join(log.message for log in context.juju_log)
     # Its process, which lands, comes up anew.
@@ -265,9 +265,8 @@ def test_units_ask_first_and_hear_of_each_other(context, worker):
     worker.wants, worker.steps = "8.4.0", ("4f0c",)
     before = situation("", "")
     said = hook(context, before)
-    assert said == testing.WaitingStatus(
-        "Waiting for its turn before Concourse 8.4.0: units drain one after another"
-    )
+    assert said.name == "waiting"
+    assert said.message.startswith("Queued for Concourse 8.4.0: ")
     assert "worker.land" not in worker.calls
     assert "worker.apply" in worker.calls, "it works as before"
     assert worker.woken == [(0, 30)]
@@ -282,7 +281,7 @@ def test_a_unit_waits_for_the_one_that_drains(context, worker):
     before = situation("", HAS)
     hook(context, before)
     worker.now += 600
-    assert hook(context, before).message.startswith("Waiting for unit/2 before Concourse 8.4.0")
+    assert hook(context, before).message == "Queued for Concourse 8.4.0: unit/2 drains first"
     assert hook(context, situation("", "")).message.startswith("Draining")
 
 
@@ -294,7 +293,7 @@ def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch)
     worker.steps = ("4f0c", "77")
     (paths.STATE).mkdir(exist_ok=True)
     act(context, "pause", situation(), reason="dust")
-    assert draining.words(drain.look()) == "Paused: dust (1 build left)"
+    assert draining.text(drain.look()) == "Paused: dust (1 build left)"
     assert drain.look().builds == ("main/train/fit #12",)
 
 
@@ -319,7 +318,7 @@ def test_a_second_pause_says_so_and_keeps_the_new_reason(context, worker):
     before = situation()
     act(context, "pause", before, reason="new fans")
     shown = act(context, "pause", before, reason="dust")
-    assert shown["before"] == "it was paused already: new fans"
+    assert shown["was"] == "paused already: new fans"
     assert "Paused: dust" in hook(context, before).message
 
 
@@ -397,7 +396,7 @@ def test_a_damaged_pause_is_still_one(context, worker, text):
     act(context, "pause", situation(), reason="dust")
     (paths.STATE / "pause.json").write_text(text)
     said = hook(context, situation()).message
-    assert said.startswith("Paused: its reason can't be read")
+    assert said.startswith("Paused: the reason cannot be read")
 
 
 def test_a_pause_is_not_hidden_by_what_is_worse(context, worker):
@@ -405,7 +404,9 @@ def test_a_pause_is_not_hidden_by_what_is_worse(context, worker):
     worker.machine = dataclasses.replace(worker.machine, rival="docker.service")
     said = hook(context, situation())
     assert isinstance(said, testing.BlockedStatus)
-    assert said.message.endswith("; Paused: dust (waiting for web to let it go)")
+    assert said.message.endswith(
+        "; Paused: dust (no step here, but web has unfinished builds with data here)"
+    )
 
 
 def test_a_unit_without_a_worker_forgets_its_pause(context, worker):

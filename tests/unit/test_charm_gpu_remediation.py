@@ -34,7 +34,7 @@ def sick(rooms, monkeypatch):
 
 @pytest.fixture
 def worker():
-    return state(relations=[tsa()], enable_gpu=True, gpu_recovery="reboot")
+    return state(relations=[tsa()], enable_gpu=True, gpu_recovery="reset", auto_reboot="gpu")
 
 
 def made():
@@ -85,4 +85,4 @@ def test_what_can_not_be_noted_is_no_reason_to_be_off(context, sick, worker, ask
     after = context.run(context.on.update_status(), worker)
     assert asked == []
     assert sick.calls[-1] == "worker.take_up"
-    assert "the reboot can't be noted" in after.unit_status.message
+    assert "the reboot cannot be noted" in after.unit_status.message

@@ -38,10 +38,10 @@ def test_a_second_unit_touches_nothing_and_says_who_is_there(context, rooms, hoo
     assert after.opened_ports == before.opened_ports
     if hook not in ("stop", "remove"):
         agent = rooms.unit("other/3").agent
-        assert after.unit_status == testing.BlockedStatus(
-            "This machine belongs to other/3 of model ci: juju remove-unit unit/0, or other/3. "
-            f"If Juju has no other/3 any more, remove {agent} on the machine"
-        )
+        assert after.unit_status.name == "blocked"
+        text = after.unit_status.message
+        assert text.startswith("This machine belongs to other/3 of model ci: juju remove-unit ")
+        assert str(agent) in text
 
 
 def test_a_second_unit_that_leaves_its_web_retires_nobody(context, rooms):
@@ -60,7 +60,7 @@ def test_a_second_unit_that_leaves_its_web_retires_nobody(context, rooms):
         ("gpu-cordon", {"gpu": "0", "reason": "x"}),
         ("gpu-selftest", {}),
         ("get-admin-password", {}),
-        ("remove-local-database", {"name": "concourse"}),
+        ("remove-local-database", {"confirm": "concourse"}),
     ],
 )
 def test_a_second_units_actions_are_refused_and_say_who_is_there(context, rooms, action, params):
@@ -72,7 +72,9 @@ def test_a_second_units_actions_are_refused_and_say_who_is_there(context, rooms,
 
 def test_an_action_before_the_first_hook_changes_nothing(context, rooms):
     owner.RECORD.unlink()
-    with pytest.raises(testing.ActionFailed, match="not unit/0's yet: wait for its next hook"):
+    with pytest.raises(
+        testing.ActionFailed, match="does not belong to unit/0 yet: wait for its next hook"
+    ):
         context.run(context.on.action("get-admin-password"), state("all"))
     assert not owner.RECORD.exists()
 

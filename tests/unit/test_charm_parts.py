@@ -15,6 +15,7 @@ from ci.concourse.upgrade import upgrade
 from ci.concourse.web import local_postgresql, web
 from ci.concourse.worker import worker as concourse_worker
 from machine import download, process
+from plan import messages
 from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
 
 DEPARTED = "the key of a worker that is gone"
@@ -73,17 +74,17 @@ def test_a_release_that_is_left_again_is_said_by_the_hook_that_leaves_it(
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert after.unit_status.name == "blocked"
     assert after.unit_status.message.startswith(
-        "Concourse 8.3.1 was left again, since its worker does not run; 8.3.0 runs."
+        "Upgrade to Concourse 8.3.1 failed (its worker does not run); rolled back to 8.3.0: "
     )
 
 
 def test_a_bad_option_of_the_web_does_not_keep_the_worker_beside_it_from_its_tags(context, rooms):
-    before = state("all", external_url="javascript://x", tag="rack-7")
+    before = state("all", external_url="javascript://x", extra_tags="rack-7")
     after = context.run(context.on.config_changed(), before)
     assert rooms.worker.tags == ("rack-7",)
     assert rooms.web is None
     assert after.unit_status == testing.BlockedStatus(
-        "external-url 'javascript://x' is no URL: use http://HOST or https://HOST"
+        "external-url 'javascript://x' is not a URL: use http://HOST or https://HOST"
     )
 
 
@@ -155,8 +156,7 @@ def test_two_webs_at_once_block(context, rooms):
     )
     after = context.run(context.on.config_changed(), state(relations=[first, second]))
     assert after.unit_status == testing.BlockedStatus(
-        "Related to several Concourses at once, other and web: juju remove-relation unit "
-        "<all but one>"
+        messages.text("several-webs", webs="other and web", application="unit")
     )
     assert rooms.worker is None
 
@@ -178,5 +178,5 @@ def test_an_unknown_resource_keeps_what_is(context, rooms, monkeypatch):
     monkeypatch.setattr(ops.Resources, "fetch", fails(ops.ModelError(REFUSED)))
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert after.unit_status.name == "waiting"
-    assert "a resource concourse" in after.unit_status.message
+    assert "the resource concourse" in after.unit_status.message
     assert "release.ensure" not in rooms.calls

@@ -53,7 +53,7 @@ def refuse(rooms, monkeypatch, where, error):
         (
             FULL,
             "waiting",
-            "No space left on device: '/etc/concourse/keys': make room there; it is tried",
+            "No space left on device: '/etc/concourse/keys': free disk space there; tried",
         ),
         (STOPPED, "blocked", "Job failed"),
     ],
@@ -70,7 +70,7 @@ def refuse(rooms, monkeypatch, where, error):
         ((key_rotation, "ensure_key"), {}),
         ("apply_worker", {"gpus": GPUS[:1]}),
         ("mount", {"gpus": GPUS}),
-        ("cordon", {"gpus": GPUS}),
+        ("record_unavailable", {"gpus": GPUS}),
         ((memory, "remember_ids"), {}),
         ((drain, "word"), {}),
         ((worker_view, "wrong_for"), {}),
@@ -123,7 +123,7 @@ def test_an_action_fails_in_words(context, rooms, monkeypatch, action):
     monkeypatch.setattr(drain, "resume", fails(STOPPED))
     monkeypatch.setattr(local_postgresql, "kept", lambda: "concourse")
     monkeypatch.setattr(local_postgresql, "remove", fails(STOPPED))
-    params = {"name": "concourse"} if action == "remove-local-database" else {}
+    params = {"confirm": "concourse"} if action == "remove-local-database" else {}
     with pytest.raises(testing.ActionFailed) as failed:
         context.run(context.on.action(action, params=params), state(relations=[tsa()]))
     assert failed.value.message.endswith(

@@ -9,6 +9,7 @@ import pytest
 from ops import testing
 
 from ci.concourse.worker import keys as worker_keys
+from plan import messages
 from relations.model import Database
 from tests import certificates
 from tests.unit.situations import (
@@ -102,10 +103,10 @@ def test_web_publishes_its_tsa_and_takes_worker_keys(context, rooms, endpoint, i
 )
 def test_a_task_waits_no_longer_than_every_web_allows(context, rooms, timeouts, wait):
     relation = two_webs(*timeouts)
-    before = state(relations=[relation], enable_gpu=True, gpu_wait_timeout=1800)
+    before = state(relations=[relation], enable_gpu=True, gpu_wait_timeout="30m")
     after = context.run(context.on.relation_changed(relation), before)
     assert rooms.gpu.wait_timeout == wait
-    assert ("gpu-wait-timeout capped at" in after.unit_status.message) == (wait < 1800)
+    assert ("gpu-wait-timeout limited to" in after.unit_status.message) == (wait < 1800)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +114,13 @@ def test_a_task_waits_no_longer_than_every_web_allows(context, rooms, timeouts, 
 )
 def test_a_webs_timeout_that_can_not_be_believed_is_refused_in_words(context, rooms, text):
     relation = two_webs("2100", text)
-    before = state(relations=[relation], enable_gpu=True, gpu_wait_timeout=1800)
+    before = state(relations=[relation], enable_gpu=True, gpu_wait_timeout="30m")
     after = context.run(context.on.relation_changed(relation), before)
     assert rooms.gpu.wait_timeout == 280
     assert rooms.worker.tsa_hosts == ("10.0.0.5:2222", "10.0.0.6:2222")
     assert after.unit_status.name == "active"
     assert after.unit_status.message.endswith(
-        "; refused request-timeout of web/1: is no number from 300 to 7200)"
+        "; refused request-timeout of web/1: is not a number from 300 to 7200)"
     )
 
 
@@ -193,9 +194,7 @@ def test_incomplete_or_hostile_database_data_is_waited_for(context, rooms, data)
 def test_web_secrets_are_made_once_and_by_the_leader_alone(context, rooms):
     before = state("web", [database()], leader=False)
     after = context.run(context.on.update_status(), before)
-    assert after.unit_status == testing.WaitingStatus(
-        "Waiting for the leader to make the web's keys"
-    )
+    assert after.unit_status == testing.WaitingStatus(messages.text("no-web-keys"))
     led = context.run(context.on.update_status(), dataclasses.replace(after, leader=True))
     again = context.run(context.on.update_status(), led)
     assert len(list(led.secrets)) == 1

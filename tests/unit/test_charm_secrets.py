@@ -9,15 +9,13 @@ import pytest
 from ops import testing
 from scenario import mocking
 
+from plan import messages
 from tests.unit.situations import DATABASE, HOST_PEM, database, state, tsa
 
 # What `secret-get` says (juju 4.0.15); ops has no class of its own for it.
 DENIED = "ERROR permission denied\n"
-WAITING = testing.WaitingStatus("Waiting for the database to grant its secret")
-LOST = testing.BlockedStatus(
-    "Juju doesn't give this unit the secret with web's keys and password: juju run unit/leader "
-    "replace-web-keys makes new ones"
-)
+WAITING = testing.WaitingStatus(messages.text("database-secret-not-granted"))
+LOST = testing.BlockedStatus(messages.text("web-keys-lost", application="unit"))
 
 
 @pytest.fixture
@@ -81,10 +79,11 @@ def test_what_names_no_secret_is_never_asked_for(context, rooms, juju, key, name
     data = {"endpoints": "10.0.0.9:5432", "username": "u", "password": "p", key: name}
     relation = database(**data)
     after = context.run(context.on.relation_changed(relation), state("web", [relation]))
-    assert after.unit_status.message == (
-        f"Waiting for usable data from the database: {key} names no secret: juju show-unit unit/0 "
-        "shows it: correct it at the database, or juju remove-relation unit:postgresql <database "
-        "application> and integrate another"
+    assert after.unit_status.message == messages.text(
+        "unusable-database-data",
+        refused=f"{key} names no secret",
+        unit="unit/0",
+        application="unit",
     )
     assert rooms.web is None
 
@@ -105,7 +104,7 @@ def test_a_worker_key_that_is_denied_blocks_with_the_command(context, rooms, juj
     )
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status == testing.BlockedStatus(
-        f"worker-private-key '{secret.id}' can't be read: juju grant-secret <secret> unit"
+        f"worker-private-key '{secret.id}' cannot be read: juju grant-secret <secret> unit"
     )
 
 
@@ -138,7 +137,10 @@ def test_lost_keys_of_web_block_and_are_never_replaced_in_silence(context, rooms
 
 def test_the_leader_makes_new_keys_of_web_when_it_is_told_to(context, rooms, lost):
     after = context.run(context.on.action("replace-web-keys"), lost)
-    assert context.action_results == {"next": "juju run unit/leader get-admin-password"}
+    assert context.action_results == {
+        "state": "new keys and password created",
+        "next": "juju run unit/leader get-admin-password",
+    }
     assert after.unit_status == testing.ActiveStatus("Web ready")
     assert rooms.web.secrets.admin_password == "another-password"
     assert rooms.web.database.host == DATABASE.host

@@ -10,6 +10,7 @@ from ops import testing
 
 from ci.concourse.worker import worker
 from gpu_agent import paths
+from plan import messages
 from relations.worker_view import Sight, digest
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
@@ -48,22 +49,12 @@ def test_a_worker_that_is_seen_as_planned_is_ready(pair):
 
 
 WRONG = {
-    Sight("absent"): "does not list this worker, {name}, although it let it in: {restart}",
-    Sight("stalled", digest([])): (
-        "lists this worker, {name}, as stalled, since it hears nothing of it: see journalctl -u "
-        "concourse-worker, then {restart}"
-    ),
-    Sight("landing", digest([])): (
-        "lists this worker, {name}, as landing, by fly land-worker: {restart} ends that"
-    ),
-    Sight("landed", digest([])): (
-        "lists this worker, {name}, as landed, by fly land-worker: {restart} ends that"
-    ),
-    Sight("retiring", digest([])): ("lists this worker, {name}, as retiring: {restart} ends that"),
-    Sight("running", digest(["other"])): (
-        "lists {name} with other tags than this unit's: see in fly workers whether another worker "
-        "has the same name, else {restart}"
-    ),
+    Sight("absent"): "worker-not-listed",
+    Sight("stalled", digest([])): "worker-stalled",
+    Sight("landing", digest([])): "worker-landing",
+    Sight("landed", digest([])): "worker-landed",
+    Sight("retiring", digest([])): "worker-retiring",
+    Sight("running", digest(["other"])): "worker-other-tags",
 }
 
 
@@ -74,17 +65,19 @@ def test_what_is_wrong_is_waited_for_first_and_then_said_with_its_remedy(pair, s
     assert at_once.name == ("active" if sight.state == "running" else "waiting")
     status = seen_as(pair, sight, seconds=61)
     assert status.name == "waiting"
-    assert status.message.startswith("Waiting for web to see this worker as it is: it ")
+    assert status.message.startswith("Waiting: web ")
     assert RESTART not in status.message
-    text = WRONG[sight].format(name=name(pair), restart=RESTART)
-    assert seen_as(pair, sight, seconds=601) == testing.BlockedStatus(f"Web {text}")
+    text = messages.text(WRONG[sight], name=name(pair), restart=RESTART)
+    assert seen_as(pair, sight, seconds=601) == testing.BlockedStatus(text)
     good = Sight("running", digest([]))
     assert seen_as(pair, good, seconds=601) == testing.ActiveStatus("Worker ready")
 
 
 def test_new_tags_are_seen_with_the_hooks_that_follow(pair):
     before = dict(pair.worker.state.config)
-    pair.worker.state = dataclasses.replace(pair.worker.state, config={**before, "tag": "rack-7"})
+    pair.worker.state = dataclasses.replace(
+        pair.worker.state, config={**before, "extra-tags": "rack-7"}
+    )
     pair.worker.run(pair.worker.context.on.config_changed())
     assert pair.worker.status == testing.ActiveStatus("Worker ready")
     pair.settle()
@@ -102,7 +95,7 @@ def test_a_worker_that_was_paused_is_looked_at_again_as_it_is_resumed(pair, monk
     assert pair.settle() == 0
     pair.web.rooms(sights={})
     pair.worker.action("resume")
-    assert pair.worker.status.message.endswith("as landed, by fly land-worker")
+    assert pair.worker.status.message.endswith("as landed (fly land-worker)")
     pair.settle()
     assert pair.worker.status == testing.ActiveStatus("Worker ready")
     assert pair.web.asked == {name(pair): digest([])}
@@ -118,7 +111,7 @@ def test_a_web_that_can_not_be_asked_says_nothing_new(pair):
 def test_the_connection_counts_first(pair):
     pair.worker.rooms(connected=False)
     status = seen_as(pair, Sight("stalled", digest([])), seconds=601)
-    assert status.message.startswith("Waiting for web to see this worker: no lasting connection")
+    assert status.message.startswith("Waiting for a lasting connection to web's TSA")
 
 
 def test_one_web_that_sees_it_as_it_is_is_enough(context, rooms):
@@ -165,7 +158,7 @@ def test_a_worker_beside_its_web_is_asked_for_here(context, rooms):
     rooms.sights = {own: Sight("absent")}
     rooms.wrong_seconds = 601
     after = context.run(context.on.update_status(), after)
-    assert after.unit_status.message.startswith(f"Web does not list this worker, {own}")
+    assert after.unit_status.message.startswith(f"Web does not list worker {own}")
     rooms.sights = {}
     after = context.run(context.on.update_status(), after)
     assert after.unit_status == testing.ActiveStatus("Web and worker ready")

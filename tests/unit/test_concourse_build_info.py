@@ -223,7 +223,7 @@ def test_a_container_that_is_none_is_refused(web, settings, capsys, change):
     web.containers = {("main", HANDLE): {**STEP, **change}}
     status, out, err = ask(settings, HANDLE, capsys=capsys)
     assert (status, out) == (1, "")
-    assert "is no text" in err
+    assert "is not a text" in err
 
 
 def test_an_answer_about_another_container_names_none(web, settings, capsys):
@@ -409,7 +409,7 @@ def test_an_answer_that_is_none_is_left_aside(settings, caplog, said):
     watch = Watch(settings, ("/bin/echo", said))
     watch.part._program = ("/bin/sh", "-c", f"echo '{said}'", "sh")
     watch.turn(held=(holding(HANDLE),))
-    watch.until(lambda: "are not known" in caplog.text)
+    watch.until(lambda: "cannot learn the names" in caplog.text)
     assert watch.part(HANDLE) is None
 
 

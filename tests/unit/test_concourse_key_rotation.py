@@ -9,6 +9,7 @@ from ops import testing
 
 from ci.concourse import rsa_keys as keys
 from ci.concourse.worker import worker
+from plan import messages
 from relations import tsa as relations_tsa
 from relations import worker_view as sights
 from tests.unit.exchange_rig import Pair
@@ -52,7 +53,7 @@ def test_a_workers_new_key_is_taken_before_it_is_shown_and_the_old_one_revoked(p
     done = pair.worker.action("rotate-worker-key")
     assert done["state"] == "begun"
     assert shown(pair) == old, "web has not taken the new one yet"
-    assert pair.worker.status.message == "Worker ready (its new key waits for web to take it)"
+    assert pair.worker.status.message == f"Worker ready ({messages.text('key-rotation-worker')})"
     pair.settle()
     new = shown(pair)
     assert new != old
@@ -127,12 +128,12 @@ def refused(side, name):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("worker-private-key", "secret:cvq0000000000000000g"), ("tsa-host", "ci.example.com:2222")],
+    [("worker-private-key", "secret:cvq0000000000000000g"), ("tsa-hosts", "ci.example.com:2222")],
 )
 def test_the_key_of_a_concourse_outside_juju_is_not_ours_to_change(pair, option, value):
     config = {**pair.worker.state.config, option: value}
     pair.worker.state = dataclasses.replace(pair.worker.state, config=config)
-    assert refused(pair.worker, "rotate-worker-key").startswith(f"{option} is set: ")
+    assert refused(pair.worker, "rotate-worker-key").startswith(f"{option} is set. ")
     assert not (pair.worker.folder / "worker_key.next").exists()
 
 
@@ -140,7 +141,7 @@ def test_a_web_that_tells_nothing_of_the_keys_it_takes_is_no_ground_for_another(
     before = state(relations=[tsa()])
     rooms.machine_folder.joinpath("worker_key").write_text("")
     rooms.machine_folder.joinpath("worker_key.former.pub").write_text(WORKER_KEY)
-    with pytest.raises(testing.ActionFailed, match="web/0 does not tell which keys it takes"):
+    with pytest.raises(testing.ActionFailed, match="web/0 does not report which keys it accepts"):
         context.run(context.on.action("rotate-worker-key"), before)
 
 
@@ -154,10 +155,8 @@ def test_the_worker_knows_the_tsas_new_key_before_web_shows_it(pair):
     assert (done["state"], done["waits-for"]) == ("begun", "worker/0")
     assert pair.web.web.secrets.tsa_next_host_key
     assert pair.web.tells["tsa-public-key"] == HOST_KEY
-    assert pair.web.status.message == (
-        "Web ready (the new TSA key waits for worker/0 to know it: or juju run web/leader "
-        "rotate-tsa-key force=true)"
-    )
+    note = messages.text("key-rotation-tsa", units="worker/0", application="web")
+    assert pair.web.status.message == f"Web ready ({note})"
     pair.worker.hears(pair.web.tells)
     assert pair.worker.worker.tsa_public_keys == (HOST_KEY, done["next-public-key"])
     assert pair.web.tells["tsa-public-key"] == HOST_KEY

@@ -7,19 +7,19 @@ import dataclasses
 import pytest
 
 from ci.concourse.upstream import PINNED_SHA256
-from plan import plan, status
+from plan import messages, plan, status
+from plan.messages import Level
 from tests.unit.situations import TSA, refused, unit
 
-FOLLOWS = {"follow-web-version": True}
+NAMED = f"8.4.0@sha256:{'ab' * 32}"
 
 
-def follower(*webs, options=(), **given):
-    tsa = dataclasses.replace(TSA, versions=webs)
-    return unit(options={**FOLLOWS, **dict(options)}, tsa=tsa, **given)
+def follower(*webs, **given):
+    return unit(tsa=dataclasses.replace(TSA, versions=webs), **given)
 
 
-def said(found):
-    return [line.text for line in status.lines(found, plan.make(found), status.Running())]
+def lines(found):
+    return status.lines(found, plan.make(found), status.Running(worker=True, connected=True))
 
 
 @pytest.mark.parametrize(
@@ -39,35 +39,57 @@ def test_worker_follows_its_web_where_the_checksum_is_known(webs, version):
     assert made.problems == ()
 
 
-def test_checksum_of_the_option_is_for_a_release_that_is_not_known():
-    options = {"concourse-sha256": "ab" * 32}
-    made = plan.make(follower("8.4.0", options=options))
-    assert (made.release.version, made.release.sha256) == ("8.4.0", "ab" * 32)
-    # A known one has its own, which the option was not given for.
-    known = plan.make(follower("8.2.5", options=options)).release
-    assert known.sha256 == PINNED_SHA256["8.2.5"]
-    made = plan.make(follower("8.2.5", options=options, machine={"architecture": "arm64"}))
-    assert made.release.sha256 == "ab" * 32
+@pytest.mark.parametrize("version", ["8.2.5", NAMED])
+def test_worker_with_a_version_of_its_own_does_not_follow(version):
+    made = plan.make(follower("8.3.0", options={"concourse-version": version})).release
+    assert made.version == version[:5]
+    assert made.sha256 == PINNED_SHA256.get(version, "ab" * 32)
+    assert made.is_named is (version == NAMED)
+
+
+UNKNOWN = "its checksum is unknown"
+TOO_OLD = "older than 8.0.0, the oldest supported one"
+ODD = "not a release X.Y.Z"
+NEW = "juju config ci-gpu concourse-version=8.4.0@sha256:<checksum>; "
 
 
 @pytest.mark.parametrize(
-    ("web", "why"),
+    ("web", "installed", "own", "why", "setting"),
     [
-        ("8.4.0", "a release whose checksum this charm doesn't know, see concourse-sha256"),
-        ("7.14.3", "older than 8.0.0, the oldest that this charm supports"),
-        ("8.3.0+dev", "no release X.Y.Z"),
-        ("9.0.0-rc.1", "no release X.Y.Z"),
+        ("8.4.0", "", "8.3.0", UNKNOWN, NEW),
+        ("8.4.0", "8.3.0", "8.3.0", UNKNOWN, NEW),
+        ("8.3.0+dev", "", "8.3.0", ODD, ""),
+        ("9.0.0-rc.1", "", "8.3.0", ODD, ""),
     ],
 )
-def test_web_that_is_not_followed_is_named_and_the_worker_keeps_its_own(web, why):
-    found = follower(web, installed="8.3.0")
+def test_worker_stays_on_its_release_if_it_cannot_follow_and_both_work_together(
+    web, installed, own, why, setting
+):
+    found = follower(web, installed=installed)
     made = plan.make(found)
-    assert made.release.version == "8.3.0"
-    text = (
-        f"Web runs Concourse {web}, which follow-web-version can't follow: it is {why}. This "
-        "worker keeps to 8.3.0: juju config ci-gpu follow-web-version=false"
-    )
-    assert text in said(found)
+    assert (made.release.version, made.problems) == (own, ())
+    (line,) = lines(found)
+    assert line.level is Level.ACTIVE
+    assert "web-release-unknown" in line.notes
+    assert f"Concourse {web}, which this worker cannot install ({why})" in line.text
+    assert f": {setting}to stay, juju config ci-gpu concourse-version={own}" in line.text
+
+
+@pytest.mark.parametrize(
+    ("web", "installed", "own", "why", "setting"),
+    [
+        ("7.14.3", "", "8.3.0", TOO_OLD, ""),
+        ("8.4.0", "8.2.5", "8.2.5", UNKNOWN, NEW),
+    ],
+)
+def test_worker_that_cannot_follow_a_web_that_gives_it_no_work_is_blocked(
+    web, installed, own, why, setting
+):
+    found = follower(web, installed=installed)
+    assert plan.make(found).release.version == own
+    (text,) = [line.text for line in lines(found) if line.code == "web-not-followed"]
+    assert f"{web} ({why})" in text
+    assert text.endswith(f": {setting}to stay, juju config ci-gpu concourse-version={own}")
 
 
 def test_resource_goes_before_the_web_too():
@@ -77,37 +99,34 @@ def test_resource_goes_before_the_web_too():
 
 @pytest.mark.parametrize("mode", ["web", "all"])
 def test_web_follows_nobody(mode):
-    made = plan.make(
-        unit(mode, options=FOLLOWS, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
-    )
+    made = plan.make(unit(mode, tsa=dataclasses.replace(TSA, versions=("8.2.5",))))
     assert made.release.version == "8.3.0"
     assert made.release.webs == ()
 
 
-def test_without_the_option_a_worker_of_another_release_says_how_to_mend_it():
+def test_without_the_option_a_worker_of_another_release_says_how_to_fix_it():
     found = unit(tsa=dataclasses.replace(TSA, versions=("8.2.5",)), installed="8.3.0")
-    (text,) = said(found)
-    assert text.startswith("Web runs Concourse 8.2.5, which gives no work to 8.3.0: ")
-    assert text.endswith("juju config ci-gpu concourse-version=8.2.5")
+    (line,) = lines(found)
+    assert line.code == "web-is-other-release"
+    assert line.text.endswith("juju config ci-gpu concourse-version=8.2.5")
 
 
 def test_release_that_waits_is_told_of_a_worker_that_is_ready():
-    found = unit(
-        installed="8.2.5", release_waits="Concourse 8.3.0 is ready here and waits for web"
-    )
+    waits = messages.line("release-waits-for-web", wanted="8.3.0", web="8.2.5")
+    found = unit(installed="8.2.5", release_waits=waits)
     found = dataclasses.replace(found, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
     running = status.Running(worker=True, connected=True)
     (line,) = status.lines(found, plan.make(found), running)
-    assert line.kind is status.Kind.ACTIVE
-    assert line.text == "Worker ready (Concourse 8.3.0 is ready here and waits for web)"
+    assert (line.level, line.notes) == (status.Level.ACTIVE, ("release-waits-for-web",))
 
 
-def test_release_that_was_left_is_for_the_operator_to_mend_and_the_worker_runs():
-    found = unit(release_failed="Concourse 8.3.0 was left again", installed="8.2.5")
+def test_release_that_was_rolled_back_is_blocked_and_the_worker_runs():
+    found = unit(release_failed="Upgrade failed", installed="8.2.5")
     found = dataclasses.replace(found, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
     running = status.Running(worker=True, connected=True)
     (line,) = status.lines(found, plan.make(found), running)
-    assert (line.kind, line.text) == (status.Kind.BLOCKED, "Concourse 8.3.0 was left again")
+    assert (line.level, line.code) == (status.Level.BLOCKED, "release-rolled-back")
+    assert line.text == "Upgrade failed"
     assert plan.make(found).worker.tags == ()
 
 
@@ -115,9 +134,9 @@ def test_release_that_was_left_is_for_the_operator_to_mend_and_the_worker_runs()
     "mirror", ["mirror/concourse", "ftp://mirror", "https://u:p@mirror", "http://", "http://a b"]
 )
 def test_bad_release_mirror(mirror):
-    assert refused(release_mirror=mirror).endswith("use http://HOST or https://HOST")
+    assert refused(concourse_mirror=mirror).endswith("use http://HOST or https://HOST")
 
 
 def test_release_mirror():
-    made = plan.make(unit(options={"release-mirror": "http://mirror.test/concourse/"}))
+    made = plan.make(unit(options={"concourse-mirror": "http://mirror.test/concourse/"}))
     assert made.release.mirror == "http://mirror.test/concourse"

@@ -112,7 +112,7 @@ def test_a_worker_outlasts_the_wait_for_a_gpu_and_says_how_many_tasks_it_takes(f
 
 
 def test_a_web_outlasts_the_longest_wait_that_a_worker_makes_of_it(files):
-    options = {"enable-gpu": True, "gpu-wait-timeout": 1800}
+    options = {"enable-gpu": True, "gpu-wait-timeout": "30m"}
     made = plan.make(unit("all", options=options, tsa=Tsa()))
     clocks = {
         "web": web(files, made)["CONCOURSE_GARDEN_REQUEST_TIMEOUT"],
@@ -159,7 +159,7 @@ def test_what_the_operator_says_of_a_worker_reaches_it(files, monkeypatch, tmp_p
     told = worker(files, plan.make(unit()))
     assert [told.get(f"CONCOURSE_{name}") for name in names[:2]] == [None, None]
     assert "CONCOURSE_CERTS_DIR" not in told
-    options = {"team": "team-a", "max-containers": 500, "container-mtu": 1380}
+    options = {"only-team": "team-a", "worker-settings": "max-containers=500,mtu=1380"}
     monkeypatch.setattr(certificates, "ensure", lambda pem, had: "/etc/concourse/certs/x")
     told = worker(files, plan.make(unit(options=options)))
     expected = ["team-a", "500", "1380", "/etc/concourse/certs/x"]
@@ -215,7 +215,7 @@ def test_a_worker_leaves_web_before_it_comes_back_as_another_teams(
 
     monkeypatch.setattr(concourse_worker, "_ENVIRONMENT", environment)
     monkeypatch.setattr(concourse_worker, "retire", retire)
-    worker(files, plan.make(unit(options={"team": team})))
+    worker(files, plan.make(unit(options={"only-team": team})))
     # As long as builds may take, and before anything tells of the new team.
     assert left == ([(300, False)] if leaves else [])
 
@@ -242,7 +242,7 @@ def test_what_another_unit_has_left_in_a_storage_goes(
 
 def test_the_log_says_why_the_worker_starts_anew(files, monkeypatch, caplog):
     caplog.set_level("INFO")
-    made = plan.make(unit(options={"tag": "rack-8"}))
+    made = plan.make(unit(options={"extra-tags": "rack-8"}))
     assert made.worker.tags == ("rack-8",)
     for started, said in (
         ("", "other tags: rack-8; before: none"),

@@ -60,9 +60,9 @@ def test_each_host_of_a_cluster_is_used(context, rooms, endpoints, host, others)
 def test_what_can_not_be_used_is_waited_for(context, rooms, data):
     told, status = read(context, rooms, **data)
     assert told is None
-    why = "tls-ca is no certificate in PEM" if "tls" in data else "endpoints is no list of "
+    why = "tls-ca is not a certificate in PEM" if "tls" in data else "endpoints is not a list of "
     assert status.name == "waiting"
-    assert status.message.startswith(f"Waiting for usable data from the database: {why}")
+    assert status.message.startswith(f"Waiting for usable data from the database ({why}")
 
 
 @pytest.mark.parametrize("key", ["endpoints", "username", "password"])
@@ -116,7 +116,7 @@ def test_a_lost_database_is_waited_for_with_its_address(context, rooms):
     before = state("web", [database(**GOOD)])
     lost = context.run(context.on.update_status(), before)
     assert lost.unit_status == testing.WaitingStatus(
-        "Web can't reach its database: 10.0.0.9:5432 (connection refused)"
+        "Web cannot reach its database: 10.0.0.9:5432 (connection refused)"
     )
     rooms.lost_database = ""
     back = context.run(context.on.update_status(), lost)

@@ -58,7 +58,9 @@ def write(site, **options):
 
 
 def test_users_and_members(site):
-    told, _, _ = write(site, local_users={"ann": 'p"w$'}, main_team_members="ann")
+    told, _, _ = write(
+        site, local_users={"ann": 'p"w$'}, web_settings_secret={"main-team-local-user": "ann"}
+    )
     assert told["CONCOURSE_ADD_LOCAL_USER"] == 'admin:password,ann:p"w$'
     assert told["CONCOURSE_MAIN_TEAM_LOCAL_USER"] == "admin,ann"
     told, _, _ = write(site)
@@ -71,7 +73,7 @@ def test_settings_are_written_once_and_go_with_their_secret(site):
         "oidc-client-id": "ci", "oidc-client-secret": "s `x` $y", "oidc-ca-cert": "PEM\nPEM\n",
         "ldap-ca-cert": "CA",
     }  # fmt: skip
-    told, changed, first = write(site, web_secrets=fields)
+    told, changed, first = write(site, web_settings_secret=fields)
     assert changed
     assert told["CONCOURSE_OIDC_CLIENT_SECRET"] == "s `x` $y"
     path = site / "keys/web-oidc-ca-cert"
@@ -79,28 +81,28 @@ def test_settings_are_written_once_and_go_with_their_secret(site):
     assert path.read_text() == "PEM\nPEM\n"
     for one in (path, site / "web.env"):
         assert one.stat().st_mode & 0o777 == 0o600
-    again = write(site, web_secrets=fields)
+    again = write(site, web_settings_secret=fields)
     assert again == (told, False, first)
-    _, _, second = write(site, web_secrets={**fields, "oidc-ca-cert": "PEM2"})
+    _, _, second = write(site, web_settings_secret={**fields, "oidc-ca-cert": "PEM2"})
     assert second != first, "web has to read the file anew"
     told, _, _ = write(site)
     assert not [name for name in told if "OIDC" in name or "LDAP" in name]
     assert not list((site / "keys").glob("web-*"))
-    write(site, web_secrets=fields)
+    write(site, web_settings_secret=fields)
     assert web_files.remove()
     assert list((site / "keys").iterdir()) == []
 
 
 def test_a_key_is_told_with_the_one_before(site):
     secret = {"encryption-key": K16}
-    first, _, _ = write(site, encryption_key=secret)
+    first, _, _ = write(site, database_encryption_key=secret)
     assert first["CONCOURSE_ENCRYPTION_KEY"] == K16
     assert "CONCOURSE_OLD_ENCRYPTION_KEY" not in first
-    rotated, _, _ = write(site, encryption_key={"encryption-key": OTHER * 4})
+    rotated, _, _ = write(site, database_encryption_key={"encryption-key": OTHER * 4})
     assert rotated["CONCOURSE_ENCRYPTION_KEY_HEX"] == OTHER * 4
     assert rotated["CONCOURSE_OLD_ENCRYPTION_KEY"] == K16
     assert "CONCOURSE_ENCRYPTION_KEY" not in rotated
-    again, changed, _ = write(site, encryption_key={"encryption-key": OTHER * 4})
+    again, changed, _ = write(site, database_encryption_key={"encryption-key": OTHER * 4})
     assert (again, changed) == (rotated, False)
     removed, _, _ = write(site)
     assert removed["CONCOURSE_OLD_ENCRYPTION_KEY_HEX"] == OTHER * 4

@@ -6,8 +6,8 @@ import pytest
 
 from ci.concourse.options import web_variables as variables
 from ci.concourse.options.encryption import Keys, keys
-from ci.concourse.options.web_values import key_form
-from tests.unit.situations import parse, refused, said, unit
+from ci.concourse.options.web_values import Settings, key_form
+from tests.unit.situations import codes, parse, refused, unit
 
 K16, K32, OTHER = "0123456789abcdef", "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 HEX = K32 * 2
@@ -25,16 +25,17 @@ def wrong(option, fields):
 
 def test_without_any_there_is_the_administrator_alone():
     web = parse().web
-    assert (web.users, web.main_team, web.settings) == ((), (), ())
+    assert (web.users, web.settings) == ((), Settings())
     assert web.encryption == Keys()
     assert web.metrics_port == 9391
 
 
 def test_local_users_and_members_of_the_main_team():
     fields = {"bob": "p:w \"'$%", "ann": HASH, "ann-marie": "x" * 72}
-    web = parse(local_users=fields, main_team_members=" Ann, bob,ann").web
+    members = {"main-team-local-user": " Ann, bob,ann,admin"}
+    web = parse(local_users=fields, web_settings_secret=members).web
     assert web.users == (("ann", HASH), ("ann-marie", "x" * 72), ("bob", "p:w \"'$%"))
-    assert web.main_team == ("ann", "bob")
+    assert web.settings.main_team == ("ann", "bob")
     assert "p:w" not in repr(web)
 
 
@@ -43,13 +44,13 @@ def test_local_users_and_members_of_the_main_team():
     [
         ({"ann": "a,b"}, "password of ann that has a comma"),
         ({"ann": ""}, "password of ann that is empty"),
-        ({"ann": "a\nCONCOURSE_X=1"}, "a character that can't be printed"),
-        ({"ann": "a\0"}, "a character that can't be printed"),
+        ({"ann": "a\nCONCOURSE_X=1"}, "an unprintable character"),
+        ({"ann": "a\0"}, "an unprintable character"),
         ({"ann": "ü" * 37}, "is longer than 72 bytes"),
         ({"ann": HASH.replace("10", "09")}, "of a cost below 10"),
-        ({"admin": "password-1"}, "has the user admin, which is the charm's own"),
-        ({"ann:x": "password-1"}, "is no name"),
-        ({"ann,bob": "password-1"}, "is no name"),
+        ({"admin": "password-1"}, "has the user admin, which belongs to the charm"),
+        ({"ann:x": "password-1"}, "is not a user name"),
+        ({"ann,bob": "password-1"}, "is not a user name"),
     ],
 )
 def test_local_users_that_can_not_be_used(fields, why):
@@ -58,15 +59,18 @@ def test_local_users_that_can_not_be_used(fields, why):
 
 @pytest.mark.parametrize("name", ["carl", "an n", "ann:bob", "$(id)"])
 def test_a_member_who_is_no_local_user(name):
-    fields = {"ann": "password-1"}
-    (text,) = (one.text for one in parse(local_users=fields, main_team_members=name).wrong)
-    assert text.startswith("main-team-members")
-    assert "local-users has ann" in text
+    options = {"local_users": {"ann": "password-1"}}
+    text = refused(**options, web_settings_secret={"main-team-local-user": f"ann,{name}"})
+    assert text == (
+        "web-settings-secret '(secret)' has in main-team-local-user a name that is not in "
+        "local-users, which has ann: for other users, set a field such as main-team-github-user"
+    )
 
 
 def test_members_are_not_doubted_where_their_secret_can_not_be_read():
     """That is said already, and web stays as it is."""
-    assert parse(local_users=None, main_team_members="ann").wrong == ()
+    members = {"main-team-local-user": "ann"}
+    assert parse(local_users=None, web_settings_secret=members).wrong == ()
 
 
 @pytest.mark.parametrize(
@@ -90,24 +94,29 @@ def test_members_are_not_doubted_where_their_secret_can_not_be_read():
 def test_forms_of_keys(key, form):
     assert key_form(key) == form
     if form is not None:
-        assert parse(encryption_key={"encryption-key": key}).web.encryption == Keys(key)
+        assert parse(database_encryption_key={"encryption-key": key}).web.encryption == Keys(key)
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"encryption-key": "short"}, "has in encryption-key no key"),
-        ({"encryption-key": K16, "old-encryption-key": "short"}, "has in old-encryption-key no"),
-        ({"encryption-key": K16, "old-encryption-key": K16}, "has one key twice"),
+        ({"encryption-key": "short"}, "has no key in encryption-key"),
+        (
+            {"encryption-key": K16, "old-encryption-key": "short"},
+            "has no key in old-encryption-key",
+        ),
+        ({"encryption-key": K16, "old-encryption-key": K16}, "has the same key twice"),
         ({"key": K16}, "has the field key"),
     ],
 )
 def test_encryption_keys_that_can_not_be_used(fields, why):
-    assert why in wrong("encryption_key", fields)
+    assert why in wrong("database_encryption_key", fields)
 
 
 def test_the_old_key_alone_decrypts():
-    assert parse(encryption_key={"old-encryption-key": K16}).web.encryption == Keys("", K16)
+    assert parse(database_encryption_key={"old-encryption-key": K16}).web.encryption == Keys(
+        "", K16
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,10 +124,9 @@ def test_the_old_key_alone_decrypts():
     [("8.1.1", HEX, False), ("8.2.0", HEX, True), ("8.0.0", K32, True), ("8.1.1", B64, False)],
 )
 def test_a_form_that_this_concourse_does_not_know(version, key, good):
-    options = {"concourse-version": version, "encryption-key": {"encryption-key": key}}
-    problems = said(unit("web", options=options))
-    assert bool(problems) != good
-    assert good or "in hex or base64, which Concourse 8." in problems[0][1]
+    options = {"concourse-version": version, "database-encryption-key": {"encryption-key": key}}
+    problems = [] if good else [("blocked", "key-form-unknown")]
+    assert codes(unit("web", options=options)) == problems
 
 
 @pytest.mark.parametrize(
@@ -151,8 +159,8 @@ def test_settings_by_their_names():
         "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
         "ldap-host": "h\n",
     }
-    web = parse(web_secrets=fields).web
-    assert dict(web.settings) == {
+    web = parse(web_settings_secret=fields).web
+    assert dict(web.settings.variables) == {
         "oidc-client-id": "ci",
         "oidc-client-secret": "s",
         "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
@@ -166,23 +174,32 @@ def test_settings_by_their_names():
     [
         (
             {"oidc-client-secert": "hidden"},
-            "oidc-client-secert, which is none of Concourse's: use oidc-ca",
+            "has the unknown field oidc-client-secert: use oidc-ca",
         ),
         ({"nonsense": "hidden"}, "use names such as oidc-client-secret"),
-        ({"oidc-client-secret": "hid\nden"}, "has in oidc-client-secret no value of one line"),
-        ({"oidc-client-secret": ""}, "has in oidc-client-secret no value"),
-        ({"oidc-client-secret": "x\nLD_PRELOAD=/tmp/x.so"}, "has in oidc-client-secret no value"),
-        ({"oidc-client-secret": "x\rCONCOURSE_ADD_LOCAL_USER=me:me"}, "no value of one line"),
-        ({"oidc-client-secret": "x\u2028y"}, "no value of one line"),
-        ({"vault-ca-cert": "hid\0den"}, "no file of text"),
+        (
+            {"oidc-client-secret": "hid\nden"},
+            "has in oidc-client-secret a value that is empty or not one line",
+        ),
+        ({"oidc-client-secret": ""}, "has in oidc-client-secret a value that is empty"),
+        (
+            {"oidc-client-secret": "x\nLD_PRELOAD=/tmp/x.so"},
+            "has in oidc-client-secret a value that is empty",
+        ),
+        (
+            {"oidc-client-secret": "x\rCONCOURSE_ADD_LOCAL_USER=me:me"},
+            "a value that is empty or not one line",
+        ),
+        ({"oidc-client-secret": "x\u2028y"}, "a value that is empty or not one line"),
+        ({"vault-ca-cert": "hid\0den"}, "a null character"),
         # Concourse starts without that login, and says nothing.
-        ({"oidc-client-secret": "hidden"}, "has oidc-client-secret and not oidc-client-id"),
-        ({"github-host": "g.example.com"}, "has github-host and not github-client-id"),
-        ({"cf-client-id": "hidden1"}, "has cf-client-id and not cf-client-secret"),
+        ({"oidc-client-secret": "hidden"}, "has oidc-client-secret without oidc-client-id"),
+        ({"github-host": "g.example.com"}, "has github-host without github-client-id"),
+        ({"cf-client-id": "hidden1"}, "has cf-client-id without cf-client-secret"),
     ],
 )
 def test_settings_that_can_not_be_used(fields, why):
-    assert why in wrong("web_secrets", fields)
+    assert why in wrong("web_settings_secret", fields)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +207,7 @@ def test_settings_that_can_not_be_used(fields, why):
     [
         *("bind-port", "bind-ip", "tls-bind-port", "tls-key", "postgres-password", "peer-address"),
         *("tsa-host-key", "tsa-authorized-keys", "session-signing-key", "encryption-key"),
-        *("add-local-user", "main-team-local-user", "main-team-config", "prometheus-bind-port"),
+        *("add-local-user", "main-team-config", "prometheus-bind-port"),
         *("external-url", "client-secret", "add-client", "garden-request-timeout", "config-rbac"),
         *("PATH", "oidc", "oidc-", "datadog-prefix", "vault-client-token-path", "ld-preload"),
         *(
@@ -211,7 +228,7 @@ def test_settings_that_can_not_be_used(fields, why):
 def test_what_the_charm_sets_is_nobody_elses(name):
     assert name not in variables.NAMES
     shown = name.replace("\n", "\\n")
-    assert f"has the field {shown}" in wrong("web_secrets", {name: "hidden"})
+    assert f"has the unknown field {shown}" in wrong("web_settings_secret", {name: "hidden"})
 
 
 def test_each_name_is_one_that_a_juju_secret_takes():
@@ -229,7 +246,7 @@ def test_a_port_of_metrics_that_can_not_be_used(port):
 
 def test_whom_the_main_team_takes_and_what_is_no_login_stand_alone():
     fields = {"main-team-oidc-group": "admins", "credhub-url": "https://c", "ldap-host": "l"}
-    assert dict(parse(web_secrets=fields).web.settings) == fields
+    assert dict(parse(web_settings_secret=fields).web.settings.variables) == fields
 
 
 def test_no_metrics():

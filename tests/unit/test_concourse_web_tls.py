@@ -16,9 +16,9 @@ from ci.concourse.web import files as web_files
 from ci.concourse.web import health as web_health
 from ci.concourse.web import tls as web_tls
 from options import certificates as read
-from plan import plan
+from plan import messages, plan
 from tests import certificates, once
-from tests.unit.situations import database, parse, refused, said, state, unit
+from tests.unit.situations import codes, database, parse, refused, state, unit
 
 KEY = once.rsa_key(1)
 LEAF = certificates.made("ci.example.com", key=1)
@@ -41,10 +41,12 @@ def folder(monkeypatch, tmp_path):
 
 
 def test_a_pair_of_certificate_and_key():
-    assert parse(tls_secret=PAIR).web.tls == read.Tls(LEAF, KEY)
-    assert "PRIVATE" not in repr(parse(tls_secret=PAIR).web)
+    assert parse(web_tls_secret=PAIR).web.tls == read.Tls(LEAF, KEY)
+    assert "PRIVATE" not in repr(parse(web_tls_secret=PAIR).web)
     assert parse().web.tls is None
-    with_chain = parse(tls_secret={**PAIR, "certificate": CHAINED, "chain": CA + CHAINED}).web.tls
+    with_chain = parse(
+        web_tls_secret={**PAIR, "certificate": CHAINED, "chain": CA + CHAINED}
+    ).web.tls
     assert with_chain.chain == CHAINED + CA
 
 
@@ -54,15 +56,15 @@ def test_a_pair_of_certificate_and_key():
         ({"certificate": LEAF}, "has no field private-key"),
         ({"private-key": KEY, "certificate": ""}, "has no field certificate"),
         ({**PAIR, "key": "x"}, "has the field key"),
-        ({**PAIR, "certificate": "PEM"}, "no certificates in PEM"),
-        ({**PAIR, "chain": "PEM"}, "no certificates in PEM"),
-        ({**PAIR, "private-key": once.rsa_key(2)}, "not that of its private-key"),
-        ({**PAIR, "private-key": "PEM"}, "not that of its private-key"),
-        ({**PAIR, "certificate": CA + LEAF}, "not that of its private-key"),
+        ({**PAIR, "certificate": "PEM"}, "no readable certificates in PEM"),
+        ({**PAIR, "chain": "PEM"}, "no readable certificates in PEM"),
+        ({**PAIR, "private-key": once.rsa_key(2)}, "does not match its private-key"),
+        ({**PAIR, "private-key": "PEM"}, "does not match its private-key"),
+        ({**PAIR, "certificate": CA + LEAF}, "does not match its private-key"),
     ],
 )
 def test_a_pair_that_can_not_be_used(fields, why):
-    text = refused(tls_secret=fields)
+    text = refused(web_tls_secret=fields)
     assert why in text
     assert "BEGIN" not in text
 
@@ -78,7 +80,7 @@ def test_a_pair_that_can_not_be_used(fields, why):
     ],
 )
 def test_a_web_with_a_certificate_speaks_https(options, url, port):
-    made = plan.make(unit("web", options={"tls-secret": PAIR, **options})).web
+    made = plan.make(unit("web", options={"web-tls-secret": PAIR, **options})).web
     assert (made.external_url, made.open_port) == (url, port)
     assert web_files.settings(made)["tls_port"] == port
     made = plan.make(unit("web")).web
@@ -87,18 +89,14 @@ def test_a_web_with_a_certificate_speaks_https(options, url, port):
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"external-url": "http://a"}, "external-url 'http://a' is not https, and web has a"),
-        ({"web-port": 443}, "web-tls-port '443' is web-port too"),
-    ],
+    ("options", "code"),
+    [({"external-url": "http://a"}, "url-without-tls"), ({"web-port": 443}, "tls-port-taken")],
 )
-def test_what_does_not_go_with_a_certificate(options, text):
-    found = unit("web", options={"tls-secret": PAIR, **options})
-    ((kind, words),) = said(found)
-    assert (kind, words[: len(text)]) == ("blocked", text)
+def test_what_does_not_go_with_a_certificate(options, code):
+    found = unit("web", options={"web-tls-secret": PAIR, **options})
+    assert codes(found) == [("blocked", code)]
     assert plan.make(found).web is plan.Keep.AS_IS
-    assert said(unit("web", options=options)) == []
+    assert codes(unit("web", options=options)) == []
 
 
 @pytest.mark.parametrize(
@@ -165,9 +163,7 @@ def web(*relations, **options):
 def test_an_application_signs_webs_certificate_and_goes_again(context, rooms, folder):
     relation = related()
     waiting = context.run(context.on.relation_created(relation), web(relation))
-    assert waiting.unit_status == testing.WaitingStatus(
-        "Waiting for web's certificate from the application that is related"
-    )
+    assert waiting.unit_status == testing.WaitingStatus(messages.text("no-certificate"))
     assert rooms.web is None
     told = waiting.get_relation(relation.id).local_unit_data["certificate_signing_requests"]
     assert "PRIVATE" not in told
@@ -223,10 +219,10 @@ def test_data_of_that_application_that_can_not_be_used_is_waited_for(context, ro
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        ({"name": "OTHER", "message": "a\nb\x1b[31m"}, "OTHER: a b [31m: see"),
-        ({"message": "\ud800²" * 1000}, "web: ²"),
-        ({"name": [[1]], "message": {"a": None}}, "[[1]]: {'a': None}: see"),
-        *((hostile, "no reason is given: see") for hostile in ({}, "x", 7, None, [])),
+        ({"name": "OTHER", "message": "a\nb\x1b[31m"}, "(OTHER: a b [31m): "),
+        ({"message": "\ud800²" * 1000}, "(²"),
+        ({"name": [[1]], "message": {"a": None}}, "([[1]]: {'a': None}): "),
+        *((hostile, "(no reason is given): ") for hostile in ({}, "x", 7, None, [])),
     ],
 )
 def test_why_nobody_signs_is_one_short_line(context, rooms, folder, error, words):
@@ -250,7 +246,7 @@ def test_why_nobody_signs_is_one_short_line(context, rooms, folder, error, words
 
 def test_the_operators_own_certificate_counts(context, rooms, folder):
     secret = testing.Secret(PAIR)
-    before = dataclasses.replace(web(related(), tls_secret=secret.id), secrets=[secret])
+    before = dataclasses.replace(web(related(), web_tls_secret=secret.id), secrets=[secret])
     context.run(context.on.config_changed(), before)
     assert rooms.web.tls == read.Tls(LEAF, KEY)
 
@@ -262,8 +258,8 @@ def test_the_operators_own_certificate_counts(context, rooms, folder):
         (
             True,
             testing.BlockedStatus(
-                "Web's certificate has ended on 2026-12-01: juju update-secret <that of "
-                "tls-secret> with a new one"
+                "Web's certificate ended on 2026-12-01: juju update-secret <that of "
+                "web-tls-secret> with a new one"
             ),
         ),
     ],
@@ -271,7 +267,7 @@ def test_the_operators_own_certificate_counts(context, rooms, folder):
 def test_status_says_when_a_certificate_ends(context, rooms, folder, monkeypatch, over, status):
     monkeypatch.setattr(web_health, "certificate_end", lambda: ("2026-12-01", over))
     secret = testing.Secret(PAIR)
-    before = dataclasses.replace(web(tls_secret=secret.id), secrets=[secret])
+    before = dataclasses.replace(web(web_tls_secret=secret.id), secrets=[secret])
     assert context.run(context.on.config_changed(), before).unit_status == status
 
 
@@ -280,8 +276,8 @@ def test_a_secret_that_can_not_be_used_changes_nothing(context, rooms, folder, f
     """A web that speaks HTTPS does not fall back to HTTP."""
     secret = testing.Secret(fields or {"x": "y"})
     present = [secret] if fields else []
-    before = dataclasses.replace(web(tls_secret=secret.id), secrets=present)
+    before = dataclasses.replace(web(web_tls_secret=secret.id), secrets=present)
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status.name == "blocked"
-    assert after.unit_status.message.startswith("tls-secret")
+    assert after.unit_status.message.startswith("web-tls-secret")
     assert rooms.web is None

@@ -14,6 +14,7 @@ from ops import testing
 from ci.concourse import service
 from ci.concourse.web import health as web_health
 from ci.concourse.web import tls as web_tls
+from plan import messages
 from tests import once
 from tests.unit.situations import database, state
 
@@ -143,10 +144,9 @@ def test_what_is_refused_is_said_with_the_next_step_until_it_is_signed(both):
     Signer.refuses = "only *.example.com\nis signed"
     try:
         blocked = both.sign()
+        why = "DOMAIN_NOT_ALLOWED: only *.example.com is signed"
         assert blocked == testing.BlockedStatus(
-            "The application that is related signs no certificate for web: DOMAIN_NOT_ALLOWED: "
-            "only *.example.com is signed: see its status, or juju config unit "
-            "external-url=https://<a name that it signs for>"
+            messages.text("certificate-refused", why=why, application="unit")
         )
         assert both.rooms.web is None
     finally:
@@ -158,7 +158,7 @@ def test_a_certificate_that_is_revoked_stays_until_another_is_there(both):
     both.sign()
     first = shown(both)
     assert both.sign("revoke") == testing.ActiveStatus(
-        "Web ready (web's certificate was revoked: another is waited for)"
+        "Web ready (web's certificate was revoked; waiting for a new one)"
     )
     assert both.rooms.web.tls.chain == first, "a web that speaks HTTPS goes on"
     assert both.sign() == testing.ActiveStatus("Web ready")

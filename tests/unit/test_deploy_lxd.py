@@ -134,7 +134,7 @@ def test_everything_once_and_then_nothing(call, arguments, commands, worker):
     cloud.told.clear()
     status, said = call(cloud, *arguments, answer="it must not ask")
     assert (status, cloud.changes()) == (0, [])
-    assert "Nothing to do: all is up." in said
+    assert "Nothing to do: everything is up." in said
     assert "password pass word" in said
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_packed_that_juju_does_not_deploy(call, release):
     cloud.release = release
     status, said = call(cloud)
     assert (status, cloud.told) == (1, [])
-    assert f"this machine is {'@'.join(release.values())}, and the charm is packed for" in said
+    assert f"this machine is {'@'.join(release.values())}, and a charm is packed for" in said
     assert "of ubuntu@22.04, ubuntu@24.04: pack it on one of these" in said
 
 
@@ -212,7 +212,7 @@ def test_a_controller_that_restarts_meanwhile_is_waited_for(call):
     cloud.script = ["waiting"] * 9 + ["active"]
     cloud.silent = range(3, 8)
     status, said = call(cloud)
-    assert (status, said.count("juju status: connection is shut down; asking again")) == (0, 5)
+    assert (status, said.count("juju status: connection is shut down; trying again")) == (0, 5)
     cloud = Cloud()
     cloud.silent = range(2, 1000)
     status, said = call(cloud)
@@ -229,7 +229,7 @@ def test_a_unit_that_stays_stuck_is_told(call, kind):
     cloud.script = ["waiting", f"{kind} out of order"]
     status, said = call(cloud)
     assert status == 1
-    assert f"worker/0 is stuck: {kind}: out of order; run this again when that is mended" in said
+    assert f"worker/0 is stuck: {kind}: out of order; run this again when that is fixed" in said
     # Juju has it look every five minutes.
     assert cloud.now > 300
 
@@ -238,7 +238,10 @@ def test_what_never_comes_is_waited_for_no_longer_than_was_said(call):
     cloud = Cloud()
     cloud.script = ["maintenance Installing"]
     status, said = call(cloud, "--minutes", "10")
-    assert (status, "not ready after 10 minutes; run this again to go on" in said) == (1, True)
+    assert (status, "not ready after 10 minutes; run this again to keep waiting" in said) == (
+        1,
+        True,
+    )
     assert 600 <= cloud.now < 700
 
 

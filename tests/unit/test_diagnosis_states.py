@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from ci.concourse.options.worker import WorkerSettings
 from ci.concourse.plan.model import WorkerPlan
 from gpu_agent.diagnosis import driver_states as gpu_states
 from gpu_agent.diagnosis import states as host_states
@@ -15,11 +16,12 @@ from gpu_agent.diagnosis.facts import Facts, Kind
 from gpu_agent.model.host import Driver, Packaged
 from gpu_agent.model.inventory import Inventory, State, Vendor
 from gpu_agent.runtime.settings import GpuPlan
-from options.table import Options
 from plan import diagnosis, gpus, status
+from plan.messages import Level
 from plan.model import Plan
-from plan.status import Line, Running
+from plan.status import Running
 from tests.unit.host_situations import (
+    CARD,
     CONTAINER,
     GPU_ROWS,
     INSTALLED,
@@ -34,44 +36,59 @@ from tests.unit.host_situations import (
     TOOLKIT_ROWS,
     UPGRADED,
     changed,
+    chosen,
     facts,
     runtime,
 )
 from tests.unit.situations import GPUS, RUNTIME, TOOLKIT, situation
 
 
-def test_every_row_is_shown_here_under_its_name():
+def test_every_row_has_facts_here_under_its_code():
     for rows, shown in (
         (gpu_states.TABLE, GPU_ROWS),
         (toolkit_states.TABLE, TOOLKIT_ROWS),
         ((*gpu_states.NOTES, *toolkit_states.NOTES), NOTES),
     ):
-        assert [row.name for row in rows] == list(shown)
+        assert [row.code for row in rows] == list(shown)
 
 
-@pytest.mark.parametrize("name", GPU_ROWS)
-def test_a_state_of_the_gpus_is_reached_and_shows_its_text(name):
-    found, text = GPU_ROWS[name]
-    assert host_states.state_of(found, gpu_states.TABLE).name == name
-    assert str(host_states.of_gpus(found) or "") == text
-    assert str(host_states.blocking(found) or "") == text
+@pytest.mark.parametrize("code", GPU_ROWS)
+def test_a_state_of_the_gpus_is_reached(code):
+    row = host_states.state_of(GPU_ROWS[code], gpu_states.TABLE)
+    assert row.code == code
+    obstacle = host_states.of_gpus(GPU_ROWS[code])
+    assert (obstacle is None) == (row.kind is Kind.FINE)
+    assert obstacle is None or (obstacle.code, bool(obstacle.remedy)) == (code, True)
+    assert host_states.blocking(GPU_ROWS[code]) == obstacle
 
 
-@pytest.mark.parametrize("name", TOOLKIT_ROWS)
-def test_a_state_of_the_toolkit_is_reached_and_shows_its_text(name):
-    found, text = TOOLKIT_ROWS[name]
-    assert host_states.state_of(found, toolkit_states.TABLE).name == name
-    assert str(host_states.of_toolkit(found) or "") == text
-    assert str(host_states.blocking(found) or "") == text
+@pytest.mark.parametrize("code", TOOLKIT_ROWS)
+def test_a_state_of_the_toolkit_is_reached(code):
+    row = host_states.state_of(TOOLKIT_ROWS[code], toolkit_states.TABLE)
+    assert row.code == code
+    obstacle = host_states.of_toolkit(TOOLKIT_ROWS[code])
+    assert (obstacle is None) == (row.kind is Kind.FINE)
+    assert obstacle is None or (obstacle.code, bool(obstacle.remedy)) == (code, True)
+    assert host_states.blocking(TOOLKIT_ROWS[code]) == obstacle
 
 
-@pytest.mark.parametrize("name", NOTES)
-def test_a_note_is_reached_and_shows_its_text(name):
-    found, text = NOTES[name]
-    assert host_states.blocking(found) is None
-    assert text in host_states.notes(found)
-    # It is this row's, and of nobody who has nothing to say.
+@pytest.mark.parametrize("code", NOTES)
+def test_a_note_is_reached_only_by_its_facts(code):
+    assert host_states.blocking(NOTES[code]) is None
+    assert code in [note.code for note in host_states.notes(NOTES[code])]
     assert host_states.notes(facts()) == ()
+
+
+@pytest.mark.parametrize("code", [*GPU_ROWS, *TOOLKIT_ROWS, *NOTES])
+def test_a_state_of_eight_gpus_fits_before_its_remedy(code):
+    found = {**GPU_ROWS, **TOOLKIT_ROWS, **NOTES}[code]
+    if CARD in found.inventory.detail:
+        eight = ", ".join(f"0000:{bus:02x}:00.0" for bus in range(0x41, 0x49))
+        inventory = dataclasses.replace(found.inventory, detail=eight)
+        found = dataclasses.replace(found, inventory=inventory)
+    said = host_states.blocking(found)
+    for finding in [said] if said else host_states.notes(found):
+        assert len(finding.what) <= 120, finding.what
 
 
 DRIVERS = [
@@ -99,7 +116,7 @@ DRIVERS = [
     )
 ]
 OPTIONS = [
-    Options(gpu_driver=driver, auto_reboot=reboot)
+    chosen(gpu_driver=driver, may_reboot=reboot)
     for driver in ("auto", "none", "580-server")
     for reboot in (False, True)
 ]
@@ -118,13 +135,13 @@ FINDINGS = [
 def test_whatever_is_found_has_one_state_in_whole_words(state, vendor):
     for driver, options in itertools.product([Driver(), *DRIVERS], OPTIONS):
         inventory = Inventory(state, driver=driver.loaded, detail="{seen}", vendor=vendor)
-        found = Facts(inventory, "ci/7", driver, TOOLKIT, options=options)
+        found = Facts(inventory, "ci/7", options, driver, TOOLKIT)
         row = host_states.state_of(found, gpu_states.TABLE)
         assert (row.kind is Kind.FINE) == (state is State.READY)
         obstacle = host_states.of_gpus(found)
         assert (obstacle is None) == (state is State.READY)
-        said = [str(obstacle)] if obstacle else host_states.notes(found)
-        for text in said:
+        said = [obstacle] if obstacle else host_states.notes(found)
+        for text in map(str, said):
             assert "{" not in text.replace("{seen}", ""), text
             assert "  " not in text, text
             assert "()" not in text, text
@@ -141,13 +158,14 @@ def test_whatever_is_found_has_one_state_in_whole_words(state, vendor):
 def test_only_a_container_is_sent_to_its_host_and_none_is_rebooted():
     for state, driver in itertools.product(State, DRIVERS):
         obstacle = host_states.of_gpus(facts(state, driver))
-        name = host_states.state_of(facts(state, driver), gpu_states.TABLE).name
+        code = host_states.state_of(facts(state, driver), gpu_states.TABLE).code
         if driver.container:
-            assert not (obstacle and obstacle.reboots), name
-            assert "upgrade-driver" not in "".join(host_states.notes(facts(state, driver)))
+            assert not (obstacle and obstacle.reboots), code
+            notes = host_states.notes(facts(state, driver))
+            assert "upgrade-driver" not in "".join(map(str, notes))
         else:
-            assert "LXD's" not in name
-            assert name != "no driver on the host"
+            assert "lxd" not in code
+            assert code != "no-driver-on-host"
 
 
 @pytest.mark.parametrize(
@@ -168,10 +186,10 @@ def test_where_the_charm_would_do_it_the_remedy_of_none_says_so(driver, offered)
 
 
 @pytest.mark.parametrize(
-    "name", ["reboot needed", "reboot needed, nouveau", "reboot needed, other kernel"]
+    "code", ["reboot-needed", "reboot-needed-nouveau", "reboot-needed-kernel"]
 )
-def test_a_reboot_is_the_charms_only_where_it_may_and_once(name):
-    found, _ = GPU_ROWS[name]
+def test_a_reboot_is_the_charms_only_where_it_may_and_once(code):
+    found = GPU_ROWS[code]
     for ours, auto_reboot, before in itertools.product(
         (False, True), (False, True), ("", OLD, NEW)
     ):
@@ -179,31 +197,27 @@ def test_a_reboot_is_the_charms_only_where_it_may_and_once(name):
             dataclasses.replace(
                 found,
                 driver=changed(found.driver, ours=ours),
-                options=Options(auto_reboot=auto_reboot),
+                options=chosen(may_reboot=auto_reboot),
                 rebooted_for=before,
             )
         )
-        remedy = "sudo reboot when no job runs"
-        if ours and not auto_reboot:
-            remedy += ", or juju config worker auto-reboot=true"
-        elif ours:
-            remedy = "the charm reboots when no job runs"
-            if before == NEW:
-                remedy = "the charm has rebooted once for it: see sudo dmesg for nvidia and NVRM"
-        assert (obstacle.remedy, obstacle.reboots) == (remedy, True)
-        assert obstacle.passes == (remedy == "the charm reboots when no job runs")
+        assert obstacle.reboots
+        assert obstacle.passes == (ours and auto_reboot and before != NEW)
+        offered = obstacle.remedy.endswith("or juju config worker auto-reboot=driver")
+        assert offered == (ours and not auto_reboot)
+        assert ("did not help" in obstacle.remedy) == (ours and auto_reboot and before == NEW)
 
 
 def test_where_the_module_was_refused_no_reboot_is_offered():
-    found = facts(State.MISMATCH, changed(UPGRADED, refused=REFUSED), auto_reboot=True)
+    found = facts(State.MISMATCH, changed(UPGRADED, refused=REFUSED), may_reboot=True)
     obstacle = host_states.of_gpus(found)
-    assert (obstacle.remedy, obstacle.passes) == ("sudo reboot when no job runs", False)
+    assert (obstacle.remedy, obstacle.passes) == ("sudo reboot when no build runs", False)
 
 
 def test_another_branch_is_asked_for_the_way_this_driver_came():
     found = facts(State.NO_DRIVER, changed(LOADED, ours=False))
     remedy = host_states.of_gpus(found).remedy
-    assert remedy.endswith("install one of another branch the way this one came")
+    assert remedy.endswith("install another branch in the same way as this one")
 
 
 @pytest.mark.parametrize("option", ["auto", "none", "580-server"])
@@ -224,16 +238,16 @@ def test_secure_boot_is_named_by_what_modprobe_says(refused):
 
 def test_a_lockdown_is_secure_boots_only_where_that_is_on():
     words = "could not insert 'nvidia': Operation not permitted"
-    for on, name in ((True, "refused by Secure Boot"), (False, "module refused")):
+    for on, code in ((True, "module-unsigned"), (False, "module-refused")):
         driver = changed(INSTALLED, refused=words, secure_boot=on)
-        assert host_states.of_gpus(facts(State.NO_DRIVER, driver)).state == name
+        assert host_states.of_gpus(facts(State.NO_DRIVER, driver)).code == code
 
 
 def test_a_toolkit_that_is_not_ours_is_not_asked_to_be_the_chosen_one():
     found = facts(toolkit_version="1.17.8-1")
     assert host_states.blocking(found) is None
     ours = dataclasses.replace(found, packaged=Packaged("1.20.0-1", ours=True))
-    assert host_states.blocking(ours).state == "chosen toolkit vulnerable"
+    assert host_states.blocking(ours).code == "chosen-toolkit-vulnerable"
 
 
 def test_the_seeds_version_works_where_it_is_allowed_and_is_named():
@@ -244,13 +258,17 @@ def test_the_seeds_version_works_where_it_is_allowed_and_is_named():
         allow_vulnerable_toolkit=True,
     )
     assert host_states.blocking(found) is None
-    assert host_states.notes(found) == ("vulnerable toolkit 1.17.8 is allowed: CVE-2026-24260",)
+    (note,) = host_states.notes(found)
+    assert note.code == "toolkit-vulnerable-allowed"
+    assert "CVE-2026-24260" in note.what
 
 
 def unit(found):
     """A worker in that state."""
     state = situation(*found.inventory.gpus, toolkit=found.toolkit)
-    options = dataclasses.replace(found.options, deployment_mode="worker", enable_gpu=True)
+    chosen = dataclasses.asdict(found.options)
+    reboot = "driver" if chosen.pop("may_reboot") else "none"
+    options = dataclasses.replace(state.options, auto_reboot=reboot, **chosen)
     return dataclasses.replace(
         state,
         inventory=found.inventory,
@@ -268,36 +286,24 @@ def test_notes_stand_in_the_brackets_of_ready():
             allow_vulnerable_toolkit=True,
         )
     )
-    worker = WorkerPlan("worker-0", (), (), "", (), (), wrapped=True)
+    worker = WorkerPlan("worker-0", (), (), "", (), WorkerSettings(), wrapped=True)
     gpu = GpuPlan(GPUS, RUNTIME)
     made = Plan((), None, gpu, worker, None, gpus.choose(state))
     assert gpus.problem_with(state, made.choice) is None
-    assert status.lines(state, made, Running(worker=True, connected=True)) == [
-        Line(
-            status.Kind.ACTIVE,
-            f"Worker ready (GPU: 2x NVIDIA; kernel {NEXT}, which the next boot takes, has no "
-            "nvidia module: juju run worker/0 upgrade-driver; vulnerable toolkit 1.17.8 is "
-            "allowed: CVE-2026-24260)",
-        )
-    ]
+    (line,) = status.lines(state, made, Running(worker=True, connected=True))
+    assert line.notes == ("gpus", "next-boot-without-module", "toolkit-vulnerable-allowed")
+    assert line.text.startswith(f"Worker ready (GPU: 2x NVIDIA; kernel {NEXT} of the next boot")
     without = dataclasses.replace(made, gpu=None)
     (line,) = status.lines(state, without, Running(worker=True, connected=True))
     assert line.text == "Worker ready"
 
 
-@pytest.mark.parametrize(
-    ("auto_reboot", "kind", "remedy"),
-    [
-        (False, status.Kind.BLOCKED, "sudo reboot when no job runs, or juju config"),
-        (True, status.Kind.WAITING, "the charm reboots when no job runs"),
-    ],
-)
-def test_what_the_charm_ends_by_itself_is_waited_for(auto_reboot, kind, remedy):
-    state = unit(facts(State.MISMATCH, UPGRADED, auto_reboot=auto_reboot))
+@pytest.mark.parametrize(("auto_reboot", "level"), [(False, Level.BLOCKED), (True, Level.WAITING)])
+def test_what_the_charm_ends_by_itself_is_waited_for(auto_reboot, level):
+    state = unit(facts(State.MISMATCH, UPGRADED, may_reboot=auto_reboot))
     choice = gpus.choose(state)
-    line = status.sentence(gpus.problem_with(state, choice), state, choice)
-    assert line.kind is kind
-    assert line.text.startswith(f"reboot needed (driver {NEW} installed, {OLD} loaded): {remedy}")
+    line = status.of_problem(gpus.problem_with(state, choice), state, choice)
+    assert (line.level, line.code) == (level, "reboot-needed")
 
 
 def test_where_no_gpu_is_asked_for_there_is_no_state():

@@ -20,7 +20,9 @@ from gpu_selftest.isolation import level as isolation
 from gpu_selftest.quick import gpu_checks, host_checks
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    page for glob in ("*.md", "docs/**/*.md", "examples/*.md") for page in ROOT.glob(glob)
+)
 
 
 def test_tables_are_made_from_options_actions_and_checks():
@@ -30,12 +32,7 @@ def test_tables_are_made_from_options_actions_and_checks():
     assert check.returncode == 0, "run .venv/bin/python scripts/tables"
 
 
-def test_tables_name_every_option_action_and_check():
-    readme = (ROOT / "README.md").read_text()
-    for name in yaml.safe_load((ROOT / "config.yaml").read_text())["options"]:
-        assert f"| `{name}` |" in readme
-    for name in yaml.safe_load((ROOT / "actions.yaml").read_text()):
-        assert f"| `{name}` |" in readme
+def test_tables_name_every_check():
     reference = (ROOT / "docs/reference/selftest.md").read_text()
     for module in (host_checks, gpu_checks, isolation, compute, burnin):
         for check in module.CHECKS:
@@ -58,9 +55,17 @@ def test_the_page_of_receipts_has_each_field():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """The names by which headings of a page can be linked, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_each_promise_names_tests_that_exist():
@@ -119,15 +124,26 @@ def test_juju_takes_each_action_that_is_named(path):
             assert needed <= set(given), f"{name} needs {needed}: {words}"
 
 
-def test_the_map_names_every_room():
-    readme = (ROOT / "README.md").read_text()
-    house = readme[readme.index("## The map of the house") :]
-    for room in (*(ROOT / "src").iterdir(), *(ROOT / "lib").iterdir()):
-        if room.name not in {"__pycache__"}:
-            name = f"{room.relative_to(ROOT)}/" if room.is_dir() else room.relative_to(ROOT)
-            assert f"    {name} " in house, name
-    for path in re.findall(r"^    (\S+) ", house, re.MULTILINE):
+def test_the_map_names_every_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2]
+    listed = text.partition("\n## ")[0]
+    for package in (*(ROOT / "src").iterdir(), *(ROOT / "lib").iterdir()):
+        if package.name not in {"__pycache__"}:
+            name = package.relative_to(ROOT)
+            assert f"    {name}{'/' if package.is_dir() else ''} " in listed, name
+    for path in re.findall(r"^    (\S+) ", listed, re.MULTILINE):
         assert (ROOT / path).exists(), path
+
+
+def test_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_index_links_each_page_once():
+    index = (ROOT / "docs/README.md").read_text()
+    linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+\.md[^)]*)\)", index)]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/*/*.md")]
+    assert sorted(target for target in linked if not target.startswith("..")) == sorted(pages)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade import steps as walk
 from machine import locks
 from tests.unit import driver_world
-from tests.unit.driver_world import NEW, OLD, OTHER, WISH, Killed, is_done, settle, upgrade
+from tests.unit.driver_world import NEW, OLD, OTHER, REQUEST, Killed, is_done, settle, upgrade
 from tests.unit.situations import GPUS
 
 
@@ -36,7 +36,7 @@ def test_a_new_driver_comes_while_no_gpu_is_in_use(world):
     assert upgrade(world) == {
         "from": "580.65.06 of 580-server",
         "to": "580.95.05 of 580-server",
-        "self-test": "passed",
+        "state": "self-test passed, the GPUs are available",
     }
     assert is_done(world, NEW)
     assert driver_record.read() is None
@@ -44,11 +44,11 @@ def test_a_new_driver_comes_while_no_gpu_is_in_use(world):
     assert world.outs == [[gpu.uuid for gpu in GPUS]] * 4
     assert world.said == [
         "1 of 6: taking 2 GPUs out of use",
-        "2 of 6: waiting for jobs, 10 minutes at most",
+        "2 of 6: waiting for builds, up to 10m",
         "3 of 6: installing NVIDIA driver 580.95.05 of 580-server",
         "5 of 6: self-test of 580.95.05 of 580-server",
         "5 of 6: Checking the machine and its GPUs",
-        "6 of 6: the GPUs that passed are in use again",
+        "6 of 6: the GPUs that passed are available",
     ]
 
 
@@ -72,18 +72,18 @@ REFUSED = {
     "container": (
         {"found": {"container": True}},
         {},
-        "in a container, whose driver is its host's: upgrade it there",
+        "in a container and uses the driver of its LXD host",
     ),
     "another's": (
         {"found": {"ours": False}},
         {},
-        "NVIDIA's driver 580.65.06 did not come by this charm, which never replaces it",
+        "did not install NVIDIA driver 580.65.06 and never replaces it",
     ),
     "none": ({}, {"option": "none"}, "juju config worker gpu-driver=auto"),
     "newest": (
         {"offered": {"580-server": OLD}},
         {},
-        "580.65.06 of 580-server is the newest: nothing was changed",
+        "580.65.06 of 580-server is the newest driver: nothing was changed",
     ),
     "older": (
         {"installed": NEW, "offered": {"580-server": OLD}},
@@ -107,14 +107,14 @@ def test_refused_in_words_and_nothing_changed(world, case, way):
         setattr(world, name, dataclasses.replace(old, **value) if name == "found" else value)
     rest = [world.said.append] if way is action.upgrade else []
     with pytest.raises(UpgradeError) as refused:
-        way(dataclasses.replace(WISH, **wish), *rest)
+        way(dataclasses.replace(REQUEST, **wish), *rest)
     assert words in str(refused.value)
     assert (world.steps, world.quarantined(), driver_record.read()) == ([], {}, None)
 
 
 def test_no_driver_is_nothing_to_upgrade(world, monkeypatch):
     monkeypatch.setattr(driver_state, "look", Driver)
-    with pytest.raises(UpgradeError, match="There is no driver of NVIDIA's on this machine"):
+    with pytest.raises(UpgradeError, match="This machine has no NVIDIA driver"):
         upgrade(world)
 
 
@@ -134,27 +134,27 @@ def test_refused_while_a_self_test_runs(world):
 def test_refused_while_another_is_half_way(world):
     world.users = ("pid 4711 (python3)",)
     upgrade(world)
-    with pytest.raises(UpgradeError, match=r"There is a driver upgrade .*: loading"):
+    with pytest.raises(UpgradeError, match=r"not finished: driver upgrade .*: loading"):
         upgrade(world)
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(world):
     world.users = ("pid 4711 (python3)",)
-    assert action.preview(WISH) == {
+    assert action.preview(REQUEST) == {
         "from": "580.65.06 of 580-server",
         "to": "580.95.05 of 580-server",
         "packages": "changes: ['nvidia-utils-580-server']",
         "jobs": "none",
-        "modules": "in use by pid 4711 (python3): if that stays, a reboot is needed",
-        "way-back": "the archives have the packages that are here now",
+        "modules": "in use by pid 4711 (python3): a reboot is needed unless they end",
+        "way-back": "the archives have the installed packages",
     }
     assert (world.steps, world.quarantined(), driver_record.read()) == ([], {}, None)
 
 
 def test_a_dry_run_says_that_there_is_no_way_back(world, monkeypatch):
     monkeypatch.setattr(driver_change, "lost", lambda _: "nvidia-utils-580-server 580.65.06-0")
-    shown = action.preview(WISH)["way-back"]
-    assert shown == "none: the archives have nvidia-utils-580-server 580.65.06-0 no more"
+    shown = action.preview(REQUEST)["way-back"]
+    assert shown == "none: the archives no longer have nvidia-utils-580-server 580.65.06-0"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_error_before_anything_is_changed_says_so(world, monkeypatch, room, n
     with pytest.raises(UpgradeError) as failed:
         upgrade(world)
     assert str(failed.value) == (
-        "[Errno 28] No space left on device: nothing was changed, and the GPUs are in use again "
+        "[Errno 28] No space left on device: nothing was changed, and the GPUs are available "
         "after the charm's next event"
     )
 
@@ -198,10 +198,10 @@ def test_jobs_are_waited_for(world, job):
 
 
 def test_after_the_wait_the_gpus_are_back_and_the_job_is_named(world, job):
-    with pytest.raises(UpgradeError, match="did not end in 0 minutes: container abc") as late:
-        upgrade(world, minutes=0)
+    with pytest.raises(UpgradeError, match="did not end within 0m: container abc") as late:
+        upgrade(world, wait=0)
     assert "Nothing was changed" in str(late.value)
-    assert "juju run worker/0 gpu-release" in str(late.value)
+    assert "juju run worker/0 gpu-reclaim" in str(late.value)
     assert world.steps == []
     assert is_done(world, OLD)
     assert driver_record.read() is None
@@ -210,9 +210,9 @@ def test_after_the_wait_the_gpus_are_back_and_the_job_is_named(world, job):
 def test_leases_that_can_not_be_read_are_not_taken_for_none(world):
     wrapper.STORE.mkdir()
     (wrapper.STORE / "leases.json").write_text("{")
-    assert "can't be told" in action.preview(WISH)["jobs"]
-    with pytest.raises(UpgradeError, match="somebody, since that can't be told"):
-        upgrade(world, minutes=0)
+    assert "cannot be read" in action.preview(REQUEST)["jobs"]
+    with pytest.raises(UpgradeError, match="unknown holders, since the leases cannot be read"):
+        upgrade(world, wait=0)
     assert is_done(world, OLD)
 
 
@@ -220,15 +220,14 @@ def test_what_else_keeps_a_gpu_out_of_use_stays(world):
     quarantine.cordon(GPUS[0].uuid, "swapping the fan")
     quarantine.put(GPUS[1].uuid, "Xid 79", "xid", "burn-in", "reboot")
     before = quarantine.read()
-    assert upgrade(world)["self-test"] == "passed"
+    assert upgrade(world)["state"].startswith("self-test passed")
     assert quarantine.read() == before
 
 
 def test_a_module_in_use_needs_a_reboot_which_ends_the_upgrade(world):
     world.users = ("pid 4711 (python3)",)
     shown = upgrade(world)
-    text = "reboot needed (driver 580.95.05 installed, 580.65.06 loaded)"
-    assert shown["next"].startswith(text)
+    assert shown["state"] == ("reboot needed: driver 580.95.05 is installed, 580.65.06 is loaded")
     assert shown["in-use-by"] == "pid 4711 (python3)"
     assert world.quarantined() == dict.fromkeys((gpu.uuid for gpu in GPUS), pool.CHECK)
     assert settle(world) is False
@@ -243,7 +242,7 @@ def test_a_module_in_use_needs_a_reboot_which_ends_the_upgrade(world):
 
 def test_a_module_that_nobody_has_in_use_any_more_is_loaded_without_a_reboot(world):
     world.holds = True
-    assert "reboot needed" in upgrade(world)["next"]
+    assert "reboot needed" in upgrade(world)["state"]
     world.holds = False
     assert settle(world) is True
     assert is_done(world, NEW)

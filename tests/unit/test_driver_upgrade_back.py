@@ -19,7 +19,7 @@ from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
 from tests.unit import driver_world
-from tests.unit.driver_world import KEPT, NEW, OLD, WISH, Killed, is_done, settle, upgrade
+from tests.unit.driver_world import KEPT, NEW, OLD, REQUEST, Killed, is_done, settle, upgrade
 from tests.unit.situations import GPUS
 
 
@@ -37,12 +37,13 @@ def test_a_driver_that_fails_is_taken_back(world):
         upgrade(world)
     assert str(failed.value) == (
         "The new driver, 580.95.05 of 580-server, failed: grant failed: failed with 580.95.05. "
-        "580.65.06 of 580-server is back and passed the self-test; the GPUs are in use again"
+        "Rolled back to 580.65.06 of 580-server, which passed the self-test; "
+        "the GPUs are available"
     )
-    assert failed.value.results["self-test"] == "passed"
+    assert failed.value.results["state"].startswith("self-test passed")
     assert is_done(world, OLD)
-    assert "taken back: grant failed: failed with 580.95.05" in walk.said()
-    assert action.preview(WISH)["last"] == walk.said()
+    assert "rolled back: grant failed: failed with 580.95.05" in walk.said()
+    assert action.preview(REQUEST)["last"] == walk.said()
     world.fails = {}
     upgrade(world)
     assert is_done(world, NEW)
@@ -57,7 +58,7 @@ def test_a_gpu_that_has_failed_before_is_not_the_new_drivers_fault(world, known)
         quarantine.lift(GPUS[0].uuid)
     else:
         quarantine.put(GPUS[0].uuid, "Xid 79", "xid", "quick", "reboot")
-    assert upgrade(world)["self-test"] == "passed"
+    assert upgrade(world)["state"].startswith("self-test passed")
     assert (world.installed, world.quarantined()) == (NEW, {GPUS[0].uuid: "grant"})
     assert driver_record.read() is None
 
@@ -65,14 +66,14 @@ def test_a_gpu_that_has_failed_before_is_not_the_new_drivers_fault(world, known)
 def test_a_gpu_that_an_operator_took_out_speaks_against_the_new_driver(world):
     quarantine.cordon(GPUS[0].uuid, "swapping the fan")
     world.fails = {NEW.version: BAD}
-    with pytest.raises(UpgradeError, match="is back and passed"):
+    with pytest.raises(UpgradeError, match=r"Rolled back .* passed"):
         upgrade(world)
 
 
 @pytest.mark.parametrize("passes", [False, True])
 def test_packages_that_do_not_come_leave_the_old_driver(world, passes):
     world.install_errors = {NEW.version: PackageError("no space left", passes=passes)}
-    with pytest.raises(UpgradeError, match=r"failed: no space left. 580.65.06 of .* is back and"):
+    with pytest.raises(UpgradeError, match=r"failed: no space left. Rolled back to 580.65.06 of"):
         upgrade(world)
     assert is_done(world, OLD)
     assert "reload" not in world.steps
@@ -80,7 +81,7 @@ def test_packages_that_do_not_come_leave_the_old_driver(world, passes):
 
 def test_modules_that_can_not_be_loaded_bring_the_old_driver_back(world):
     world.load_errors = {NEW.version: PackageError("Key was rejected by service")}
-    with pytest.raises(UpgradeError, match=r"Key was rejected by service.* is back and passed"):
+    with pytest.raises(UpgradeError, match=r"Key was rejected by service.* Rolled back .* passed"):
         upgrade(world)
     assert is_done(world, OLD)
 
@@ -90,9 +91,9 @@ def test_without_a_release_of_concourse_the_new_driver_waits_for_its_test(
 ):
     monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
     shown = upgrade(world)
-    why = "the self-test needs Concourse's runc, and there is no release of Concourse yet"
-    assert shown["self-test"] == f"incomplete: {why}"
-    assert shown["next"].endswith("gpu-selftest level=isolation brings the GPUs back")
+    why = "the self-test needs Concourse's runc, and Concourse is not installed yet"
+    assert shown["state"] == f"self-test incomplete: {why}"
+    assert shown["next"].endswith("gpu-selftest level=isolation")
     assert world.installed == NEW
     assert walk.said().endswith(driver_record.Step.TEST.value)
     monkeypatch.setattr(release, "CURRENT", tmp_path)
@@ -107,14 +108,14 @@ def test_a_self_test_that_ends_without_a_verdict_brings_the_old_driver_back(worl
         return world.follow(*_)
 
     monkeypatch.setattr(service, "follow", hang)
-    with pytest.raises(UpgradeError, match=r"out of time.* is back and passed"):
+    with pytest.raises(UpgradeError, match=r"out of time.* Rolled back .* passed"):
         upgrade(world)
     assert is_done(world, OLD)
 
 
 def test_where_both_fail_it_says_so_and_ends(world):
     world.fails = {NEW.version: BAD, OLD.version: BAD}
-    with pytest.raises(UpgradeError, match=r"Going back failed too: with 580.65.06 .*, grant"):
+    with pytest.raises(UpgradeError, match=r"The rollback failed too: with 580.65.06 .*, grant"):
         upgrade(world)
     assert world.installed == OLD
     assert world.quarantined() == {GPUS[0].uuid: "grant"}
@@ -125,7 +126,7 @@ def test_where_the_old_packages_are_gone_the_new_ones_stay_and_gpus_are_out(worl
     world.fails = {NEW.version: BAD}
     gone = PackageError("the archives have no nvidia-utils-580-server 580.65.06")
     world.install_errors = {OLD.version: gone}
-    with pytest.raises(UpgradeError, match=r"Going back failed too: .*the archives have no"):
+    with pytest.raises(UpgradeError, match=r"The rollback failed too: .*the archives have no"):
         upgrade(world)
     assert settle(world) is False
     assert GPUS[0].uuid in world.quarantined()
@@ -134,14 +135,16 @@ def test_where_the_old_packages_are_gone_the_new_ones_stay_and_gpus_are_out(worl
 def test_a_way_back_that_is_closed_for_now_is_gone_at_the_next_event(world):
     world.fails = {NEW.version: BAD}
     world.install_errors = {OLD.version: PackageError("apt is locked", passes=True)}
-    with pytest.raises(UpgradeError, match=r"apt is locked: .*going back: installing, which the"):
+    with pytest.raises(
+        UpgradeError, match=r"apt is locked: .*rolling back: installing continues at"
+    ):
         upgrade(world)
     with pytest.raises(PackageError):
         settle(world)
     world.install_errors = {}
     assert settle(world) is True
     assert is_done(world, OLD)
-    assert "taken back" in walk.said()
+    assert "rolled back" in walk.said()
 
 
 @pytest.mark.parametrize("goes_back", [False, True])
@@ -150,7 +153,9 @@ def test_modules_that_can_not_be_loaded_for_now_are_at_the_next_event(world, goe
     world.fails = {NEW.version: BAD} if goes_back else {}
     error = PackageError("modprobe -r nvidia ran out of time", passes=True)
     world.load_errors = {target.version: error}
-    with pytest.raises(UpgradeError, match=r"out of time: .*: loading, which the charm's next"):
+    with pytest.raises(
+        UpgradeError, match=r"out of time: .*: loading continues at the charm's next"
+    ):
         upgrade(world)
     with pytest.raises(PackageError):
         settle(world)
@@ -182,9 +187,9 @@ def test_a_worker_that_fails_as_a_whole_speaks_against_the_driver_without_gpus_t
 
 
 def test_a_gpu_that_could_not_be_tested_stays_out_until_a_test_passes(world):
-    world.prevented = Outcome.PREVENTED
+    world.prevented = Outcome.NOT_RUN
     shown = upgrade(world)
-    assert shown["self-test"] == "incomplete: prevented with 580.95.05"
+    assert shown["state"] == "self-test incomplete: not-run with 580.95.05"
     assert "juju run worker/0 gpu-selftest" in shown["next"]
     assert settle(world) is False
     assert len(world.quarantined()) == 2
@@ -199,7 +204,7 @@ def test_another_self_test_is_waited_for_and_proves_nothing(world, monkeypatch):
     """It may have begun before the driver was loaded."""
     with monkeypatch.context() as patch:
         patch.setattr(service, "wait_for_others", lambda _: "pid 7")
-        assert upgrade(world)["self-test"].startswith("incomplete: another self-test runs")
+        assert upgrade(world)["state"] == "self-test incomplete: a self-test still runs"
         assert settle(world) is False
     world.test()
     assert settle(world) is True

@@ -34,22 +34,22 @@ def worker(world, monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("worker")
 def test_the_action_ends_while_builds_run_and_says_how_it_goes_on(world):
-    shown = upgrade(world, minutes=0, timeout=HOURS)
-    assert shown["draining"] == "builds that have a part here"
+    shown = upgrade(world, wait=0, timeout=HOURS)
+    assert shown["state"] == "waiting for builds that use this worker"
     assert shown["next"].startswith(
-        "it goes on once no build is left, or after drain-timeout (2h)"
+        "the upgrade continues when no build is left, or after drain-timeout (2h)"
     )
     assert world.steps == []
     assert driver_record.read().step is Step.WAIT
     assert len(world.quarantined()) == 2
     assert settle(world) is False, "the next hook finds builds still"
     assert any(line.startswith("Draining (1 step left, 0m of 2h)") for line in world.said)
-    with pytest.raises(UpgradeError, match="it goes on at the charm's next event"):
-        action.preview(driver_world.WISH)
+    with pytest.raises(UpgradeError, match="It continues at the charm's next event"):
+        action.preview(driver_world.REQUEST)
 
 
 def test_a_hook_goes_on_when_the_worker_has_landed(world, worker):
-    upgrade(world, minutes=0, timeout=HOURS)
+    upgrade(world, wait=0, timeout=HOURS)
     worker.pid, worker.steps = 0, ()
     assert settle(world) is True
     assert is_done(world, NEW)
@@ -58,17 +58,19 @@ def test_a_hook_goes_on_when_the_worker_has_landed(world, worker):
 
 
 def test_it_goes_on_without_the_builds_after_the_time_out(world, worker):
-    upgrade(world, minutes=0, timeout=HOURS)
+    upgrade(world, wait=0, timeout=HOURS)
     worker.now += HOURS
     assert settle(world) is True
     assert is_done(world, NEW)
-    assert any("goes on after 2h without these builds: step 4f0c" in line for line in world.said)
+    assert any(
+        "goes on after 2h and interrupts these builds: step 4f0c" in line for line in world.said
+    )
     assert "worker.halt" in worker.calls
 
 
 def test_resume_gives_it_up(world, worker):
-    upgrade(world, minutes=0, timeout=HOURS)
-    assert "given up" in drain.resume("worker/0")["state"]
+    upgrade(world, wait=0, timeout=HOURS)
+    assert "cancelled" in drain.resume("worker/0")["state"]
     assert "worker.take_up" in worker.calls
     assert settle(world) is True
     assert is_done(world, OLD)
@@ -76,7 +78,7 @@ def test_resume_gives_it_up(world, worker):
 
 
 def test_a_reboot_meanwhile_does_not_end_it(world, worker, monkeypatch):
-    upgrade(world, minutes=0, timeout=HOURS)
+    upgrade(world, wait=0, timeout=HOURS)
     worker.pid, worker.steps = 0, ()
     monkeypatch.setattr(drain_record, "boot", lambda: "second boot")
     assert settle(world) is True
@@ -85,5 +87,5 @@ def test_a_reboot_meanwhile_does_not_end_it(world, worker, monkeypatch):
 
 def test_an_idle_worker_that_no_web_sees_needs_no_drain(world, worker):
     worker.steps, worker.connected = (), False
-    assert upgrade(world, minutes=0, timeout=HOURS)["self-test"] == "passed"
+    assert upgrade(world, wait=0, timeout=HOURS)["state"].startswith("self-test passed")
     assert "worker.land" not in worker.calls

@@ -6,7 +6,7 @@ from ci.concourse import release
 from ci.concourse.web import local_postgresql, web
 from ci.concourse.worker import container_network, worker
 from effects import Effects, equip
-from gpu_agent.availability import cordons
+from gpu_agent.availability import external_use
 from gpu_agent.engines import registry
 from gpu_agent.gpu_run import service as gpu_run_service
 from gpu_agent.health import service as health_service
@@ -22,7 +22,7 @@ def test_each_call_is_that_of_its_part():
         "forward": container_network.ensure,
         "install_runtime": install.apply,
         "mount": task_mounts.ensure,
-        "cordon": cordons.ensure,
+        "record_unavailable": external_use.ensure,
         "register_engines": registry.ensure,
         "test": selftest.ensure,
         "watch": health_watch.ensure,

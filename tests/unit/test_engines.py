@@ -23,7 +23,7 @@ from machine import files, systemd
 from machine import process as machine_process
 from machine.process import Completed
 from plan import plan
-from tests.unit.situations import gpu_unit, refused, state, tsa
+from tests.unit.situations import gpu_unit, state, tsa
 
 OURS = {"path": "/opt/gpu-ci/engines/gpu-ci"}
 # How people set such files out.
@@ -103,14 +103,18 @@ def test_another_key_and_back(text, default):
 @pytest.mark.parametrize(
     ("text", "default", "said"),
     [
-        ("[]", False, "is no JSON object"),
-        ('{"debug": true', False, "is no JSON"),
-        ("{} // mine", False, "is no JSON"),
-        ('{"runtimes": {}, "runtimes": {"x": {}}}', False, "it says 'runtimes' twice"),
-        ('{"runtimes": {"gpu-ci": {"path": "/other"}}}', False, "has a runtime gpu-ci of its own"),
-        ('{"runtimes": []}', False, "has a runtime gpu-ci of its own"),
-        ('{"default-runtime": "nvidia"}', True, "default runtime to nvidia: take that out"),
-        ('{"default-runtime": "runc"}', True, "default runtime to runc: take that out"),
+        ("[]", False, "is not a JSON object"),
+        ('{"debug": true', False, "is not JSON"),
+        ("{} // mine", False, "is not JSON"),
+        ('{"runtimes": {}, "runtimes": {"x": {}}}', False, "it has 'runtimes' twice"),
+        (
+            '{"runtimes": {"gpu-ci": {"path": "/other"}}}',
+            False,
+            "has another runtime named gpu-ci",
+        ),
+        ('{"runtimes": []}', False, "has another runtime named gpu-ci"),
+        ('{"default-runtime": "nvidia"}', True, "default runtime to nvidia: remove that"),
+        ('{"default-runtime": "runc"}', True, "default runtime to runc: remove that"),
     ],
 )
 def test_what_is_there_is_never_overwritten(site, text, default, said):
@@ -244,7 +248,7 @@ def test_podman_has_a_file_of_ours(site):
     ("text", "said"),
     [
         ('[engine]\nruntime = "kata"\n', "default runtime to kata"),
-        ('[engine.runtimes]\ngpu-ci = ["/other"]\n', "a runtime gpu-ci of its own"),
+        ('[engine.runtimes]\ngpu-ci = ["/other"]\n', "another runtime named gpu-ci"),
         ("[engine", "cannot be read"),
     ],
 )
@@ -278,7 +282,7 @@ def rooms_of_engines(monkeypatch):
 
 
 def test_only_named_engines_know_it(rooms_of_engines):
-    registration.ensure(EnginesPlan(("podman",), default=True))
+    registration.ensure(EnginesPlan(("podman",), ("podman",)))
     registration.ensure(EnginesPlan(("docker",), nvidia=False))
     assert rooms_of_engines == [
         ("front.apply", True), ("podman.ensure", True), ("docker.remove",), ("unit.remove",),
@@ -362,12 +366,12 @@ def test_what_is_planned():
 
     assert planned() is None
     assert planned(**{"container-engines": "docker, podman"}) == EnginesPlan(("docker", "podman"))
-    on = {"container-engines": "podman", "engine-default-runtime": True}
-    assert planned(**on) == EnginesPlan(("podman",), default=True)
+    on = {"container-engines": "podman=default"}
+    assert planned(**on) == EnginesPlan(("podman",), ("podman",))
     assert planned(**on, **{"enable-gpu": False}) is None
     assert planned(**{"container-engines": "lxd"}) is Keep.AS_IS
-    said = "container-engines 'lxd' is unknown: use podman or docker"
-    assert refused(container_engines="podman,lxd").startswith(said)
+    one = {"container-engines": "podman, docker=default"}
+    assert planned(**one) == EnginesPlan(("podman", "docker"), ("docker",))
 
 
 def test_members_are_told_as_json_tells_them():
@@ -379,10 +383,10 @@ def test_members_are_told_as_json_tells_them():
 
 def test_an_engine_that_can_not_have_it_stops_no_task(context, rooms):
     def refuse(_):
-        raise EngineError("daemon.json is no JSON: repair it")
+        raise EngineError("daemon.json is not JSON: repair it")
 
     rooms.hand_in(register_engines=refuse)
     on = {"enable_gpu": True, "container_engines": "docker"}
     after = context.run(context.on.config_changed(), state(relations=[tsa()], **on))
-    assert after.unit_status == testing.BlockedStatus("daemon.json is no JSON: repair it")
+    assert after.unit_status == testing.BlockedStatus("daemon.json is not JSON: repair it")
     assert {"runtime.apply", "worker.apply"} <= set(rooms.calls)

@@ -47,7 +47,7 @@ OUT = [
     (lambda w: w.event(fault="ras", source=Source.COUNTER), "ras", "uncorrected RAS error",
      "isolation", "memory error that could not be corrected"),
     (lambda w: w.event(fault="wedged", source=Source.COUNTER), "wedged", "wedged", "isolation",
-     "its driver has given it up"),
+     "its driver has declared it wedged"),
 ]  # fmt: skip
 
 

@@ -82,15 +82,15 @@ def test_an_xid_that_a_gpu_works_on_after_changes_nothing(code):
     assert world.event(code) == world.kernel(code) == world.looks(10) == []
 
 
-def test_rows_that_wait_for_a_reset_are_no_failure():
-    world = World()
+@pytest.mark.parametrize("recovery", ["none", "reboot"])
+def test_rows_that_wait_for_a_reset_are_no_failure(recovery):
+    world = World(recovery=recovery)
     assert kinds(world.looks(200, remap_pending=True)) == [Retest]
     assert world.of(Retest)[0].level == "quick"
 
 
-@pytest.mark.parametrize("recovery", ["reset", "reboot"])
-def test_where_a_reset_is_allowed_the_gpu_waits_for_it_when_it_is_idle(recovery):
-    world = World(recovery=recovery)
+def test_where_a_reset_is_allowed_the_gpu_waits_for_it_when_it_is_idle():
+    world = World(recovery="reset")
     world.hold("a", 0)
     assert world.looks(20, remap_pending=True) == []
     world.holdings = None
@@ -180,13 +180,13 @@ def test_who_observes_decides_as_ever_and_goes_on():
 def test_what_was_only_observed_is_taken_out_once_it_is_to_be():
     world = World(mode="observe")
     world.looks(5, recovery_action=1, ecc_uncorrected=2)
-    world.policy = World(mode="on").policy
+    world.policy = World(mode="enabled").policy
     world.restart()
     assert TakeOut in kinds(world.look())
 
 
 def test_off_is_off():
-    world = World(mode="off")
+    world = World(mode="disabled")
     assert world.event(79) == world.look(failure="GPU is lost") == world.hang(5) == []
 
 

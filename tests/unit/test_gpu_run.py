@@ -19,7 +19,8 @@ from gpu_agent import install as app
 from gpu_agent.gpu_run import __main__ as gpu_run_main
 from gpu_agent.gpu_run import client, request, service
 from gpu_agent.gpu_run.caller import GoneError
-from gpu_agent.gpu_run.request import BadRequestError, Request
+from gpu_agent.gpu_run.request import Request
+from gpu_runtime.refusal import Refused
 from machine import process, systemd_transient
 from options.part import Part
 from parts import gpu_run as parts_gpu_run
@@ -64,7 +65,7 @@ def test_a_request(changed, found):
     ],
 )  # fmt: skip
 def test_what_is_none(changed):
-    with pytest.raises(BadRequestError):
+    with pytest.raises(Refused):
         read(**changed)
 
 
@@ -72,7 +73,7 @@ def test_what_is_none(changed):
     "data", [b"", b"{", b"null", b"[]", b'"x"', b"\xff", b"[" * 4000, b"1e999"]
 )
 def test_what_is_no_object_either(data):
-    with pytest.raises(BadRequestError):
+    with pytest.raises(Refused):
         request.parse(data, "n")
 
 
@@ -82,7 +83,7 @@ def test_the_option():
         assert parse(gpu_run_group=f" {name} ").gpu_run_group == name
     for name in ("two words", "-x", "7", "a:b", "x" * 32, "a,b", "x\n[Service]", "%i", "$x"):
         assert refused(gpu_run_group=name) == (
-            f"gpu-run-group {name!r} is no group's name: use one such as gpu-users, or leave it "
+            f"gpu-run-group {name!r} is not a group name: use one such as gpu-users, or leave it "
             "empty for no gpu-run"
         )
 
@@ -101,7 +102,7 @@ def test_a_gpu_by_two_names_is_one(monkeypatch, tmp_path):
         ("_acquire", acquire),
     ):
         monkeypatch.setattr(gpu_run_main.Run, name, call)
-    monkeypatch.setattr(gpu_run_main.wrapper, "LOG", tmp_path / "oci.log")
+    monkeypatch.setattr(gpu_run_main.paths, "LOG", tmp_path / "oci.log")
     caller = types.SimpleNamespace(user="alice", check_place=lambda: None)
     with pytest.raises(GoneError):
         gpu_run_main.Run(caller, Request(gpus=2, named=("0", "gpu-7C22"))).done()
@@ -222,7 +223,7 @@ def test_a_bad_option_leaves_it_as_it_is(systemd, part):
 def test_a_group_that_is_not_there_is_said_with_the_remedy(systemd):
     with pytest.raises(service.GpuRunError, match="sudo groupadd --system no-such-group") as told:
         ensure(with_group("no-such-group"))
-    assert "which gpu-run-group names" in str(told.value)
+    assert "of gpu-run-group does not exist" in str(told.value)
     assert not systemd.units
 
 
@@ -276,14 +277,15 @@ def call(*words, answers=(), env=None, first=None):
         return done, heard
 
 
+NO = {"event": "refused", "code": "too-few-gpus", "text": "no"}
 GRANTED = {"event": "granted", "text": "", "environment": {"GPU_COUNT": "1", "MINE": "y"}}
 
 
 def test_the_command_takes_its_place_with_the_variables():
-    waits = {"event": "waiting", "text": "waiting for 1 GPU: 1st in line"}
+    waits = {"event": "waiting", "text": "waiting for 1 GPU: position 1 in the queue"}
     done, heard = call("sh", "-c", "echo $GPU_COUNT $MINE; exit 9", answers=[waits, GRANTED])
     assert (done.returncode, done.stdout) == (9, "1 y\n")
-    assert done.stderr == "gpu-run: waiting for 1 GPU: 1st in line\n"
+    assert done.stderr == "gpu-run: waiting for 1 GPU: position 1 in the queue\n"
     assert heard == [{**ASKED, "command": "sh"}]
 
 
@@ -300,10 +302,10 @@ def test_what_it_asks_for():
         __file__,
         "--secret",
     ]
-    _, heard = call(*words, answers=[{"event": "refused", "text": "no"}])
+    _, heard = call(*words, answers=[NO])
     named = f"sh {os.path.basename(__file__)}"
     assert heard == [{**ASKED, "gpus": 2, "any": True, "timeout": 1800, "command": named}]
-    _, heard = call("--gpu", "0", "--gpu", "GPU-x", "--timeout", "none", "true", answers=[GRANTED])
+    _, heard = call("--gpu", "0", "--gpu", "GPU-x", "--timeout", "7d", "true", answers=[GRANTED])
     assert heard == [{**ASKED, "named": ["0", "GPU-x"], "timeout": 604800, "command": "true"}]
 
 
@@ -315,22 +317,22 @@ def test_a_word_that_no_file_can_be_called_is_a_word():
 
 
 def test_a_refusal_may_come_before_it_has_asked_and_to_a_list():
-    refusal = {"event": "refused", "text": "you wait 8 times already"}
+    refusal = {"event": "refused", "code": "gpu-run-user-limit", "text": "8 times"}
     for words in (["true"], ["--list"]):
         done, _ = call(*words, answers=[], first=refusal)
-        assert (done.returncode, done.stderr) == (125, "gpu-run: you wait 8 times already\n")
-    done, _ = call("--list", answers=[{"event": "refused", "text": "damaged"}])
-    assert (done.returncode, done.stderr) == (125, "gpu-run: damaged\n")
+        assert (done.returncode, done.stderr) == (125, "gpu-run: gpu-run-user-limit: 8 times\n")
+    done, _ = call("--list", answers=[NO])
+    assert (done.returncode, done.stderr) == (125, "gpu-run: too-few-gpus: no\n")
 
 
 @pytest.mark.parametrize(
     ("answers", "status", "text"),
     [
-        ([{"event": "refused", "text": "no"}], 125, "gpu-run: no\n"),
-        ([{"event": "refused", "text": "no", "expired": True}], 124, "gpu-run: no\n"),
-        ([], 125, "gpu-run: the service has ended the connection"),
-        ([{"event": "granted"}], 125, "gpu-run: the service said KeyError('text')"),
-        ([["x"]], 125, "gpu-run: the service said TypeError"),
+        ([NO], 125, "gpu-run: too-few-gpus: no\n"),
+        ([{**NO, "code": "wait-timeout"}], 124, "gpu-run: wait-timeout: no\n"),
+        ([], 125, "gpu-run: gpu-run-unreachable: "),
+        ([{"event": "granted"}], 125, "gpu-run: internal-error: "),
+        ([["x"]], 125, "gpu-run: internal-error: "),
     ],
 )
 def test_what_it_says_where_it_can_not(answers, status, text):
@@ -344,13 +346,16 @@ def test_what_it_says_where_it_can_not(answers, status, text):
     [
         ([], "give a command to run, or --list"),
         (["--list", "true"], "give a command to run, or --list"),
-        (["--gpus", "0", "true"], "'0' is no number of GPUs: use 1 to 128, or all"),
-        (["--gpus", "9" * 50, "true"], "is no number of GPUs"),
-        (["--gpus", "²", "true"], "is no number of GPUs"),
+        (["--gpus", "0", "true"], "'0' is not a number of GPUs: use 1 to 128, or all"),
+        (["--gpus", "9" * 50, "true"], "is not a number of GPUs"),
+        (["--gpus", "²", "true"], "is not a number of GPUs"),
         (["--gpus", "all", "--gpu", "0", "true"], "--gpu names the GPUs"),
         (["--gpu", "0", "--any", "true"], "--gpu names the GPUs"),
-        (["--timeout", "soon", "true"], "'soon' is no time: use one such as 90, 30m, 2h, none"),
-        (["--timeout", "8d", "true"], "'8d' is no time"),
+        (["--timeout", "soon", "true"], "'soon' is not a duration up to 7d: use one such as 90s"),
+        (["--timeout", "8d", "true"], "'8d' is not a duration"),
+        (["--timeout", "90", "true"], "'90' is not a duration"),
+        (["--timeout", "", "true"], "'' is not a duration"),
+        (["--timeout", "1m1h", "true"], "'1m1h' is not a duration"),
         (["--time", "1", "true"], "unrecognized arguments"),
     ],
 )

@@ -56,10 +56,13 @@ def test_a_line(tmp_path, decision):
     assert line == {
         "container": "ID",
         "kind": "task",
+        "who": "",
         "asked": 2,
         "granted": ["GPU-0", "MIG-1"],
         "waited_ms": 1204,
+        "named": [],
         "decided_ms": 0.31,
+        "code": "",
         "reason": 'no\nline "break"',
     }
     assert (tmp_path / "oci.log").stat().st_mode & 0o777 == 0o640

@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 from gpu_runtime import environment
 from gpu_runtime.environment import DOORS, LOADER, NARROWING, Variables
 from gpu_runtime.refusal import Refused
+from tests.unit.refusals import refuses
 
 BORDER = "ATC_EXTERNAL_URL=http://127.0.0.1:8080"
 IDS = ["GPU-00000000-1111-2222-3333-444444444444", "MIG-0000000a-5555-6666-7777-888888888888"]
@@ -76,9 +77,9 @@ def test_a_word_that_is_no_border():
 
 
 def test_two_borders_are_refused():
-    with pytest.raises(Refused, match="ATC_EXTERNAL_URL is set more than once") as caught:
+    with refuses("reserved-variable") as caught:
         Variables(["ATC_EXTERNAL_URL=a", "ATC_EXTERNAL_URL=b"])
-    assert "remove it from the image's variables and the task's params" in str(caught.value)
+    assert "ATC_EXTERNAL_URL is reserved by Concourse" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NARROWERS)
@@ -107,15 +108,13 @@ def test_an_author_may_narrow(name, value, count):
     ],
 )
 def test_an_author_names_more(name, value, item):
-    with pytest.raises(Refused) as caught:
+    with refuses("gpu-index-invalid") as caught:
         Variables([BORDER, f"{name}={value}"]).check_narrowing(2, IDS)
-    said = str(caught.value)
-    assert f"{name} '{value}' names '{item}'" in said
-    assert "counted from 0; the param GPU_COUNT asks for more" in said
+    assert str(caught.value).startswith(f"{name}={value}: '{item}' does not exist, because ")
 
 
 def test_numbers_without_end_are_refused_in_few_words():
-    with pytest.raises(Refused, match="CUDA_VISIBLE_DEVICES '11") as caught:
+    with refuses("gpu-index-invalid") as caught:
         Variables([BORDER, "CUDA_VISIBLE_DEVICES=" + "1" * 5000]).check_narrowing(1, [])
     assert len(str(caught.value)) < 400
 
@@ -123,9 +122,9 @@ def test_numbers_without_end_are_refused_in_few_words():
 def test_ids_that_are_not_known_yet_pass_and_indexes_do_not():
     variables = Variables([BORDER, "CUDA_VISIBLE_DEVICES=GPU-77,0"])
     variables.check_narrowing(1, [])
-    with pytest.raises(Refused, match="names 'GPU-77'"):
+    with refuses("gpu-index-invalid"):
         variables.check_narrowing(1, IDS[:1])
-    with pytest.raises(Refused, match="names '1'"):
+    with refuses("gpu-index-invalid"):
         Variables([BORDER, "HIP_VISIBLE_DEVICES=0,1"]).check_narrowing(1, [])
 
 

@@ -140,7 +140,7 @@ def test_without_cpythons_private_half_json_itself_takes_its_place(monkeypatch):
     [
         ('{"mounts":[],"mounts":[]}', "a name twice"),
         ('{"Mounts":[]}', "'Mounts'"),
-        ('{"mount\u017f":[]}', "another one but for its case"),
+        ('{"mount\u017f":[]}', "a known name in another case"),
         ('{"linux":{"resources":{"devices":[{"alloW":true}]}}}', "'alloW'"),
         ('{"annotations":{"a":{"Env":1}}}', "'Env'"),
     ],

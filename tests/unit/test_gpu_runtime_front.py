@@ -161,15 +161,12 @@ def test_a_start_in_one_go_brings_no_gpu_and_is_refused(rig, name, flags, comman
     rig.spec(name)
     before = rig.config.read_bytes()
     assert rig.call(command, *(flag.replace("B", str(rig.bundle)) for flag in flags), "ID") == 1
-    assert rig.refusal == (
-        f"gpu-ci-worker: this task needs a GPU and was started by `runc {command}`, which brings "
-        "none in: the worker's operator must have it started by containerd "
-        "(CONCOURSE_RUNTIME=containerd)"
-    )
+    assert rig.code == "start-unsupported"
     assert rig.config.read_bytes() == before
     assert not rig.store.exists(), "no lease is taken for what does not start"
     (line,) = rig.decisions
     assert (line["container"], line["kind"], line["granted"]) == ("ID", "task", [])
+    assert line["code"] == "start-unsupported"
 
 
 @pytest.mark.parametrize("command", ["run", "restore"])
@@ -195,7 +192,7 @@ def test_a_start_in_one_go_without_a_policy_is_refused(rig):
     rig.spec("task")
     rig.policy_path.unlink()
     assert rig.call("run", "--bundle", rig.bundle, "ID") == 1
-    assert f"may get: {rig.policy_path} cannot be used" in rig.refusal
+    assert rig.code == "policy-unreadable"
 
 
 def test_only_a_text_that_looks_like_a_task(rig):
@@ -213,8 +210,8 @@ def test_a_missing_back_end_is_named(front):
     front.spec("task")
     assert front.create() == 1
     assert front.refusal == (
-        f"gpu-ci-worker: {front.lib} is missing, so this task can't have its GPU: "
-        "the worker gets it again within minutes: run it again then"
+        f"gpu-ci-worker: runtime-damaged: {front.lib} is missing on this worker. The charm "
+        "restores it within 5 minutes; rerun the step then"
     )
 
 
@@ -234,7 +231,7 @@ def test_a_missing_runc_is_named(rig):
     (rig.folder / "real" / "runc").unlink()
     rig.spec("get")
     assert rig.create() == 1
-    assert rig.refusal.startswith(f"gpu-ci-worker: {rig.folder}/real/runc is missing")
+    assert rig.refusal.startswith(f"gpu-ci-worker: runtime-missing: {rig.folder}/real/")
 
 
 def test_nothing_needs_stdout_or_stderr(rig):

@@ -13,12 +13,12 @@ from gpu_runtime import lease_scheduler as leases
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import CONTAINER, JOB, Holder, Table, names_container, readable
+from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, Holder, Table, names_container, readable
 from gpu_runtime.policy import Policy
 from gpu_runtime.queue_messages import Place
-from gpu_runtime.refusal import Refused
 from tests.unit.grants import NVIDIA, content
 from tests.unit.recorded_trees import SHELL
+from tests.unit.refusals import refuses
 from tests.unit.wrapper_rig import GPUS
 
 IDS = [device.id for device in NVIDIA.devices]
@@ -249,25 +249,25 @@ def test_a_lease_tells_its_kind_and_who_it_is(shelf):
 
 
 @pytest.mark.parametrize("kind", [CONTAINER, JOB])
-def test_others_are_refused_in_the_same_sentences(shelf, kind):
+def test_others_are_refused_for_the_same_reasons(shelf, kind):
     machine = Machine("train", "step")
     acquire(shelf, machine, "train", who='docker container "train"', kind=CONTAINER)
     machine.clock += 720
-    with pytest.raises(Refused) as caught:
+    with refuses("wait-timeout") as caught:
         acquire(shelf, machine, "late", named=IDS[:1], kind=kind)
     assert str(caught.value).startswith(
-        f'this {kind} waited 0 s for GPU 0: GPU 0 is in use by docker container "train" for '
-        "12 min. Try again later; if it happens often"
+        "timed out after 0 s waiting for GPU 0. In use: GPU 0 by docker container "
+        '"train" for 12 min. Try again later'
     )
-    with pytest.raises(Refused) as caught:
+    with refuses("too-few-gpus") as caught:
         acquire(shelf, machine, "large", count=3, kind=kind)
     assert str(caught.value) == (
-        f"this {kind} needs 3 GPUs, and this worker has 2 GPUs: ask for fewer"
+        f"this {NOUNS[kind]} needs 3 GPUs; this worker has 2 available. Request fewer GPUs"
     )
-    with pytest.raises(Refused) as caught:
+    with refuses("gpu-not-offered") as caught:
         acquire(shelf, machine, "odd", named=["GPU-x"], kind=kind)
     assert str(caught.value).startswith(
-        f"this {kind} asks for GPU GPU-x, which {kind}s on this worker do not get: there is GPU 0"
+        f"GPU GPU-x is not offered to {NOUNS[kind]}s on this worker. Available: GPU 0 ("
     )
 
 
@@ -284,7 +284,7 @@ def test_who_waits_is_told_where_it_stands(shelf):
 
     acquire(shelf, machine, "late", told=look)
     words = (
-        "1st in line; concourse task step holds GPU 0, 12 min; "
+        "position 1 in the queue; concourse task step holds GPU 0, 12 min; "
         'podman container "train" holds GPU 1, 12 min'
     )
     assert told == [(words, 1, ["step", "train"])] * 2
@@ -303,14 +303,15 @@ def test_who_waits_reads_what_is_being_handed_over(shelf):
         machine.clock += 30 if len(told) == 1 else leases.LONGEST_LOOK
 
     acquire(shelf, machine, "late", told=look)
-    held = "1st in line; concourse task step holds GPU 0, 0 s; "
-    assert told[0] == f'{held}GPU 1 goes on from podman container "train"'
+    held = "position 1 in the queue; concourse task step holds GPU 0, 0 s; "
+    assert told[0] == f'{held}podman container "train" is releasing GPU 1'
     assert "late" in shelf.read().holders
     with shelf as table:
         table.holders["late"].handing = (2, 2), machine.clock
-    with pytest.raises(Refused, match="GPU 1 goes on from job late") as caught:
+    with refuses("wait-timeout") as caught:
         acquire(shelf, machine, "later")
-    assert "GPU 0 is in use by concourse task step for " in str(caught.value)
+    assert "GPU 1 is being released by gpu-run command late" in str(caught.value)
+    assert "GPU 0 by concourse task step for " in str(caught.value)
 
 
 def test_who_hangs_up_waits_no_more(shelf):
@@ -328,16 +329,12 @@ def test_who_hangs_up_waits_no_more(shelf):
     assert [*shelf.read().holders] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("number", "word"),
-    [(0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (11, "12th"), (20, "21st")],
-)
-def test_places_are_counted_in_words(number, word):
+def test_a_position_counts_the_requests_that_came_before():
     table = Table({})
-    for place in range(number):
+    for place in range(2):
         table.waiters.append(leases.Waiter(f"w{place}", (1, 1), 1, 0))
-    wish = leases.Waiter("me", (2, 2), 1, 9)
-    assert Place(table, [], wish, 10).words == f"{word} in line"
+    waiter = leases.Waiter("me", (2, 2), 1, 9)
+    assert Place(table, [], waiter, 10).words == "position 3 in the queue"
 
 
 def test_what_is_over_is_given_back_at_once(shelf):
@@ -371,7 +368,7 @@ def test_a_process_comes_to_no_container_that_is_over(shelf):
     machine = Machine("train")
     acquire(shelf, machine, "train", kind=CONTAINER)
     machine.users.clear()
-    with pytest.raises(Refused, match="this container has ended, and its lease with it"):
+    with refuses("container-ended"):
         broker.resume(shelf, machine, policy, Decision("train"))
 
 

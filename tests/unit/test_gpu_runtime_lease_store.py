@@ -21,6 +21,7 @@ from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder, Waiter
 from gpu_runtime.refusal import Refused
 from tests.unit.grants import NVIDIA
+from tests.unit.refusals import refuses
 
 IDS = [device.id for device in NVIDIA.devices]
 HOLDER = Holder("/b", ["GPU-0"], [(1, 2)], exclusive=True, since=1).as_json()
@@ -168,7 +169,7 @@ def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
             raise fault
 
     with pytest.raises(Refused):
-        hold("refused", Refused("x"))
+        hold("refused", Refused("wait-timeout", "x"))
     with pytest.raises(OSError, match="x"):
         hold("failed", OSError("x"))
     assert [*leases.read().holders] == ["refused"]
@@ -205,10 +206,10 @@ def test_a_refusal_saves_what_was_found_and_a_fault_does_not(leases):
 def test_a_damaged_table_is_refused_with_the_remedy(folder, leases, text):
     record(leases, "ID", IDS[:1])
     (folder / "leases.json").write_text(text)
-    with pytest.raises(Refused) as caught, leases:
+    with refuses("lease-table-damaged") as caught, leases:
         pass
-    assert f"has which GPU: {folder}/leases.json is damaged (" in str(caught.value)
-    assert "remove that file: it is made anew" in str(caught.value)
+    assert f"{folder}/leases.json is damaged (" in str(caught.value)
+    assert "operator can remove that file" in str(caught.value)
     assert (folder / "leases.json").read_text() == text, "nothing is hidden from who looks"
     (folder / "leases.json").unlink()
     with leases as table:
@@ -246,10 +247,9 @@ def test_a_lost_table_and_a_damaged_record_refuse_in_words(folder, leases, text)
     record(leases, "one", IDS[:1])
     (folder / "containers" / "ID.json").write_text(text)
     (folder / "leases.json").unlink()
-    with pytest.raises(
-        Refused, match=r"containers/ID\.json, .* is made anew, is damaged .*end that container"
-    ):
+    with refuses("lease-table-damaged") as caught:
         leases.read()
+    assert "containers/ID.json, from which it is rebuilt, is damaged (" in str(caught.value)
 
 
 def test_an_error_at_a_record_is_not_its_absence(folder, leases, monkeypatch):
@@ -271,7 +271,7 @@ def test_a_lost_table_gives_no_gpu_to_a_hijack_that_somebody_else_has(folder, le
     record(leases, "over", IDS[:1])
     record(leases, "running", IDS[:1])
     (folder / "leases.json").unlink()
-    with pytest.raises(Refused, match="container running has it now"):
+    with refuses("gpu-given-back"):
         broker.resume(leases, Machine("running"), lambda: NVIDIA, Decision("over"))
 
 

@@ -351,7 +351,7 @@ BREACHES = {
         put(broker, "_keep", lambda *_: None), "self-test in quarantine", "grant",
     ),
     "quarantine is for nobody": (
-        put(Policy, "cordoned", lambda *_: {}), "self-test in quarantine", "grant",
+        put(Policy, "unavailable", lambda *_: {}), "self-test in quarantine", "grant",
     ),
     "what was reserved is kept": (
         put(reserve, "give_back", lambda *_: None), "self-test", "give back:",

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""policy.json: what can be followed, what is refused in words, and cordons."""
+"""policy.json: what can be followed, what is refused, and unavailable GPUs."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import pytest
 from gpu_runtime import policy
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused
-from tests.unit.grants import AMD_GPUS, INTEL_GPUS, MIG_GPUS, content
+from gpu_runtime.unavailable import Unavailable
+from tests.unit.grants import AMD_GPUS, INTEL_GPUS, MIG_GPUS, content, in_use
 from tests.unit.wrapper_rig import GPUS
 
 
@@ -76,15 +77,18 @@ def test_each_id_is_there_once():
         ({"gpus": [{**GPUS[0], "minor": "0"}]}, "minor is '0'"),
         ({"vendor": "acme"}, "vendor is 'acme', not nvidia or amd or intel"),
         ({"vendor": {}}, "vendor is {}"),
-        ({"nvidia_runtime": "runc"}, "'runc' is no absolute path"),
-        ({"config_home": ""}, "'' is no absolute path"),
+        ({"nvidia_runtime": "runc"}, "'runc' is not an absolute path"),
+        ({"config_home": ""}, "'' is not an absolute path"),
         ({"gpus": None}, "no device to hand out"),
-        ({"gpus": [None]}, "None is no GPU"),
-        ({"gpus": [{**GPUS[0], "index": "0"}]}, "no GPU that this wrapper can hand out"),
-        ({"gpus": [{**GPUS[0], "devices": []}]}, "where MIG is on, create MIG devices"),
+        ({"gpus": [None]}, "None is not a GPU"),
+        ({"gpus": [{**GPUS[0], "index": "0"}]}, "is not a GPU that can be handed out"),
+        ({"gpus": [{**GPUS[0], "devices": []}]}, "if MIG is on, create MIG devices"),
         ({"gpus": [{**GPUS[0], "nodes": ["/dev/nvidia0"]}]}, "GPU 0 has the device nodes"),
         ({"vendor": "amd", "gpus": [{**AMD_GPUS[0], "nodes": []}]}, "GPU 0 has the device nodes"),
-        ({"vendor": "amd", "gpus": [{**AMD_GPUS[0], "nodes": ["kfd"]}]}, "'kfd' is no absolute"),
+        (
+            {"vendor": "amd", "gpus": [{**AMD_GPUS[0], "nodes": ["kfd"]}]},
+            "'kfd' is not an",
+        ),
     ],
 )
 def test_what_cannot_be_followed(changes, words):
@@ -101,7 +105,7 @@ def test_what_cannot_be_followed(changes, words):
     ],
 )
 def test_what_could_mean_more_than_one_device(name):
-    with pytest.raises(ValueError, match="is no id of a GPU or MIG device"):
+    with pytest.raises(ValueError, match="is not an id of a GPU or MIG device"):
         Policy(content(gpus=[{**GPUS[0], "devices": [name]}]))
 
 
@@ -138,8 +142,9 @@ def test_a_file_that_cannot_be_followed_is_named_with_a_remedy(tmp_path, text):
     path.write_text(text)
     with pytest.raises(Refused) as caught:
         policy.read(str(path))
-    assert f"which GPUs tasks may get: {path} cannot be used (" in str(caught.value)
-    assert "it is written anew within minutes: run it again then" in str(caught.value)
+    assert caught.value.code == "policy-unreadable"
+    assert str(caught.value).startswith(f"GPU policy file {path} is unreadable (")
+    assert str(caught.value).endswith("rewrites it within 5 minutes; rerun the task then")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
@@ -148,8 +153,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         policy.read(str(tmp_path / "policy.json"))
 
 
+IN_USE = in_use("pid 4711 (python3)")
+
+
 @pytest.fixture
-def cordons(tmp_path):
+def folders(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b", tmp_path / "absent"]
     for folder in folders[:2]:
         folder.mkdir()
@@ -157,57 +165,58 @@ def cordons(tmp_path):
     return folders, found
 
 
-def test_a_cordon_is_on_all_devices_of_a_gpu(cordons):
-    folders, found = cordons
-    assert found.cordoned() == {}
-    reason = "in use outside CI: pid 4711 (python3)"
-    (folders[1] / f"{GPUS[0]['uuid']}.json").write_text(json.dumps({"reason": reason}))
-    assert found.cordoned() == dict.fromkeys(MIG_GPUS[0]["devices"], reason)
+def test_a_record_is_of_all_devices_of_a_gpu(folders):
+    folders, found = folders
+    assert found.unavailable() == {}
+    (folders[1] / f"{GPUS[0]['uuid']}.json").write_text(json.dumps(IN_USE.as_record()))
+    assert found.unavailable() == dict.fromkeys(MIG_GPUS[0]["devices"], IN_USE)
 
 
-def test_a_cordon_is_on_one_mig_device(cordons):
-    folders, found = cordons
-    (folders[0] / f"{MIG_GPUS[0]['devices'][1]}.json").write_text('{"reason": "dirty"}')
-    assert found.cordoned() == {MIG_GPUS[0]["devices"][1]: "dirty"}
+def test_a_record_may_be_of_one_mig_device(folders):
+    folders, found = folders
+    (folders[0] / f"{MIG_GPUS[0]['devices'][1]}.json").write_text(json.dumps(IN_USE.as_record()))
+    assert found.unavailable() == {MIG_GPUS[0]["devices"][1]: IN_USE}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"reason": 7}', '{"reason": ""}'])
-def test_a_cordon_counts_whatever_is_in_it(cordons, text):
-    folders, found = cordons
+def test_a_record_counts_whatever_is_in_it(folders, text):
+    folders, found = folders
     (folders[0] / f"{GPUS[1]['uuid']}.json").write_text(text)
-    assert found.cordoned() == {GPUS[1]["uuid"]: "out of use"}
+    (cause,) = found.unavailable().values()
+    assert (cause.kind, cause.code) == ("quarantined", "damaged-record")
 
 
-def test_a_cordon_that_ends_while_it_is_read_refuses_nobody(cordons, monkeypatch):
-    _, found = cordons
+def test_a_record_that_is_removed_while_it_is_read_refuses_nobody(folders, monkeypatch):
+    _, found = folders
     monkeypatch.setattr(os, "listdir", lambda _: [f"{GPUS[1]['uuid']}.json"])
-    assert found.cordoned() == {}
+    assert found.unavailable() == {}
 
 
-def test_what_is_no_cordon(cordons):
-    folders, found = cordons
+def test_other_files_are_not_records(folders):
+    folders, found = folders
     for name in (GPUS[1]["uuid"], f"{GPUS[1]['uuid']}.json.gpu-ci", ".json", "GPU-0.json"):
         (folders[0] / name).write_text("{}")
-    assert found.cordoned() == {}
+    assert found.unavailable() == {}
 
 
-def test_a_folder_of_cordons_that_cannot_be_read_is_no_empty_one(cordons):
-    folders, found = cordons
+def test_a_folder_of_records_that_cannot_be_read_is_no_empty_one(folders):
+    folders, found = folders
     folders[0].rmdir()
     folders[0].write_text("")
     with pytest.raises(OSError, match="Not a directory"):
-        found.cordoned()
+        found.unavailable()
 
 
 @pytest.mark.parametrize("by", ["self-test", "watch"])
-def test_what_a_self_test_or_the_watch_took_out_is_not_out_for_the_self_test(tmp_path, by):
+def test_the_self_test_may_have_what_it_or_the_health_service_took_out(tmp_path, by):
     for name, entry in (
-        (GPUS[0]["uuid"], {"reason": "Xid 79", "by": by}),
+        (GPUS[0]["uuid"], {"reason": "Xid 79", "check": "xid", "by": by}),
         (GPUS[1]["uuid"], {"reason": "fan", "by": "operator"}),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(entry))
     found = Policy(content(cordons=[str(tmp_path)]))
-    by_hand = {GPUS[1]["uuid"]: "cordoned by the operator: fan"}
-    assert found.cordoned("gpu-selftest-disjoint-0-a1b2c3") == by_hand
+    by_hand = {GPUS[1]["uuid"]: Unavailable("cordoned", "operator", "fan")}
+    by_fault = {GPUS[0]["uuid"]: Unavailable("quarantined", "xid", "Xid 79")}
+    assert found.unavailable("gpu-selftest-disjoint-0-a1b2c3") == by_hand
     for container in ("", "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f", "my-gpu-selftest-1"):
-        assert found.cordoned(container) == {GPUS[0]["uuid"]: "quarantined: Xid 79", **by_hand}
+        assert found.unavailable(container) == {**by_fault, **by_hand}

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Each refusal is in the words of whoever asks: no container and no job is told of a task."""
+"""Each refusal names the kind of the request: a gpu-run command is not called a task."""
 
 import os
 import signal
@@ -20,7 +20,8 @@ from gpu_runtime.grant import Grant
 from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused, failed
-from tests.unit.grants import AMD_GPUS, NVIDIA, content
+from gpu_runtime.unavailable import CORDONED, Unavailable
+from tests.unit.grants import AMD_GPUS, NVIDIA, content, in_use
 
 IDS = [device.id for device in NVIDIA.devices]
 ASKERS = pytest.mark.parametrize("kind", [CONTAINER, JOB])
@@ -40,7 +41,7 @@ def held(name, *gpus):
 
 
 def is_for(kind, text):
-    """Whether it is told to such a one: a task of Concourse's may be named, by its number."""
+    """Whether it is for this kind: a Concourse task may be named only as a holder."""
     return NOUNS[kind] in text and "task" not in text.replace("concourse task 4f0c", "")
 
 
@@ -49,22 +50,25 @@ def test_a_node_that_is_missing(kind):
     nodes = [{**AMD_GPUS[0], "nodes": ["/dev/no-such-node"]}]
     amd = Policy(content(vendor="amd", nvidia_runtime="", gpus=nodes))
     text = said(Grant, amd, amd.devices, kind)
-    assert text.startswith(f"this worker failed to give this {NOUNS[kind]} its GPU: [Errno 2] ")
+    assert text.startswith(f"this worker could not give this {NOUNS[kind]} its GPU: [Errno 2] ")
     assert is_for(kind, text)
-    assert said(Grant, amd, amd.devices) == text.replace(f"this {NOUNS[kind]}", "this task")
+    assert "; rerun the task then" in said(Grant, amd, amd.devices)
 
 
 @ASKERS
 def test_too_few_and_none_of_that_name(kind):
-    out = {IDS[0]: "cordoned by its operator"}
+    out = {IDS[0]: Unavailable(CORDONED, "operator", "swapping the fan")}
     for text in (
         str(line.too_few(kind, NVIDIA, {}, 9)),
         str(line.too_few(kind, NVIDIA, out, 2)),
-        str(line.too_few(kind, NVIDIA, dict.fromkeys(IDS, "dirty"), 1)),
-        str(line.not_here(kind, NVIDIA, out, IDS[:1])),
+        str(line.too_few(kind, NVIDIA, dict.fromkeys(IDS, in_use("pid 1 (x)")), 1)),
         str(line.not_here(kind, NVIDIA, {}, ["GPU-x"])),
     ):
         assert is_for(kind, text), text
+    named = line.not_here(kind, NVIDIA, out, IDS[:1])
+    assert named.code == "gpu-unavailable"
+    why = "cordoned by the operator: swapping the fan"
+    assert str(named).startswith(f"GPU {IDS[0]} is {why}. Available: GPU 1 (")
 
 
 def test_who_has_what_it_waited_for():
@@ -73,10 +77,9 @@ def test_who_has_what_it_waited_for():
     wish = Waiter("me", (1, 1), 1, 0)
     for kind in (CONTAINER, JOB):
         text = str(line.expired(kind, NVIDIA, leases, NVIDIA.devices, wish, 721.0))
-        assert "GPU 0 is in use by concourse task 4f0c for 12 min. Try again later" in text
-        assert is_for(kind, text)
+        assert "In use: GPU 0 by concourse task 4f0c for 12 min. Try again later" in text
     text = str(line.expired(STEP, NVIDIA, leases, NVIDIA.devices, wish, 721.0))
-    assert "by container 4f0c for 12 min (fly containers shows whose). Run it again" in text
+    assert "by container 4f0c for 12 min (see fly containers). Rerun the job" in text
 
 
 @ASKERS
@@ -95,10 +98,11 @@ def test_a_policy_that_can_not_be_read(kind, tmp_path, monkeypatch):
     path = tmp_path / "policy.json"
     path.write_text("{")
     text = said(policy.read, str(path), NOUNS[kind])
-    assert text.startswith(f"this worker can't tell which GPUs {NOUNS[kind]}s may get: {path} ")
+    assert text.startswith(f"GPU policy file {path} is unreadable (")
     monkeypatch.setattr(installed, "POLICY", path)
     asker = service.Run(types.SimpleNamespace(user="alice"), Request())
-    assert is_for(JOB, said(lambda: next(asker._policies())))
+    again = said(lambda: next(asker._policies()))
+    assert again.endswith(" within 5 minutes; run the command again then")
     signal.alarm(0)  # What ends a process of gpu-run that hangs.
 
 
@@ -116,13 +120,11 @@ def test_what_stands_in_a_containers_way(monkeypatch, tmp_path):
         failed(container),
     ):
         assert is_for(CONTAINER, text), text
-    assert "the variable GPU_COUNT" in said(
-        Variables.apart(["CUDA_VISIBLE_DEVICES=1"], []).check_narrowing, 1, IDS[:1]
-    )
 
 
 def test_a_refusal_is_one_printable_line_and_its_remedy_stands_last():
-    said = str(Refused(f"etc/ld.so.conf.d/\x1b[2J\n{'x' * 5000}\u202e: ask its operator"))
+    text = f"etc/ld.so.conf.d/\x1b[2J\n{'x' * 5000}\u202e: ask its operator"
+    said = str(Refused("worker-fault", text))
     assert said.isprintable()
     assert len(said) < 1300
     assert said.startswith("etc/ld.so.conf.d/?[2J?xxx")

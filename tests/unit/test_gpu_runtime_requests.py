@@ -83,7 +83,8 @@ def test_a_number_that_is_none_is_refused(rig, value):
     task(rig, f"GPU_COUNT={value}")
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    assert f"GPU_COUNT '{value}' is no number of GPUs: set this param to 0" in rig.refusal
+    assert rig.code == "gpu-count-invalid"
+    assert rig.decisions[0]["code"] == "gpu-count-invalid"
     assert rig.config.read_bytes() == before
     assert rig.decisions[0]["reason"] in rig.refusal
 
@@ -92,17 +93,16 @@ def test_more_than_the_worker_has_fails_at_once(rig):
     task(rig, "GPU_COUNT=3")
     rig.policy(wait_timeout=240)
     assert rig.create() == 1
-    assert (
-        "this task needs 3 GPUs, and this worker has 2 GPUs: set the param GPU_COUNT lower"
-        in rig.refusal
+    assert rig.refusal.endswith(
+        "too-few-gpus: this task needs 3 GPUs; this worker has 2 available. Lower GPU_COUNT, or "
+        "add the tag `gpu-count>=3` to run on a larger worker"
     )
-    assert rig.refusal.endswith("or give the step the tag gpu-count>=3")
 
 
 def test_a_privileged_task_gets_a_gpu_by_the_option_alone(rig):
     task(rig, "GPU_COUNT=1", name="task-privileged")
     assert rig.create() == 1
-    assert "such tasks get none on this worker" in rig.refusal
+    assert rig.code == "privileged-not-allowed"
     rig.log.unlink()
     rig.policy(privileged_tasks="gpu")
     assert rig.create() == 42
@@ -135,13 +135,12 @@ def test_who_holds_what_is_told_and_given_to_nobody(rig):
     task(rig)
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    said = rig.refusal
-    assert (
-        "this task waited 0 s for 1 GPU of this worker's 2: GPU 0 is in use by container FIRST "
-        "for 12 min, GPU 1 is in use by container SECOND for 12 min (fly containers shows whose)."
-    ) in said
-    assert "attempts" in said
-    assert "gpu-wait-timeout" in said
+    assert rig.refusal == (
+        "gpu-ci-worker: wait-timeout: timed out after 0 s waiting for 1 of 2 GPUs. In use: GPU 0 "
+        "by container FIRST for 12 min, GPU 1 by container SECOND for 12 min (see fly "
+        "containers). Rerun the job, or set `attempts: 3` on the step. If this is frequent, ask "
+        "the worker's operator for more workers or a longer gpu-wait-timeout"
+    )
     assert rig.config.read_bytes() == before
     assert json.loads((rig.store / "leases.json").read_text())["waiters"] == []
 
@@ -153,7 +152,7 @@ def test_a_table_made_anew_does_not_know_since_when(rig):
     (rig.store / "leases.json").write_text(json.dumps(table))
     task(rig)
     assert rig.create() == 1
-    assert "by container FIRST, GPU 1 is in use by container SECOND for 12 min (" in rig.refusal
+    assert "by container FIRST, GPU 1 by container SECOND for 12 min (" in rig.refusal
 
 
 def test_a_cordoned_gpu_is_given_to_nobody(rig):
@@ -166,10 +165,8 @@ def test_a_cordoned_gpu_is_given_to_nobody(rig):
     assert told(rig)["GPU_COUNT"] == "1"
     task(rig, "GPU_COUNT=2")
     assert rig.create() == 1
-    assert (
-        "this task needs 2 GPUs, and this worker has 1 GPU for tasks now "
-        f"(GPU 0 ({IDS[0]}) is in use outside CI: pid 4711 (python3))"
-    ) in rig.refusal
+    assert rig.code == "too-few-gpus"
+    assert "1 available, because GPU 0 is in use outside CI: pid 4711 (python3). " in rig.refusal
 
 
 @pytest.mark.parametrize("count", ["1", "all"])
@@ -179,7 +176,8 @@ def test_where_all_are_cordoned_nobody_waits(rig, count):
     rig.policy(wait_timeout=240)
     task(rig, f"GPU_COUNT={count}")
     assert rig.create() == 1
-    assert "this task needs 1 GPU, and this worker has 0 GPUs for tasks now" in rig.refusal
+    assert rig.code == "too-few-gpus"
+    assert "this task needs 1 GPU; this worker has 0 available, because " in rig.refusal
 
 
 def test_shared_gpus_are_not_shared_with_who_has_one_alone(rig):
@@ -191,7 +189,8 @@ def test_shared_gpus_are_not_shared_with_who_has_one_alone(rig):
     rig.hold(SELFTEST=IDS)
     task(rig)
     assert rig.create() == 1
-    assert "GPU 0 is in use by container SELFTEST" in rig.refusal
+    assert rig.code == "wait-timeout"
+    assert "GPU 0 by container SELFTEST" in rig.refusal
 
 
 @pytest.mark.parametrize(
@@ -203,9 +202,8 @@ def test_an_author_who_names_more_than_asked_for_is_refused(rig, param, item):
     task(rig, param, "GPU_COUNT=1")
     before = rig.config.read_bytes()
     assert rig.create() == 1
-    assert (
-        f"names '{item}', which this task does not have: it has 1, counted from 0" in rig.refusal
-    )
+    assert rig.code == "gpu-index-invalid"
+    assert f"'{item}' does not exist, because this task has 1 GPU, " in rig.refusal
     assert rig.config.read_bytes() == before
     assert rig.decisions[-1]["granted"] == []
     # Whatever it took meanwhile is nobody's.
@@ -219,7 +217,7 @@ def test_an_author_who_counts_wrong_does_not_wait_to_learn_it(rig):
     rig.policy(wait_timeout=240)
     task(rig, "CUDA_VISIBLE_DEVICES=0,1")
     assert rig.create() == 1
-    assert "names '1', which this task does not have" in rig.refusal
+    assert rig.code == "gpu-index-invalid"
 
 
 def test_an_image_narrows_nothing_and_an_author_what_is_his(rig):
@@ -313,6 +311,7 @@ def test_a_node_that_went_away_is_named(rig, nodes):
     task(rig)
     before = rig.config.read_bytes()
     assert rig.create() == 1
+    assert rig.code == "device-node-missing"
     assert nodes[0][1] in rig.refusal
     assert rig.config.read_bytes() == before
 
@@ -333,7 +332,7 @@ def test_a_start_in_one_go_is_refused_for_any_vendor(rig, nodes):
     amd(rig, nodes)
     task(rig)
     assert rig.call("run", "-b", rig.bundle, "ID") == 1
-    assert "started by `runc run`, which brings none in" in rig.refusal
+    assert rig.code == "start-unsupported"
 
 
 def test_the_journal_tells_of_each_decision(rig):
@@ -366,7 +365,7 @@ def test_a_journal_that_cannot_be_written_is_no_reason(rig, place):
     assert rig.exec(["A=b"]) == 42
     task(rig, "GPU_COUNT=9")
     assert rig.create() == 1
-    assert "this task needs 9 GPUs" in rig.refusal
+    assert rig.code == "too-few-gpus"
 
 
 @pytest.mark.parametrize("log", ["/dev/full", "/nowhere/log.json", "/proc/version", "/"])

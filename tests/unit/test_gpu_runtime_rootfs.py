@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from gpu_runtime import rootfs
-from gpu_runtime.refusal import Refused
 from tests.unit.grants import golden
+from tests.unit.refusals import refuses
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the mark must be a file of root's")
 
@@ -68,7 +68,7 @@ def test_a_volume_that_another_container_has_is_none_of_a_tasks(site, inner, use
     first = site.spec(shared / "rootfs" if user == "root" else site.volume("image") / "rootfs")
     first["mounts"].append({"destination": "/in", "source": str(shared), "type": "bind"})
     site.bundle("FIRST", first)
-    with pytest.raises(Refused, match="names files that container FIRST has"):
+    with refuses("rootfs-shared"):
         site.check("ID", f"{shared}/{inner}")
 
 
@@ -78,7 +78,7 @@ def test_of_two_that_share_a_volume_the_later_one_sees_the_other(site):
     configs = {name: site.spec(shared) for name in ("ONE", "TWO")}
     bundles = {name: site.bundle(name, config) for name, config in configs.items()}
     for name, config in configs.items():
-        with pytest.raises(Refused, match="and through them GPUs could be passed on"):
+        with refuses("rootfs-shared"):
             rootfs.check_origin(config, bundles[name])
 
 
@@ -97,7 +97,7 @@ def test_a_container_whose_init_is_gone_has_no_volume_any_more(site):
     site.bundle("FIRST", site.spec(shared / "rootfs"))
     for text in (str(os.getpid()), "", "x"):  # one without it is about to come to be
         pid_file.write_text(text)
-        with pytest.raises(Refused, match="names files that container FIRST has"):
+        with refuses("rootfs-shared"):
             rootfs.check_origin(site.spec(shared / "rootfs"), str(site.bundles / "ID"))
     gone = subprocess.Popen(["true"])
     gone.wait(10)
@@ -131,22 +131,18 @@ def test_any_other_folder_is_none_of_a_tasks(site, path):
     root = path if path.startswith("/") else site.folder / path
     if path == "volumes/live/x/volume":
         root = site.folder / "elsewhere" / path
-    with pytest.raises(Refused) as caught:
+    with refuses("rootfs-not-allowed"):
         site.check("ID", root)
-    assert "a folder of the worker's own" in str(caught.value)
-    assert "operator allows that folder by an empty file .gpu-ci-task-root in it" in str(
-        caught.value
-    )
 
 
 def test_a_link_leads_where_it_leads(site):
     image = site.volume("image")
     (image / "out").symlink_to(site.folder)
     (image / "other").symlink_to(site.volume("other") / "rootfs")
-    with pytest.raises(Refused, match="a folder of the worker's own"):
+    with refuses("rootfs-not-allowed"):
         site.check("ID", image / "out")
     site.bundle("FIRST", site.spec(site.live / "other" / "volume"))
-    with pytest.raises(Refused, match="container FIRST has"):
+    with refuses("rootfs-shared"):
         site.check("ID2", image / "other")
 
 
@@ -175,7 +171,7 @@ def test_the_operators_mark(site, tmp_path_factory, mode, owner, kind):
     if kind != "link":
         mark.chmod(mode)
         os.chown(mark, owner, owner)
-    with pytest.raises(Refused, match="a folder of the worker's own"):
+    with refuses("rootfs-not-allowed"):
         site.check("ID2", root)
 
 
@@ -185,7 +181,7 @@ def test_a_mark_within_concourses_own_folders_is_a_jobs(site):
     folder = site.folder / "overlays" / "x"
     folder.mkdir(parents=True)
     (folder / ".gpu-ci-task-root").touch(0o644)
-    with pytest.raises(Refused, match="a folder of the worker's own"):
+    with refuses("rootfs-not-allowed"):
         site.check("ID", folder)
 
 
@@ -215,7 +211,7 @@ class Image:
         rootfs.check_files({"root": {"path": "rootfs"}, "mounts": self.mounts}, self.bundle)
 
     def refusal(self):
-        with pytest.raises(Refused) as caught:
+        with refuses("image-special-file") as caught:
             self.check()
         return str(caught.value)
 
@@ -235,7 +231,7 @@ def test_files_and_what_is_missing_can_be_opened(image):
 @pytest.mark.parametrize("name", OPENED)
 def test_a_fifo_is_refused_by_name(image, name):
     os.mkfifo(image.root / name)
-    assert f"/{name} in this task's image is no plain file" in image.refusal()
+    assert f"/{name} in the task's image is not a regular file" in image.refusal()
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -245,7 +241,7 @@ def test_links_are_followed_within_the_image(image, name, target):
     (image.root / "a").mkdir()
     (image.root / "link").symlink_to("fifo")
     (image.root / name).symlink_to(target.format(up="../" * name.count("/")))
-    assert f"/{name} in this task's image is no plain file" in image.refusal()
+    assert f"/{name} in the task's image is not a regular file" in image.refusal()
 
 
 def test_links_to_files_and_to_nothing_can_be_opened(image):
@@ -268,7 +264,7 @@ def test_folders_may_be_links_too(image):
     os.mkfifo(image.root / "d" / "x.conf")
     (image.root / "etc" / "ld.so.conf.d").rmdir()
     (image.root / "etc" / "ld.so.conf.d").symlink_to("/d")
-    assert "/etc/ld.so.conf.d/x.conf in this task's image" in image.refusal()
+    assert "/etc/ld.so.conf.d/x.conf in the task's image" in image.refusal()
 
 
 def test_other_names_beside_them_do_not_matter(image):
@@ -283,7 +279,7 @@ def test_what_is_mounted_hides_what_is_below_it(image, tmp_path):
     image.mounts = [{"destination": "/etc//", "type": "bind", "source": str(tmp_path / "input")}]
     image.check()
     os.mkfifo(tmp_path / "input" / "ld.so.cache")
-    assert "/etc/ld.so.cache in this task's image" in image.refusal()
+    assert "/etc/ld.so.cache in the task's image" in image.refusal()
     image.mounts = [{"destination": "/etc", "type": "tmpfs", "source": "tmpfs"}]
     image.check()
 

@@ -9,8 +9,8 @@ import stat
 import pytest
 
 from gpu_runtime import task_mounts as folders
-from gpu_runtime.refusal import Refused
 from tests.unit.grants import golden
+from tests.unit.refusals import refuses
 from tests.unit.wrapper_rig import Rig
 
 # Root's, and nobody else's to write to, on every machine.
@@ -120,10 +120,8 @@ def test_what_was_promised_and_is_missing_is_refused_in_words(rig, gpus):
     before = rig.config.read_text()
     promise(rig, {**SHARE, "source": "/usr/share/nowhere-at-all"})
     assert rig.create() == 1
-    assert rig.refusal == (
-        "gpu-ci-worker: this worker promises tasks its folder /usr/share/nowhere-at-all, and it "
-        "is missing: its operator mends that, or takes the folder off task-mounts"
-    )
+    assert rig.code == "task-mounts-unusable"
+    assert "/usr/share/nowhere-at-all" in rig.refusal
     assert rig.config.read_text() == before
     assert not rig.store.joinpath("leases.json").exists()  # no GPU was taken
 
@@ -131,11 +129,11 @@ def test_what_was_promised_and_is_missing_is_refused_in_words(rig, gpus):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "cannot be used"),
+        ("{", "it is not JSON"),
         ('{"version": 2, "folders": []}', "version is 2, not 1"),
-        ('{"version": 1, "folders": [{}]}', "'' is no folder to give"),
-        ('{"version": 1, "folders": [{"source": "/a", "target": "/"}]}', "'/' is no folder"),
-        ('{"version": 1, "folders": [{"source": "/a/../b", "target": "/b"}]}', "'/a/../b' is no"),
+        ('{"version": 1, "folders": [{}]}', "'' is not a folder to give"),
+        ('{"version": 1, "folders": [{"source": "/a", "target": "/"}]}', "'/' is not a folder"),
+        ('{"version": 1, "folders": [{"source": "/a/../b", "target": "/b"}]}', "'/a/../b' is not"),
         ('{"version": 1, "folders": [{"source": "/a", "target": "/b"}]}', "writable is None"),
     ],
 )
@@ -143,7 +141,7 @@ def test_a_damaged_list_is_no_empty_one(rig, text, said):
     rig.spec("task")
     (rig.folder / "folders.json").write_text(text)
     assert rig.create() == 1
-    assert "this worker can't tell which of its folders tasks get" in rig.refusal
+    assert rig.code == "task-mounts-unreadable"
     assert said in rig.refusal
 
 
@@ -157,7 +155,8 @@ def test_what_a_task_has_in_their_place_is_refused(rig, place):
     rig.config.write_text(json.dumps(config, separators=",:"))
     promise(rig, SHARE)
     assert rig.create() == 1
-    assert "and this worker gives tasks its folder /usr/share at /srv/data" in rig.refusal
+    assert rig.code == "task-mounts-conflict"
+    assert "where this worker mounts its task-mounts folder /usr/share" in rig.refusal
 
 
 def test_a_self_test_has_none(rig):
@@ -182,7 +181,7 @@ def test_a_put_that_looks_like_a_task_gets_none(rig):
     rig.config.write_text(json.dumps(config, separators=",:"))
     promise(rig, SHARE)
     assert rig.create() == 1
-    assert "where another kind of step has its files" in rig.refusal
+    assert rig.code == "path-reserved"
 
 
 class TestWhoCouldExchangeIt:
@@ -214,21 +213,21 @@ class TestWhoCouldExchangeIt:
     def test_no_folder_above_it_may(self, above, found):
         self.found[above] = found
         assert folders.what_is_wrong("/srv/a/b") == (
-            f"{above} above it is not root's alone to change"
+            f"parent directory {above} must be root-owned and not group- or world-writable"
         )
         self.found[above] = (stat.S_IFDIR | 0o775, 0)
-        assert "not root's alone" in folders.what_is_wrong("/srv/a/b")
+        assert "must be root-owned" in folders.what_is_wrong("/srv/a/b")
 
     @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFREG, stat.S_IFSOCK])
     def test_no_link_is_followed(self, kind):
         self.found["/srv/a"] = (kind | 0o777, 0)
-        assert folders.what_is_wrong("/srv/a") == "it is no folder but a link or a file"
+        assert folders.what_is_wrong("/srv/a") == "it is not a directory but a link or a file"
         said = folders.what_is_wrong("/srv/a/b")
-        assert said == "/srv/a is no folder but a link or a file"
+        assert said == "/srv/a is not a directory but a link or a file"
 
     def test_what_cannot_be_looked_at_is_not_given(self):
         del self.found["/srv/a"]
         assert folders.what_is_wrong("/srv/a") == "it is missing"
         assert folders.what_is_wrong("/srv/a/b") == "/srv/a: No such file or directory"
-        with pytest.raises(Refused, match="its folder /srv/a, and it is missing"):
+        with refuses("task-mounts-unusable"):
             folders.bound({}, [folders.Folder("/srv/a", "/data", writable=True)])

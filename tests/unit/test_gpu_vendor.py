@@ -82,7 +82,7 @@ def test_the_action_shows_whose_gpus_they_are_and_their_nodes(place):
     results = report.as_results(found, ("PCI-0000:01:00.0",), {})
     assert results["vendor"] == "intel"
     assert results["gpu-0"] == (
-        "Intel 0x56c0, memory unknown, PCI-0000:01:00.0, 0000:01:00.0, "
-        "/dev/dri/by-path/pci-0000:01:00.0-card, /dev/dri/by-path/pci-0000:01:00.0-render, "
-        "for tasks"
+        "Intel 0x56c0, memory unknown\n  PCI-0000:01:00.0, 0000:01:00.0\n"
+        "  /dev/dri/by-path/pci-0000:01:00.0-card /dev/dri/by-path/pci-0000:01:00.0-render\n"
+        "  for tasks"
     )

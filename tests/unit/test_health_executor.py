@@ -65,7 +65,7 @@ def folders(tmp_path, monkeypatch):
 
 @pytest.fixture
 def desk(folders):
-    return Desk(folders, "on")
+    return Desk(folders, "enabled")
 
 
 def out():
@@ -109,8 +109,7 @@ def test_who_only_observes_writes_nothing_and_says_it(folders, caplog):
     assert [*desk.run.iterdir()] == []
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == (
-        "would: take GPU 3 (GPU-0) out of use until its self-test passes isolation: off the bus: "
-        "it has fallen off"
+        "would: quarantine GPU 3 (GPU-0) until it passes isolation: off the bus: it has fallen off"
     )
     assert len(said) == 4
     # It must know the same after a restart.

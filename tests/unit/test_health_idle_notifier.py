@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 
-from gpu_agent.availability import retests
+from gpu_agent.availability import residual_memory, retests
 from gpu_agent.health.idle_notifier import Freed
+from gpu_runtime.unavailable import QUARANTINED, Unavailable
 from tests.unit.health_moments import Days, job
 
-OUT = {"GPU-0": "quarantined: Xid 79: it has fallen off the bus"}
+OUT = {"GPU-0": Unavailable(QUARANTINED, "xid-79", "Xid 79: it has fallen off the bus")}
 
 
 class Watch:
@@ -50,7 +51,7 @@ def test_a_reset_that_waits_for_a_job_is_made_at_its_end():
     assert Watch("none").end() == 0
     for recovery, wakes in (("none", 0), ("reset", 1), ("reboot", 1)):
         watch = Watch(recovery)
-        watch.days.out = OUT
+        watch.days.unavailable = OUT
         assert watch.end() == wakes
 
 
@@ -63,7 +64,7 @@ def test_memory_that_is_still_taken_is_waited_for(asked):
     asked("GPU-0")
     watch = Watch()
     watch.days.holdings = ()
-    taken = {"out": {"GPU-0": "dirty"}, "cordoned": frozenset({"GPU-0"})}
+    taken = {"unavailable": {"GPU-0": residual_memory.cause(2048)}}
     assert [watch.turn(2, **taken) for _ in range(5)] == [0] * 5
     assert watch.turn(1) == 0
     assert watch.turn(1) == 1

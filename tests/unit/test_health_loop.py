@@ -8,6 +8,7 @@ import select
 
 import pytest
 
+from gpu_agent.availability import residual_memory
 from gpu_agent.health import lease_reader as leased
 from gpu_agent.health import loop as watch
 from gpu_agent.health.loop import Watch
@@ -15,9 +16,10 @@ from gpu_agent.health.settings import Settings
 from gpu_agent.model.card import Card
 from gpu_agent.model.decisions import TakeOut
 from gpu_agent.model.observations import Holding, Look, Message, Source
-from gpu_runtime import policy
+from gpu_runtime import unavailable
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
+from gpu_runtime.unavailable import QUARANTINED, Unavailable
 
 CARD = Card("GPU-0", 0, "0000:01:00.0", "A100", ("GPU-0",))
 MESSAGE = Message(5.0, "GPU-0", Source.EVENT, xid=79)
@@ -25,6 +27,8 @@ LOOK = Look(4.0, {})
 OUT = TakeOut("GPU-0", "xid", "Xid 79", "isolation", "")
 HELD = (Holding("a", "/b", ("GPU-0",), 1.0, in_use=True),)
 LEFT = (Holding("a", "/b", ("GPU-0",), 1.0, in_use=False),)
+DIRTY = residual_memory.cause(2048)
+LOST = Unavailable(QUARANTINED, "xid-79", "Xid 79")
 
 
 class Note:
@@ -47,8 +51,8 @@ class Site:
         self.holdings, self.now, self.out = (), 1000.0, {}
         monkeypatch.setattr(watch.time, "clock_gettime", lambda _: self.now)
         monkeypatch.setattr(leased, "holdings", lambda _: self.holdings)
-        monkeypatch.setattr(policy, "cordons", lambda folder: self.out.get(folder, {}))
-        given = Settings("a/0", "/d", cards=(CARD,), cordons=("c", "q"), quarantine="q")
+        monkeypatch.setattr(unavailable, "read_folder", lambda folder: self.out.get(folder, {}))
+        given = Settings("a/0", "/d", cards=(CARD,), unavailable_folders=("c", "q"))
         self.watch = Watch(given, self, self, parts, hurries)
 
     def take(self, timeout):
@@ -68,18 +72,20 @@ def test_each_part_gets_what_was_seen_and_decided(monkeypatch):
     parts = Note(), Note()
     site = Site(monkeypatch, *parts)
     site.coming, site.decisions, site.holdings = [LOOK, MESSAGE], [OUT], HELD
-    site.out = {"c": {"GPU-0": "dirty", "GPU-9": "x"}, "q": {"GPU-0": "quarantined: Xid 79"}}
+    site.out = {"c": {"GPU-0": DIRTY, "GPU-9": DIRTY}, "q": {"GPU-0": LOST}}
     site.turn()
-    site.out = {"c": {"GPU-0": "dirty"}}
+    site.out = {"c": {"GPU-0": DIRTY}}
     site.turn()
     for part in parts:
         (first, decisions), (second, nothing) = part.turns
         assert (first.seen, first.look, first.holdings) == ((LOOK, MESSAGE), LOOK, HELD)
         assert (first.cards, first.now, decisions) == ((CARD,), 1001.0, [OUT])
-        assert (dict(first.out), first.cordoned) == ({"GPU-0": "quarantined: Xid 79"}, frozenset())
+        assert first.unavailable == {"GPU-0": LOST}
+        assert first.is_taken_out("GPU-0")
         # The last good look stays.
         assert (second.seen, second.look, nothing) == ((), LOOK, [])
-        assert (dict(second.out), second.cordoned) == ({"GPU-0": "dirty"}, {"GPU-0"})
+        assert second.unavailable == {"GPU-0": DIRTY}
+        assert not second.is_taken_out("GPU-0")
 
 
 def test_the_pace_follows_who_holds_a_gpu(monkeypatch):
@@ -123,15 +129,15 @@ def test_a_part_that_fails_is_said_once_and_hinders_no_other(monkeypatch, caplog
 def test_what_cannot_be_told_is_no_absence(monkeypatch, caplog):
     part = Note()
     site = Site(monkeypatch, part)
-    site.out = {"q": {"GPU-0": "quarantined: Xid 79"}}
+    site.out = {"q": {"GPU-0": LOST}}
     site.turn()
 
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(policy, "cordons", fail)
+    monkeypatch.setattr(unavailable, "read_folder", fail)
     site.turn()
-    assert [dict(moment.out) for moment, _ in part.turns] == [site.out["q"]] * 2
+    assert [dict(moment.unavailable) for moment, _ in part.turns] == [site.out["q"]] * 2
     assert "Too many open files" in caplog.text
 
 
@@ -141,8 +147,8 @@ def test_that_nobody_can_tell_who_holds_a_gpu_is_said_once(monkeypatch, caplog):
         site.holdings = holdings
         site.turn()
     assert [record.getMessage() for record in caplog.records] == [
-        "who holds a GPU can't be told",
-        "who holds a GPU can be told",
+        "cannot read who holds a GPU",
+        "can read who holds a GPU",
     ]
 
 

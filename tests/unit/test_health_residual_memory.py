@@ -8,14 +8,16 @@ import json
 import pytest
 
 from gpu_agent import paths as wrapper
-from gpu_agent.availability import cordons
+from gpu_agent.availability import external_use
 from gpu_agent.availability import residual_memory as dirty
 from gpu_agent.health import residual_memory_watch as watched
 from gpu_agent.health.residual_memory_watch import Dirty
+from gpu_runtime.unavailable import UNUSABLE, Unavailable
+from tests.unit.grants import in_use
 from tests.unit.health_moments import BUSY, IDLE, Days, card, job
 
 TAKEN = dataclasses.replace(IDLE, memory_used_mib=12595)
-SAID = "dirty: 12.3 GiB taken without a process"
+SAID = "12.3 GiB taken without a process"
 
 
 class Containers:
@@ -54,7 +56,7 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
-    monkeypatch.setattr(wrapper, "CORDONS", tmp_path / "cordons")
+    monkeypatch.setattr(wrapper, "EXTERNAL", tmp_path / "cordons")
     return Watch(tmp_path / "cordons")
 
 
@@ -153,36 +155,35 @@ def test_a_lease_that_ended_while_the_watch_was_dead_is_looked_at(watch):
 
 
 def test_a_hook_and_the_watch_leave_each_other_in_peace(watch):
-    foreign = ("GPU-1", "in use outside CI: pid 4711 (python3)")
+    foreign = ("GPU-1", in_use("pid 4711 (python3)"))
     assert watch.turn(3) == {"GPU-0": SAID}
-    assert cordons.reasons() == {"GPU-0": SAID}, "the hook knows of it"
-    cordons.ensure([foreign, *cordons.reasons().items()])
-    assert watch.turn(15) == {"GPU-0": SAID, **dict([foreign])}
+    assert external_use.read() == {"GPU-0": dirty.cause(12595)}, "the hook knows of it"
+    external_use.ensure([foreign, *external_use.read().items()])
+    assert watch.turn(15) == {"GPU-0": SAID, "GPU-1": "pid 4711 (python3)"}
     # The hook looked before the watch did.
-    cordons.ensure([foreign])
-    assert watch.turn(15) == {"GPU-0": SAID, **dict([foreign])}
+    external_use.ensure([foreign])
+    assert watch.turn(15) == {"GPU-0": SAID, "GPU-1": "pid 4711 (python3)"}
     watch.days.figures["GPU-0"] = IDLE
-    assert watch.turn(15) == dict([foreign])
+    assert watch.turn(15) == {"GPU-1": "pid 4711 (python3)"}
 
 
 def test_what_a_hook_found_dirty_is_lifted_as_soon_as_it_is_free(watch):
-    cordons.ensure([("GPU-1", "dirty: 3.0 GiB taken without a process")])
+    external_use.ensure([("GPU-1", dirty.cause(3072))])
     assert "GPU-1" not in watch.turn(15)
 
 
 def test_what_others_say_of_a_gpu_stays(watch):
-    cordons.ensure([("GPU-0", "in use outside CI: pid 1 (x)")], [("GPU-1", "dirty: by the test")])
+    missing = Unavailable(UNUSABLE, "missing", "not on this machine")
+    external_use.ensure([("GPU-0", in_use("pid 1 (x)")), ("GPU-1", missing)])
     before = watch.turn(3)
-    assert before["GPU-0"].startswith("in use")
+    assert before["GPU-0"] == "pid 1 (x)"
     watch.days.figures["GPU-0"] = IDLE
     assert watch.turn(15) == before
     (watch.folder / "GPU-0.json").write_text("{")
-    assert dirty._told(watch.folder / "GPU-0.json") == ""
+    assert dirty.recorded(watch.folder) == frozenset()
 
 
-def test_a_cordon_that_cannot_be_read_is_not_taken_for_none(tmp_path):
-    """Else the watch, which lifts what it knows of, would never lift this one."""
-    (tmp_path / "GPU-0.json").mkdir()  # an error that is not "there is no such file"
-    with pytest.raises(OSError, match="GPU-0"):
-        dirty.cordoned(tmp_path, "dirty")
-    assert dirty._told(tmp_path / "GPU-1.json") == ""
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        dirty.recorded(tmp_path / "file")

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """What the charm tells the watch comes back as it was, and nothing else comes through."""
 
+import dataclasses
 import json
 
 import pytest
@@ -19,13 +20,17 @@ FULL = Settings(
     mode="observe",
     cards=(CARD, Card("GPU-1", 1, "0000:02:00.0", "T4", ("MIG-a", "MIG-b"))),
     driver="580.95.05",
-    cordons=("/run/cordons", "/var/lib/quarantine"),
+    unavailable_folders=("/run/cordons", "/var/lib/quarantine"),
 )
 
 
 def test_what_is_written_is_read():
     for one in (FULL, Settings("a/1", "/d")):
         assert settings.parse(settings.as_text(one)) == one
+
+
+def test_an_earlier_revisions_name_of_the_mode_is_read():
+    assert settings.parse(changed(mode="on")) == dataclasses.replace(FULL, mode="enabled")
 
 
 def changed(**values):
@@ -44,7 +49,7 @@ def changed(**values):
         changed(cards=[{}]),
         changed(cards=[{"uuid": 1}]),
         changed(cards="GPU-0"),
-        changed(cordons=[1]),
+        changed(unavailable_folders=[1]),
         changed(max_quarantined="50"),
         changed(max_quarantined=True),
         changed(metrics_port=1.5),
@@ -54,11 +59,18 @@ def changed(**values):
     ],
 )
 def test_what_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="no settings of the watch"):
+    with pytest.raises(ValueError, match="not settings of the GPU health"):
         settings.parse(text)
+
+
+def test_the_file_of_the_revision_before_is_read():
+    found = json.loads(settings.as_text(FULL))
+    found["cordons"] = found.pop("unavailable_folders")
+    found["quarantine"] = "/var/lib/gpu-ci/quarantine"
+    assert settings.parse(json.dumps(found)) == FULL
 
 
 @given(st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
 def test_nothing_else_than_a_value_error_comes_of_it(text):
-    with pytest.raises(ValueError, match="no settings"):
+    with pytest.raises(ValueError, match="not settings"):
         settings.parse(text)

@@ -348,7 +348,7 @@ def test_an_absent_log_is_said_once_and_the_rest_goes_on(tmp_path, caplog):
         sources.take(0)
         now[0] += 3
         child.told += [wire.End()]
-    assert caplog.text.count("without the kernel's log: /dev/kmsg: No such file") == 1
+    assert caplog.text.count("cannot read the kernel log: /dev/kmsg: No such file") == 1
     sources.close()
 
 
@@ -366,7 +366,7 @@ def test_a_log_that_cant_be_opened_for_want_of_something_is_tried_again(
     monkeypatch.setattr(os, "open", refuse)
     world = make(NVIDIA)
     world.look(NVIDIA)
-    assert caplog.text.count("can't be opened now: Too many open files in system") == 1
+    assert caplog.text.count("cannot open a source now: Too many open files in system") == 1
     monkeypatch.undo()
     world.now += 16
     world.sources.take(0)

@@ -18,29 +18,28 @@ def said(world, monkeypatch, tmp_path):
     """Status after the clerk has written what the judge decided last."""
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     for one in world.of(TakeOut):
-        quarantine.put(one.uuid, one.reason, one.fault, one.level, one.remedy, by=quarantine.WATCH)
+        about = one.uuid, one.reason, one.fault, one.level, one.remedy
+        quarantine.put(*about, by=quarantine.HEALTH)
     given = situation(gpu(0), gpu(1))
     state = dataclasses.replace(given, quarantined=quarantine.read(), tsa=TSA)
     made = plan.make(state)
     return status.lines(state, made, status.Running(worker=True, connected=True))[0].text
 
 
-READY = "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 "
+READY = "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 ("
 SEEN = {
-    "Xid 79 (Reboot the machine))": lambda world: world.event(79),
-    "Xid 48 (Reset it while nothing uses it))": lambda world: world.event(48),
-    "recovery needed (Reset it while nothing uses it))": lambda world: world.look(
-        recovery_action=1
-    ),
-    "recovery needed (Reboot the machine))": lambda world: world.look(recovery_action=2),
-    "recovery needed (Power the machine off and on))": lambda world: world.look(recovery_action=7),
-    "off the bus (Reboot the machine))": lambda world: (
+    "Xid 79; reboot the machine))": lambda world: world.event(79),
+    "Xid 48; reset the idle GPU))": lambda world: world.event(48),
+    "recovery needed; reset the idle GPU))": lambda world: world.look(recovery_action=1),
+    "recovery needed; reboot the machine))": lambda world: world.look(recovery_action=2),
+    "recovery needed; power the machine off and on))": lambda world: world.look(recovery_action=7),
+    "off the bus; reboot the machine))": lambda world: (
         world.missing.add("GPU-0"),
         world.look(),
     ),
-    "does not answer (Reboot the machine))": lambda world: world.look(failure="GPU is lost"),
-    "remapping failed (Have GPU 0 replaced))": lambda world: world.look(remap_failed=True),
-    "slowed down (Look at fans, air flow and power cables of GPU 0))": lambda world: world.looks(
+    "does not answer; reboot the machine))": lambda world: world.look(failure="GPU is lost"),
+    "remapping failed; replace GPU 0))": lambda world: world.look(remap_failed=True),
+    "slowed down; check fans, air flow and power cables of GPU 0))": lambda world: world.looks(
         3, reasons=0x40
     ),
 }
@@ -58,9 +57,9 @@ def test_where_all_are_out_the_next_step_is_a_test_or_the_operators_word(monkeyp
     world.event(79)
     world.event(64, gpu=1)
     assert said(world, monkeypatch, tmp_path) == (
-        "All GPUs are quarantined: GPU 0 Xid 79 (Reboot the machine), GPU 1 Xid 64 (Have GPU 1 "
-        "replaced). Then juju run worker/0 gpu-selftest level=isolation and juju run worker/0 "
-        "gpu-uncordon gpu=gpu-1"
+        "All GPUs are unavailable (2 quarantined: GPU 0 (Xid 79), GPU 1 (Xid 64)): reboot the "
+        "machine, replace GPU 1, then juju run worker/0 gpu-selftest level=isolation and "
+        "juju run worker/0 gpu-uncordon gpu=gpu-1"
     )
 
 
@@ -73,5 +72,5 @@ def test_the_fifth_time_is_said_to_the_operator(monkeypatch, tmp_path):
             world.passes()
         world.look()
     assert said(world, monkeypatch, tmp_path) == (
-        f"{READY}Xid 62 (Find out why GPU 0 fails again and again))"
+        f"{READY}Xid 62; find out why GPU 0 fails repeatedly))"
     )

@@ -346,7 +346,7 @@ def test_recommended_branch(ubuntu_drivers, recommended, listed, code, branch, c
 def test_branch_that_is_not_for_this_machine(ubuntu_drivers):
     ubuntu_drivers(RECOMMENDED, LISTED)
     with pytest.raises(
-        driver.DriverError, match=r"^570-server is no NVIDIA driver .* 580-server,"
+        driver.DriverError, match=r"^570-server is not an NVIDIA driver .* 580-server,"
     ):
         driver_packages.recommended("570-server")
 

@@ -5,20 +5,19 @@
 import pytest
 
 from gpu_agent.model.keep import Keep
-from host import extra_packages, software
 from host import kernel_settings as settings
 from host import nvidia_driver as driver
 from host import nvidia_toolkit as toolkit
+from host import software
 from machine import apt_errors, packages
 from plan.model import DriverPlan, HostPlan, ToolkitPlan
 
 PLAN = HostPlan(
     driver=DriverPlan(),
     toolkit=ToolkitPlan("1.20.0-1", "https://mirror.test"),
-    packages=("jq",),
     settings=True,
 )
-ALL = ["driver (1 of 3)", "toolkit (2 of 3)", "extra_packages (3 of 3)", "settings"]
+ALL = ["driver (1 of 2)", "toolkit (2 of 2)", "settings"]
 
 
 class Rooms:
@@ -26,7 +25,7 @@ class Rooms:
 
     def __init__(self, monkeypatch):
         self.said, self.errors = [], {}
-        for room in (driver, toolkit, extra_packages):
+        for room in (driver, toolkit):
             monkeypatch.setattr(
                 room,
                 "ensure",
@@ -65,11 +64,11 @@ def test_the_driver_comes_first_and_the_settings_last(rooms):
 
 
 def test_what_is_given_up_goes_before_anything_comes(rooms):
-    rooms.ensure(HostPlan(driver=None, toolkit=Keep.AS_IS, packages=(), settings=False))
-    assert rooms.said == ["driver goes", "settings go", "extra_packages (1 of 1)"]
+    rooms.ensure(HostPlan(driver=None, toolkit=Keep.AS_IS, settings=False))
+    assert rooms.said == ["driver goes", "settings go"]
 
 
-@pytest.mark.parametrize("fails", [["driver"], ["toolkit", "extra_packages"], ["extra_packages"]])
+@pytest.mark.parametrize("fails", [["driver"], ["driver", "toolkit"], ["toolkit"]])
 def test_a_part_that_can_not_be_had_stops_no_other_and_the_first_is_told(rooms, fails):
     rooms.errors = {name: packages.PackageError(f"no {name}") for name in fails}
     with pytest.raises(packages.PackageError, match=f"no {fails[0]}"):

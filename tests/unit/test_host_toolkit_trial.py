@@ -91,7 +91,7 @@ def test_a_toolkit_that_containers_work_with_is_kept(site):
         [(CONTAINER, "", Outcome.FAILED)],  # of none in particular
         [(CARD, FIRST, Outcome.FAILED), (CONTAINER, SECOND, Outcome.FAILED)],
         # As where a job has the other.
-        [(CONTAINER, FIRST, Outcome.PREVENTED), (CONTAINER, SECOND, Outcome.FAILED)],
+        [(CONTAINER, FIRST, Outcome.NOT_RUN), (CONTAINER, SECOND, Outcome.FAILED)],
     ],
 )
 def test_one_that_containers_fail_with_on_a_good_gpu_goes(site, found):
@@ -106,9 +106,9 @@ def test_one_that_containers_fail_with_on_a_good_gpu_goes(site, found):
     "found",
     [
         [(CARD, FIRST, Outcome.FAILED), (CONTAINER, FIRST, Outcome.FAILED)],
-        [(CARD, FIRST, Outcome.FAILED), (CONTAINER, FIRST, Outcome.PREVENTED)],
+        [(CARD, FIRST, Outcome.FAILED), (CONTAINER, FIRST, Outcome.NOT_RUN)],
         [(CARD, "", Outcome.FAILED), (CONTAINER, FIRST, Outcome.FAILED)],  # as by a full disk
-        [(CARD, FIRST, Outcome.PASSED), (CONTAINER, FIRST, Outcome.PREVENTED)],
+        [(CARD, FIRST, Outcome.PASSED), (CONTAINER, FIRST, Outcome.NOT_RUN)],
     ],
 )
 def test_what_tells_nothing_of_the_toolkit_neither_ends_the_trial_nor_keeps_it(site, found):

@@ -10,6 +10,7 @@ import pytest
 from gpu_agent import paths
 from gpu_agent.model.decisions import TakeOut, Tell
 from gpu_agent.reporting.joblog.step_stderr import Outcome
+from tests.unit.grants import in_use
 from tests.unit.health_moments import BUSY, FIRST, IDLE, card, job
 from tests.unit.joblog_rig import Watch
 
@@ -80,7 +81,7 @@ def test_it_is_told_whether_the_gpu_is_out_of_use(watch):
     out = TakeOut("GPU-0", "xid", "Xid 79", "isolation", "Reboot the machine")
     (said,) = watch.turn(out, DEAD)
     assert said == DIED, "only what is written down counts: the watch may just observe"
-    watch.days.out = {"GPU-1": "cordoned"}
+    watch.days.unavailable = {"GPU-1": in_use("pid 1 (x)")}
     watch.days.holdings = (job("t2", "GPU-1"),)
     watch.turn()
     (said,) = watch.turn(dataclasses.replace(DEAD, uuid="GPU-1"))
@@ -116,11 +117,11 @@ def test_the_programs_own_fault_is_told_once_each(watch):
     assert "Xid 13" in said
 
 
-@pytest.mark.parametrize(("mode", "told"), [("on", 2), ("faults", 1), ("off", 0)])
+@pytest.mark.parametrize(("mode", "told"), [("enabled", 2), ("faults", 1), ("disabled", 0)])
 def test_the_option_says_how_much_is_told(watch, mode, told):
     watch.of(mode)
     assert len("".join(watch.turn(DEAD)).splitlines()) == told
-    assert bool(watch.go_on(2)) is (mode == "on")
+    assert bool(watch.go_on(2)) is (mode == "enabled")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FULL, Outcome.NEVER])

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a job's log reads, word for word."""
+"""The lines in a job's log, word for word."""
 
 import pathlib
 
@@ -28,15 +28,15 @@ MIG = card(0, devices=("MIG-a", "MIG-b", "MIG-c"))
     ("cards", "devices", "waited", "versions", "said"),
     [
         ([B], ["GPU-3"], 12.3, ("580.95", "13.0"),
-         "GPU 3: A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 12 s"),
+         "GPU 3 (GPU 0 in this task): A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 12 s"),
         ([B], ["GPU-3"], 0, ("580.95", "13.0"),
-         "GPU 3: A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 0 s"),
+         "GPU 3 (GPU 0 in this task): A100-SXM4-80GB, driver 580.95, CUDA 13.0; waited 0 s"),
         ([B], ["GPU-3"], None, ("580.95", "13.0"),
-         "GPU 3: A100-SXM4-80GB, driver 580.95, CUDA 13.0"),
+         "GPU 3 (GPU 0 in this task): A100-SXM4-80GB, driver 580.95, CUDA 13.0"),
         ([card(2, "Instinct MI300X")], ["GPU-2"], 200, ("", ""),
-         "GPU 2: Instinct MI300X; waited 3 min"),
+         "GPU 2 (GPU 0 in this task): Instinct MI300X; waited 3 min"),
         ([A, B], ["GPU-1", "GPU-3"], 1, ("580.95", ""),
-         "GPU 1, 3: A100-SXM4-80GB, driver 580.95; waited 1 s"),
+         "GPU 1, 3 (numbered from 0 in this task): A100-SXM4-80GB, driver 580.95; waited 1 s"),
         ([A, card(2, "L4")], ["GPU-1", "GPU-2"], None, ("", ""),
          "GPU 1: A100-SXM4-80GB, GPU 2: L4"),
         ([card(n) for n in range(8)], [f"GPU-{n}" for n in range(8)], 5, ("580.95", "13.0"),
@@ -62,7 +62,8 @@ def test_the_machines_fault_is_not_the_authors():
 
 
 @pytest.mark.parametrize(
-    ("xid", "part"), [(13, "illegal address"), (31, "segmentation"), (43, "well"), (45, "kill")]
+    ("xid", "part"),
+    [(13, "illegal access"), (31, "segmentation"), (43, "not faulty"), (45, "kill")],
 )
 def test_the_programs_own_fault_is_said_in_its_authors_words(xid, part):
     line = job_words.fault(A, Tell("GPU-1", "job", "?", hardware=False, xid=xid), out=False)
@@ -101,13 +102,14 @@ def test_nothing_is_said_where_nothing_is_known():
 
 def test_a_gpu_that_is_not_used():
     said = (
-        "[gpu-ci] no process has used GPU 3 in 10 min: is this a CPU-only build of the framework?"
+        "[gpu-ci] no process has used GPU 3 in 10 min. Is the framework a CPU-only package? Then "
+        "install its GPU package."
     )
     assert job_words.unused([B], 601, ends=False) == (
-        f"{said} Set the param GPU_COUNT to 0 if this step needs no GPU"
+        f"{said} If this step needs no GPU, set the param GPU_COUNT to 0"
     )
     ended = job_words.unused([B], 601, ends=True)
-    assert ended.startswith(f"{said} This step is ended for that (gpu-unused=fail). ")
+    assert ended.startswith(f"{said} This step is killed for it (idle-gpu-action=fail). ")
 
 
 def test_no_word_of_a_driver_steers_a_terminal_or_begins_another_line():
@@ -125,6 +127,8 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/reference/job-log.md"
 # As the judge has it of NVML's event, which comes without words.
 LOST = Tell("GPU-3", "xid", conditions.of_xid(79, "").words, hardware=True, xid=79)
 
+RESET = Tell("GPU-3", faults.DRIVER_RESET.name, faults.DRIVER_RESET.words, hardware=False)
+
 
 @pytest.mark.parametrize(
     "line",
@@ -135,6 +139,7 @@ LOST = Tell("GPU-3", "xid", conditions.of_xid(79, "").words, hardware=True, xid=
             job_words.fault(B, Tell("GPU-3", "job", "", hardware=False, xid=xid), out=False)
             for xid in faults.JOB_XIDS
         ),
+        job_words.fault(B, RESET, out=False),
         job_words.used(900, [Used(B, 71, 62464, 81920)], 720000),
         job_words.unused([B], 600, ends=False),
     ],

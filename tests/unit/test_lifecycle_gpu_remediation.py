@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""gpu-recovery in a hook: what is read, what is done, and what a killed hook leaves behind."""
+"""Repair of GPUs in a hook: what is read, what is done, and what a killed hook leaves behind."""
 
 import dataclasses
 import json
@@ -26,6 +26,7 @@ from machine import systemd as services
 from machine import systemd_transient as transient
 from plan import plan
 from plan.gpu_remediation import Step
+from tests.unit.grants import in_use
 from tests.unit.situations import TSA, gpu, situation
 
 WELL = Health(recovery_action=0, persistence=True)
@@ -39,7 +40,7 @@ class Killed(BaseException):
 class Site:
     def __init__(self):
         self.state = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
-        self.wish("reset")
+        self.allow()
         self.health = {"GPU-0": SICK, "GPU-1": WELL}
         self.held = {}
         self.resets = []
@@ -48,8 +49,9 @@ class Site:
         self.error = None
         self.boot, self.uptime = "first", 604800.0
 
-    def wish(self, wish):
-        options = dataclasses.replace(self.state.options, gpu_recovery=wish)
+    def allow(self, recovery="reset", reboot="none"):
+        options = self.state.options
+        options = dataclasses.replace(options, gpu_recovery=recovery, auto_reboot=reboot)
         self.state = dataclasses.replace(self.state, options=options)
 
     def hook(self, **changes):
@@ -119,7 +121,7 @@ def test_a_gpu_that_is_well_or_not_out_is_let_alone(site):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda site: site.wish("none"),
+        lambda site: site.allow("none"),
         lambda site: quarantine.cordon("GPU-0", "swapping it"),
         lambda site: site.held.update(job=Lease(("GPU-0",))),
         lambda site: setattr(site, "held", None),
@@ -137,21 +139,21 @@ def test_never_without_the_option_under_a_job_or_against_the_operator(site, chan
     [
         {"driver": Driver(container=True)},
         {"driver": Driver(changing=True)},
-        {"cordoned": (("GPU-0", "in use outside CI: pid 1"),)},
+        {"external": (("GPU-0", in_use("pid 1 (x)")),)},
         {"leaving": True},
         {"inventory": None},
         {"inventory": situation(state=State.MISMATCH).inventory},
     ],
 )
 def test_never_where_something_else_has_the_gpus(site, change):
-    site.wish("reboot")
+    site.allow(reboot="gpu")
     assert site.hook(**change) == ()
     assert site.resets == []
 
 
 def test_in_a_container_that_is_said(site, caplog):
     site.hook(driver=Driver(container=True))
-    assert "nothing can be done for GPU-0 from here" in caplog.text
+    assert "cannot reset GPU-0 here" in caplog.text
 
 
 def test_joined_gpus_wait_for_each_other(site):
@@ -167,14 +169,14 @@ def test_a_reset_that_fails_is_told_and_leaves_a_reboot_where_that_may_be(site, 
     assert site.hook() == ()
     assert "no reset: GPU 00000000:01:00.0 is currently in use" in caplog.text
     assert asked() == []
-    site.wish("reboot")
+    site.allow(reboot="gpu")
     assert site.hook() == ("GPU-0",)
     assert len(site.resets) == 1
 
 
 def test_a_gpu_that_was_reset_is_tested_before_the_machine_is_rebooted_for_it(site):
     """Where the driver tells of no action: it can't be seen whether the reset helped."""
-    site.wish("reboot")
+    site.allow(reboot="gpu")
     site.health["GPU-0"] = dataclasses.replace(WELL, recovery_action=None)
     site.after_reset = site.health["GPU-0"]
     quarantine.lift("GPU-0")
@@ -216,14 +218,22 @@ def test_a_driver_that_hangs_takes_a_reboot(site, monkeypatch):
 
 
 def test_gpus_of_a_hung_driver_or_lost_ones_are_what_a_reboot_is_for(site):
-    site.wish("reboot")
+    site.allow(reboot="gpu")
     assert site.hook(inventory=situation(state=State.HUNG).inventory) == ("GPU-0",)
     assert site.hook(inventory=situation(gpu(1)).inventory) == ("GPU-0",)
     assert site.resets == []
 
 
+def test_where_resets_are_not_allowed_the_gpu_is_rebooted_for_and_nothing_without_either(site):
+    site.allow("none", reboot="gpu")
+    assert site.hook() == ("GPU-0",)
+    site.allow("none", reboot="driver")
+    assert site.hook() == ()
+    assert site.resets == []
+
+
 def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site, monkeypatch):
-    site.wish("reboot")
+    site.allow(reboot="gpu")
     site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
     assert site.hook() == ("GPU-0",)
     recovery_record.begin(Step.REBOOT, ("GPU-0",))
@@ -239,7 +249,7 @@ def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site, monkeypatc
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "{}", '{"made": [{"step": "x"}]}', "\xff"])
 def test_a_damaged_record_allows_no_reboot_for_a_day(site, caplog, text):
-    site.wish("reboot")
+    site.allow(reboot="gpu")
     site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
     (paths.STATE / "gpu-recovery.json").write_text(text, encoding="latin-1")
     assert site.hook() == ()
@@ -320,6 +330,6 @@ def test_one_that_hangs_or_can_not_be_started_is_told(systemd):
 
 @pytest.mark.parametrize("uuid", ["", "../x", "GPU-0; reboot", "GPU-0\n", "$(x)", "-x", "%i"])
 def test_no_words_reach_a_shell(systemd, uuid):
-    with pytest.raises(ValueError, match="no GPU's id"):
+    with pytest.raises(ValueError, match="is not the id of a GPU"):
         gpu_reset.reset(uuid, persistent=True)
     assert systemd.asked == []

@@ -94,11 +94,11 @@ def test_a_card_for_all_machines_of_the_model_to_come(call):
     status, said = call(host, "--profile", "--gpus", "1")
     assert status == 0
     assert host.profiles["juju-ci-abcdef"] == {name(TWO): ours(TWO)}
-    assert "Every machine of the model" in said
+    assert "All machines of the model" in said
     assert "Nothing to do" in call(host, "--profile", "--gpus", "1")[1]
     # What all have can't be divided.
     status, said = call(host)
-    assert (status, "take it away first" in said, "--profile --undo" in said) == (1, True, True)
+    assert (status, "remove it first" in said, "--profile --undo" in said) == (1, True, True)
     assert call(host, "--profile", "--undo")[0] == 0
     assert host.profiles == {"default": {}, "juju-ci-abcdef": {}, "juju-ci-worker-0": {}}
 
@@ -138,7 +138,7 @@ def test_what_stopped_halfway_is_gone_on_with(call):
     host.broken = name(TWO)
     status, said = call(host)
     assert (status, host.has()) == (1, [ONE])
-    assert "lxc: Error: no\n1 of 2 done: run this again to go on\n" in said
+    assert "lxc: Error: no\n1 of 2 done: run this again to continue\n" in said
     host.broken = ""
     assert call(host)[0] == 0
     assert host.asked == [("add", "juju-abcdef-0", name(card)) for card in (ONE, TWO, TWO)]
@@ -217,8 +217,8 @@ def with_twin(host):
         (without(lambda host: host.units), [], "worker has no units: juju add-unit worker"),
         (without(lambda host: host.instances), [], "juju-abcdef-0, which this LXD does not have"),
         (without(lambda host: host.machines), [], "worker/0 has no machine yet"),
-        (without(lambda host: host.settings), [], "not of the charm gpu-ci-worker"),
-        (in_container, [], "in container juju-abcdef-0-lxd-1 of machine 0, whose LXD is not this"),
+        (without(lambda host: host.settings), [], "not the charm gpu-ci-worker"),
+        (in_container, [], "in container juju-abcdef-0-lxd-1 of machine 0, which has another LXD"),
         (with_settings(enable_gpu=False), [], "juju config worker enable-gpu=true"),
         (with_settings(deployment_mode="web"), [], "worker runs no tasks"),
         (
@@ -253,7 +253,7 @@ def with_twin(host):
         (
             lambda host: None,
             ["--gpus", "2"],
-            f"--gpus: there is no GPU '2'; there are:\n  0  {ONE}",
+            f"--gpus: there is no GPU '2'. Available:\n  0  {ONE}",
         ),
         (lambda host: None, ["--gpus", "0000:09:00.0"], "there is no GPU '0000:09:00.0'"),
         (lambda host: None, ["--gpus", "0,gpu1"], "there is no GPU 'gpu1'"),

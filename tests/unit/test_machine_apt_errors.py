@@ -14,7 +14,7 @@ from machine import apt_errors
 COMPLAINTS = [
     (
         "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (apt-get)",
-        (True, False, "process 812 (apt-get) is at work"),
+        (True, False, "process 812 (apt-get) is working"),
     ),
     (
         "dpkg: error: dpkg frontend lock was locked by another process with pid 77",
@@ -47,11 +47,11 @@ COMPLAINTS = [
     ),
     (
         "E: Failed to fetch https://n.io/Packages  Hash Sum mismatch\n   Hashes of expected file:",
-        (False, False, "is not what its signature says"),
+        (False, False, "does not match its signature"),
     ),
     (
         "E: Failed to fetch https://n.io/a.deb  File has unexpected size (3 != 4). Mirror sync?",
-        (False, False, "is not what its signature says"),
+        (False, False, "does not match its signature"),
     ),
     (
         "E: Failed to fetch https://n.io/InRelease  Could not resolve 'n.io'",
@@ -59,7 +59,7 @@ COMPLAINTS = [
     ),
     (
         "E: Failed to fetch https://n.io/a.deb  404  Not Found [IP: 10.0.0.1 443]",
-        (False, False, "does not have it"),
+        (False, False, "address does not exist"),
     ),
     (
         "E: You don't have enough free space in /var/cache/apt/archives/.",
@@ -84,7 +84,7 @@ COMPLAINTS = [
     ),
     (
         "E: Could not get lock /var/lib/dpkg/lock - open (11: Resource temporarily unavailable)",
-        (True, False, "another is at work"),
+        (True, False, "another is working"),
     ),
     (
         "E: Cannot fork - fork (12: Cannot allocate memory)",

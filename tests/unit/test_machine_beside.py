@@ -92,7 +92,7 @@ def test_only_the_end_of_a_long_output_is_kept():
 def test_child_that_can_not_be_started_is_an_error():
     with pytest.raises(process.CommandError, match="can't be started"):
         process.beside(["/nowhere/at-all"]).__enter__()
-    with pytest.raises(ValueError, match="no absolute path"):
+    with pytest.raises(ValueError, match="not an absolute path"):
         process.beside(["sleep", "1"]).__enter__()
 
 

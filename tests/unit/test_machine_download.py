@@ -146,11 +146,11 @@ def test_wrong_file_is_named_and_thrown_away(server, tmp_path):
 
 def test_wrong_file_is_not_fetched_at_every_event(server, tmp_path, monkeypatch):
     for _ in range(3):
-        with pytest.raises(download.DownloadError, match="is not the file expected"):
+        with pytest.raises(download.DownloadError, match="is not the expected file"):
             download.fetch(server.url, tmp_path / "file.tgz", "0" * 64, lambda _: None)
     assert len(server.asked) == 1
     # Another checksum, another address, or an hour later: it is asked again.
-    with pytest.raises(download.DownloadError, match="is not the file expected"):
+    with pytest.raises(download.DownloadError, match="is not the expected file"):
         download.fetch(f"{server.url}?", tmp_path / "file.tgz", "0" * 64, lambda _: None)
     monkeypatch.setattr(download, "_REFUSED", 0.0)
     download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
@@ -177,7 +177,7 @@ def test_server_that_goes_on_elsewhere_is_not_believed(server, tmp_path):
 def test_body_without_end_is_cut_off(server, tmp_path, answer):
     server.answers = [answer]
     bounds = download.Bounds(size=len(BODY) * 2)
-    with pytest.raises(download.DownloadError, match=r"it has more than 8 MiB"):
+    with pytest.raises(download.DownloadError, match=r"it is larger than 8 MiB"):
         download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None, bounds)
     assert list(tmp_path.iterdir()) == []
 
@@ -234,7 +234,7 @@ def read(url, folder):
 
 def ends(work, url, folder):
     began, threads = time.monotonic(), threading.active_count()
-    with pytest.raises(download.UnreachableError, match=r"comes slowly: .*the next event"):
+    with pytest.raises(download.UnreachableError, match=r"is slow: .*the next event"):
         work(url, folder)
     assert time.monotonic() - began < 3
     assert threading.active_count() <= threads + 1  # the server's
@@ -317,7 +317,7 @@ def test_no_redirect_leads_from_https_to_http(server, tmp_path, monkeypatch):
         thread = threading.Thread(target=safe.serve_forever, args=(0.02,))
         thread.start()
         url = f"https://127.0.0.1:{safe.server_port}/file"
-        said = "answered 302 sends on to plain HTTP"
+        said = "answered 302 redirects to plain HTTP"
         with pytest.raises(download.DownloadError, match=said) as caught:
             download.text(url, 1 << 23, "Check it")
         assert not caught.value.passes
@@ -387,7 +387,7 @@ def test_short_text_is_had_at_once(server):
 
 
 def test_text_that_is_too_long_is_not_read_to_its_end(server):
-    with pytest.raises(download.DownloadError, match=r"more than 4 KiB\. Check the mirror"):
+    with pytest.raises(download.DownloadError, match=r"larger than 4 KiB\. Check the mirror"):
         download.text(server.url, 4096, "Check the mirror")
     assert len(server.asked) == 1
 

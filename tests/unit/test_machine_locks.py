@@ -44,22 +44,22 @@ DECIDE = """
 import pathlib, sys
 from lifecycle import machine_claim as owner, unit_record as memory
 from gpu_agent import paths
-from gpu_agent.availability import cordons, quarantine, residual_memory as dirty
+from gpu_agent.availability import external_use, quarantine, residual_memory as dirty
 from plan.unit_id import UnitId
 root = pathlib.Path(sys.argv[1])
 paths.STATE = root / "var/lib/gpu-ci"
 owner.RECORD = paths.STATE / "owner.json"
 paths.QUARANTINE = paths.STATE / "quarantine"
-paths.CORDONS = root / "run/gpu-ci/cordons"
+paths.EXTERNAL = root / "run/gpu-ci/cordons"
 unit = UnitId("worker/0", "ci", "uuid", "")
 for _ in range(3):
     owner.claim(unit)
-    quarantine.put("GPU-1", "Xid 79", "xid-79", "quick", "Reboot", quarantine.WATCH)
+    quarantine.put("GPU-1", "Xid 79", "xid-79", "quick", "Reboot", quarantine.HEALTH)
     quarantine.lift_seen("GPU-1", "xid-79")
     quarantine.cordon("GPU-2", "for alice")
-    cordons.ensure([("GPU-3", "in use outside CI")])
-    dirty.put(paths.CORDONS, "GPU-4", "unclean: 1 GiB")
-    dirty.lift(paths.CORDONS, "GPU-4", "unclean")
+    external_use.ensure([("GPU-3", dirty.cause(2048))])
+    dirty.put(paths.EXTERNAL, "GPU-4", dirty.cause(1024))
+    dirty.lift(paths.EXTERNAL, "GPU-4")
     print("decided", flush=True)
 """
 
@@ -143,7 +143,7 @@ def test_a_lock_that_stays_taken_is_told_in_status_and_hinders_no_revocation(
     after = context.run(context.on.update_status(), before)
     assert calls == ["authorize", "claim"]
     assert after.unit_status == testing.WaitingStatus(
-        "Another process has had the lock /x/.lock for 10 s; it is tried again at the next event: "
+        "Another process has had the lock /x/.lock for 10 s; tried again at the next event: "
         "juju debug-log --include unit/0"
     )
 

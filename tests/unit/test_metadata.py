@@ -12,7 +12,6 @@ import yaml
 
 from actions import dispatch as actions
 from ci.concourse.worker import worker
-from options.table import parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -41,41 +40,6 @@ def string_constants(*folders):
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-
-
-class ReadOptions(dict):
-    """Juju's config, which remembers what was read."""
-
-    def __init__(self, values):
-        super().__init__(values)
-        self.read = set()
-
-    def __getitem__(self, name):
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name, default=None):
-        self.read.add(name)
-        return super().get(name, default)
-
-
-def test_the_code_reads_exactly_the_options_there_are():
-    raw = ReadOptions(
-        {name: option["default"] for name, option in OPTIONS.items() if "default" in option}
-    )
-    parse(raw)
-    assert raw.read == set(OPTIONS)
-
-
-def test_the_charm_deploys_unconfigured():
-    options = parse(
-        {name: option["default"] for name, option in OPTIONS.items() if "default" in option}
-    )
-    assert (options.deployment_mode, options.enable_gpu, options.web.port) == (
-        "worker",
-        False,
-        8080,
-    )
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -14,6 +14,7 @@ from gpu_agent.model.decisions import Suspect
 from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
 from gpu_agent.reporting.metrics import collector as metrics
 from gpu_agent.reporting.metrics import definitions as exporter
+from gpu_runtime.unavailable import QUARANTINED, Unavailable
 
 CARDS = (
     Card("GPU-a", 0, "0000:01:00.0", "A100-SXM4-80GB", ("GPU-a",)),
@@ -26,6 +27,8 @@ FIGURES = Figures(
     ecc_uncorrected=0, remap_pending=True, remap_failed=False,
 )  # fmt: skip
 
+LOST = Unavailable(QUARANTINED, "xid-79", "Xid 79: off the bus")
+
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -37,7 +40,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def told(clock, tmp_path):
-    return metrics.Metrics("1.2", "on", 15, tmp_path / "oci.log", names={}.get)
+    return metrics.Metrics("1.2", "enabled", 15, tmp_path / "oci.log", names={}.get)
 
 
 def moment(at, **more):
@@ -136,10 +139,10 @@ def test_figures_end_with_the_second_poll_that_does_not_come_back(told, clock):
 
 
 def test_a_watch_that_stands_still_tells_its_age_and_nothing_as_fresh(told, clock):
-    told.turn(moment(1000, look=look(1000), out={"GPU-a": "Xid 79: off the bus"}), [])
+    told.turn(moment(1000, look=look(1000), unavailable={"GPU-a": LOST}), [])
     clock.now = 1031
     found = samples(told.text())
-    assert found["gpuci_watch_turn_age_seconds"] == "31"
+    assert found["gpuci_health_turn_age_seconds"] == "31"
     stays = {metric.name for metric in exporter.TABLE if metric.stays}
     names = {re.match(r"\w+", name).group() for name in found}
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in names} <= stays
@@ -194,30 +197,25 @@ def test_an_error_is_not_taken_for_free_gpus(told):
     assert f"gpuci_gpu_quarantined{{{A}}} 0\n" in told.text()
 
 
-def test_quarantine_and_cordon_are_told_apart_and_causes_are_few(told):
-    out = {"GPU-a": "quarantined: Xid 79: it has fallen off the bus", "GPU-b": "in use outside CI"}
-    told.turn(moment(1000, out=out, cordoned=frozenset(["GPU-b"])), [])
+@pytest.mark.parametrize("kind", ["quarantined", "cordoned", "external", "unusable"])
+def test_each_kind_of_unavailable_gpu_has_a_gauge_of_its_own(told, kind):
+    told.turn(moment(1000, unavailable={"GPU-a": Unavailable(kind, "a-code", "why")}), [])
     text = told.text()
-    assert f"gpuci_gpu_quarantined{{{A}}} 1\n" in text
-    assert f"gpuci_gpu_cordoned{{{A}}} 0\n" in text
-    assert f'gpuci_gpu_quarantine_info{{{A},cause="Xid 79"}} 1\n' in text
-    assert text.count("gpuci_gpu_quarantine_info{") == 1
-    told.turn(moment(1000, out={"GPU-a": "quarantined: off the bus: PCI's list lacks it"}), [])
-    assert f'gpuci_gpu_quarantine_info{{{A},cause="off the bus"}} 1\n' in told.text()
-    for why, cause in (
-        ('cordoned by the operator: "words" of\n2026', "operator"),
-        ("quarantined: Xid 79000: no number", "other"),
-        ("quarantined: 3 of 5 checks failed", "other"),
-        ("out of use", "other"),
-    ):
-        told.turn(moment(1001, out={"GPU-a": why}), [])
-        assert f'gpuci_gpu_quarantine_info{{{A},cause="{cause}"}} 1\n' in told.text()
+    for other in ("quarantined", "cordoned", "external", "unusable"):
+        assert f"gpuci_gpu_{other}{{{A}}} {int(kind == other)}\n" in text
+    assert text.count("gpuci_gpu_quarantine_info{") == (kind == "quarantined")
+
+
+@pytest.mark.parametrize(("code", "cause"), [("xid-79", "xid-79"), ("", "other")])
+def test_the_cause_of_a_quarantine_is_its_code(told, code, cause):
+    told.turn(moment(1000, unavailable={"GPU-a": Unavailable(QUARANTINED, code, "why")}), [])
+    assert f'gpuci_gpu_quarantine_info{{{A},cause="{cause}"}} 1\n' in told.text()
 
 
 def test_jobs_are_named_where_they_are_known_and_never_by_their_containers(clock, tmp_path):
     job = types.SimpleNamespace(team="main", pipeline="p\nq", job="train")
     told = metrics.Metrics(
-        "1", "on", 15, tmp_path / "no", names={"c1": job, "c2": job}.get
+        "1", "enabled", 15, tmp_path / "no", names={"c1": job, "c2": job}.get
     )  # fmt: skip
     holdings = tuple(
         Holding(name, "/b", ("GPU-a",), since=1, in_use=True) for name in ("c1", "c2", "c3")
@@ -269,9 +267,9 @@ def test_the_breaker_stays_tripped_until_it_is_said_to_be_over(told):
 def test_waits_and_refusals_come_from_the_wrappers_log(told, tmp_path):
     told.turn(moment(1000), [])
     (tmp_path / "oci.log").write_text(
-        '{"kind":"task","container":"c","granted":["GPU-a"],"waited_ms":12000,"reason":""}\n'
-        '{"kind":"task","container":"c","granted":["GPU-a"],"waited_ms":0,"reason":""}\n'
-        '{"kind":"task","container":"c","granted":[],"reason":"this task waited 240 s"}\n'
+        '{"kind":"task","container":"c","granted":["GPU-a"],"waited_ms":12000,"code":""}\n'
+        '{"kind":"task","container":"c","granted":["GPU-a"],"waited_ms":0,"code":""}\n'
+        '{"kind":"task","container":"c","granted":[],"code":"wait-timeout"}\n'
     )
     told.turn(moment(1001), [])
     found = samples(told.text())
@@ -286,7 +284,7 @@ def test_waits_and_refusals_come_from_the_wrappers_log(told, tmp_path):
 def test_a_log_that_can_not_be_read_costs_nothing_else_and_is_said_once(clock, tmp_path, caplog):
     (tmp_path / "target").write_text("")
     (tmp_path / "oci.log").symlink_to("target")
-    told = metrics.Metrics("1", "on", 15, tmp_path / "oci.log")
+    told = metrics.Metrics("1", "enabled", 15, tmp_path / "oci.log")
     told.turn(moment(1000, look=look(999)), [])
     told.turn(moment(1001, look=look(999)), [])
     assert f"gpuci_gpu_busy_ratio{{{A}}} 0.71\n" in told.text()

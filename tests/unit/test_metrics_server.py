@@ -17,7 +17,7 @@ import pytest
 
 from gpu_agent.reporting.metrics import server as serving
 from machine import tcp_connections as sockets
-from options.table import Options
+from options.table import DEFAULTS
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_those_who_say_nothing_are_left_and_hinder_nobody(server, monkeypatch):
 
 
 def test_no_user_can_take_the_usual_port_before_the_watch():
-    usual = Options.__dataclass_fields__["gpu_metrics_port"].default
+    usual = DEFAULTS["gpu-metrics-port"]
     assert 0 < usual < 1024
     first = int(pathlib.Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     if os.geteuid() or first <= usual:

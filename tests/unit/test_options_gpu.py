@@ -3,10 +3,9 @@
 """The options that say which GPUs there are for tasks and who gets them for how long."""
 
 import pytest
-import yaml
 
-from options.values import HOST_PACKAGES
-from tests.unit.situations import ROOT, parse, refused
+from options.table import Engines, Minimums
+from tests.unit.situations import parse, refused
 
 
 def test_enable_gpu():
@@ -72,7 +71,7 @@ def test_gpu_device_ids(text, ids):
 )
 def test_bad_gpu_device_ids(text, item):
     assert refused(gpu_device_ids=text).startswith(
-        f"gpu-device-ids '{item}' is no id of a GPU: use all, or indexes, UUIDs"
+        f"gpu-device-ids '{item}' is not an id of a GPU: use all, or indexes, UUIDs"
     )
 
 
@@ -88,7 +87,7 @@ def test_gpu_vendor(vendor):
 @pytest.mark.parametrize("vendor", ["", "nvida", "NVIDIA", "amd,intel"])
 def test_bad_gpu_vendor(vendor):
     assert refused(gpu_vendor=vendor) == (
-        f"gpu-vendor '{vendor}' is unknown: use auto, nvidia, amd, intel"
+        f"gpu-vendor '{vendor}' is not allowed: use auto, nvidia, amd or intel"
     )
 
 
@@ -96,23 +95,20 @@ def test_gpu_allocation():
     assert parse(gpu_allocation="shared").gpu_allocation == "shared"
     for value in ("", "Exclusive", "none", "shared,exclusive"):
         assert refused(gpu_allocation=value) == (
-            f"gpu-allocation '{value}' is unknown: use exclusive, shared"
+            f"gpu-allocation '{value}' is not allowed: use exclusive or shared"
         )
 
 
-def test_privileged_tasks():
-    assert parse(privileged_tasks="gpu").privileged_tasks == "gpu"
-    for value in ("", "GPU", "yes", "no"):
-        assert refused(privileged_tasks=value) == (
-            f"privileged-tasks '{value}' is unknown: use no-gpu, gpu"
-        )
+def test_gpus_of_privileged_tasks():
+    assert parse(gpu_for_privileged_tasks=True).gpu_for_privileged_tasks
 
 
 WORDS = {
-    "gpu-health": ("on", "observe", "off"),
-    "job-log": ("on", "faults", "off"),
-    "gpu-unused": ("warn", "ignore", "fail"),
-    "gpu-recovery": ("none", "reset", "reboot"),
+    "gpu-health": ("enabled", "observe", "disabled"),
+    "job-log": ("enabled", "faults", "disabled"),
+    "idle-gpu-action": ("warn", "ignore", "fail"),
+    "gpu-recovery": ("none", "reset"),
+    "auto-reboot": ("none", "driver", "gpu", "all"),
 }
 
 
@@ -123,15 +119,30 @@ def test_the_words_of_the_watch(option):
     for word in words:
         assert getattr(parse(**{attribute: word}), attribute) == word
     for value in ("", words[0].upper(), "true", f"{words[0]},{words[1]}"):
-        assert refused(**{attribute: value}).startswith(f"{option} '{value}' is unknown: use ")
+        assert refused(**{attribute: value}).startswith(f"{option} '{value}' is not allowed: use ")
 
 
-def test_max_quarantined():
+@pytest.mark.parametrize(
+    ("value", "driver", "gpu"),
+    [
+        ("none", False, False),
+        ("driver", True, False),
+        ("gpu", False, True),
+        ("all", True, True),
+    ],
+)
+def test_what_the_machine_may_be_rebooted_for(value, driver, gpu):
+    options = parse(auto_reboot=value)
+    assert (options.may_reboot_for_driver, options.may_reboot_for_gpu) == (driver, gpu)
+
+
+def test_quarantine_limit_percent():
     for value in (1, 50, "100"):
-        assert parse(max_quarantined=value).max_quarantined == int(value)
+        found = parse(quarantine_limit_percent=value)
+        assert found.quarantine_limit_percent == int(value)
     for value in (0, 101, "50%", ""):
-        assert refused(max_quarantined=value) == (
-            f"max-quarantined '{value}' is out of range: use 1 to 100"
+        assert refused(quarantine_limit_percent=value) == (
+            f"quarantine-limit-percent '{value}' is out of range: use 1 to 100"
         )
 
 
@@ -140,100 +151,118 @@ def test_gpu_metrics_port():
         assert parse(gpu_metrics_port=value).gpu_metrics_port == int(value)
     for value in (-1, 65536, 2222, 7777, "", "http"):
         said = refused(gpu_metrics_port=value)
-        assert said.startswith(f"gpu-metrics-port '{value}' can't be used: use 0 to 65535 but not")
+        assert said.startswith(f"gpu-metrics-port '{value}' cannot be used: use 0 to 65535 except")
 
 
 def test_the_metrics_have_no_port_of_the_units_own_web():
     assert parse(gpu_metrics_port=8080).gpu_metrics_port == 8080
     assert refused(gpu_metrics_port=8080, deployment_mode="all").endswith("8888, 8080")
     ports = {"gpu_metrics_port": 335, "web_port": 335}
-    assert refused(**ports, deployment_mode="all").startswith("gpu-metrics-port '335' can't")
+    assert refused(**ports, deployment_mode="all").startswith("gpu-metrics-port '335' cannot")
 
 
-NUMBERS = {"gpus-per-task": 128, "gpu-wait-timeout": 1800, "hijack-gpu-limit": 1440}
+@pytest.mark.parametrize("value", [0, 1, 128, "128", " 128 "])
+def test_gpus_per_task(value):
+    assert parse(gpus_per_task=value).gpus_per_task == int(value)
 
 
-@pytest.mark.parametrize("option", NUMBERS)
-def test_numbers_from_nothing_to_their_most(option):
-    attribute, most = option.replace("-", "_"), NUMBERS[option]
-    for value in (0, 1, most, str(most), f" {most} "):
-        assert getattr(parse(**{attribute: value}), attribute) == int(value)
-
-
-@pytest.mark.parametrize("option", NUMBERS)
-@pytest.mark.parametrize("value", ["", -1, 1801, 10**30, "1e2", "0x10", "all", "²", "1\n2"])
-def test_numbers_out_of_range(option, value):
-    text = refused(**{option.replace("-", "_"): value})
-    assert text.startswith(f"{option} '")
-    assert text.endswith(f"' is out of range: use 0 to {NUMBERS[option]}")
-
-
-def test_one_more_than_the_most_is_too_many():
-    for option, most in NUMBERS.items():
-        assert f"'{most + 1}' is out of range" in refused(**{option.replace("-", "_"): most + 1})
+@pytest.mark.parametrize("value", ["", -1, 129, 10**30, "1e2", "0x10", "all", "²", "1\n2"])
+def test_bad_gpus_per_task(value):
+    text = refused(gpus_per_task=value)
+    assert text.startswith("gpus-per-task '")
+    assert text.endswith("' is out of range: use 0 to 128")
 
 
 @pytest.mark.parametrize(
-    ("option", "text", "value"),
+    ("value", "seconds"), [("0", 0), ("0s", 0), ("90s", 90), ("4m", 240), ("30m", 1800)]
+)
+def test_gpu_wait_timeout(value, seconds):
+    assert parse(gpu_wait_timeout=value).gpu_wait_timeout == seconds
+
+
+@pytest.mark.parametrize("value", ["", 240, "-1s", "30m1s", "1h", "4 m", "4M", "٤m", "99999999m"])
+def test_bad_gpu_wait_timeout(value):
+    assert refused(gpu_wait_timeout=value) == (
+        f"gpu-wait-timeout '{value}' is not a duration from 0s to 30m: use one such as 90s, 4m, "
+        "2h or 1h30m"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "engines"),
     [
-        ("min_gpu_memory_gib", 0, 0),
-        ("min_gpu_memory_gib", 16, 16),
-        ("min_compute_capability", "7.0", "7.0"),
-        ("min_compute_capability", "12.1", "12.1"),
-        ("min_driver_version", "535", "535"),
-        ("min_driver_version", "580.65.06", "580.65.06"),
-        ("min_cpus", 0, 0),
-        ("min_cpus", 4, 4),
-        ("min_memory_gib", 0, 0),
-        ("min_memory_gib", 16, 16),
+        ("", Engines()),
+        ("podman", Engines(("podman",))),
+        (" docker , podman=default,", Engines(("docker", "podman"), ("podman",))),
+        ("docker=default,podman=default", Engines(("docker", "podman"), ("docker", "podman"))),
     ],
 )
-def test_minimums(option, text, value):
-    assert getattr(parse(**{option: text}).minimums, option.removeprefix("min_")) == value
+def test_container_engines(text, engines):
+    assert parse(container_engines=text).container_engines == engines
 
 
 @pytest.mark.parametrize(
-    ("option", "text"),
+    ("item", "why"),
     [
-        ("min_compute_capability", "7"),
-        ("min_compute_capability", "sm_70"),
-        ("min_compute_capability", "7.0,8.0"),
-        ("min_driver_version", "580-server"),
-        ("min_driver_version", ">=535"),
-        ("min_driver_version", "58"),
-        ("min_driver_version", "580."),
+        ("lxd", "is unknown: use podman, podman=default, docker or docker=default"),
+        ("Docker", "is unknown: use podman"),
+        ("podman=", "is unknown: use podman"),
+        ("podman=true", "is unknown: use podman"),
+        ("docker=default", "repeats docker: give it once"),
     ],
 )
-def test_bad_minimums(option, text):
-    assert f"'{text}' is no minimum: use a number such as " in refused(**{option: text})
+def test_bad_container_engines(item, why):
+    assert refused(container_engines=f"docker,{item}").startswith(
+        f"container-engines '{item}' {why}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("option", "most"),
-    [("min-gpu-memory-gib", 9999), ("min-cpus", 9999), ("min-memory-gib", 99999)],
+    ("text", "minimums"),
+    [
+        ("", Minimums()),
+        ("cpus=4", Minimums(cpus=4)),
+        ("memory=16GiB", Minimums(memory_gib=16)),
+        ("gpu-memory=8GiB", Minimums(gpu_memory_gib=8)),
+        ("compute-capability=12.1", Minimums(compute_capability="12.1")),
+        ("driver=580.65.06", Minimums(driver_version="580.65.06")),
+        (
+            "cpus=4, memory=16GiB, gpu-memory=8GiB, compute-capability=7.0, driver=535",
+            Minimums(4, 16, 8, "7.0", "535"),
+        ),
+    ],
 )
-def test_bad_minimums_of_size(option, most):
-    for number in (-1, most + 1):
-        text = f"{option} '{number}' is out of range: use 0 to {most}"
-        assert refused(**{option.replace("-", "_"): number}) == text
+def test_minimums(text, minimums):
+    assert parse(minimums=text).minimums == minimums
+
+
+KNOWN = "cpus, memory, gpu-memory, compute-capability, driver"
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
-    [("", ()), (" jq ,nvtop,,jq", ("jq", "nvtop")), (",".join(HOST_PACKAGES), HOST_PACKAGES)],
+    ("item", "why"),
+    [
+        ("ram=4GiB", f"is not a known setting: use {KNOWN}"),
+        ("CPUs=4", f"is not a known setting: use {KNOWN}"),
+        ("memory", "has no value: use memory=VALUE"),
+        ("cpus=8", "repeats cpus: give it once"),
+        ("memory=16", "is out of range: use 1GiB to 99999GiB"),
+        ("memory=16GB", "is out of range: use 1GiB to 99999GiB"),
+        ("memory=0GiB", "is out of range: use 1GiB to 99999GiB"),
+        ("gpu-memory=10000GiB", "is out of range: use 1GiB to 9999GiB"),
+        ("compute-capability=7", "is not a version: use one such as 7.0"),
+        ("compute-capability=sm_70", "is not a version: use one such as 7.0"),
+        ("driver=580-server", "is not a version: use one such as 580.65.06"),
+        ("driver=58", "is not a version: use one such as 580.65.06"),
+        ("driver=580.", "is not a version: use one such as 580.65.06"),
+        ("driver=", "is not a version: use one such as 580.65.06"),
+    ],
 )
-def test_host_packages(text, names):
-    assert parse(host_packages=text).host_packages == names
+def test_bad_minimums(item, why):
+    assert refused(minimums=f"cpus=4,{item}") == f"minimums '{item}' {why}"
 
 
-@pytest.mark.parametrize("item", ["nvidia-driver-580", "jq=1.6", "./x.deb", "-y", "JQ", "jq tmux"])
-def test_bad_host_packages(item):
-    text = refused(host_packages=f"htop,{item}")
-    assert text.startswith(f"host-packages '{item}' is none of those that can be had: use btop, ")
-    assert text.endswith(", zstd")
-
-
-def test_the_option_tells_all_packages_that_can_be_had():
-    told = yaml.safe_load((ROOT / "config.yaml").read_text())["options"]["host-packages"]
-    listed = told["description"].partition(": ")[2].partition(".")[0]
-    assert listed.split() == [*(f"{name}," for name in sorted(HOST_PACKAGES)[:-1]), "zstd"]
+@pytest.mark.parametrize("number", ["0", "-1", "10000", "²", "4.5", ""])
+def test_bad_minimums_of_processors(number):
+    said = f"minimums 'cpus={number}' is out of range: use 1 to 9999"
+    assert refused(minimums=f"cpus={number}") == said

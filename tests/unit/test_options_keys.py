@@ -31,5 +31,5 @@ def dss():
 
 @pytest.mark.parametrize("make", [certificate, dss])
 def test_keys_of_other_types_are_refused(make):
-    with pytest.raises(ValueError, match=r"^is no OpenSSH public key of a known type$"):
+    with pytest.raises(ValueError, match=r"^is not an OpenSSH public key of a known type$"):
         public_key(make().decode())

@@ -2,21 +2,25 @@
 # See LICENSE file for licensing details.
 """Every option: what it takes, what it makes of it, and what it says to a value it can't use."""
 
+import re
+
 import pytest
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.concourse.options.release import ReleaseOptions
-from ci.concourse.options.web import WebOptions
-from ci.concourse.options.worker import WorkerOptions
-from ci.concourse.upstream import PINNED_SHA256
+from ci.concourse.options.encryption import Keys
+from ci.concourse.options.web_values import Settings
+from ci.concourse.upstream import PINNED_SHA256, RELEASE
+from options.declaration import Group
 from options.part import Part
 from options.ssh import public_key
-from options.table import Minimums, Options
+from options.table import BY_NAME, DEFAULTS, SECRETS, TABLE, Engines, Minimums
 from options.table import parse as parse_options
-from tests.unit.situations import DEFAULTS, parse, refused
+from tests.unit.situations import ROOT, parse, refused
+from tests.unit.test_docs import texts
 
 RSA = rsa.generate_private_key(65537, 2048)
 PEM = serialization.Encoding.PEM
@@ -41,26 +45,122 @@ def private(key, form=PKCS8, encryption=PLAIN):
 KEY = line(RSA)
 
 
-def test_the_defaults_of_config_yaml():
-    assert parse() == Options(
-        deployment_mode="worker",
-        enable_gpu=False,
-        gpu_device_ids=(),
-        gpu_vendor="auto",
-        gpu_allocation="exclusive",
-        gpus_per_task=1,
-        gpu_wait_timeout=240,
-        hijack_gpu_limit=30,
-        privileged_tasks="no-gpu",
-        selftest_on_start=True,
-        host_packages=(),
-        minimums=Minimums(),
-        release=ReleaseOptions(version="8.3.0", sha256="", mirror="", follows_web=False),
-        worker=WorkerOptions(
-            tags=(), tsa_hosts=(), tsa_public_key="", private_key="", dns_servers=()
-        ),
-        web=WebOptions(port=8080, external_url="", advertise_address=""),
-    )
+def test_what_the_defaults_come_to():
+    options = parse_options({})
+    assert options == parse()
+    assert (options.deployment_mode, options.enable_gpu, options.wrong) == ("worker", False, ())
+    assert options.minimums == Minimums()
+    assert options.container_engines == Engines()
+    assert (options.gpu_wait_timeout, options.worker.drain_timeout) == (240, 7200)
+    assert (options.release.chosen, options.worker.tags) == (("", ""), ())
+    assert (options.web.encryption, options.web.users) == (Keys(), ())
+    assert (options.web.settings, options.web.tls) == (Settings(), None)
+
+
+@pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
+def test_declaration(option):
+    assert BY_NAME[option.name] is option
+    assert option.text.strip() == option.text
+    assert option.text.endswith(".")
+    assert option.ci in (None, "concourse")
+    assert bool(option.is_secret) == (option.name in SECRETS)
+    if option.values:
+        assert option.default in option.values
+    # YAML 1.1 reads them as booleans, in a bundle or a Terraform plan.
+    booleans = {"y", "n", "yes", "no", "on", "off", "true", "false", "~", "null"}
+    assert not booleans & {value.lower() for value in option.values}
+    assert str(option.default).lower() not in booleans or isinstance(option.default, bool | None)
+
+
+def test_everyday_options_are_first_and_groups_stay_together():
+    groups = [option.group for option in TABLE]
+    assert groups == sorted(groups, key=[*Group].index)
+    assert {*groups} == {*Group}
+    assert [option.name for option in TABLE if option.group is Group.EVERYDAY] == [
+        *("deployment-mode", "enable-gpu", "gpu-device-ids", "gpus-per-task", "extra-tags"),
+        *("task-mounts", "external-url"),
+    ]
+
+
+@pytest.mark.parametrize("option", BY_NAME)
+def test_config_yaml_and_the_reference_have_each_option_once(option):
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())["options"]
+    assert [*config] == [one.name for one in TABLE]
+    page = (ROOT / "docs/reference/options.md").read_text()
+    assert page.count(f"### `{option}`\n") == 1
+
+
+SETS_OPTIONS = sorted(
+    path
+    for pattern in ("src/**/*.py", "lib/**/*.py", "src/**/*.rules", "docs/**/*.md", "*.md")
+    for path in ROOT.glob(pattern)
+    if "juju config" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("path", SETS_OPTIONS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_option_that_a_command_sets_exists(path):
+    for text in texts(path):
+        command = r"juju config (?:<\w+>|\{?[\w-]+\}?)((?: [a-z][a-z-]*=\S*)+)"
+        for words in re.findall(command, re.sub(r"\s+", " ", text)):
+            assert {*re.findall(r" ([a-z][a-z-]*)=", words)} <= {*BY_NAME}, words
+
+
+# A value that cannot be used, for each option but booleans and secrets.
+BAD = {
+    "deployment-mode": "both",
+    "gpu-device-ids": "none",
+    "gpus-per-task": 129,
+    "extra-tags": "a\nb",
+    "task-mounts": "/etc",
+    "external-url": "ci.example.com",
+    "tsa-hosts": "ci.example.com",
+    "tsa-public-keys": "ssh-rsa",
+    "gpu-vendor": "nvida",
+    "gpu-allocation": "none",
+    "gpu-wait-timeout": "240",
+    "container-engines": "lxd",
+    "gpu-run-group": "gpu users",
+    "gpu-driver": "latest",
+    "auto-reboot": "true",
+    "nvidia-container-toolkit-version": "latest",
+    "nvidia-toolkit-mirror": "mirror",
+    "nvidia-toolkit-key": "key",
+    "minimums": "cpus",
+    "gpu-health": "on",
+    "quarantine-limit-percent": 0,
+    "gpu-recovery": "reboot",
+    "job-log": "on",
+    "idle-gpu-action": "kill",
+    "gpu-metrics-port": 2222,
+    "web-metrics-port": 8080,
+    "concourse-version": "latest",
+    "concourse-mirror": "mirror",
+    "web-port": 0,
+    "web-tls-port": 9391,
+    "web-advertise-address": "a b",
+    "worker-settings": "mtu=1",
+    "worker-ca-certificates": "ca",
+    "only-team": "a b",
+    "drain-timeout": "2",
+}
+
+
+def test_each_option_has_a_bad_value_here():
+    booleans = {name for name, default in DEFAULTS.items() if isinstance(default, bool)}
+    assert BAD.keys() == DEFAULTS.keys() - booleans
+
+
+@pytest.mark.parametrize("option", BAD)
+def test_a_bad_value_freezes_its_part_and_names_option_value_and_remedy(option):
+    value = BAD[option]
+    options = parse(**{option: value})
+    (wrong,) = options.wrong
+    shown = ascii(str(value))[1:-1]
+    assert wrong.option == option
+    assert wrong.text.startswith(f"{option} '{shown}")
+    assert ": " in wrong.text
+    assert BY_NAME[option].part in options.frozen
 
 
 @pytest.mark.parametrize(
@@ -75,55 +175,50 @@ def test_deployment_mode(mode, worker, web):
 @pytest.mark.parametrize("mode", ["", "Worker", "both", "web,worker", "worker\nweb"])
 def test_bad_deployment_mode(mode):
     text = refused(deployment_mode=mode)
-    assert text.endswith("is unknown: use worker, web, all")
+    assert text.endswith("is not allowed: use worker, web or all")
     assert text.startswith(f"deployment-mode '{ascii(mode)[1:-1]}'")
 
 
 def test_tags_keep_their_order_without_repeats():
-    assert parse(tag=" big, fast ,,big,a=b c ").worker.tags == ("big", "fast", "a=b c")
+    assert parse(extra_tags=" big, fast ,,big,a=b c ").worker.tags == ("big", "fast", "a=b c")
 
 
 @pytest.mark.parametrize("tag", ["a\nb", "a,b\x00", "a\x1b[31m", "a\u2028b", "a\u202eb"])
 def test_bad_tags(tag):
-    assert refused(tag=tag).endswith("has a character that can't be printed: remove it")
+    assert refused(extra_tags=tag).endswith("has an unprintable character: remove it")
 
 
 @pytest.mark.parametrize("version", ["8.3.0", "7.14.2", "10.0.11"])
 def test_concourse_version(version):
-    assert parse(concourse_version=version).release.version == version
+    assert parse(concourse_version=version).release.chosen == (version, "")
+    for checksum in ("0a" * 32, "0A" * 32):
+        named = f" {version}@sha256:{checksum} "
+        assert parse(concourse_version=named).release.chosen == (version, "0a" * 32)
 
 
 @pytest.mark.parametrize(
-    "version", ["", "8.3", "v8.3.0", "8.3.0-rc.1", "8.3.0/../x", "latest", f"{'9' * 5000}.0.0"]
+    "version",
+    [
+        *("8.3", "v8.3.0", "8.3.0-rc.1", "8.3.0/../x", "latest", f"{'9' * 5000}.0.0"),
+        *("8.3.0@", "8.3.0@sha256:", f"8.3.0@{'0a' * 32}", f"8.3.0@sha256:{'0a' * 33}"),
+        *(f"@sha256:{'0a' * 32}", f"8.3.0@sha256:{'xy' * 32}", f"8.3.0@sha512:{'0a' * 32}"),
+    ],
 )
 def test_bad_concourse_version(version):
-    assert refused(concourse_version=version).endswith("is no release: use X.Y.Z")
-
-
-def test_concourse_sha256():
-    for text in (f" {'0a' * 32} ", "0A" * 32):
-        assert parse(concourse_sha256=text).release.sha256 == "0a" * 32
-
-
-def test_a_checksum_in_capitals_is_the_same():
-    assert parse(concourse_sha256="0A" * 32).release.sha256 == "0a" * 32
-
-
-@pytest.mark.parametrize("checksum", ["0a", "0a" * 33, "sha256:" + "0a" * 32, "xy" * 32])
-def test_bad_concourse_sha256(checksum):
-    assert refused(concourse_sha256=checksum).endswith("is no SHA-256: use 64 hex digits")
+    told = refused(concourse_version=version)
+    assert told.endswith("is not a release: use X.Y.Z, or X.Y.Z@sha256:<64 hex digits>")
 
 
 def test_every_pinned_checksum_is_one():
     for version, checksum in PINNED_SHA256.items():
-        parse(concourse_version=version, concourse_sha256=checksum)
+        assert not parse(concourse_version=f"{version}@sha256:{checksum}").wrong
     assert len(set(PINNED_SHA256.values())) == len(PINNED_SHA256)
-    assert DEFAULTS["concourse-version"] in PINNED_SHA256
+    assert RELEASE in PINNED_SHA256
 
 
 def test_a_tsa_outside_juju():
     hosts = "ci.example.com:2222, 10.0.0.5:22,[fd00::5]:2222"
-    options = parse(tsa_host=hosts, tsa_public_key=f"{KEY} root@web\n")
+    options = parse(tsa_hosts=hosts, tsa_public_keys=f"{KEY} root@web\n")
     assert options.worker.tsa_hosts == ("ci.example.com:2222", "10.0.0.5:22", "[fd00::5]:2222")
     assert options.worker.tsa_public_key == KEY
 
@@ -143,23 +238,23 @@ def test_a_tsa_outside_juju():
     ],
 )
 def test_bad_tsa_host(host):
-    text = refused(tsa_host=host, tsa_public_key=KEY)
-    assert text.endswith("is no HOST:PORT: use ci.example.com:2222")
+    text = refused(tsa_hosts=host, tsa_public_keys=KEY)
+    assert text.endswith("is not HOST:PORT: use ci.example.com:2222")
 
 
 def test_several_host_keys_of_a_tsa_outside_juju_are_all_trusted():
     """As while that Concourse rotates its own."""
-    options = parse(tsa_host="a:1", tsa_public_key=f"{KEY} one, {KEY}\n")
+    options = parse(tsa_hosts="a:1", tsa_public_keys=f"{KEY} one, {KEY}\n")
     assert options.worker.tsa_public_key.splitlines() == [KEY, KEY]
-    assert "is not one line" in refused(tsa_host="a:1", tsa_public_key=f"{KEY},{KEY}\n{KEY}")
-    assert refused(tsa_host="a:1", tsa_public_key=f"{KEY},").startswith("tsa-public-key")
+    assert "is not one line" in refused(tsa_hosts="a:1", tsa_public_keys=f"{KEY},{KEY}\n{KEY}")
+    assert refused(tsa_hosts="a:1", tsa_public_keys=f"{KEY},").startswith("tsa-public-keys")
 
 
 def test_tsa_host_and_key_belong_together():
-    assert refused(tsa_host="a:1") == (
-        "tsa-host 'a:1' needs tsa-public-key beside it: set both or none"
+    assert refused(tsa_hosts="a:1") == (
+        "tsa-hosts 'a:1' requires tsa-public-keys: set both or none"
     )
-    assert refused(tsa_public_key=KEY).endswith("needs tsa-host beside it: set both or none")
+    assert refused(tsa_public_keys=KEY).endswith("requires tsa-hosts: set both or none")
 
 
 @pytest.mark.parametrize(
@@ -176,13 +271,13 @@ def test_public_keys_of_the_known_types(key):
         (f"{KEY}\n{KEY}", "is not one line"),
         (f"{KEY}\r{KEY}", "is not one line"),
         (f"# comment\n{KEY}", "is not one line"),
-        ("ssh-rsa", "is no OpenSSH public key"),
-        (f'command="sh" {KEY}', "is no OpenSSH public key of a known type"),
-        (f"cert-authority {KEY}", "is no OpenSSH public key of a known type"),
-        (KEY.replace("ssh-rsa", "ssh-ed25519"), "is no OpenSSH public key of a known type"),
-        (KEY[:-40], "is no OpenSSH public key of a known type"),
-        ("ssh-rsa ////", "is no OpenSSH public key of a known type"),
-        ("ssh-ünknown AAAA", "is no OpenSSH public key of a known type"),
+        ("ssh-rsa", "is not an OpenSSH public key"),
+        (f'command="sh" {KEY}', "is not an OpenSSH public key of a known type"),
+        (f"cert-authority {KEY}", "is not an OpenSSH public key of a known type"),
+        (KEY.replace("ssh-rsa", "ssh-ed25519"), "is not an OpenSSH public key of a known type"),
+        (KEY[:-40], "is not an OpenSSH public key of a known type"),
+        ("ssh-rsa ////", "is not an OpenSSH public key of a known type"),
+        ("ssh-ünknown AAAA", "is not an OpenSSH public key of a known type"),
         (private(RSA), "is not one line"),
     ],
 )
@@ -190,7 +285,7 @@ def test_what_is_no_public_key(text, why):
     with pytest.raises(ValueError, match=why):
         public_key(text)
     if text:
-        said = refused(tsa_host="a:1", tsa_public_key=text)
+        said = refused(tsa_hosts="a:1", tsa_public_keys=text)
         assert said.endswith(f"{why}: use the line of tsa_host_key.pub")
 
 
@@ -212,7 +307,7 @@ def test_a_public_key_is_one_safe_line_or_refused(text, piece):
 @pytest.mark.parametrize("form", [PKCS8, PKCS1])
 def test_worker_private_key(form):
     pem = private(RSA, form)
-    options = parse(worker_private_key=pem)
+    options = parse(worker_private_key={"private-key": pem})
     assert options.worker.private_key == pem
     assert "PRIVATE" not in repr(options)
 
@@ -231,9 +326,9 @@ def test_worker_private_key(form):
     ],
 )
 def test_bad_worker_private_key_is_not_shown(pem):
-    assert refused(worker_private_key=pem) == (
-        "worker-private-key '(secret)' holds no unencrypted RSA key in PEM: "
-        "put one under the key private-key"
+    assert refused(worker_private_key={"private-key": pem}) == (
+        "worker-private-key '(secret)' has no RSA key in PEM without a password: "
+        "put one into its field private-key"
     )
 
 
@@ -246,7 +341,7 @@ def test_web_port(port):
 def test_bad_web_port(port):
     shown = str(port) if port < 10**9 else "9" * 61 + "..."
     assert refused(web_port=port) == (
-        f"web-port '{shown}' can't be used: use 1 to 65535 but not "
+        f"web-port '{shown}' cannot be used: use 1 to 65535 except "
         "2221, 2222, 7776, 7777, 7787, 7788, 8079, 8888"
     )
 
@@ -274,12 +369,7 @@ def test_external_url(url, kept):
     ],
 )
 def test_bad_external_url(url):
-    assert refused(external_url=url).endswith("is no URL: use http://HOST or https://HOST")
-
-
-def test_container_dns_servers():
-    options = parse(container_dns_servers="10.0.0.53, FD00::35,10.0.0.53")
-    assert options.worker.dns_servers == ("10.0.0.53", "fd00::35")
+    assert refused(external_url=url).endswith("is not a URL: use http://HOST or https://HOST")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +384,7 @@ def test_container_dns_servers():
     ],
 )
 def test_advertise_address(given, kept):
-    assert parse(advertise_address=given).web.advertise_address == kept
+    assert parse(web_advertise_address=given).web.advertise_address == kept
 
 
 @pytest.mark.parametrize(
@@ -303,47 +393,24 @@ def test_advertise_address(given, kept):
      "a_b", "ci.example.com/16", "fd00::1%eth0", "10.0.0.7,10.0.0.8", "a" * 64, "ü", "a\nb"],
 )  # fmt: skip
 def test_bad_advertise_address(given):
-    text = refused(advertise_address=given)
+    text = refused(web_advertise_address=given)
     assert text.endswith(
-        "is no address, host name or network: use 10.0.0.7, ci.example.com or 10.0.0.0/16"
+        "is not an address, host name or network: use 10.0.0.7, ci.example.com or 10.0.0.0/16"
     )
 
 
 @pytest.mark.parametrize("given", ["127.0.0.1", "::1", "0.0.0.0", "169.254.1.1", "224.0.0.1"])
 def test_an_address_that_no_other_machine_reaches(given):
-    text = refused(advertise_address=given)
-    assert text.endswith("is out of reach for other machines: use one that they know this unit by")
-
-
-@pytest.mark.parametrize(
-    "server",
-    [
-        "dns.example.com",
-        "10.0.0",
-        "10.0.0.53:53",
-        "1",
-        "10.0.0.0/8",
-        "fe80::1%eth0",
-        "fe80::1%\nx",
-    ],
-)
-def test_bad_container_dns_servers(server):
-    text = refused(container_dns_servers=server)
-    assert text.endswith("is no IP address: use addresses such as 10.0.0.53")
-
-
-@pytest.mark.parametrize("server", ["127.0.0.53", "::1", "0.0.0.0", "::", "ff02::fb"])
-def test_dns_servers_that_a_container_can_not_reach(server):
-    assert refused(container_dns_servers=f"10.0.0.53,{server}") == (
-        f"container-dns-servers '{server}' is out of reach for containers: "
-        "use addresses such as 10.0.0.53"
+    text = refused(web_advertise_address=given)
+    assert text.endswith(
+        "cannot be reached from other machines: use an address that they can reach"
     )
 
 
 @settings(deadline=None, database=None)
 @given(
     st.dictionaries(
-        st.sampled_from(sorted({*DEFAULTS, "worker-private-key"} - {"enable-gpu"})),
+        st.sampled_from(sorted({*DEFAULTS} - {"enable-gpu"})),
         st.none() | st.integers() | st.text(),
     )
 )
@@ -358,35 +425,37 @@ def test_no_value_does_more_than_be_refused(options):
     [
         ("deployment_mode", Part.UNIT),
         ("concourse_version", Part.RELEASE),
-        ("release_mirror", Part.RELEASE),
+        ("concourse_mirror", Part.RELEASE),
         ("gpu_driver", Part.HOST),
         ("gpu_wait_timeout", Part.GPU),
-        ("tsa_host", Part.WORKER),
-        ("container_dns_servers", Part.WORKER),
+        ("tsa_hosts", Part.WORKER),
+        ("worker_settings", Part.WORKER),
         ("web_port", Part.WEB),
         ("external_url", Part.WEB),
         ("gpu_health", Part.WATCH),
-        ("max_quarantined", Part.WATCH),
+        ("quarantine_limit_percent", Part.WATCH),
         ("job_log", Part.WATCH),
-        ("gpu_unused", Part.WATCH),
+        ("idle_gpu_action", Part.WATCH),
         ("gpu_metrics_port", Part.WATCH),
         ("gpu_recovery", Part.WATCH),
+        ("auto_reboot", Part.HOST),
         ("gpu_run_group", Part.RUN),
     ],
 )
 def test_a_value_that_cannot_be_used_concerns_its_own_part_and_the_others_are_read(option, part):
     options = parse(
-        **{option: "bad value", "tag": "rack-7", "deployment_mode": "all"} | {option: "bad value"}
+        **{option: "bad value", "extra_tags": "rack-7", "deployment_mode": "all"}
+        | {option: "bad value"}
     )
     assert options.frozen == {part}
     assert options.worker.tags == ("rack-7",)
 
 
 def test_all_that_is_wrong_is_listed():
-    options = parse(web_port="x", gpu_vendor="x", min_driver_version="x")
+    options = parse(web_port="x", gpu_vendor="x", minimums="x")
     assert [one.option for one in options.wrong] == [
         "gpu-vendor",
-        "min-driver-version",
+        "minimums",
         "web-port",
     ]
     # Whose GPUs they are decides which software they need.

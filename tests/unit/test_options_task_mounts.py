@@ -15,7 +15,7 @@ from gpu_agent.runtime.settings import Folder
 from gpu_runtime import task_mounts as given
 from options.part import Part
 from plan import plan
-from tests.unit.situations import gpu_unit, parse, refused, said, state, tsa, unit
+from tests.unit.situations import codes, gpu_unit, parse, refused, said, state, tsa, unit
 
 DATA = Folder("/srv/data", "/srv/data", writable=False)
 
@@ -53,7 +53,7 @@ def test_several():
     ],
 )
 def test_what_names_no_folder(text):
-    assert "is no folder" in refused(task_mounts=f"/mnt/good,{text}") or text == "/srv/x\n"
+    assert "is not a folder" in refused(task_mounts=f"/mnt/good,{text}") or text == "/srv/x\n"
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_what_names_no_folder(text):
 )
 def test_what_is_the_machines_own(source, holds):
     text = refused(task_mounts=f"{source}:/data")
-    assert f"is or holds the machine's own {holds}: use one such as /srv/datasets" in text
+    assert f"is or contains {holds} of the machine: use a folder such as /srv/datasets" in text
 
 
 @pytest.mark.parametrize("source", ["/home", "/home/", "/home/alice", "/home/alice/"])
 def test_a_users_home_is_not_given(source):
     """A task's root may do there what that user may, as to let itself in."""
-    assert "is or holds a user's home" in refused(task_mounts=f"{source}:/data:rw")
+    assert "is or contains the home of a user" in refused(task_mounts=f"{source}:/data:rw")
     assert parse(task_mounts="/home/shared/datasets").worker.folders
 
 
@@ -99,7 +99,7 @@ def test_what_a_container_needs_is_not_covered(target, covers):
 @pytest.mark.parametrize("other", ["/srv/data", "/srv/data/x", "/srv"])
 def test_two_in_one_place(other):
     text = refused(task_mounts=f"/srv/data,/mnt/x:{other}:rw")
-    assert text.endswith("lies where another one does: give it another TARGET")
+    assert text.endswith("overlaps the TARGET of another folder: use another TARGET")
 
 
 def test_a_worker_without_gpus_gives_them_too():
@@ -124,9 +124,7 @@ def test_a_bad_option_leaves_them_as_they_are(option):
 
 def test_another_runc_would_give_none():
     found = unit(options={"task-mounts": "/srv/data"}, machine={"foreign_runc": "/opt/x/runc"})
-    assert said(found) == [
-        ("blocked", "/opt/x/runc would be used in place of the GPU wrapper: remove it")
-    ]
+    assert codes(found) == [("blocked", "foreign-runc")]
     assert said(unit(machine={"foreign_runc": "/opt/x/runc"})) == []
 
 
@@ -168,7 +166,7 @@ def test_what_tasks_are_refused_for(place):
     folders.ensure((Folder("/nowhere/at-all", "/data", writable=False),), None)
     assert folders.refused() == "/nowhere/at-all: /nowhere: No such file or directory"
     path.write_text("{")
-    assert "this worker can't tell which of its folders tasks get" in folders.refused()
+    assert folders.refused().startswith(f"list of task-mounts folders {path}")
 
 
 def test_the_operator_reads_it(context, rooms):
@@ -181,8 +179,8 @@ def test_the_operator_reads_it(context, rooms):
     assert "runtime.remove" not in rooms.calls
     rooms.refused_folder = "/srv/data: it is missing"
     after = context.run(context.on.update_status(), before)
-    text = "Tasks are refused for task-mounts /srv/data: it is missing"
-    assert after.unit_status == testing.BlockedStatus(text)
+    assert after.unit_status.name == "blocked"
+    assert "task-mounts is unusable (/srv/data: it is missing)" in after.unit_status.message
 
 
 def test_without_folders_and_gpus_there_is_no_wrapper(context, rooms):

@@ -18,8 +18,9 @@ from machine import process
 from options.part import Part
 from parts import health_watch as service
 from plan import plan, status
+from plan.messages import Level
 from plan.state import Failure
-from plan.status import Kind, Running
+from plan.status import Running
 from tests.unit.situations import GPUS, gpu_unit, state, tsa, unit
 
 RUNNING = Running(web=True, worker=True, connected=True)
@@ -89,7 +90,7 @@ def told():
 def test_it_is_had_once_and_again_when_what_it_reads_has_changed(systemd, tmp_path):
     assert ensure(gpu_unit())
     assert [card.uuid for card in told().cards] == [one.uuid for one in GPUS]
-    assert (told().unit, told().mode, told().driver) == ("ci-gpu/3", "on", "580.95.05")
+    assert (told().unit, told().mode, told().driver) == ("ci-gpu/3", "enabled", "580.95.05")
     assert not ensure(gpu_unit())
     # What is out of use is looked after all the same.
     out = (Quarantine(GPUS[0].uuid, "Xid 79", by="watch"),)
@@ -117,11 +118,11 @@ def test_a_gpu_that_is_lost_is_looked_after_until_the_next_boot(systemd):
 def test_off_leaves_what_it_took_out_and_what_it_knew(systemd):
     ensure(gpu_unit())
     settings.STATE.mkdir()
-    assert ensure(gpu_unit({"gpu-health": "off"}))
+    assert ensure(gpu_unit({"gpu-health": "disabled"}))
     assert systemd.unit is None
     assert not settings.PATH.exists()
     assert settings.STATE.exists()
-    assert not ensure(gpu_unit({"gpu-health": "off"}))
+    assert not ensure(gpu_unit({"gpu-health": "disabled"}))
 
 
 @pytest.mark.parametrize("found", [unit(), gpu_unit(leaving=True), unit("web")])
@@ -136,11 +137,28 @@ def test_who_wants_no_gpus_has_nothing_of_it(systemd, found):
     assert not ensure(found)
 
 
-@pytest.mark.parametrize("option", ["gpu-health", "max-quarantined", "gpu-device-ids", "job-log"])
+@pytest.mark.parametrize(
+    ("recovery", "reboot", "then"),
+    [
+        ("none", "none", "none"),
+        ("none", "driver", "none"),
+        ("none", "gpu", "reboot"),
+        ("reset", "none", "reset"),
+        ("reset", "all", "reset"),
+    ],
+)
+def test_it_is_told_what_may_be_done_for_a_gpu(systemd, recovery, reboot, then):
+    ensure(gpu_unit({"gpu-recovery": recovery, "auto-reboot": reboot}))
+    assert told().recovery == then
+
+
+@pytest.mark.parametrize(
+    "option", ["gpu-health", "quarantine-limit-percent", "gpu-device-ids", "job-log"]
+)
 def test_a_value_that_cannot_be_used_leaves_it_as_it_is(systemd, option):
     ensure(gpu_unit())
     before = settings.PATH.read_text()
-    assert not ensure(gpu_unit({option: "x", "gpu-unused": "fail"}))
+    assert not ensure(gpu_unit({option: "x", "idle-gpu-action": "fail"}))
     assert (settings.PATH.read_text(), systemd.starts) == (before, 1)
 
 
@@ -164,40 +182,32 @@ def lines(found, **running):
 
 
 @pytest.mark.parametrize(
-    ("options", "running", "said"),
+    ("options", "running", "notes"),
     [
-        ({}, {}, "(GPU: 2x NVIDIA)"),
-        ({"gpu-health": "off"}, {"watch": False}, "; GPUs are not watched: gpu-health=off)"),
-        ({"gpu-health": "observe"}, {}, "; GPUs are watched, and none is taken out: gpu-health="),
-        (
-            {},
-            {"metrics_taken": 335},
-            "; no GPU metrics: another program has port 335, end it or set another "  # noqa: ISC004
-            "gpu-metrics-port below 1024)",
-        ),
-        ({}, {"watch": False}, "; GPUs are not watched: journalctl -u gpu-ci-health)"),
+        ({}, {}, []),
+        ({"gpu-health": "disabled"}, {"watch": False}, ["gpu-health-disabled"]),
+        ({"gpu-health": "observe"}, {}, ["gpu-health-observes"]),
+        ({}, {"metrics_taken": 335}, ["gpu-metrics-port-taken"]),
+        ({}, {"watch": False}, ["gpu-health-down"]),
     ],
 )
-def test_status_says_whether_the_gpus_are_watched(options, running, said):
+def test_status_shows_whether_the_health_service_runs(options, running, notes):
     (line,) = lines(gpu_unit(options), **running)
-    assert line.kind is Kind.ACTIVE
-    assert said in line.text
+    assert line.level is Level.ACTIVE
+    assert line.notes == ("gpus", *notes)
 
 
 def test_without_gpus_nothing_is_said_of_the_watch():
-    (line,) = lines(unit(options={"gpu-health": "off"}), watch=False)
+    (line,) = lines(unit(options={"gpu-health": "disabled"}), watch=False)
     assert line.text == "Worker ready"
 
 
 def test_too_many_for_one_cause_is_blocked_and_comes_first():
     out = tuple(Quarantine(one.uuid, "off the bus", by="watch") for one in GPUS)
     first, *_ = lines(gpu_unit(quarantined=out), suspect="GPUs are lost")
-    assert first.kind is Kind.BLOCKED
-    assert first.text.startswith(
-        "2 of 2 GPUs went out of use within 5 min for one cause, GPUs are lost: suspect the "
-        "driver or the host, see sudo dmesg and journalctl -u gpu-ci-health. No further GPU is "
-    )
-    assert "juju config ci-gpu max-quarantined=100" in first.text
+    assert (first.level, first.code) == (Level.BLOCKED, "gpus-failed-together")
+    assert first.text.startswith("2 of 2 GPUs failed within 5 min (GPUs are lost)")
+    assert "juju config ci-gpu quarantine-limit-percent=100" in first.text
 
 
 def test_a_driver_that_hangs_is_said_before_all_that_follows_from_it():
@@ -205,8 +215,7 @@ def test_a_driver_that_hangs_is_said_before_all_that_follows_from_it():
     hung = dataclasses.replace(found.inventory, gpus=(), state=State.HUNG)
     out = tuple(Quarantine(one.uuid, "driver hangs", by="watch") for one in GPUS)
     first, *_ = lines(gpu_unit(inventory=hung, quarantined=out), suspect="the driver hangs")
-    assert first.kind is Kind.BLOCKED
-    assert first.text.startswith("The GPU driver does not answer: see sudo dmesg")
+    assert (first.level, first.code) == (Level.BLOCKED, "driver-hangs")
 
 
 def test_a_watch_that_failed_is_said_and_the_worker_goes_on():
@@ -234,10 +243,10 @@ def test_what_it_is_to_do_is_told_to_systemd(systemd):
 
 def test_the_door_has_it_where_gpus_are_and_takes_it_away_with_them(context, rooms):
     context.run(context.on.config_changed(), state(relations=[tsa()], enable_gpu=True))
-    assert rooms.watched == "on"
+    assert rooms.watched == "enabled"
     context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert rooms.watched is None
-    rooms.watched = "on"
+    rooms.watched = "enabled"
     context.run(context.on.remove(), state())
     assert rooms.watched is None
 
@@ -247,9 +256,9 @@ def test_a_hook_with_a_driver_that_hangs_ends_and_says_so(context, rooms):
     before = state(relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status.name == "blocked"
-    assert after.unit_status.message.startswith("The GPU driver does not answer: see sudo dmesg")
+    assert after.unit_status.message.startswith("The GPU driver does not answer: ")
     # Who watched goes on, and sees when it is over.
-    assert rooms.watched == "on"
+    assert rooms.watched == "enabled"
 
 
 def test_why_it_cannot_be_had_is_said_and_the_rest_is_done(context, rooms):

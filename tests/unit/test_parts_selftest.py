@@ -14,7 +14,7 @@ from gpu_agent.model.verdict import Verdict
 from gpu_agent.runtime import install
 from gpu_selftest import last_pass, service, settings, verdict
 from gpu_selftest import retests as selftest_asked
-from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.check import Check, Level, Outcome, Said
 from gpu_selftest.compute import environment
 from options.part import Part
 from options.table import Minimums
@@ -116,7 +116,7 @@ def test_what_was_proven_of_other_gpus_meanwhile_is_no_answer(charm):
 def test_status_is_told_what_was_in_the_way_but_not_what_changes_by_the_minute(charm):
     charm.report("incomplete")
     why = "GPU 0 is in use by container 0b7c1f8e (task, 3 min)"
-    result = dataclasses.replace(charm.last.results[0], text=why)
+    result = dataclasses.replace(charm.last.results[0], text=why, cause="GPU 0 is in use")
     charm.last = dataclasses.replace(charm.last, results=(result,))
     assert verdict.verdict() == Verdict("incomplete", failure="GPU 0 is in use")
 
@@ -131,7 +131,7 @@ def test_a_burn_in_is_not_waited_for_and_nothing_passes_for_proven_meanwhile(cha
     charm.running = service.Running("old", Level.BURN_IN, present())
     after, calls = charm.ensure()
     assert calls == ["boot True"]
-    why = "it is due, and one of level burn-in still runs"
+    why = "a self-test of level burn-in still runs"
     assert after.verdict == Verdict("incomplete", failure=why)
 
 
@@ -140,7 +140,7 @@ def test_one_by_hand_or_at_boot_is_no_reason_to_fail_and_none_to_say_passed(char
     charm.others = "pid 4711, level burn-in, since 17:00:03 UTC"
     after, calls = charm.ensure()
     assert calls == ["boot True"]
-    why = f"it is due, and another still runs: {charm.others}"
+    why = f"another self-test still runs: {charm.others}"
     assert after.verdict == Verdict("incomplete", failure=why)
 
 
@@ -158,7 +158,7 @@ def test_one_that_was_killed_after_its_action_had_returned_is_told(charm):
     assert calls == ["boot True"]
     assert after.verdict == Verdict(
         "incomplete",
-        failure="that of level compute ended without a verdict, see /var/log/gpu-ci/selftest.log",
+        failure="level compute ended without a verdict, see /var/log/gpu-ci/selftest.log",
     )
 
 
@@ -182,8 +182,8 @@ def test_one_gpus_failure_does_not_leave_the_others_untested(charm, of):
 
 def test_a_gpu_that_a_job_had_while_another_failed_is_tested_after_a_while(charm):
     failed = CHECK.result(Outcome.FAILED, "Xid 79", gpu="GPU-0")
-    because = CHECK.result(Outcome.PREVENTED, "xid failed", gpu="GPU-0")
-    busy = CHECK.result(Outcome.PREVENTED, "a job has it", gpu="GPU-1")
+    because = CHECK.result(Outcome.NOT_RUN, "xid failed", gpu="GPU-0")
+    busy = CHECK.result(Outcome.NOT_RUN, "a job has it", gpu="GPU-1")
     for made, age, expected in (
         ((failed, because), 600, ["boot True"]),
         ((failed, because, busy), 10, ["boot True"]),
@@ -194,11 +194,12 @@ def test_a_gpu_that_a_job_had_while_another_failed_is_tested_after_a_while(charm
 
 
 QUICK = ["boot True", "start quick", "Self-test: following new"]
+FULL = "disk full: 0.3 GB free for /var/lib/concourse"
 
 
 def test_a_full_disk_is_said_and_looked_at_again_until_there_is_room(charm):
-    full = DISK.result(Outcome.FAILED, "disk full: 0.3 GB free for /var/lib/concourse")
-    because = CHECK.result(Outcome.PREVENTED, "disk failed")
+    full = DISK.told(Said(Outcome.FAILED, FULL, cause="disk full"))
+    because = CHECK.result(Outcome.NOT_RUN, "disk failed")
     charm.report("failed", age=10, made=(full, because))
     after, calls = charm.ensure()
     assert calls == ["boot True"]
@@ -211,7 +212,7 @@ def test_a_full_disk_is_said_and_looked_at_again_until_there_is_room(charm):
 @pytest.mark.parametrize("level", [Level.QUICK, Level.ISOLATION])
 def test_what_a_job_can_bring_about_is_looked_at_again_by_the_quick_test(charm, level):
     """At boot, or beside isolation that passed: no more is needed to see whether it is over."""
-    hot = HEAT.result(Outcome.FAILED, "throttled: hardware thermal slowdown", gpu="GPU-0")
+    hot = HEAT.told(Said(Outcome.FAILED, "throttled: hardware", cause="throttled"), "GPU-0")
     good = CHECK.result(Outcome.PASSED, "no Xid", gpu="GPU-1")
     charm.report()
     for age, expected in ((10, ["boot True"]), (600, QUICK)):
@@ -233,8 +234,8 @@ def test_a_slow_copy_to_the_host_is_nothing_that_the_quick_test_would_show(charm
 def test_beside_a_gpu_that_is_out_what_takes_none_out_is_said(charm):
     """Of the other, quarantine tells."""
     gone = CHECK.result(Outcome.FAILED, "Xid 79: gone", gpu="GPU-0")
-    full = DISK.result(Outcome.FAILED, "disk full: 0.3 GB free for /var/lib/concourse")
-    because = CHECK.result(Outcome.PREVENTED, "disk failed")
+    full = DISK.told(Said(Outcome.FAILED, FULL, cause="disk full"))
+    because = CHECK.result(Outcome.NOT_RUN, "disk failed")
     charm.report("failed", age=600, made=(gone, full, because))
     after, calls = charm.ensure()
     assert after.verdict == Verdict("failed", failure="disk full", remedy="make room")
@@ -284,7 +285,7 @@ def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
         options=options(
             charm,
             gpu_device_ids=("1",),
-            minimums=Minimums(16, "7.0", "535", 4, 32),
+            minimums=Minimums(4, 32, 16, "7.0", "535"),
         ),
         wheels="/wheels.tar.gz",
     )

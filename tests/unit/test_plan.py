@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from ci.concourse.options.release import ReleaseOptions
+from ci.concourse.options.worker import WorkerSettings
 from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
 from ci.concourse.upstream import PINNED_SHA256
 from gpu_agent.model.inventory import Inventory, MigDevice, State
@@ -32,31 +33,36 @@ from tests.unit.situations import (
     TSA,
     WEB,
     WORKER_KEY,
+    codes,
     gpu_unit,
+    parse,
     said,
     unit,
 )
 
+NAMED = f"8.3.0@sha256:{'ab' * 32}"
 ATTACH = "juju attach-resource ci-gpu concourse=<release tarball>"
 
 
-def blocked(text):
-    return [("blocked", text)]
+def blocked(code):
+    return [("blocked", code)]
 
 
-def waiting(text):
-    return [("waiting", text)]
+def waiting(code):
+    return [("waiting", code)]
 
 
 def test_a_worker_without_gpus():
-    made = plan.make(unit(options={"tag": "b,a", "container-dns-servers": "10.0.0.53"}))
+    made = plan.make(
+        unit(options={"extra-tags": "b,a", "worker-settings": "dns-server=10.0.0.53"})
+    )
     worker = WorkerPlan(
         name="ci-ci-gpu-3",
         tsa_hosts=("10.0.0.5:2222",),
         tsa_public_keys=(HOST_KEY,),
         private_key="",
         tags=("b", "a"),
-        dns_servers=("10.0.0.53",),
+        settings=WorkerSettings(("10.0.0.53",)),
         wrapped=False,
     )
     release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "", webs=("8.3.0",))
@@ -66,7 +72,7 @@ def test_a_worker_without_gpus():
 
 
 def test_a_worker_with_gpus():
-    made = plan.make(gpu_unit({"tag": "rack-7"}))
+    made = plan.make(gpu_unit({"extra-tags": "rack-7"}))
     assert made.problems == ()
     assert made.gpu == GpuPlan(GPUS, RUNTIME, driver="580.95.05", cuda="13.0")
     assert made.worker.wrapped
@@ -97,7 +103,7 @@ def test_the_key_and_the_address_of_a_web_outside_juju_are_taken():
 def test_a_web():
     made = plan.make(unit("web"))
     url, keys = "http://10.0.0.7:8080", (WORKER_KEY,)
-    web = WebPlan("10.0.0.7", 8080, url, DATABASE, SECRETS, keys, queues_tasks=True)
+    web = WebPlan("10.0.0.7", 8080, url, DATABASE, SECRETS, keys, parse().web, queues_tasks=True)
     assert (made.web, made.worker, made.gpu, made.problems) == (web, None, None, ())
 
 
@@ -134,156 +140,117 @@ def test_one_that_is_leaving_starts_nothing():
 ASKS = {
     "worker not related": (
         unit(tsa=Tsa()),
-        waiting("Waiting for web-tsa: juju integrate <web application>:web-tsa ci-gpu:worker-tsa"),
+        waiting("no-web"),
         (None, None, None),
     ),
     "worker not related, with GPUs": (
         gpu_unit(tsa=Tsa()),
-        waiting("Waiting for web-tsa: juju integrate <web application>:web-tsa ci-gpu:worker-tsa"),
+        waiting("no-web"),
         ("new", None, None),
     ),
     "web says nothing yet": (
         unit(tsa=Tsa(related=True)),
-        waiting("Waiting for the web unit to publish its TSA address and key"),
+        waiting("no-web-data"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "web says nonsense": (
-        unit(tsa=Tsa(related=True, refused=("tsa-host of web/0: is no ADDRESS:PORT", "more"))),
-        waiting(
-            "Waiting for usable data from web: tsa-host of web/0: is no ADDRESS:PORT: juju "
-            "show-unit ci-gpu/3 shows it: correct it at web, or juju remove-relation ci-gpu <web "
-            "application> and juju config ci-gpu tsa-host=<address>:<port> "
-            "tsa-public-key=<web's TSA key>"
-        ),
+        unit(tsa=Tsa(related=True, refused=("tsa-host of web/0: is not ADDRESS:PORT", "more"))),
+        waiting("unusable-web-data"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "no checksum for a release": (
         unit(options={"concourse-version": "9.0.0"}, tsa=dataclasses.replace(TSA, versions=())),
-        blocked(
-            "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
-            "concourse-sha256=$(curl -fL https://github.com/concourse/concourse/releases/download/"
-            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that "
-            "is there now, or juju attach-resource ci-gpu concourse=<release tarball>"
-        ),
+        blocked("no-checksum"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "no checksum for a web's release": (
         unit("web", options={"concourse-version": "9.0.0"}),
-        blocked(
-            "No checksum is known for Concourse 9.0.0 on amd64: juju config ci-gpu "
-            "concourse-sha256=$(curl -fL https://github.com/concourse/concourse/releases/download/"
-            "v9.0.0/concourse-9.0.0-linux-amd64.tgz | sha256sum | cut -c-64) takes the file that "
-            "is there now, or juju attach-resource ci-gpu concourse=<release tarball>"
-        ),
+        blocked("no-checksum"),
         (None, None, Keep.AS_IS),
     ),
     "rival": (
         gpu_unit(machine={"rival": "docker.service"}),
-        blocked(
-            "docker.service owns /run/containerd/containerd.sock, which Concourse needs: stop "
-            "and disable it (if it is Docker's: juju config ci-gpu container-engines=docker), or "
-            "use another machine"
-        ),
+        blocked("other-containerd"),
         ("new", Keep.AS_IS, None),
     ),
     "foreign runc": (
         gpu_unit(machine={"foreign_runc": "/opt/containerd/bin/runc"}),
-        blocked("/opt/containerd/bin/runc would be used in place of the GPU wrapper: remove it"),
+        blocked("foreign-runc"),
         ("new", Keep.AS_IS, None),
     ),
     "two ways to a web": (
         unit(options=OUTSIDE),
-        blocked(
-            "tsa-host is set while a web is related: juju config ci-gpu tsa-host= "
-            "tsa-public-key=, or remove the relation"
-        ),
+        blocked("two-ways-to-web"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "older than its web": (
         unit(options={"concourse-version": "8.2.5"}),
-        blocked(
-            "Web runs Concourse 8.3.0, which gives no work to 8.2.5: juju config ci-gpu "
-            "concourse-version=8.3.0"
-        ),
+        blocked("web-is-other-release"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "no database": (
         unit("web", web=Web(secrets=SECRETS)),
-        waiting("Waiting for a database: juju integrate ci-gpu:postgresql postgresql:database"),
+        waiting("no-database"),
         (None, None, None),
     ),
     "database says nothing yet": (
         unit("web", web=Web(database_related=True, secrets=SECRETS)),
-        waiting("Waiting for the database's address and credentials"),
+        waiting("no-database-data"),
         (None, None, Keep.AS_IS),
     ),
     "no keys of the web yet": (
         unit("web", web=dataclasses.replace(WEB, secrets=None)),
-        waiting("Waiting for the leader to make the web's keys"),
+        waiting("no-web-keys"),
         (None, None, Keep.AS_IS),
     ),
     "no keys of the own web yet": (
         unit("all", tsa=Tsa(), web=dataclasses.replace(WEB, secrets=None)),
-        waiting("Waiting for the leader to make the web's keys"),
+        waiting("no-web-keys"),
         (Keep.AS_IS, Keep.AS_IS, Keep.AS_IS),
     ),
     "another web beside the own": (
         unit("all"),
-        blocked(
-            "This unit has a web of its own and is related to another: juju remove-relation "
-            "ci-gpu <web application>, or deploy its workers with deployment-mode=worker"
-        ),
+        blocked("own-web-and-another"),
         (Keep.AS_IS, Keep.AS_IS, "new"),
     ),
     "two Concourses": (
         unit(tsa=dataclasses.replace(TSA, webs=("ci-a", "ci-b"))),
-        blocked(
-            "Related to several Concourses at once, ci-a and ci-b: juju remove-relation ci-gpu "
-            "<all but one>"
-        ),
+        blocked("several-webs"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "three of all without a database": (
         unit("all", tsa=Tsa(), web=Web(secrets=SECRETS), planned_units=3),
-        blocked(
-            "3 units without a database in common would be as many Concourses: juju integrate "
-            "ci-gpu:postgresql postgresql:database, or juju remove-unit"
-        ),
+        blocked("no-shared-database"),
         (Keep.AS_IS, Keep.AS_IS, Keep.AS_IS),
     ),
     "Juju does not tell of the resource": (
         unit(tarball=None),
-        waiting(
-            "Waiting for Juju to tell whether there is a resource concourse: juju resources ci-gpu"
-        ),
+        waiting("resource-unknown"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "a bad option of the web beside a worker": (
         unit("all", tsa=Tsa(), options={"web-port": "x"}),
-        blocked(
-            "web-port 'x' can't be used: use 1 to 65535 but not 2221, 2222, 7776, 7777, 7787, "
-            "7788, 8079, 8888"
-        ),
+        blocked("bad-option"),
         (None, "new", Keep.AS_IS),
     ),
     "a bad option of the worker without a web yet": (
-        gpu_unit({"container-dns-servers": "x"}, tsa=Tsa()),
-        blocked("container-dns-servers 'x' is no IP address: use addresses such as 10.0.0.53"),
+        gpu_unit({"worker-settings": "mtu=1"}, tsa=Tsa()),
+        blocked("bad-option"),
         ("new", Keep.AS_IS, None),
     ),
     "a bad option of GPUs": (
         gpu_unit({"gpus-per-task": "x"}),
-        blocked("gpus-per-task 'x' is out of range: use 0 to 128"),
+        blocked("bad-option"),
         (Keep.AS_IS, Keep.AS_IS, None),
     ),
     "a bad option of GPUs that are off": (
         unit(options={"gpus-per-task": "x"}),
-        blocked("gpus-per-task 'x' is out of range: use 0 to 128"),
+        blocked("bad-option"),
         (None, "new", None),
     ),
     "no address yet": (
         unit("web", network=Network()),
-        waiting("Waiting for Juju to tell this unit's address"),
+        waiting("no-address"),
         (None, None, Keep.AS_IS),
     ),
 }
@@ -300,7 +267,7 @@ def parts(made):
 def test_what_is_in_the_way_is_said_with_the_next_step(name):
     found, problems, becomes = ASKS[name]
     made = plan.make(found)
-    assert said(found) == problems
+    assert codes(found) == problems
     assert parts(made) == becomes
 
 
@@ -321,12 +288,13 @@ def test_all_that_is_wrong_is_said():
     found = unit("all", options={"enable-gpu": True}, machine={"toolkit": None})
     found = dataclasses.replace(
         found,
-        options=dataclasses.replace(found.options, release=ReleaseOptions(version="9.0.0")),
+        options=dataclasses.replace(found.options, release=ReleaseOptions(("9.0.0", ""), "")),
         machine=dataclasses.replace(found.machine, rival="docker.service"),
         web=dataclasses.replace(WEB, database=None),
     )
-    texts = [text.split(" ")[0] for _, text in said(found)]
-    assert texts == ["No", "nvidia-container-runtime", "Waiting", "docker.service"]
+    assert [code for _, code in codes(found)] == [
+        "no-checksum", "toolkit-missing", "no-database-data", "other-containerd",
+    ]  # fmt: skip
 
 
 def test_mig_devices_are_what_is_handed_out():
@@ -342,16 +310,15 @@ def test_mig_devices_are_what_is_handed_out():
     ("architecture", "options", "tarball", "sha256"),
     [
         ("amd64", {}, "", PINNED_SHA256["8.3.0"]),
-        ("amd64", {"concourse-sha256": "ab" * 32}, "", "ab" * 32),
-        ("arm64", {"concourse-sha256": "ab" * 32}, "", "ab" * 32),
+        ("amd64", {"concourse-version": NAMED}, "", "ab" * 32),
+        ("arm64", {"concourse-version": NAMED}, "", "ab" * 32),
         ("arm64", {}, "/r/concourse.tgz", ""),
     ],
 )
 def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, sha256):
     found = unit(options=options, machine={"architecture": architecture}, tarball=tarball)
     wanted = ReleasePlan("8.3.0", architecture, sha256, tarball, webs=("8.3.0",))
-    named = "concourse-sha256" in options
-    wanted = dataclasses.replace(wanted, attach=ATTACH, is_named=named)
+    wanted = dataclasses.replace(wanted, attach=ATTACH, is_named=bool(options))
     assert plan.make(found).release == wanted
 
 
@@ -363,24 +330,31 @@ def test_no_checksum_of_amd64_is_taken_for_arm64():
     assert "/releases/download/v8.3.0/concourse-8.3.0-linux-arm64.tgz " in text
 
 
-def test_the_command_of_a_release_without_a_checksum_sets_the_right_one(tmp_path):
-    """An operator pastes it into a shell; `juju` stands in for the client."""
+@pytest.mark.parametrize("served", [True, False])
+def test_the_command_of_a_release_without_a_checksum_sets_the_right_one(tmp_path, served):
+    """An operator pastes it into a shell; `juju` stands in for the client.
+
+    If the download fails, no checksum is set: that of an empty file would be accepted.
+    """
     folder = tmp_path / "mirror/v8.3.0"
     folder.mkdir(parents=True)
-    (folder / "concourse-8.3.0-linux-arm64.tgz").write_bytes(b"a release")
+    if served:
+        (folder / "concourse-8.3.0-linux-arm64.tgz").write_bytes(b"a release")
     juju = tmp_path / "juju"
     juju.write_text('#!/bin/sh\necho "$@"\n')
     juju.chmod(0o755)
     mirror = "https://mirror.example.com"
-    found = unit(options={"release-mirror": mirror}, machine={"architecture": "arm64"})
-    command = said(found)[0][1].partition(": ")[2].partition(" takes ")[0]
+    found = unit(options={"concourse-mirror": mirror}, machine={"architecture": "arm64"})
+    command = said(found)[0][1].partition(" now, run ")[2].partition("; or juju ")[0]
     done = subprocess.run(
-        ["bash", "-c", command.replace(mirror, f"file://{tmp_path}/mirror")],
+        ["bash", "-c", command.replace(mirror, f"file://{tmp_path}/mirror")], cwd=tmp_path,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     digest = hashlib.sha256(b"a release").hexdigest()
-    assert done.stdout == f"config ci-gpu concourse-sha256={digest}\n"
-    made = plan.make(unit(options={"concourse-sha256": digest}, machine={"architecture": "arm64"}))
+    told = f"config ci-gpu concourse-version=8.3.0@sha256:{digest}\n" if served else ""
+    assert (done.stdout, done.returncode == 0) == (told, served)
+    named = {"concourse-version": f"8.3.0@sha256:{digest}"}
+    made = plan.make(unit(options=named, machine={"architecture": "arm64"}))
     assert made.release.sha256 == digest
 
 
@@ -395,8 +369,7 @@ def test_a_release_at_hand_is_judged_by_what_it_holds(installed, works):
 
 def test_secrets_do_not_show_where_a_plan_is_printed():
     secret = "0123456789"
-    worker = WorkerPlan("w", (), (), secret, (), (), wrapped=False)
-    web = WebPlan(
-        "", 1, "", dataclasses.replace(DATABASE, password=secret), WebSecrets(*[secret] * 3), ()
-    )
+    worker = WorkerPlan("w", (), (), secret, (), WorkerSettings(), wrapped=False)
+    database, secrets = dataclasses.replace(DATABASE, password=secret), WebSecrets(*[secret] * 3)
+    web = WebPlan("", 1, "", database, secrets, (), parse().web)
     assert secret not in repr((worker, web))

@@ -3,27 +3,27 @@
 """What holds for a plan whatever was found, also what nobody thought of."""
 
 import dataclasses
+import functools
 import os
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ci.concourse.options.release import ReleaseOptions
-from ci.concourse.options.web import WebOptions
-from ci.concourse.options.worker import WorkerOptions
 from ci.concourse.plan.model import WebPlan, WorkerPlan
 from ci.concourse.upstream import WEB_REQUEST_TIMEOUT
 from gpu_agent.model.host import Machine, Toolkit
 from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
-from options.table import ALLOCATIONS, MODES, PRIVILEGED, VENDORS, Options
+from options.table import MODES, VENDORS
 from plan import plan, status
 from plan.gpus import choose, problem_with
 from plan.network import Interface, Network, Offer
 from plan.state import RememberedIds, UnitState
 from relations.model import Database, Tsa, Web, WebSecrets
+from tests.unit.situations import parse
 
+DEFAULTS = parse()
 KEY = "ssh-rsa AAAA"
 PATH = "/usr/bin/nvidia-container-runtime"
 CARDS = range(4)
@@ -45,33 +45,30 @@ def mostly(good, other):
 
 
 options = st.builds(
-    Options,
+    functools.partial(dataclasses.replace, DEFAULTS),
     deployment_mode=st.sampled_from(MODES),
     enable_gpu=mostly(good=True, other=st.booleans()),
     gpu_device_ids=st.just(()) | some(*IDS),
     gpu_vendor=st.sampled_from(VENDORS),
-    gpu_allocation=st.sampled_from(ALLOCATIONS),
+    gpu_allocation=st.sampled_from(["exclusive", "shared"]),
     gpus_per_task=mostly(1, st.integers(0, 12)),
-    hijack_gpu_limit=st.integers(0, 1440),
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
-    privileged_tasks=st.sampled_from(PRIVILEGED),
+    gpu_for_privileged_tasks=st.booleans(),
     release=st.builds(
-        ReleaseOptions,
-        version=mostly("8.3.0", st.sampled_from(VERSIONS)),
-        sha256=st.sampled_from(["", "ab" * 32]),
+        functools.partial(dataclasses.replace, DEFAULTS.release),
+        chosen=st.tuples(
+            mostly("8.3.0", st.sampled_from(["", *VERSIONS])), st.sampled_from(["", "ab" * 32])
+        ),
         mirror=st.just(""),
-        follows_web=st.booleans(),
     ),
     worker=st.builds(
-        WorkerOptions,
+        functools.partial(dataclasses.replace, DEFAULTS.worker),
         tags=some("gpu", "rack-7", "{0}"),
         tsa_hosts=mostly((), some("ci.example.com:2222")),
         tsa_public_key=st.just(KEY),
-        private_key=st.just(""),
-        dns_servers=st.just(()),
     ),
     web=st.builds(
-        WebOptions,
+        functools.partial(dataclasses.replace, DEFAULTS.web),
         port=st.just(8080),
         external_url=texts("", "https://ci.example.com"),
         advertise_address=mostly(
@@ -152,7 +149,7 @@ def founds(draw):
         public_keys=(KEY,) * len(hosts),
         versions=versions,
         request_timeout=draw(st.sampled_from([0, 300, 345, 2100, 7200])),
-        refused=("tsa-host of web/1: is no ADDRESS:PORT",),
+        refused=("tsa-host of web/1: is not ADDRESS:PORT",),
     )
     toolkits = texts("1.20.0", "1.19.1", "1.19.0", "1.19", "").map(lambda v: Toolkit(PATH, v))
     return UnitState(
@@ -197,7 +194,7 @@ def test_whatever_is_found(found):
     for running in (status.Running(), status.Running(web=True, worker=True, connected=True)):
         lines = status.lines(found, made, running)
         assert lines
-        assert (lines[0].kind is status.Kind.ACTIVE) <= (not made.problems)
+        assert (lines[0].level is status.Level.ACTIVE) <= (not made.problems)
         assert all(line.text for line in lines)
 
 
@@ -293,9 +290,9 @@ def a_wait_ends_before_concourse_gives_up(found, made):
     assert wait <= options.gpu_wait_timeout
     assert wait < patience
     assert made.worker.request_timeout >= max(300, wait + 60)
-    assert ("capped" in status.gpu_note(found, made.choice)) == (wait < options.gpu_wait_timeout)
+    assert ("limited" in status.gpu_note(found, made.choice)) == (wait < options.gpu_wait_timeout)
     devices = sum(len(gpu.devices) for gpu in made.gpu.gpus)
-    version = found.installed or ("" if found.tarball else options.release.version)
+    version = found.installed or ("" if found.tarball else made.release.version)
     counts = options.gpu_allocation == "exclusive" and options.gpus_per_task > 0
     if counts and version in ("8.3.0", "9.9.9"):
         assert 1 <= made.worker.max_active_tasks <= devices

@@ -49,8 +49,8 @@ def ready(found, *others):
     """What status says of a unit, as others give these GPUs to tasks."""
     found = dataclasses.replace(found, elsewhere=Elsewhere(others))
     (line,) = status.lines(found, plan.make(found), BOTH)
-    assert line.kind is status.Kind.ACTIVE
-    return line.text
+    assert line.level is status.Level.ACTIVE
+    return line
 
 
 def with_gpus(*gpus, **options):
@@ -60,22 +60,21 @@ def with_gpus(*gpus, **options):
 
 
 def test_status_names_card_unit_and_remedy():
-    text = ready(with_gpus(gpu(0), gpu(1)), on("gpuw/0", "GPU-1", boot=""))
-    assert text == (
-        "Worker ready (GPU: 2x NVIDIA; GPU 1 also given to tasks by gpuw/0: divide the cards (on "
-        "the LXD host: scripts/lxd-gpu ci-gpu) or set gpu-device-ids)"
-    )
+    line = ready(with_gpus(gpu(0), gpu(1)), on("gpuw/0", "GPU-1", boot=""))
+    assert line.notes == ("gpus", "gpu-shared")
+    assert "GPU 1 also given to tasks by gpuw/0" in line.text
+    assert "scripts/lxd-gpu ci-gpu" in line.text
 
 
 def test_slices_of_one_card_belong_to_their_units():
     mine = sliced(0, "1g.10gb", "1g.10gb")
-    assert "also given" not in ready(with_gpus(mine), on("gpuw/0", "MIG-0-7", boot=""))
-    assert "GPU 0 also given" in ready(with_gpus(mine), on("gpuw/0", "MIG-0-1", boot=""))
+    assert ready(with_gpus(mine), on("gpuw/0", "MIG-0-7", boot="")).notes == ("gpus",)
+    assert "GPU 0 also" in ready(with_gpus(mine), on("gpuw/0", "MIG-0-1", boot="")).text
 
 
 def test_a_card_that_tasks_here_may_not_have_is_no_ones_but_the_others():
     found = with_gpus(gpu(0), gpu(1), **{"gpu-device-ids": "0"})
-    assert "also given" not in ready(found, on("gpuw/0", "GPU-1", boot=""))
+    assert ready(found, on("gpuw/0", "GPU-1", boot="")).notes == ("gpus",)
 
 
 def test_a_unit_offers_what_its_tasks_may_have():

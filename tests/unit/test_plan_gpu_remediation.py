@@ -16,8 +16,9 @@ LOST = Patient("GPU-1", "isolation", "off-bus", SINCE, answers=False)
 SPLIT = dataclasses.replace(ASKS_RESET, whole=False)
 
 
-def site(*patients, wish="reboot", made=(), **more):
-    return Site(wish, patients, tuple(made), NOW, "this", UPTIME, **more)
+def site(*patients, made=(), **more):
+    given = {"may_reset": True, "may_reboot": True, "now": NOW, "boot": "this", "uptime": UPTIME}
+    return Site(patients=patients, made=tuple(made), **given | more)
 
 
 def step(*patients, **more):
@@ -64,13 +65,23 @@ def test_what_helps(change, expected):
 
 
 def test_nothing_without_the_option_or_a_patient():
-    assert step(ASKS_RESET, LOST, wish="none") is Step.NOTHING
+    assert step(ASKS_RESET, LOST, may_reset=False, may_reboot=False) is Step.NOTHING
     assert step() is Step.NOTHING
 
 
 def test_with_reset_alone_no_machine_is_rebooted():
-    assert step(LOST, wish="reset") is Step.NOTHING
-    assert step(ASKS_RESET, wish="reset") is Step.RESET
+    assert step(LOST, may_reboot=False) is Step.NOTHING
+    assert step(ASKS_RESET, may_reboot=False) is Step.RESET
+
+
+def test_without_resets_a_reboot_is_made_for_what_either_would_help():
+    without = {"may_reset": False}
+    assert step(ASKS_RESET, **without) is Step.REBOOT
+    assert step(SPLIT, **without) is Step.REBOOT
+    assert step(LOST, **without) is Step.REBOOT
+    assert step(dataclasses.replace(ASKS_RESET, asked=True), **without) is Step.NOTHING
+    since = dataclasses.replace(ASKS_RESET, since=NOW - UPTIME - 1)
+    assert step(since, **without) is Step.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -100,7 +111,7 @@ def test_one_at_a_time_and_resets_before_the_reboot():
 
 def test_a_reset_that_did_not_help_is_not_made_again():
     made = [reset(30)]
-    assert step(ASKS_RESET, made=made, wish="reset") is Step.NOTHING
+    assert step(ASKS_RESET, made=made, may_reboot=False) is Step.NOTHING
     assert step(ASKS_RESET, made=made) is Step.REBOOT
     assert step(ASKS_RESET, made=[reset(30, "GPU-9")]) is Step.RESET
 
@@ -153,7 +164,7 @@ def test_a_card_that_is_broken_for_good_ends_in_nothing():
     """Whatever the order of hooks and boots: one reset, one reboot, and then it rests."""
     patient, made, boot, booted, now, steps = ASKS_RESET, [], "0", NOW - UPTIME, NOW, []
     for _ in range(1000):
-        cure = decide(Site("reboot", (patient,), tuple(made), now, boot, now - booted))
+        cure = decide(site(patient, made=made, now=now, boot=boot, uptime=now - booted))
         if cure.step is not Step.NOTHING:
             steps.append(cure.step)
             made.append(Made(cure.step, cure.uuids, now, boot, now - booted))

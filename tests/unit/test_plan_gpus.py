@@ -1,16 +1,18 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which GPUs tasks may get, and the sentence for everything in the way."""
+"""Which GPUs tasks may get, and the status line for everything in the way."""
 
 import dataclasses
 
 import pytest
 
+from gpu_agent.availability import residual_memory
 from gpu_agent.model.inventory import State, Vendor, devices
 from plan import plan, status
 from plan.gpus import Choice, choose, problem_with
 from plan.labels import of_gpus
 from plan.state import RememberedIds
+from tests.unit.grants import in_use
 from tests.unit.situations import TOOLKIT, TSA, gpu, situation, sliced
 
 
@@ -18,9 +20,13 @@ def uuids(choice):
     return [gpu.uuid for gpu in choice.gpus]
 
 
-def problem(found):
+def line(found):
     wrong = problem_with(found, choose(found))
-    return status.sentence(wrong, found, Choice()).text if wrong else ""
+    return status.of_problem(wrong, found, Choice()) if wrong else None
+
+
+def problem(found):
+    return found_line.code if (found_line := line(found)) else ""
 
 
 def tags(found):
@@ -63,18 +69,17 @@ def test_a_uuid_chooses_its_card():
 
 def test_unknown_ids_say_which_exist():
     found = situation(gpu(0), gpu(1), options={"gpu-device-ids": "7,1,9"})
-    assert problem(found) == (
-        "gpu-device-ids '7,1,9': no GPU has the id 7, 9. This machine has 0, 1"
-    )
+    assert problem(found) == "unknown-gpu-ids"
+    assert "no GPU 7, 9 on this machine, which has GPU 0, 1: " in line(found).text
     assert choose(found).gpus == ()
 
 
 @pytest.mark.parametrize("wrong", ["7", "0;1"])
-def test_a_wrong_choice_says_that_tasks_go_on_getting_what_they_got(wrong):
+def test_a_wrong_choice_says_which_gpus_tasks_keep(wrong):
     found = situation(gpu(0), gpu(1), options={"gpu-device-ids": wrong})
-    assert "tasks go on getting" not in said(found)
+    assert "tasks keep" not in said(found)
     found = dataclasses.replace(found, handed_out=("GPU-0",), tsa=TSA)
-    assert said(found).endswith("; tasks go on getting GPU 0, as before")
+    assert said(found).endswith("; until then tasks keep GPU 0")
 
 
 def said(found):
@@ -132,7 +137,7 @@ def test_a_card_chosen_by_its_uuid_keeps_the_index_that_it_had():
 
 def test_all_chosen_cards_gone_is_a_problem_and_they_stay_remembered():
     found = situation(gpu(0), options={"gpu-device-ids": "1"}, remembered=REMEMBERED)
-    assert problem(found).startswith("All GPUs of gpu-device-ids '1' are gone: bring them back")
+    assert problem(found) == "chosen-gpus-gone"
     assert choose(found).remember == REMEMBERED
 
 
@@ -160,43 +165,43 @@ def test_a_gpu_that_nvml_lost_is_told():
     assert note(situation(gpu(0), lost=("0000:02:00.0",))) == "1x NVIDIA, 1 lost: 0000:02:00.0"
 
 
-def test_a_cordoned_gpu_is_told_without_what_changes_by_the_minute():
-    cordoned = (
-        ("GPU-1", "in use outside CI: pid 4711 (python3)"),
-        ("GPU-2", "dirty: 12.3 GiB taken without a process"),
-        ("GPU-3", "in use outside CI: pid 4712 (python3)"),
+def test_a_gpu_in_use_outside_ci_is_shown_without_its_processes():
+    external = (
+        ("GPU-1", in_use("pid 4711 (python3)")),
+        ("GPU-2", residual_memory.cause(12595)),
+        ("GPU-3", in_use("pid 4712 (python3)")),
     )
     options = {"gpu-device-ids": "0,1,2"}
     found = situation(gpu(0), gpu(1), gpu(2), gpu(3), options=options)
-    assert note(dataclasses.replace(found, cordoned=cordoned)) == (
-        "1x NVIDIA, 2 cordoned: GPU 1 in use outside CI, GPU 2 dirty"
+    assert note(dataclasses.replace(found, external=external)) == (
+        "1x NVIDIA, 2 in use outside CI: GPU 1, 2"
     )
-    assert note(dataclasses.replace(found, cordoned=cordoned[2:])) == "3x NVIDIA"
+    assert note(dataclasses.replace(found, external=external[2:])) == "3x NVIDIA"
 
 
 STATES = {
-    State.NO_GPU: "No GPU found on the PCI bus (0000:01:00.0): put one in, or, where this is a",
-    State.VFIO: "GPU 0000:01:00.0 is bound to vfio-pci for a virtual machine: give it back to",
-    State.NOUVEAU: "GPU 0000:01:00.0 is driven by nouveau, which runs no CUDA: install NVIDIA's",
-    State.NO_DRIVER: "GPU 0000:01:00.0 has no driver: install it with sudo ubuntu-drivers install",
-    State.NOT_PASSED: "GPU 0000:01:00.0 is on the host but not in this container: scripts/lxd-gpu",
-    State.NO_LIBRARY: "NVIDIA driver 580.95.05 is loaded but libnvidia-ml.so.1 is missing",
-    State.MISMATCH: "NVIDIA driver and libnvidia-ml.so.1 differ in version (0000:01:00.0): ",
-    State.NVML_ERROR: "NVML failed: 0000:01:00.0: see dmesg for NVRM and Xid lines, then reboot",
-    State.HUNG: "The GPU driver does not answer: see sudo dmesg for NVRM and Xid lines; where it",
-    State.NO_KFD: "GPU 0000:01:00.0 is not in KFD, through which ROCm programs compute: pass /dev",
+    State.NO_GPU: "no-gpu",
+    State.VFIO: "gpu-passthrough",
+    State.NOUVEAU: "nouveau",
+    State.NO_DRIVER: "no-driver",
+    State.NOT_PASSED: "gpu-not-passed",
+    State.NO_LIBRARY: "library-missing",
+    State.MISMATCH: "libraries-differ",
+    State.NVML_ERROR: "nvml-failed",
+    State.HUNG: "driver-hangs",
+    State.NO_KFD: "not-in-kfd",
 }
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.READY])
 def test_every_state_has_its_own_remedy(state):
-    assert problem(situation(state=state, detail="0000:01:00.0")).startswith(STATES[state])
+    assert problem(situation(state=state, detail="0000:01:00.0")) == STATES[state]
 
 
 @pytest.mark.parametrize("state", [State.NO_GPU, State.VFIO, State.NOT_PASSED])
 def test_a_command_in_a_remedy_names_the_application(state):
     found = dataclasses.replace(situation(state=state), unit="gpu-workers/12")
-    assert problem(found).endswith(", or juju config gpu-workers enable-gpu=false")
+    assert line(found).text.endswith(" or juju config gpu-workers enable-gpu=false")
 
 
 @pytest.mark.parametrize(
@@ -212,21 +217,20 @@ def test_a_command_in_a_remedy_names_the_application(state):
     ],
 )
 def test_a_remedy_is_that_of_the_vendor(vendor, driver, install):
-    guests = problem(situation(state=State.VFIO, detail="0000:01:00.0", vendor=vendor))
-    assert f"give it back to the {driver} driver, or juju config worker" in guests
-    missing = problem(situation(state=State.NO_DRIVER, detail="0000:01:00.0", vendor=vendor))
-    assert missing.startswith(f"GPU 0000:01:00.0 has no driver: {install}")
+    guests = line(situation(state=State.VFIO, detail="0000:01:00.0", vendor=vendor)).text
+    assert f"the {driver} driver" in guests
+    missing = line(situation(state=State.NO_DRIVER, detail="0000:01:00.0", vendor=vendor)).text
+    assert install in missing
     if vendor is not Vendor.NVIDIA:
         assert "nvidia" not in (guests + missing).lower()
 
 
 def test_a_vendor_that_is_not_here_is_named_with_the_way_to_any_other():
     options = {"gpu-vendor": "amd"}
-    assert problem(situation(state=State.NO_GPU, vendor=Vendor.AMD, options=options)) == (
-        "gpu-vendor 'amd': no such GPU found on the PCI bus: put one in, or, where this is a "
-        "virtual machine, pass one through to it, juju config worker gpu-vendor=auto, or juju "
-        "config worker enable-gpu=false"
-    )
+    found = line(situation(state=State.NO_GPU, vendor=Vendor.AMD, options=options))
+    assert found.code == "no-gpu-of-vendor"
+    assert "gpu-vendor=amd" in found.text
+    assert "juju config worker gpu-vendor=auto" in found.text
 
 
 @pytest.mark.parametrize("vendor", [Vendor.AMD, Vendor.INTEL])
@@ -240,35 +244,31 @@ def test_gpus_of_other_vendors_need_no_runtime_of_nvidias(vendor):
 
 def test_what_nvml_says_is_no_template():
     found = situation(state=State.NVML_ERROR, detail="{state.__class__} {0}")
-    assert problem(found).startswith("NVML failed: {state.__class__} {0}: ")
+    assert line(found).text.startswith("NVML failed: {state.__class__} {0}: ")
 
 
 @pytest.mark.parametrize(
-    ("toolkit", "text"),
+    ("toolkit", "code"),
     [
-        (None, "nvidia-container-runtime is missing: install nvidia-container-toolkit 1.19.1 or"),
-        ("1.19.0", "nvidia-container-runtime 1.19.0 has known vulnerabilities (CVE-2026-24260):"),
-        ("1.13.9", "nvidia-container-runtime 1.13.9 has known vulnerabilities"),
-        ("0.20.0", "nvidia-container-runtime 0.20.0 is too old: before 1.13.0"),
-        ("", "/usr/bin/nvidia-container-runtime --version tells no version: install nvidia-conta"),
+        (None, "toolkit-missing"),
+        ("1.19.0", "toolkit-vulnerable"),
+        ("1.13.9", "toolkit-vulnerable"),
+        ("0.20.0", "toolkit-too-old"),
+        ("", "toolkit-version-unreadable"),
         ("1.19.1", ""),
         ("1.19.1-1", ""),
         ("1.20.0", ""),
         ("2.0.0", ""),
     ],
 )
-def test_the_toolkit_must_be_there_and_safe(toolkit, text):
+def test_the_toolkit_must_be_there_and_safe(toolkit, code):
     given = None if toolkit is None else dataclasses.replace(TOOLKIT, version=toolkit)
-    said = problem(situation(gpu(0), toolkit=given))
-    assert said.startswith(text)
-    assert bool(said) == bool(text)
+    assert problem(situation(gpu(0), toolkit=given)) == code
 
 
 def test_mig_mode_hands_out_its_devices_and_needs_some():
     assert problem(situation(sliced(0, "1g.10gb"), gpu(1))) == ""
-    assert problem(situation(gpu(0), sliced(1))).startswith(
-        "GPU 1 has MIG mode on but no MIG device: make some with nvidia-smi mig -cgi"
-    )
+    assert problem(situation(gpu(0), sliced(1))) == "mig-without-devices"
     # One that no task may get is nobody's business.
     assert problem(situation(gpu(0), sliced(1), options={"gpu-device-ids": "0"})) == ""
 
@@ -280,24 +280,25 @@ def test_where_no_gpu_is_asked_for_nothing_is_wrong():
 
 
 PER_TASK = [
-    ((gpu(0), gpu(1)), {"gpus-per-task": 3}, "3' is more than the 2 GPUs that tasks may use here"),
-    ((gpu(0),), {"gpus-per-task": 2}, "2' is more than the 1 GPU that tasks may use here"),
-    ((sliced(0, "1g.10gb"),), {"gpus-per-task": 2}, "2' is more than the 1 MIG device that"),
-    ((sliced(0, "a", "b"), gpu(1)), {"gpus-per-task": 9}, "9' is more than the 3 GPUs and MIG de"),
-    ((gpu(0), gpu(1)), {"gpus-per-task": 2, "gpu-device-ids": "1"}, "2' is more than the 1 GPU"),
+    ((gpu(0), gpu(1)), {"gpus-per-task": 3}, "3 is more than the 2 GPUs that tasks may use here"),
+    ((gpu(0),), {"gpus-per-task": 2}, "2 is more than the 1 GPU that tasks may use here"),
+    ((sliced(0, "1g.10gb"),), {"gpus-per-task": 2}, "2 is more than the 1 MIG device that"),
+    ((sliced(0, "a", "b"), gpu(1)), {"gpus-per-task": 9}, "9 is more than the 3 GPUs and MIG de"),
+    ((gpu(0), gpu(1)), {"gpus-per-task": 2, "gpu-device-ids": "1"}, "2 is more than the 1 GPU"),
     ((gpu(0), gpu(1)), {"gpus-per-task": 2}, ""),
     ((gpu(0),), {"gpus-per-task": 0}, ""),
     ((sliced(0, "a", "b"), gpu(1)), {"gpus-per-task": 3}, ""),
-    ((gpu(0),), {"gpus-per-task": 2, "gpu-allocation": "shared"}, "2' is more than the 1 GPU"),
+    ((gpu(0),), {"gpus-per-task": 2, "gpu-allocation": "shared"}, "2 is more than the 1 GPU"),
 ]
 
 
 @pytest.mark.parametrize(("gpus", "options", "text"), PER_TASK)
 def test_more_per_task_than_there_are_is_a_problem(gpus, options, text):
-    said = problem(situation(*gpus, options=options))
-    assert bool(said) == bool(text)
-    assert said.startswith(f"gpus-per-task '{text}" if text else "")
-    have = len(devices(choose(situation(*gpus, options=options)).gpus))
-    if said:
+    found = situation(*gpus, options=options)
+    assert problem(found) == ("gpus-per-task-too-large" if text else "")
+    have = len(devices(choose(found).gpus))
+    if text:
+        said = line(found).text
+        assert said.startswith(f"gpus-per-task={text}")
         assert f": juju config worker gpus-per-task={have}" in said
         assert said.endswith("choose more with gpu-device-ids") == ("gpu-device-ids" in options)

@@ -10,6 +10,7 @@ from gpu_agent.model.verdict import Verdict
 from plan import plan, status
 from plan.labels import NO_GPU_LEFT
 from plan.state import Quarantine
+from tests.unit.grants import in_use
 from tests.unit.situations import TSA, gpu, situation
 
 XID = Quarantine(
@@ -45,7 +46,7 @@ def test_the_tag_with_the_indexes_leaves_it_out_too():
 
 def test_status_names_it_with_reason_and_remedy():
     assert said(found(XID)) == (
-        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 (Xid 79; reboot the machine))"
     )
 
 
@@ -56,10 +57,10 @@ def test_one_that_is_not_here_or_not_allowed_concerns_nobody():
 
 
 def test_one_that_somebody_uses_besides_is_told_once():
-    cordoned = (("GPU-1", "in use outside CI: pid 4711 (python3)"),)
-    both = dataclasses.replace(found(XID), cordoned=cordoned)
+    external = (("GPU-1", in_use("pid 4711 (python3)")),)
+    both = dataclasses.replace(found(XID), external=external)
     assert said(both) == (
-        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 Xid 79 (reboot the machine))"
+        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 (Xid 79; reboot the machine))"
     )
 
 
@@ -71,11 +72,11 @@ def test_without_any_left_the_operator_reads_what_to_run_and_nobody_is_sent_here
         )
         for n in range(2)
     ]
-    options = {"gpu-device-ids": ids, "tag": "rack-7"}
+    options = {"gpu-device-ids": ids, "extra-tags": "rack-7"}
     made = plan.make(found(*wrapper, options=options))
     assert said(found(*wrapper, options=options)) == (
-        "All GPUs are quarantined: GPU 0, 1 /opt/gpu-ci/bin/runc is changed (wait). "
-        "Then juju run worker/0 gpu-selftest level=quick"
+        "All GPUs are unavailable (2 quarantined: GPU 0, 1 (/opt/gpu-ci/bin/runc is changed)): "
+        "wait, then juju run worker/0 gpu-selftest level=quick"
     )
     assert made.worker.tags == (NO_GPU_LEFT, "rack-7")
     assert made.worker.wrapped
@@ -84,15 +85,15 @@ def test_without_any_left_the_operator_reads_what_to_run_and_nobody_is_sent_here
 
 def test_the_operators_own_is_given_back_by_his_word():
     assert said(found(BY_HAND)) == (
-        "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 fan replaced tomorrow (juju run "
+        "Worker ready (GPU: 1x NVIDIA, 1 cordoned: GPU 0 (fan replaced tomorrow; juju run "
         "worker/0 gpu-uncordon gpu=gpu-0))"
     )
 
 
 def test_each_way_back_is_named():
     assert said(found(XID, BY_HAND)) == (
-        "All GPUs are quarantined: GPU 0 fan replaced tomorrow, GPU 1 Xid 79 (reboot the "
-        "machine). Then juju run worker/0 gpu-selftest level=quick and "
+        "All GPUs are unavailable (1 cordoned: GPU 0 (fan replaced tomorrow), 1 quarantined: GPU "
+        "1 (Xid 79)): reboot the machine, then juju run worker/0 gpu-selftest level=quick and "
         "juju run worker/0 gpu-uncordon gpu=gpu-0"
     )
 
@@ -104,7 +105,10 @@ def test_each_way_back_is_named():
         (PASSED, "2x NVIDIA, self-test passed"),
         (
             Verdict("incomplete", failure="GPU 1 is in use"),
-            "2x NVIDIA, self-test incomplete: GPU 1 is in use",
+            (
+                "2x NVIDIA, self-test incomplete (GPUs stay in use; tried again after 5 min): GPU "
+                "1 is in use"
+            ),
         ),
         (Verdict("passed", partial=True), "2x NVIDIA, self-test of one GPU passed"),
         (
@@ -129,21 +133,30 @@ def test_a_failure_that_put_a_gpu_into_quarantine_is_told_once():
 def test_what_failed_besides_and_took_no_gpu_out_is_told_too():
     failed = Verdict("failed", failure="disk full", remedy="sudo du | tail; make room")
     text = said(found(XID, verdict=failed))
-    assert "1 quarantined: GPU 1 Xid 79" in text
+    assert "1 quarantined: GPU 1 (Xid 79; " in text
     assert text.endswith(", self-test failed: disk full (sudo du | tail))")
 
 
 @pytest.mark.parametrize(
     ("remedy", "shown"),
     [
-        ("Reboot the machine (`sudo reboot`); then test again. If not", " (Reboot the machine)"),
-        ("Have it replaced; then `juju run worker/0 gpu-selftest`", " (Have it replaced)"),
-        ("Wait. The charm writes it anew", " (Wait)"),
-        ("Install 1.19.1 or newer: apt", " (Install 1.19.1 or newer)"),
+        (
+            "Reboot the machine (`sudo reboot`); then test again. If not",
+            "reboot the machine, then ",
+        ),
+        ("Have it replaced; then `juju run worker/0 gpu-selftest`", "have it replaced, then "),
+        ("Wait. The charm writes it again", "wait, then "),
+        ("Install 1.19.1 or newer: apt", "install 1.19.1 or newer, then "),
         ("", ""),
     ],
 )
 def test_status_has_the_first_step_of_a_remedy_and_the_report_all(remedy, shown):
     entries = [dataclasses.replace(XID, uuid=f"GPU-{n}", remedy=remedy) for n in range(2)]
-    told = said(found(*entries))
-    assert told.startswith(f"All GPUs are quarantined: GPU 0, 1 Xid 79{shown}. Then juju run ")
+    assert said(found(*entries)).startswith(
+        f"All GPUs are unavailable (2 quarantined: GPU 0, 1 (Xid 79)): {shown}juju run "
+    )
+
+
+def test_a_long_reason_of_the_operator_is_cut():
+    cordoned = dataclasses.replace(BY_HAND, reason="the fan " * 20)
+    assert "(the fan the fan the fan the fan the fan...; juju run" in said(found(cordoned))

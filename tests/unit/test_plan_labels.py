@@ -19,7 +19,7 @@ def ladder(found, begin):
 
 
 def test_tags_in_their_order():
-    options = {"gpu-device-ids": "1", "tag": "fast, gpu,big"}
+    options = {"gpu-device-ids": "1", "extra-tags": "fast, gpu,big"}
     found = situation(gpu(0), gpu(1, memory_mib=24576), cuda="12.1", options=options)
     assert tags(found) == (
         "gpu",

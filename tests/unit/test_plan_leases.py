@@ -17,10 +17,10 @@ from tests.unit.situations import (
     READY,
     RUNTIME,
     TSA,
+    codes,
     gpu,
     gpu_unit,
     note,
-    said,
     sliced,
     unit,
 )
@@ -39,9 +39,8 @@ def test_the_options_become_policy():
     options = {
         "gpu-allocation": "shared",
         "gpus-per-task": 2,
-        "gpu-wait-timeout": 60,
-        "hijack-gpu-limit": 5,
-        "privileged-tasks": "gpu",
+        "gpu-wait-timeout": "60s",
+        "gpu-for-privileged-tasks": True,
     }
     assert plan.make(gpu_unit(options)).gpu == GpuPlan(
         gpus=GPUS,
@@ -49,7 +48,7 @@ def test_the_options_become_policy():
         allocation="shared",
         gpus_per_task=2,
         wait_timeout=60,
-        hijack_limit=300,
+        hijack_limit=1800,
         privileged_tasks="gpu",
         driver="580.95.05",
         cuda="13.0",
@@ -76,20 +75,20 @@ WAITS = {
     "just below": (280, {}, 280, 340, ""),
     "a web that says nothing": (
         *(281, {}, 280, 340),
-        ", gpu-wait-timeout capped at 280: web names no request-timeout",
+        ", gpu-wait-timeout limited to 280 s: web names no request-timeout",
     ),
     "a web outside Juju": (
         *(1800, {"options": OUTSIDE, "tsa": Tsa()}, 280, 340),
-        ", gpu-wait-timeout capped at 280: web names no request-timeout",
+        ", gpu-wait-timeout limited to 280 s: web names no request-timeout",
     ),
     "a patient web": (1800, {"tsa": patient(2100)}, 1800, 1860, ""),
     "a less patient web": (
         *(1800, {"tsa": patient(600)}, 540, 600),
-        ", gpu-wait-timeout capped at 540: web's request-timeout is 600",
+        ", gpu-wait-timeout limited to 540 s: web's request-timeout is 600 s",
     ),
     "one as patient as Concourse itself": (
         *(250, {"tsa": patient(300)}, 240, 300),
-        ", gpu-wait-timeout capped at 240: web's request-timeout is 300",
+        ", gpu-wait-timeout limited to 240 s: web's request-timeout is 300 s",
     ),
 }
 
@@ -98,7 +97,7 @@ WAITS = {
 def test_a_refusal_comes_before_concourse_gives_up(name):
     asked, values, wait, clock, more = WAITS[name]
     values = dict(values)
-    options = {"gpu-wait-timeout": asked, **values.pop("options", {})}
+    options = {"gpu-wait-timeout": f"{asked}s", **values.pop("options", {})}
     found = gpu_unit(options, **values)
     made = plan.make(found)
     assert made.gpu.wait_timeout == wait
@@ -107,7 +106,7 @@ def test_a_refusal_comes_before_concourse_gives_up(name):
 
 
 def test_a_unit_that_is_both_knows_its_own_webs_patience():
-    options = {"enable-gpu": True, "gpu-wait-timeout": 1800}
+    options = {"enable-gpu": True, "gpu-wait-timeout": "30m"}
     found = unit("all", options=options, tsa=patient(300))
     assert (plan.make(found).gpu.wait_timeout, note(found)) == (1800, "2x NVIDIA")
     elsewhere = plan.make(unit("all", options={**options, **OUTSIDE}, tsa=Tsa()))
@@ -115,7 +114,7 @@ def test_a_unit_that_is_both_knows_its_own_webs_patience():
 
 
 def test_a_worker_without_gpus_leaves_concourses_clock_and_queue_alone():
-    worker = plan.make(unit(options={"gpu-wait-timeout": 1800})).worker
+    worker = plan.make(unit(options={"gpu-wait-timeout": "30m"})).worker
     assert (worker.request_timeout, worker.max_active_tasks) == (0, 0)
 
 
@@ -152,7 +151,7 @@ def test_the_scheduler_is_told_how_many_tasks_get_their_gpus_at_once(gpus, optio
     ],
 )
 def test_only_a_concourse_that_limits_each_worker_queues(version, tarball, installed, queues):
-    options = {"concourse-version": version, "concourse-sha256": "ab" * 32}
+    options = {"concourse-version": f"{version}@sha256:{'ab' * 32}"}
     given = {"tarball": tarball, "installed": installed}
     tsa = dataclasses.replace(TSA, versions=())
     assert plan.make(gpu_unit(options, tsa=tsa, **given)).worker.max_active_tasks == 2 * queues
@@ -162,9 +161,5 @@ def test_only_a_concourse_that_limits_each_worker_queues(version, tarball, insta
 def test_tasks_that_could_never_get_their_gpus_block_and_what_runs_goes_on():
     found = gpu_unit({"gpus-per-task": 3})
     made = plan.make(found)
-    text = (
-        "gpus-per-task '3' is more than the 2 GPUs that tasks may use here: juju config ci-gpu "
-        "gpus-per-task=2"
-    )
-    assert said(found) == [("blocked", text)]
+    assert codes(found) == [("blocked", "gpus-per-task-too-large")]
     assert (made.gpu, made.worker) == (Keep.AS_IS, Keep.AS_IS)

@@ -67,7 +67,8 @@ def test_gpus_that_are_of_no_use_now_are_promised_to_nobody_and_refused_in_words
         both = dataclasses.replace(both, handed_out=tuple(gpu.uuid for gpu in few))
         made = plan.make(both)
     assert [uuid for uuid, _ in made.unusable] == list(both.handed_out)
-    assert all(text and text.isprintable() for _, text in made.unusable)
+    assert {cause.kind for _, cause in made.unusable} == {"unusable"}
+    assert all(cause.reason and cause.reason.isprintable() for _, cause in made.unusable)
     assert made.worker.tags == ("gpu-unusable",)
     well = plan.make(gpu_unit()).worker
     assert made.worker == dataclasses.replace(well, tags=made.worker.tags, max_active_tasks=0), (

@@ -238,7 +238,7 @@ def test_a_child_that_never_begins_is_no_fault_of_a_drivers(monkeypatch, caplog)
     world.asker.turn()
     for _ in range(5):
         assert world.sleep() == []
-    assert "does not begin" in caplog.text
+    assert "does not start" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), children.EndedError("")])

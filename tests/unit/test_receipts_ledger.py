@@ -259,7 +259,7 @@ def test_what_only_the_kernels_log_says_which_a_job_can_forge_is_in_no_receipt(r
     assert rig.only().gpus[0].xids == ()
 
 
-@pytest.mark.parametrize("kind", ["gpu-release", "gpu-unused"])
+@pytest.mark.parametrize("kind", ["gpu-reclaim", "gpu-unused"])
 def test_a_container_that_this_worker_ended_says_so(rig, kind):
     rig.turn(held=[holding(), holding("c2", (B,))], at=100)
     rig.decided("c1", kind, reason="GPU-aaaa: stuck for hours", granted=[])
@@ -275,7 +275,7 @@ def test_a_container_that_this_worker_ended_says_so(rig, kind):
 def test_a_clock_that_is_set_meanwhile_hides_no_kill_and_makes_none(rig, step):
     rig.turn(held=[holding()], at=100)
     rig.clock += step
-    rig.decided("c1", "gpu-release", reason="stuck", granted=[])
+    rig.decided("c1", "gpu-reclaim", reason="stuck", granted=[])
     rig.turn(held=[], at=130)
     rig.clock -= step
     rig.turn(held=[holding(since=140.0)], at=140)

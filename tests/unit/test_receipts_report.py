@@ -12,6 +12,7 @@ from ops import testing
 
 from actions import dispatch as actions
 from actions import gpu_report as action
+from actions.since import SinceError
 from ci.concourse.api import build_info as handles
 from gpu_agent.reporting.receipts import log, report
 from gpu_agent.reporting.receipts.receipt import GpuReceipt, Receipt
@@ -176,17 +177,14 @@ def test_since_when_leases_count(receipts, since, begin):
 @pytest.mark.parametrize(
     "since",
     [
-        *("", "7", "d", "-7d", "7w", "07d", "0d", "7 d", "7d\n", "1e3d", "99999999d", "99999d"),
+        *("", "7", "d", "-7d", "7w", "0d", "7 d", "7d\n", "1e3d", "99999999d", "99999d"),
         *("2026-13-01", "2026-02-30", "20261123", "yesterday", "2026-11-23T25:00", "2026-11-24"),
         *("\u0667d", "../../etc", "x" * 5000),
     ],
 )
 def test_a_time_that_is_none_is_refused_with_what_is_allowed(receipts, since):
     receipts(*LEASES)
-    if since == "99999d":  # 273 years back is a time
-        assert run(since=since)["since"].startswith("1753")
-        return
-    with pytest.raises(action.ReportError) as caught:
+    with pytest.raises(SinceError) as caught:
         run(since=since)
     assert repr(since[:100]) in str(caught.value)
     assert "since" in str(caught.value)
@@ -204,7 +202,7 @@ def test_a_wrong_choice_is_refused_with_what_is_allowed(receipts, params):
 def test_without_leases_it_says_so_in_words(receipts):
     shown = run()
     assert shown["report"] == "No lease has ended since 2026-11-16T15:00:00Z"
-    assert "There is no receipt at all" in shown["notes"]
+    assert "has no usage record" in shown["notes"]
     assert run(format="csv")["csv"].count("\n") == 1
     assert json.loads(run(format="json")["json"])["rows"] == []
     receipts(lease(gpu(), ended="2025-01-01T00:00:00.000Z"))
@@ -213,7 +211,7 @@ def test_without_leases_it_says_so_in_words(receipts):
 
 def test_it_says_how_many_leases_have_no_names_and_why(receipts, tmp_path):
     receipts(*LEASES)
-    assert "1 of 4 leases have no names: Concourse's web is not on" in run(by="team")["notes"]
+    assert "1 of 4 leases have no names: names are known only on" in run(by="team")["notes"]
     (tmp_path / "web.env").touch()
     assert "1 of 4 leases have no names: web did not" in run(by="job")["notes"]
     assert "names" not in run(by="gpu")["notes"]
@@ -228,7 +226,7 @@ def test_lines_that_are_no_receipts_are_counted(receipts):
         file.write('{"schema":1}\ntorn')
     receipts(LEASES[0])
     shown = run()
-    assert f"2 lines of {path} are no receipts" in shown["notes"]
+    assert f"2 lines of {path} are damaged" in shown["notes"]
     assert shown["report"].splitlines()[-1].split()[1] == "2"
 
 
@@ -236,7 +234,7 @@ def test_receipts_that_cannot_be_read_fail_in_words(receipts):
     path = receipts(LEASES[0])
     path.unlink()
     path.mkdir()
-    with pytest.raises(action.ReportError, match=f"{path} can't be read"):
+    with pytest.raises(action.ReportError, match=f"{path} cannot be read"):
         run()
 
 

@@ -92,10 +92,10 @@ def test_a_failed_gpu_is_told_even_of_a_lease_that_was_lost(rig):
 def test_a_lease_that_was_killed_while_the_watch_was_away_says_so(rig):
     rig.turn(held=[holding()], at=100)
     rig.look(120)
-    rig.decided("c1", "gpu-release", reason="GPU-aaaa: stuck")
+    rig.decided("c1", "gpu-reclaim", reason="GPU-aaaa: stuck")
     rig.start()
     rig.turn(held=[], at=300)
-    assert (rig.only().outcome, rig.only().reason) == ("killed", "gpu-release: GPU-aaaa: stuck")
+    assert (rig.only().outcome, rig.only().reason) == ("killed", "gpu-reclaim: GPU-aaaa: stuck")
     assert rig.only().held_s == 20
 
 
@@ -202,11 +202,11 @@ def test_receipts_wait_for_a_disk_that_is_full_and_come_once(rig, caplog):
             rig.turn(at=second)
     assert rig.receipts() == []
     assert rig.ledger.pending == 2
-    assert caplog.text.count("receipts can't be written") == 1
+    assert caplog.text.count("receipts cannot be written") == 1
     rig.turn(at=170)
     assert [one.container for one in rig.receipts()] == ["c2", "c1"]
     assert rig.ledger.pending == 0
-    assert caplog.text.count("over: receipts can't be written") == 1
+    assert caplog.text.count("over: receipts cannot be written") == 1
 
 
 def test_receipts_that_wait_outlive_a_restart(rig, monkeypatch):

@@ -82,7 +82,7 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.hijack_limit, found.privileged) == (1800, False)
     assert [device.watched for device in found.devices] == [["/dev/nvidia0"], [], []]
-    assert found.cordons == [str(wrapper.CORDONS), str(paths.QUARANTINE)]
+    assert found.unavailable_folders == [str(wrapper.EXTERNAL), str(paths.QUARANTINE)]
     assert devices(found) == [
         (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
         (3, "MIG-3-0", "GPU-3", "NVIDIA A100-SXM4-80GB"),

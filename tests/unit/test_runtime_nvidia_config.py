@@ -64,7 +64,7 @@ def test_every_door_is_shut_and_runc_is_absolute(base):
     [
         ("[nvidia-container-runtime", "cannot be read: "),
         ("a = 1\na = 2\n", "cannot be read: "),
-        ("nvidia-container-runtime = 3\n", "nvidia-container-runtime is no table in "),
+        ("nvidia-container-runtime = 3\n", "nvidia-container-runtime is not a table in "),
     ],
 )
 def test_what_is_no_base_is_named_with_the_remedy(base, words):
@@ -108,4 +108,4 @@ def test_the_toolkits_defaults_are_no_private_configuration():
     assert len(nvidia.faults("nvidia-container-runtime = 3", RUNC)) == 2
     assert nvidia.faults(PACKAGED, RUNC)
     (fault,) = nvidia.faults("[", RUNC)
-    assert fault.startswith("it is no TOML: ")
+    assert fault.startswith("it is not TOML: ")

@@ -24,7 +24,7 @@ PLACES = {
     "LOG": "log/gpu-ci/oci.log",
     "RUN": "run",
     "STORE": "run/leases",
-    "CORDONS": "run/cordons",
+    "EXTERNAL": "run/cordons",
 }
 
 

@@ -23,7 +23,7 @@ from gpu_agent.model.inventory import MigDevice, State, Vendor
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest import results
 from gpu_selftest.burnin import level as burnin
-from gpu_selftest.check import Outcome
+from gpu_selftest.check import Obstacle, Outcome
 from gpu_selftest.compute import environment, work
 from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import Pulse
@@ -105,8 +105,8 @@ class Place:
 
     @contextlib.contextmanager
     def alone(self, container, gpus):
-        why = self.held.get(gpus[0], "")
-        self.leases.append((container, tuple(gpus), why or "taken"))
+        why = self.held.get(gpus[0])
+        self.leases.append((container, tuple(gpus), why.text if why else "taken"))
         yield why
         self.leases.append((container, tuple(gpus), "given back"))
 
@@ -174,8 +174,8 @@ def test_what_a_short_load_can_not_prove_is_not_passed(place):
     found = place.run(FIRST)
     for check in ("throttle", "temperature", "clocks"):
         result = found[check, FIRST.uuid]
-        assert result.outcome is Outcome.PREVENTED
-        assert result.text == "it was under load for less than 20 s"
+        assert result.outcome is Outcome.NOT_RUN
+        assert result.text == "the GPU was under load for less than 20 s"
 
 
 def test_on_the_cpu_the_same_program_runs_without_a_gpu(place):
@@ -195,17 +195,17 @@ def test_each_mig_device_has_work_of_its_own(place):
 
 def test_gpu_that_a_job_holds_is_left_to_it_and_the_others_are_tested(place):
     why = f"GPU {FIRST.index} is in use by container abc (task, 3 min)"
-    place.held = {FIRST.uuid: why}
+    place.held = {FIRST.uuid: Obstacle(why)}
     found = place.run(FIRST, SECOND)
-    assert set(outcomes(found).values()) == {Outcome.PREVENTED}
+    assert set(outcomes(found).values()) == {Outcome.NOT_RUN}
     assert {one.text for (_, uuid), one in found.items() if uuid == FIRST.uuid} == {why}
     assert [device for _, device, _ in place.calls()] == [SECOND.uuid]
     assert outcomes(found, SECOND)["results"] is Outcome.PASSED
 
 
 def test_when_jobs_hold_all_nothing_is_started(place):
-    place.held = {FIRST.uuid: "in use"}
-    assert set(outcomes(place.run(FIRST)).values()) == {Outcome.PREVENTED}
+    place.held = {FIRST.uuid: Obstacle("in use")}
+    assert set(outcomes(place.run(FIRST)).values()) == {Outcome.NOT_RUN}
     assert not (place.folder / "workload/calls").exists()
 
 
@@ -214,9 +214,9 @@ def test_when_jobs_hold_all_nothing_is_started(place):
     [
         ("wrong", Outcome.FAILED, "wrong results under load: 7 values of 1000 matrices differ"),
         ("fails at once", Outcome.FAILED, "RuntimeError: CUDA error: an illegal memory access"),
-        ("killed", Outcome.PREVENTED, "the load ended early: it was killed by signal 9"),
+        ("killed", Outcome.NOT_RUN, "the load ended early: killed by signal 9"),
         ("unsupported", Outcome.SKIPPED, "no code for compute capability 3.5"),
-        ("silent", Outcome.FAILED, "the load ended early: no sign of life for 4 s"),
+        ("silent", Outcome.FAILED, "the load ended early: no output for 4 s"),
     ],
 )
 def test_load_that_does_not_end_well_is_told_and_ended(place, monkeypatch, how, outcome, words):
@@ -268,7 +268,7 @@ def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place, m
     finally:
         signal.signal(signal.SIGTERM, before)
     assert time.monotonic() - began < 60
-    assert outcomes(found)["results"] is Outcome.PREVENTED
+    assert outcomes(found)["results"] is Outcome.NOT_RUN
     assert found["results", FIRST.uuid].text.startswith(
         "stopped after 0.0 of 60 min; until then: 1000 matrices alike"
     )
@@ -310,12 +310,12 @@ def test_without_pytorch_or_nvml_it_says_why_nothing_was_made(place, monkeypatch
     monkeypatch.setattr(health, "watch", unwatched)
     found = place.run(FIRST)
     assert {(one.outcome, one.text) for one in found.values()} == {
-        (Outcome.PREVENTED, "NVML says Unknown Error")
+        (Outcome.NOT_RUN, "NVML says Unknown Error")
     }
     monkeypatch.setattr(environment, "ensure", unavailable)
     found = place.run(FIRST)
     assert {(one.outcome, one.text) for one in found.values()} == {
-        (Outcome.PREVENTED, "no room for PyTorch")
+        (Outcome.NOT_RUN, "no room for PyTorch")
     }
 
 

@@ -15,7 +15,7 @@ from gpu_agent.model.inventory import Vendor
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest import results
 from gpu_selftest import starvation_clock as pulse
-from gpu_selftest.check import Outcome
+from gpu_selftest.check import Obstacle, Outcome
 from gpu_selftest.compute import baseline, environment
 from gpu_selftest.compute import level as compute
 from gpu_selftest.compute.environment import Environment, UnavailableError
@@ -24,7 +24,7 @@ from gpu_selftest.settings import Settings
 from tests.unit.situations import gpu, sliced
 
 PASSED, WARNING, FAILED = Outcome.PASSED, Outcome.WARNING, Outcome.FAILED
-SKIPPED, PREVENTED = Outcome.SKIPPED, Outcome.PREVENTED
+SKIPPED, NOT_RUN = Outcome.SKIPPED, Outcome.NOT_RUN
 RIGHT = {"values": 100, "inexact": 0, "wrong": 0, "largest": 0.5, "unequal": 0}
 FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 CUDA = "CUDAExecutionProvider"
@@ -86,7 +86,7 @@ cat "$answer"
     @contextlib.contextmanager
     def alone(self, container, gpus):
         assert container.startswith("gpu-selftest-")
-        yield next((self.held[one] for one in gpus if one in self.held), "")
+        yield next((self.held[one] for one in gpus if one in self.held), None)
 
     def test(self, *gpus):
         self.answers("peer", self.peer if hasattr(self, "peer") else peers(len(gpus)))
@@ -126,7 +126,7 @@ def test_two_good_gpus_pass_and_are_remembered(worker):
     assert [check for check, where in found if where in ("", "GPU-0")] == [
         check.id for check in compute.CHECKS
     ]
-    assert found["container", "GPU-0"].outcome is PREVENTED
+    assert found["container", "GPU-0"].outcome is NOT_RUN
     assert found["matrix-rate-bf16", "GPU-1"].value == 50.0
     assert found["host-bandwidth", "GPU-1"].value == 50.0
     assert baseline.own("GPU-1", "kit 580.1")["copy-bandwidth"] == 1500.0
@@ -137,20 +137,22 @@ def test_one_gpu_has_nobody_to_copy_to(worker):
 
 
 def test_a_gpu_in_use_is_prevented_in_every_check_and_the_other_is_tested(worker):
-    worker.held["GPU-0"] = "GPU 0 is in use by container X (task, 3 min)"
+    worker.held["GPU-0"] = Obstacle("GPU 0 is in use by container X", "GPU 0 is in use")
     found = worker.test(gpu(0), gpu(1))
     held = {one for (_, where), one in found.items() if where == "GPU-0"}
-    assert {(one.outcome, one.text) for one in held} == {(PREVENTED, worker.held["GPU-0"])}
+    assert {(one.outcome, one.text, one.cause) for one in held} == {
+        (NOT_RUN, "GPU 0 is in use by container X", "GPU 0 is in use")
+    }
     assert {check for check, where in outcomes(found) if where == "GPU-1"} == {"peer"}
     assert found["peer", "GPU-1"].text == "no other GPU is free"
 
 
 def test_gpus_copy_to_those_that_are_free(worker):
-    worker.held["GPU-1"] = "GPU 1 is in use by container X (task, 3 min)"
+    worker.held["GPU-1"] = Obstacle("GPU 1 is in use by container X (task, 3 min)")
     worker.peer = peers(2)
     found = worker.test(*map(gpu, range(3)))
     peer = {where: one.outcome for (check, where), one in found.items() if check == "peer"}
-    assert peer == {"GPU-0": PASSED, "GPU-1": PREVENTED, "GPU-2": PASSED}
+    assert peer == {"GPU-0": PASSED, "GPU-1": NOT_RUN, "GPU-2": PASSED}
 
 
 def test_a_slow_gpu_fails_against_its_sibling_alone(worker):
@@ -179,7 +181,7 @@ def test_work_that_crashes_fails_its_check_in_its_words_and_prevents_what_it_sho
     found = worker.test(gpu(0), gpu(1))
     assert outcomes(found) == {
         ("copy-bandwidth", "GPU-0"): FAILED,
-        ("host-bandwidth", "GPU-0"): PREVENTED,
+        ("host-bandwidth", "GPU-0"): NOT_RUN,
     }
     text = "PyTorch failed: CUDA error: unspecified launch failure"
     assert found["copy-bandwidth", "GPU-0"].text == text
@@ -190,7 +192,7 @@ def test_work_that_crashes_fails_its_check_in_its_words_and_prevents_what_it_sho
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("kill -KILL $$", "it was killed by signal 9"),
+        ("kill -KILL $$", "killed by signal 9"),
         ("echo \"OSError: [Errno 28] No space left on device: '/x'\" >&2; exit 1", "OSError: "),
         ("echo 'MemoryError' >&2; exit 1", "MemoryError"),
     ],
@@ -199,7 +201,7 @@ def test_work_for_which_the_machine_has_no_memory_or_room_blames_no_gpu(worker, 
     worker.crashes("results", line, "GPU-0")
     worker.crashes("bandwidth", line, "GPU-1")
     found = worker.test(gpu(0), gpu(1))
-    assert set(outcomes(found).values()) == {PREVENTED}
+    assert set(outcomes(found).values()) == {NOT_RUN}
     assert {gpu for _, gpu in outcomes(found)} == {"GPU-0", "GPU-1"}
     assert found["results", "GPU-0"].text.startswith(text)
     assert found["host-bandwidth", "GPU-1"].text.startswith(text)
@@ -207,7 +209,7 @@ def test_work_for_which_the_machine_has_no_memory_or_room_blames_no_gpu(worker, 
 
 
 @pytest.mark.parametrize(
-    ("service", "outcome"), [("", FAILED), ("import time; time.sleep(2)", PREVENTED)]
+    ("service", "outcome"), [("", FAILED), ("import time; time.sleep(2)", NOT_RUN)]
 )
 def test_work_that_does_not_end_is_the_gpus_fault_where_the_machine_has_time(
     worker, monkeypatch, service, outcome
@@ -233,7 +235,7 @@ def test_copies_to_the_host_are_told_and_blame_no_gpu(worker):
 def test_a_gpu_that_pytorch_can_not_use_is_not_blamed(worker):
     worker.answers("results", {"unsupported": "no code for compute capability 6.1"}, "GPU-0")
     found = worker.test(gpu(0))
-    assert set(outcomes(found, "peer").values()) == {PREVENTED}
+    assert set(outcomes(found, "peer").values()) == {NOT_RUN}
     assert "juju attach-resource worker selftest-wheels=" in found["results", "GPU-0"].text
 
 
@@ -249,7 +251,7 @@ def test_formats_that_the_hardware_lacks_are_skipped(worker):
     [
         ({"providers": ["CPUExecutionProvider"]}, "fell back to the CPU"),
         ({"ran_on": {"MatMul": CUDA, "Relu": "CPUExecutionProvider"}}, "Relu on CPUExecution"),
-        ({"ran_on": {}}, "ran nothing that it tells of"),
+        ({"ran_on": {}}, "ran no node that it reports"),
         ({"wrong": 2}, "gives wrong results: 2 values"),
     ],
 )
@@ -271,7 +273,7 @@ def test_onnx_runtime_and_its_providers_are_in_the_report(worker):
     ("changes", "outcome", "words"),
     [
         ({"wrong": 5, "first": 4096}, FAILED, "5 words are wrong, the first 0x1000 bytes in"),
-        ({"bytes": 30 << 30}, WARNING, "only 30.0 of 80.0 GiB could be had"),
+        ({"bytes": 30 << 30}, WARNING, "only 30.0 of 80.0 GiB were free and tested"),
     ],
 )
 def test_memory_must_be_right_and_most_of_it_be_tested(worker, changes, outcome, words):
@@ -285,7 +287,7 @@ def test_copies_that_arrive_wrong_are_the_fault_of_the_gpu_that_has_them_all(wor
     worker.peer = peers(3, [(0, 1), (2, 1)])
     found = worker.test(*map(gpu, range(3)))
     assert outcomes(found) == {("peer", "GPU-1"): FAILED}
-    assert found["peer", "GPU-1"].text == "copies to other GPUs wrong: 2 words to or from it"
+    assert found["peer", "GPU-1"].text == "copies to other GPUs wrong: 2 words to or from this GPU"
 
 
 def test_mig_devices_are_tested_each_and_have_no_floor_and_no_peers(worker):
@@ -304,9 +306,9 @@ def test_without_an_environment_nothing_is_tested_and_the_reason_told_once(worke
 
     monkeypatch.setattr(environment, "ensure", ensure)
     found = worker.test(gpu(0), gpu(1))
-    assert {one.outcome for one in found.values()} == {PREVENTED}
+    assert {one.outcome for one in found.values()} == {NOT_RUN}
     assert found.pop(("pytorch", "")).text == "no network. Check the proxies"
-    assert {one.text for one in found.values()} == {"pytorch can't be had"}
+    assert {one.text for one in found.values()} == {"pytorch is not available"}
     assert len(found) == 2 * (len(compute.CHECKS) - 1)
 
 

@@ -100,61 +100,64 @@ def runc_is_the_wrapper(site):
     runc.symlink_to(site.path(FRONT))
 
 
-BACK = "the charm puts it back at its next event"
+BACK = "the charm restores it at its next event"
 FAULTS = {
     "front replaced": (
-        write(FRONT, "#!/bin/sh\nexec runc\n"), "wrapper",
-        "wrapper changed: /opt/gpu-ci/bin/runc has another content", BACK,
+        write(FRONT, "#!/bin/sh\nexec runc\n"), "gpu-runtime",
+        "GPU runtime changed: /opt/gpu-ci/bin/runc has another content", BACK,
     ),
     "front open": (
-        chmod(FRONT, 0o777), "wrapper",
-        "wrapper changed: /opt/gpu-ci/bin/runc has the mode 777, not 755", BACK,
+        chmod(FRONT, 0o777), "gpu-runtime",
+        "GPU runtime changed: /opt/gpu-ci/bin/runc has the mode 777, not 755", BACK,
     ),
     "front gone": (
-        remove(FRONT), "wrapper", "wrapper changed: /opt/gpu-ci/bin/runc is missing", BACK,
+        remove(FRONT), "gpu-runtime", "GPU runtime changed: /opt/gpu-ci/bin/runc is missing", BACK,
     ),
     "front a link": (
-        front_is_a_link, "wrapper", "/opt/gpu-ci/bin/runc is now a link, not a file", BACK,
+        front_is_a_link, "gpu-runtime", "/opt/gpu-ci/bin/runc is now a link, not a file", BACK,
     ),
-    "source changed": (source, "wrapper", "/lease_manager.py has another content", BACK),
-    "compiled changed": (compiled, "wrapper", ".pyc has another content", BACK),
-    "module planted": (planted_module, "wrapper", "holds json.py, which nobody installed", BACK),
+    "source changed": (source, "gpu-runtime", "/lease_manager.py has another content", BACK),
+    "compiled changed": (compiled, "gpu-runtime", ".pyc has another content", BACK),
+    "module planted": (
+        planted_module, "gpu-runtime", "holds json.py, which the charm did not install", BACK,
+    ),
     "program planted": (
-        write("opt/gpu-ci/bin/containerd-shim-runc-v2", ""), "wrapper",
-        "/opt/gpu-ci/bin holds containerd-shim-runc-v2, which nobody installed", BACK,
+        write("opt/gpu-ci/bin/containerd-shim-runc-v2", ""), "gpu-runtime",
+        "/opt/gpu-ci/bin holds containerd-shim-runc-v2, which the charm did not install", BACK,
     ),
     "other back end": (
-        back_end_elsewhere, "wrapper",
+        back_end_elsewhere, "gpu-runtime",
         "/opt/gpu-ci/lib/gpuci leads to 0000000000000000/gpu_runtime, not ", BACK,
     ),
     "link gone": (
-        remove("usr/local/bin/runc-gpu-wrapper"), "wrapper",
-        "wrapper changed: /usr/local/bin/runc-gpu-wrapper is missing", BACK,
+        remove("usr/local/bin/runc-gpu-wrapper"), "gpu-runtime",
+        "GPU runtime changed: /usr/local/bin/runc-gpu-wrapper is missing", BACK,
     ),
     "policy changed": (
-        edit("etc/gpu-ci/policy.json", '"no-gpu"', '"gpu"'), "wrapper",
-        "wrapper changed: /etc/gpu-ci/policy.json has another content", BACK,
+        edit("etc/gpu-ci/policy.json", '"no-gpu"', '"gpu"'), "gpu-runtime",
+        "GPU runtime changed: /etc/gpu-ci/policy.json has another content", BACK,
     ),
     "policy's folder open": (
-        chmod("etc/gpu-ci", 0o777), "wrapper", "/etc/gpu-ci has the mode 777, not 755", BACK,
+        chmod("etc/gpu-ci", 0o777), "gpu-runtime", "/etc/gpu-ci has the mode 777, not 755", BACK,
     ),
     "engines' front replaced": (
-        write(ENGINES_FRONT, "#!/bin/sh\nexec runc\n"), "wrapper",
-        "wrapper changed: /opt/gpu-ci/engines/gpu-ci has another content", BACK,
+        write(ENGINES_FRONT, "#!/bin/sh\nexec runc\n"), "gpu-runtime",
+        "GPU runtime changed: /opt/gpu-ci/engines/gpu-ci has another content", BACK,
     ),
     "engines' front open": (
-        chmod(ENGINES_FRONT, 0o777), "wrapper",
-        "wrapper changed: /opt/gpu-ci/engines/gpu-ci has the mode 777, not 755", BACK,
+        chmod(ENGINES_FRONT, 0o777), "gpu-runtime",
+        "GPU runtime changed: /opt/gpu-ci/engines/gpu-ci has the mode 777, not 755", BACK,
     ),
     "engines' front gone": (
-        remove(ENGINES_FRONT), "wrapper", "/opt/gpu-ci/engines/gpu-ci is missing", BACK,
+        remove(ENGINES_FRONT), "gpu-runtime", "/opt/gpu-ci/engines/gpu-ci is missing", BACK,
     ),
     "beside the engines' front": (
-        write("opt/gpu-ci/engines/runc", ""), "wrapper",
-        "/opt/gpu-ci/engines holds runc, which nobody installed", BACK,
+        write("opt/gpu-ci/engines/runc", ""), "gpu-runtime",
+        "/opt/gpu-ci/engines holds runc, which the charm did not install", BACK,
     ),
     "engines' configuration changed": (
-        add(ENGINES_CONFIG, "# x\n"), "wrapper", f"/{ENGINES_CONFIG} has another content", BACK,
+        add(ENGINES_CONFIG, "# x\n"), "gpu-runtime",
+        f"/{ENGINES_CONFIG} has another content", BACK,
     ),
     "launcher changed": (
         add("opt/gpu-ci/bin/containerd-launcher", "\n"), "launcher",
@@ -162,7 +165,7 @@ FAULTS = {
     ),
     "launcher not in use": (
         Site.start_past_the_launcher, "launcher",
-        "launcher not in use: the PATH of Concourse's containerd (4711) begins elsewhere",
+        "launcher not in use: the PATH of Concourse's containerd (4711) has another folder first",
         "sudo systemctl restart concourse-worker.service",
     ),
     "worker not set to use it": (
@@ -171,12 +174,12 @@ FAULTS = {
     ),
     "foreign runc": (
         machine(foreign_runc="/opt/containerd/bin/runc"), "launcher",
-        "launcher not in use: /opt/containerd/bin/runc is found before the wrapper",
+        "launcher not in use: /opt/containerd/bin/runc is found before the GPU runtime",
         "sudo rm /opt/containerd/bin/runc",
     ),
     "rival": (
         machine(rival="containerd.service"), "launcher",
-        "launcher not in use: containerd.service owns /run/containerd/containerd.sock",
+        "launcher not in use: containerd.service uses /run/containerd/containerd.sock",
         "sudo systemctl disable --now containerd.service",
     ),
     "annotations": (
@@ -191,20 +194,20 @@ FAULTS = {
         edit(CONFIG, "volume-mounts = false", "volume-mounts = true"), "runtime-config",
         "volume mounts ask for GPUs", BACK,
     ),
-    "no toml": (write(CONFIG, "a = [\n"), "runtime-config", "config.toml: it is no TOML: ", BACK),
+    "no toml": (write(CONFIG, "a = [\n"), "runtime-config", "config.toml: it is not TOML: ", BACK),
     "config gone": (remove(CONFIG), "runtime-config", "config.toml is missing", BACK),
     "config writable": (
         chmod(CONFIG, 0o666), "runtime-config", "config.toml has the mode 666, not 644", BACK,
     ),
     "runc gone": (
         remove("opt/concourse/8.3.0/bin/runc"), "runtime-config",
-        "runc not found: /opt/concourse/current/bin/runc is missing or no program",
-        f"sudo rm {NOTE}`; the charm unpacks Concourse anew",
+        "runc not found: /opt/concourse/current/bin/runc is missing or not a program",
+        f"sudo rm {NOTE}`; the charm unpacks Concourse again",
     ),
     "runc is the wrapper": (
         runc_is_the_wrapper, "runtime-config",
-        "runc not found: /opt/concourse/current/bin/runc leads back to the wrapper, without end",
-        f"sudo rm {NOTE}`; the charm unpacks Concourse anew",
+        "runc not found: /opt/concourse/current/bin/runc leads back to the GPU runtime, in a loop",
+        f"sudo rm {NOTE}`; the charm unpacks Concourse again",
     ),
     "toolkit gone": (
         machine(toolkit=None), "toolkit",
@@ -213,7 +216,7 @@ FAULTS = {
     ),
     "toolkit without a version": (
         machine(toolkit=Toolkit(RUNTIME, "")), "toolkit",
-        "toolkit's version unknown: /usr/bin/nvidia-container-runtime --version tells no version",
+        "toolkit's version unknown: cannot read the version of /usr/bin/nvidia-container-runtime",
         "install nvidia-container-toolkit 1.19.1 or newer",
     ),
     "toolkit vulnerable": (
@@ -223,7 +226,7 @@ FAULTS = {
     ),
     "driver too old": (
         Site.ask_for_a_newer_driver, "driver-version",
-        "driver too old: 580.95.05 is below min-driver-version 580.95.10",
+        "driver too old: 580.95.05 is below the minimum, 580.95.10",
         "newer driver (sudo ubuntu-drivers install --gpgpu nvidia:580-server) and reboot, or juju",
     ),
 }  # fmt: skip

@@ -135,7 +135,7 @@ def test_a_failure_of_nvml_prevents_all_but_the_kernels_log():
     told = {name: result.outcome for name, result in found.items()}
     assert told.pop("nvml") is Outcome.FAILED
     assert told.pop("xid") is Outcome.FAILED
-    assert set(told.values()) == {Outcome.PREVENTED}
+    assert set(told.values()) == {Outcome.NOT_RUN}
     assert found["ecc"].text == "nvml failed: GPU requires restart"
 
 
@@ -166,7 +166,7 @@ def test_what_a_job_has_is_not_judged_by_its_heat_and_clock():
         (
             (13, 31, 43, 45, 68),
             "passed",
-            "none that calls for action; Xid 68: video decoder error",
+            "none that requires action; Xid 68: video decoder error",
         ),
         ((79,), "failed", "Xid 79: the GPU has fallen off the bus"),
         ((31, 48, 63, 48, 95), "failed", "Xid 48: double bit ECC error, 2 times; then Xid 95"),
@@ -186,7 +186,7 @@ def test_an_xid_concerns_its_own_gpu_alone():
 
 def test_a_fatal_xid_says_how_it_clears():
     remedy = made(log=log(79))["xid"].remedy
-    for words in ("juju ssh worker/0 sudo reboot", "keeps an Xid until then", "replaced"):
+    for words in ("juju ssh worker/0 sudo reboot", "keeps an Xid until then", "Replace GPU 0"):
         assert words in remedy
     remedy = made(log=log(63))["xid"].remedy
     assert f"gpu-selftest level=burn-in gpu={GPUS[0].uuid}" in remedy
@@ -232,12 +232,13 @@ def test_memory_is_judged_by_the_size_as_sold(mib, gib, outcome):
 
 def test_a_gpu_with_too_little_can_be_left_out_or_less_be_asked_for():
     health = dataclasses.replace(HEALTHY, memory_mib=40960)
-    less = "`juju config worker min-gpu-memory-gib=40`; then `juju run worker/0 gpu-selftest`"
+    minimums = "minimums=gpu-memory=40GiB,compute-capability=8.0"
+    less = f"the minimum by `juju config worker {minimums}`; then `juju run worker/0 gpu-selftest`"
     assert made(health=health)["memory"].remedy == (
-        f"Leave GPU 0 out by `juju config worker gpu-device-ids=1`, or ask for less by {less}"
+        f"Leave GPU 0 out by `juju config worker gpu-device-ids=1`, or lower {less}"
     )
     alone = dataclasses.replace(SETTINGS, gpus=GPUS[:1])
-    assert made(health=health, settings=alone)["memory"].remedy == f"Ask for less by {less}"
+    assert made(health=health, settings=alone)["memory"].remedy == f"Lower {less}"
 
 
 @pytest.mark.parametrize(
@@ -278,4 +279,4 @@ def test_of_other_makers_the_memory_alone_is_judged(vendor):
         ("nvml", "skipped"),
         ("memory", "passed"),
     ]
-    assert found[0].text == f"{vendor.display}: health is read of NVIDIA's GPUs only"
+    assert found[0].text == f"{vendor.display}: health is known of NVIDIA's GPUs only"

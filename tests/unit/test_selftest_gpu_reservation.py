@@ -11,12 +11,12 @@ import pytest
 
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
-from gpu_agent.availability import cordons, quarantine
+from gpu_agent.availability import external_use, quarantine
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder, Waiter
 from gpu_selftest import gpu_reservation as reserve
-from tests.unit.grants import MIG_GPUS, golden
+from tests.unit.grants import MIG_GPUS, golden, in_use
 from tests.unit.wrapper_rig import GPUS, ROOT, Rig
 
 IDS = [gpu["uuid"] for gpu in GPUS]
@@ -28,14 +28,14 @@ def rig(tmp_path, monkeypatch):
     rig = Rig(tmp_path)
     monkeypatch.setattr(wrapper, "STORE", rig.store)
     monkeypatch.setattr(wrapper, "POLICY", rig.policy_path)
-    monkeypatch.setattr(wrapper, "CORDONS", tmp_path / "cordons")
+    monkeypatch.setattr(wrapper, "EXTERNAL", tmp_path / "cordons")
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     allow(rig)
     return rig
 
 
 def allow(rig, **changes):
-    rig.policy(cordons=[str(wrapper.CORDONS), str(paths.QUARANTINE)], **changes)
+    rig.policy(cordons=[str(wrapper.EXTERNAL), str(paths.QUARANTINE)], **changes)
 
 
 def create(rig, *params, name="ID"):
@@ -58,7 +58,7 @@ def wait_for(rig, count):
 
 def test_a_free_gpu_is_the_self_tests_alone_and_everybodys_again(rig):
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
         assert create(rig) == 42
         assert visible(rig) == IDS[1]
         assert rig.holders[SELFTEST]["gpus"] == IDS[:1]
@@ -72,7 +72,7 @@ def test_a_free_gpu_is_the_self_tests_alone_and_everybodys_again(rig):
 def test_its_container_gets_just_that_gpu_whatever_it_asks_for(rig, allocation, params):
     allow(rig, allocation=allocation, gpus_per_task=2)
     with reserve.alone(SELFTEST, IDS[1:]) as why:
-        assert why == ""
+        assert why is None
         assert create(rig, *params, name=SELFTEST) == 42
         assert rig.ran[0] == "nvidia-container-runtime"
         assert visible(rig) == IDS[1]
@@ -88,7 +88,7 @@ def test_its_container_gets_just_that_gpu_whatever_it_asks_for(rig, allocation, 
 
 def test_it_gets_none_if_it_says_so(rig):
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
         assert create(rig, "GPU_COUNT=0", name=SELFTEST) == 42
         assert (rig.ran[0], visible(rig)) == ("runc", "void")
 
@@ -97,20 +97,21 @@ def test_a_quarantined_gpu_is_its_containers_and_no_others(rig):
     for name in IDS:
         quarantine.put(name, "Xid 79: the GPU has fallen off the bus", "xid", "quick", "")
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
         assert create(rig, name=SELFTEST) == 42
         assert visible(rig) == IDS[0]
         assert create(rig) == 1
-        assert "this worker has 0 GPUs for tasks now" in rig.refusal
+        assert "this worker has 0 available" in rig.refusal
 
 
 def test_who_has_a_gpu_keeps_it(rig):
     rig.hold(JOB=IDS[1:])
     with reserve.alone(SELFTEST, IDS) as why:
-        assert why == "GPU 1 is in use by container JOB (starting, 12 min)"
+        assert why.text == "GPU 1 is in use by container JOB (starting, 12 min)"
+        assert why.cause == "GPU 1 is in use"
     assert list(rig.holders) == ["JOB"]
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -120,24 +121,26 @@ def test_who_shares_a_gpu_keeps_it_and_the_others_are_shared_meanwhile(rig, excl
     with Store(str(rig.store)) as table:
         table.holders["JOB"].exclusive = exclusive
     with reserve.alone(SELFTEST, IDS[1:]) as why:
-        assert why == "GPU 1 is in use by container JOB (starting, 12 min)"
+        assert why.text == "GPU 1 is in use by container JOB (starting, 12 min)"
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
         assert create(rig) == (1 if exclusive else 42)
         if not exclusive:
             assert visible(rig) == IDS[1]
             assert create(rig, "GPU_COUNT=2") == 1
-            assert "GPU 0 is in use by container gpu-selftest-1" in rig.refusal
+            assert "GPU 0 by container gpu-selftest-1" in rig.refusal
 
 
 def test_two_leases_at_once_are_disjoint(rig):
     with reserve.alone("gpu-selftest-1", IDS[:1]) as first:
         with reserve.alone("gpu-selftest-2", IDS[1:]) as second:
-            assert (first, second) == ("", "")
+            assert (first, second) == (None, None)
             assert create(rig, name="gpu-selftest-2") == 42
             assert visible(rig) == IDS[1]
         with reserve.alone("gpu-selftest-3", IDS[:1]) as third:
-            assert third.startswith("GPU 0 is in use by container gpu-selftest-1 (self-test, ")
+            assert third.text.startswith(
+                "GPU 0 is in use by container gpu-selftest-1 (self-test, "
+            )
         assert list(rig.holders) == ["gpu-selftest-1"]
     assert rig.holders == {}
 
@@ -156,19 +159,19 @@ def test_the_end_of_a_look_at_who_has_it_open_is_waited_for(rig):
     looks = threading.Timer(0.3, end)
     looks.start()
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
     looks.join()
 
 
 def test_an_id_is_used_once_at_a_time(rig):
     with reserve.alone(SELFTEST, IDS[:1]) as first:
-        assert first == ""
+        assert first is None
         with reserve.alone(SELFTEST, IDS[1:]) as second:
-            assert second.startswith(f"container {SELFTEST} (self-test, ")
-            assert second.endswith(" s) has not ended")
+            assert second.text.startswith(f"container {SELFTEST} (self-test, ")
+            assert second.text.endswith(" s) has not ended")
         assert rig.holders[SELFTEST]["gpus"] == IDS[:1]
     with reserve.alone(SELFTEST, IDS[1:]) as third:
-        assert third == ""
+        assert third is None
 
 
 @pytest.mark.parametrize("allocation", ["exclusive", "shared"])
@@ -176,7 +179,7 @@ def test_a_task_that_waits_comes_first(rig, allocation):
     allow(rig, allocation=allocation)
     wait_for(rig, 2)
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == "a task waits for GPU 0"
+        assert why.text == "a task waits for GPU 0"
     assert rig.holders == {}
 
 
@@ -184,38 +187,38 @@ def test_a_task_that_would_not_get_it_is_no_reason(rig):
     quarantine.put(IDS[0], "Xid 79", "xid", "quick", "")
     wait_for(rig, 1)
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
     with reserve.alone(SELFTEST, IDS[1:]) as why:
-        assert why == "a task waits for GPU 1"
+        assert why.text == "a task waits for GPU 1"
 
 
 def test_what_somebody_outside_uses_is_left_alone(rig):
-    cordons.ensure([(IDS[1], "in use outside CI: pid 4711 (python3)")])
+    external_use.ensure([(IDS[1], in_use("pid 4711 (python3)"))])
     with reserve.alone(SELFTEST, IDS) as why:
-        assert why == "GPU 1 is in use outside CI: pid 4711 (python3)"
+        assert why.text == "GPU 1 is in use outside CI: pid 4711 (python3)"
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
 
 
 def test_the_mig_devices_of_a_gpu_are_taken_together(rig):
     allow(rig, gpus=MIG_GPUS)
     first, second = MIG_GPUS[0]["devices"]
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
         assert rig.holders[SELFTEST]["gpus"] == [first, second]
         assert create(rig, name=SELFTEST) == 42
         assert visible(rig) == f"{first},{second}"
     rig.hold(JOB=[second])
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == f"GPU 0 ({second}) is in use by container JOB (starting, 12 min)"
+        assert why.text == f"GPU 0 ({second}) is in use by container JOB (starting, 12 min)"
     with reserve.alone(SELFTEST, [first]) as why:
-        assert why == ""
+        assert why is None
 
 
 @pytest.mark.parametrize("gpus", [["GPU-9"], [IDS[0], "GPU-9"]])
 def test_what_is_no_gpu_of_this_worker(rig, gpus):
     with reserve.alone(SELFTEST, gpus) as why:
-        assert why == "GPU-9 is no GPU that tasks get here"
+        assert why.text == "GPU-9 is not a GPU that tasks get on this worker"
     assert not rig.store.exists()
 
 
@@ -223,15 +226,15 @@ def test_without_a_policy_or_with_damaged_leases_it_says_so(rig):
     rig.store.mkdir(parents=True)
     (rig.store / "leases.json").write_text("{")
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert "leases.json is damaged" in why
+        assert "leases.json is damaged" in why.text
     rig.policy_path.unlink()
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == f"{IDS[0]} is no GPU that tasks get here"
+        assert why.text == f"{IDS[0]} is not a GPU that tasks get on this worker"
 
 
 def test_leases_that_are_damaged_meanwhile_spoil_no_result(rig):
     with reserve.alone(SELFTEST, IDS[:1]) as why:
-        assert why == ""
+        assert why is None
         (rig.store / "leases.json").write_text("{")
 
 
@@ -256,7 +259,7 @@ with reserve.alone({SELFTEST!r}, sys.argv[3:]) as why:
 def test_killed_it_leaves_nothing_that_lasts(rig):
     command = [sys.executable, "-c", KILLED, str(rig.store), str(rig.policy_path), *IDS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (-9, "\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (-9, "None\n", "")
     assert rig.holders[SELFTEST]["gpus"] == IDS
     assert create(rig, "GPU_COUNT=2") == 42
     assert list(rig.holders) == ["ID"]

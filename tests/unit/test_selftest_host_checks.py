@@ -34,7 +34,7 @@ from tests.unit.situations import GPUS, RUNTIME
 
 ONE, TWO = (gpu.uuid for gpu in GPUS)
 READ = known.read
-FILES = ["wrapper", "launcher", "runtime-config"]
+FILES = ["gpu-runtime", "launcher", "runtime-config"]
 
 
 # The beginning of NVIDIA's file, which has the version of each part.
@@ -85,11 +85,11 @@ def test_an_unusable_driver_fails_and_what_needs_it_names_it(site, state):
     assert (failed.check, failed.gpu) == ("driver", "")
     assert failed.text.startswith(f"{state.value}: ")
     assert failed.remedy
-    prevented = [("inventory", ""), ("driver-version", ""), ("device-nodes", "")]
-    assert named(results, Outcome.PREVENTED) == [
-        one for one in prevented if IS_ROOT or one[0] != "device-nodes"
+    not_run = [("inventory", ""), ("driver-version", ""), ("device-nodes", "")]
+    assert named(results, Outcome.NOT_RUN) == [
+        one for one in not_run if IS_ROOT or one[0] != "device-nodes"
     ]
-    assert {one.text for one in results if one.outcome is Outcome.PREVENTED} == {"driver failed"}
+    assert {one.text for one in results if one.outcome is Outcome.NOT_RUN} == {"driver failed"}
 
 
 def test_no_gpu_at_all_is_the_drivers_matter_where_none_was_known(site):
@@ -104,7 +104,7 @@ def test_no_gpu_at_all_is_the_drivers_matter_where_none_was_known(site):
 def test_before_the_wrapper_is_there_its_checks_say_why(site):
     site.settings = dataclasses.replace(site.settings, files={}, gpus=())
     results = site.run()
-    assert named(results, Outcome.PREVENTED) == [(check, "") for check in FILES]
+    assert named(results, Outcome.NOT_RUN) == [(check, "") for check in FILES]
     assert named(results, Outcome.FAILED) == []
     site.machine = dataclasses.replace(site.machine, toolkit=None)
     results = site.run()
@@ -127,8 +127,8 @@ def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(si
     look = looked(site, monkeypatch, machine=fail)
     results = host_checks.run(site.settings, look)
     assert named(results, Outcome.FAILED) == []
-    assert named(results, Outcome.PREVENTED) == [("toolkit", ""), ("launcher", "")]
-    assert {one.text for one in results if one.outcome is Outcome.PREVENTED} == {look.unknown}
+    assert named(results, Outcome.NOT_RUN) == [("toolkit", ""), ("launcher", "")]
+    assert {one.text for one in results if one.outcome is Outcome.NOT_RUN} == {look.unknown}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,7 @@ def test_a_full_disk_fails_and_a_small_one_warns(site, room, now, outcome, text)
     disk = results[-1]
     assert (disk.check, disk.outcome) == ("disk", outcome)
     assert disk.text.startswith(text)
+    assert disk.cause == ("disk full" if outcome is Outcome.FAILED else "")
     assert bool(disk.remedy) == (outcome is not Outcome.PASSED)
     others = [one.check for one in results[:-1] if one.outcome in (Outcome.FAILED, outcome)]
     assert outcome is Outcome.PASSED or not others
@@ -170,7 +171,7 @@ def test_where_volumes_are_copies_the_disk_must_hold_them(site, room, now, outco
     [
         (VolumeError("overlay: Operation not permitted", refused=True), Outcome.FAILED),
         (VolumeError("overlay: Input/output error"), Outcome.FAILED),
-        (VolumeError("overlay: No space left on device", starved=True), Outcome.PREVENTED),
+        (VolumeError("overlay: No space left on device", starved=True), Outcome.NOT_RUN),
     ],
 )
 def test_a_worker_that_makes_no_volume_never_passes(site, monkeypatch, error, outcome):
@@ -248,7 +249,7 @@ def test_a_worker_that_promises_no_gpu_yet_need_not_use_the_launcher(site):
     site.start_past_the_launcher()
     (result,) = (one for one in site.run() if one.check == "launcher")
     assert result.outcome is Outcome.PASSED
-    assert result.text == "as installed; no worker with GPUs was started yet"
+    assert result.text == "as installed; no worker with GPUs has started yet"
 
 
 def test_a_worker_that_does_not_run_is_said(site):
@@ -287,7 +288,7 @@ def test_other_vendors_need_no_toolkit(site, vendor):
 def test_a_machine_without_a_cuda_toolkit_is_well(site):
     (found,) = (one for one in site.run() if one.check == "cuda-toolkit")
     assert found.outcome is Outcome.SKIPPED
-    assert found.text == "no CUDA toolkit on the machine; images bring their own"
+    assert found.text == "no CUDA toolkit on the machine; images have their own"
 
 
 def test_the_cuda_toolkits_of_the_machine_each_once(site):
@@ -324,15 +325,15 @@ def test_the_state_of_the_driver_is_that_of_the_table(site, monkeypatch):
     look = looked(site, monkeypatch)
     failed = red(host_checks.run(site.settings, look))
     assert failed.text == (
-        "driver and library differ: reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
+        "driver and library differ: Reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
     )
-    assert failed.remedy == "sudo reboot when no job runs"
+    assert failed.remedy == "sudo reboot when no build runs"
     monkeypatch.setattr(driver_state, "look", lambda: dataclasses.replace(found, ours=True))
     failed = red(host_checks.run(site.settings, looked(site, monkeypatch)))
-    assert failed.remedy.endswith(", or juju config worker auto-reboot=true")
+    assert failed.remedy.endswith(", or juju config worker auto-reboot=driver")
     rebooting = dataclasses.replace(site.settings, auto_reboot=True)
     failed = red(host_checks.run(rebooting, looked(site, monkeypatch)))
-    assert failed.remedy == "the charm reboots when no job runs"
+    assert failed.remedy.startswith("the charm reboots the machine once")
 
 
 def test_a_driver_that_can_not_be_looked_at_fails_nothing(site, monkeypatch):

@@ -34,7 +34,7 @@ def test_a_lost_gpu_fails_until_it_is_forgotten(site):
         assert f"juju run worker/0 gpu-uncordon gpu={TWO}" in failed.remedy
         assert "fallen off the bus" in failed.remedy
         assert "reseat" in failed.remedy
-        assert named(results, Outcome.PREVENTED) == [("device-nodes", TWO)]
+        assert named(results, Outcome.NOT_RUN) == [("device-nodes", TWO)]
     known.forget(TWO, site.path("var/lib/gpu-ci/inventory.json"))
     assert named(site.run(), Outcome.FAILED) == []
 
@@ -63,11 +63,9 @@ def test_with_every_gpu_lost_the_driver_is_not_blamed(site, state):
     site.ask_for_a_newer_driver()
     results = site.run()
     assert named(results, Outcome.FAILED) == [("inventory", ONE), ("inventory", TWO)]
-    prevented = named(results, Outcome.PREVENTED)
-    assert prevented[:2] == [("driver", ""), ("driver-version", "")]
-    assert {one.text for one in results if one.outcome is Outcome.PREVENTED} == {
-        "inventory failed"
-    }
+    not_run = named(results, Outcome.NOT_RUN)
+    assert not_run[:2] == [("driver", ""), ("driver-version", "")]
+    assert {one.text for one in results if one.outcome is Outcome.NOT_RUN} == {"inventory failed"}
 
 
 def test_a_gpu_that_was_no_tasks_is_missed_with_a_warning(site):
@@ -118,11 +116,11 @@ def test_one_that_was_taken_out_of_a_container_is_no_fault_and_the_way_back_is_n
     assert named(results, Outcome.FAILED) == []
     (warned,) = (one for one in results if one.gpu == TWO)
     assert (warned.check, warned.outcome) == ("inventory", Outcome.WARNING)
-    assert warned.text.endswith("0000:02:00.0) is passed into this container no more")
+    assert warned.text.endswith("0000:02:00.0) is no longer passed into this container")
     assert warned.remedy == (
         "lxc config device add juju-a1b2-0 gpuci-0000-02-00.0 gpu gputype=physical "
-        "pci=0000:02:00.0 mode=0666 on its host; if it was taken "
-        f"out for good: juju run worker/0 gpu-uncordon gpu={TWO}"
+        "pci=0000:02:00.0 mode=0666 on its host; if it was removed "
+        f"for good: juju run worker/0 gpu-uncordon gpu={TWO}"
     )
     # It does not answer, though it is here.
     site.inventory = dataclasses.replace(site.inventory, lost=("0000:02:00.0",))

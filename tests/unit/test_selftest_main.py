@@ -65,7 +65,7 @@ def runs(monkeypatch, tmp_path):
         (Outcome.PASSED, 0, "passed"),
         (Outcome.WARNING, 0, "passed"),
         (Outcome.FAILED, 1, "failed"),
-        (Outcome.PREVENTED, 3, "incomplete"),
+        (Outcome.NOT_RUN, 3, "incomplete"),
     ],
 )
 def test_verdict_is_kept_shown_and_the_exit_status(runs, capsys, outcome, status, word):
@@ -113,13 +113,13 @@ def test_id_of_the_run_can_be_given(runs):
     [
         (
             ["--gpu", "7"],
-            f"--gpu 7: tasks get no such GPU here; there are: 0 ({GPUS[0].uuid}), 1 ",
+            f"--gpu 7: tasks get no such GPU here. Available: 0 ({GPUS[0].uuid}), 1 ",
         ),
         (["--gpu", "../x"], "--gpu ../x: tasks get no such GPU here"),
-        (["--duration", "5"], "--duration is for --level burn-in only, not for isolation"),
-        (["--level", "burn-in", "--duration", "0"], "--duration 0: 1 to 1440 minutes"),
-        (["--level", "burn-in", "--duration", "1441"], "--duration 1441: 1 to 1440 minutes"),
-        (["--run", "../../etc/passwd"], "--run ../../etc/passwd: is no id of a run"),
+        (["--duration", "5"], "--duration is only for --level burn-in, not for isolation"),
+        (["--level", "burn-in", "--duration", "0"], "--duration 0: give 1 to 1440 minutes"),
+        (["--level", "burn-in", "--duration", "1441"], "--duration 1441: give 1 to 1440 minutes"),
+        (["--run", "../../etc/passwd"], "--run ../../etc/passwd: not the id of a run"),
     ],
 )
 def test_wrong_use_is_refused_in_words_and_tests_nothing(runs, capsys, arguments, words):
@@ -148,11 +148,11 @@ def test_what_argparse_refuses_ends_with_the_same_status(runs, capsys, arguments
 def test_without_root_settings_or_gpus_it_says_what_to_do(runs, capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert command.main([]) == 2
-    assert "root is needed: sudo /opt/gpu-ci/bin/gpu-selftest" in capsys.readouterr().err
+    assert "the self-test needs root: sudo /opt/gpu-ci/bin/gpu-selftest" in capsys.readouterr().err
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=()))
     assert command.main(["--gpu", "0"]) == 2
-    assert "--gpu 0: tasks get no such GPU here; there are: none" in capsys.readouterr().err
+    assert "--gpu 0: tasks get no such GPU here. Available: none" in capsys.readouterr().err
     monkeypatch.setattr(settings, "read", lambda: None)
     assert command.main([]) == 2
     assert "juju config <application> enable-gpu=true" in capsys.readouterr().err
@@ -163,8 +163,8 @@ def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
     with locks.hold(service.LOCK, "pid 4711, level burn-in, since 17:00:03 UTC"):
         assert command.main([]) == 2
     assert capsys.readouterr().err == (
-        "gpu-selftest: a self-test runs already (pid 4711, level burn-in, since 17:00:03 UTC): "
-        "wait for its end\n"
+        "gpu-selftest: another self-test is running (pid 4711, level burn-in, since 17:00:03 UTC):"
+        " wait for it\n"
     )
     assert command.main([]) == 0
     # Whoever may read it could lock it, and no GPU would be tested any more.
@@ -176,5 +176,5 @@ def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
 def test_without_a_release_of_concourse_there_is_no_verdict(runs, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
     assert command.main([]) == command.WRONG_USE
-    assert "has no release of Concourse yet" in capsys.readouterr().err
+    assert "Concourse, whose runc the self-test needs, is not" in capsys.readouterr().err
     assert (runs.requests, runs.concluded) == ([], [])

@@ -14,7 +14,7 @@ from gpu_selftest.results import Report
 
 REMEDY = "replace the card; then juju run worker/0 gpu-selftest"
 INVENTORY = Check("inventory", Level.QUICK, "no GPU is lost")
-WRAPPER = Check("wrapper", Level.QUICK, "the wrapper is the charm's")
+WRAPPER = Check("gpu-runtime", Level.QUICK, "the wrapper is the charm's")
 ECC = Check("ecc", Level.QUICK, "the memory is well", unit="errors", each_gpu=True)
 HEAT = Check("temperature", Level.QUICK, "it is cool", unit="°C", each_gpu=True)
 XID = Check("xid", Level.QUICK, "the driver has no complaint", REMEDY, each_gpu=True)
@@ -23,7 +23,7 @@ LEASE = Check("lease", Level.ISOLATION, "a task gets its GPU", each_gpu=True)
 GPUS = tuple(
     Gpu(n, f"GPU-{n}", Vendor.NVIDIA, "NVIDIA A100", 81920, f"0000:0{n}:00.0", n) for n in range(4)
 )
-UNSET = "the option min-gpu-memory-gib is not set"
+UNSET = "the option minimums is not set"
 
 
 def report_of(*made, level=Level.ISOLATION, **changes):
@@ -53,7 +53,7 @@ SICK = report_of(
             MEMORY.result(Outcome.SKIPPED, UNSET, gpu=gpu.uuid),
         )
     ),
-    LEASE.result(Outcome.PREVENTED, "xid failed", gpu="GPU-1"),
+    LEASE.result(Outcome.NOT_RUN, "xid failed", gpu="GPU-1"),
     LEASE.result(
         Outcome.WARNING, "it took 9 s", gpu="GPU-0", remedy="look at the load of the machine"
     ),
@@ -65,13 +65,12 @@ def test_table_has_verdict_first_then_checks_then_what_to_do_about_each():
     assert (
         report.table(SICK, GPUS)
         == """\
-failed: quick and isolation, 5 GPUs, 21 checks (2 failed, 1 warned, 1 could not run, 4 skipped),
-  7.4 s
+failed: quick and isolation, 5 GPUs, 21 checks (2 failed, 1 warned, 1 not run, 4 skipped), 7.4 s
 
 check        GPU           outcome  measured  threshold
 inventory    -             passed   4         4, as before
 inventory    GPU-9999aaaa  failed   gone
-wrapper      -             passed   its files are as the charm wrote them and so on and so on a...
+gpu-runtime  -             passed   its files are as the charm wrote them and so on and so on a...
 ecc          0-3           passed   0 errors  0
 temperature  0-2           passed   31 °C     below 85 °C
 temperature  3             passed   32 °C     below 85 °C
@@ -89,11 +88,11 @@ Warnings:
   lease (GPU 0): it took 9 s
     Remedy: look at the load of the machine
 
-Could not run:
+Not run:
   lease (GPU 1): xid failed
 
 Skipped:
-  memory (GPU 0-3): the option min-gpu-memory-gib is not set
+  memory (GPU 0-3): the option minimums is not set
 """
     )
 
@@ -117,13 +116,13 @@ def test_headline_of_a_good_run_is_one_short_sentence(level, expected):
     fewer = dataclasses.replace(good, results=(*good.results, taken))
     assert ", 2 GPUs, 4 checks (1 warned)" in report.headline(fewer)
     on_cpu = dataclasses.replace(good, device="cpu")
-    assert report.headline(on_cpu).endswith(", 7.4 s, on the CPU, which proves no GPU")
+    assert report.headline(on_cpu).endswith(", on the CPU, which proves nothing about a GPU")
 
 
 def test_what_prevents_many_checks_is_said_once():
     failed = report_of(
         INVENTORY.result(Outcome.FAILED, "GPU 1 is lost", remedy="reboot"),
-        *(check.result(Outcome.PREVENTED, "inventory failed") for check in (ECC, HEAT, XID)),
+        *(check.result(Outcome.NOT_RUN, "inventory failed") for check in (ECC, HEAT, XID)),
     )
     told = report.table(failed, GPUS)
     assert "ecc, temperature, xid: inventory failed" in told
@@ -195,10 +194,10 @@ def test_a_program_gets_the_report_alone():
 
 
 def test_failure_of_the_worker_is_one_of_each_gpu_and_what_could_not_run_is_incomplete():
-    made = (ECC.result(Outcome.PASSED, "", gpu="GPU-0"), LEASE.result(Outcome.PREVENTED, "held"))
+    made = (ECC.result(Outcome.PASSED, "", gpu="GPU-0"), LEASE.result(Outcome.NOT_RUN, "held"))
     assert report.as_results(report_of(*made), GPUS[:1])["gpu-0"] == "incomplete: lease"
     made += (WRAPPER.result(Outcome.FAILED, "replaced"),)
-    assert report.as_results(report_of(*made), GPUS[:1])["gpu-0"] == "failed: wrapper"
+    assert report.as_results(report_of(*made), GPUS[:1])["gpu-0"] == "failed: gpu-runtime"
 
 
 def test_what_takes_no_gpu_out_says_so():
@@ -208,14 +207,14 @@ def test_what_takes_no_gpu_out_says_so():
     )
     shown = report.as_results(full, GPUS[:1])
     assert (shown["verdict"], shown["gpu-0"]) == (
-        "failed", "failed: disk, which takes no GPU out of use",
+        "failed", "failed: disk, takes no GPU out of use",
     )  # fmt: skip
     assert (
-        "  disk: disk full: 0 GB, which takes no GPU out of use\n    Remedy: make room\n"
+        "  disk: disk full: 0 GB, takes no GPU out of use\n    Remedy: make room\n"
         in (shown["report"])
     )
     both = report_of(*full.results, WRAPPER.result(Outcome.FAILED, "replaced"))
-    assert report.as_results(both, GPUS[:1])["gpu-0"] == "failed: disk, wrapper"
+    assert report.as_results(both, GPUS[:1])["gpu-0"] == "failed: disk, gpu-runtime"
 
 
 @pytest.mark.parametrize("said", ["a\nb\x1b[2J\tc", "x\u202ey\u2028z", "\x00", "a" * 100_000])

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from gpu_selftest import results
-from gpu_selftest.check import Check, Level, Outcome
+from gpu_selftest.check import Check, Level, Outcome, Said
 from gpu_selftest.results import Report
 
 ECC = Check("ecc", Level.QUICK, "the memory is well", unit="errors", each_gpu=True)
@@ -37,8 +37,8 @@ def report(run="20261121T170000Z-1a2b", **changes):
     [
         ((), "passed"),
         ((Outcome.PASSED, Outcome.WARNING, Outcome.SKIPPED), "passed"),
-        ((Outcome.PASSED, Outcome.PREVENTED), "incomplete"),
-        ((Outcome.PREVENTED, Outcome.FAILED, Outcome.PASSED), "failed"),
+        ((Outcome.PASSED, Outcome.NOT_RUN), "incomplete"),
+        ((Outcome.NOT_RUN, Outcome.FAILED, Outcome.PASSED), "failed"),
     ],
 )
 def test_failure_outweighs_what_could_not_run_which_outweighs_the_rest(outcomes, expected):
@@ -55,6 +55,21 @@ def test_report_is_read_as_it_was_saved_by_its_run_or_as_the_last(tmp_path):
     kept = json.loads((tmp_path / "last.json").read_text())
     assert (kept["version"], kept["level"], kept["outcome"]) == (1, "burn-in", "failed")
     assert kept["results"][1]["outcome"] == "warning"
+
+
+def test_a_report_of_the_revision_before_is_read(tmp_path):
+    kept = results.plain(report(results=(ECC.result(Outcome.NOT_RUN, "a job has it"),)))
+    kept["results"][0]["outcome"] = "prevented"
+    (tmp_path / "last.json").write_text(json.dumps(kept))
+    assert results.read(home=tmp_path).results[0].outcome is Outcome.NOT_RUN
+
+
+def test_a_report_has_no_cause_where_there_is_none(tmp_path):
+    full = ECC.told(Said(Outcome.FAILED, "disk full: 0.3 GB free", cause="disk full"))
+    results.save(report(results=(*MADE, full)), tmp_path)
+    assert results.read(home=tmp_path).results == (*MADE, full)
+    kept = json.loads((tmp_path / "last.json").read_text())["results"]
+    assert [result.get("cause") for result in kept] == [None, None, "disk full"]
 
 
 def test_report_that_proves_no_gpu_is_never_the_last(tmp_path):

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 
 from gpu_agent import paths
-from gpu_agent.availability import cordons, quarantine, retests
+from gpu_agent.availability import external_use, quarantine, retests
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.model.inventory import MigDevice
 from gpu_agent.model.leases import Lease
@@ -99,7 +99,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(settings, "read", lambda: site.kept)
     monkeypatch.setattr(leases, "holders", lambda: site.held)
-    monkeypatch.setattr(cordons, "reasons", lambda: site.foreign)
+    monkeypatch.setattr(external_use, "read", lambda: site.foreign)
     monkeypatch.setattr(service, "start", site.start)
     monkeypatch.setattr(service, "follow", site.follow)
     monkeypatch.setattr(service, "running", lambda: site.running)
@@ -229,7 +229,7 @@ def test_what_a_lower_level_shows_brings_none_back_that_needs_more(site):
 
 def test_what_could_not_be_made_is_tried_again_after_growing_pauses_and_given_up(site):
     out()
-    site.outcomes["GPU-0"] = (QUICK, Outcome.PREVENTED)
+    site.outcomes["GPU-0"] = (QUICK, Outcome.NOT_RUN)
     began, tried = site.now, []
     for _ in range(3 * 24 * 12):
         tried += [round((site.now - began).total_seconds() / 60)] * len(site.hook(300))
@@ -244,7 +244,7 @@ def test_what_could_not_be_made_is_tried_again_after_growing_pauses_and_given_up
 
 def test_a_full_disk_is_no_verdict_on_a_gpu(site):
     out()
-    site.outcomes["GPU-0"] = (ROOM, Outcome.PREVENTED)
+    site.outcomes["GPU-0"] = (ROOM, Outcome.NOT_RUN)
     site.hook()
     assert [ask.uuid for ask in retests.read()] == ["GPU-0"]
 

@@ -22,19 +22,19 @@ from gpu_selftest.settings import Settings
 from tests.unit.situations import GPUS
 
 FIRST, SECOND = (gpu.uuid for gpu in GPUS)
-PREVENTED = Outcome.PREVENTED
+NOT_RUN = Outcome.NOT_RUN
 SETTINGS = Settings("worker/0", gpus=GPUS, files={str(wrapper.POLICY): "sha256:1", "/x": "2"})
 HEALTH = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
-FILES = Check("wrapper", Level.QUICK, "it is as it was", remedy="wait")
+FILES = Check("gpu-runtime", Level.QUICK, "it is as it was", remedy="wait")
 LEASE = Check("lease", Level.ISOLATION, "a task sees its GPU", remedy="look", each_gpu=True)
 DOOR = Check("annotation", Level.ISOLATION, "an annotation brings no GPU", remedy="look")
 DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
 HEAT = Check("throttle", Level.QUICK, "it is cool", remedy="fan", each_gpu=True, condemns=False)
 RATE = Check("rate", Level.COMPUTE, "it is fast", remedy="clean the fan", each_gpu=True)
 
-passed, failed, prevented, skipped = (
+passed, failed, not_run, skipped = (
     lambda check, gpu="", outcome=outcome: check.result(outcome, f"{check.id} says: so", gpu=gpu)
-    for outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.PREVENTED, Outcome.SKIPPED)
+    for outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN, Outcome.SKIPPED)
 )
 
 
@@ -80,7 +80,7 @@ def test_a_gpu_that_failed_is_out_with_reason_and_remedy(kept):
 
 def test_a_failure_of_the_worker_takes_all_out():
     conclude(failed(FILES), passed(HEALTH, FIRST), passed(HEALTH, SECOND))
-    assert out() == {FIRST: "wrapper", SECOND: "wrapper"}
+    assert out() == {FIRST: "gpu-runtime", SECOND: "gpu-runtime"}
 
 
 def test_a_lost_gpu_is_out_too_though_tasks_cannot_get_it_now():
@@ -93,7 +93,7 @@ def test_the_first_failure_is_the_reason():
     assert out() == {FIRST: "xid"}
 
 
-@pytest.mark.parametrize("outcome", [Outcome.WARNING, Outcome.SKIPPED, Outcome.PREVENTED])
+@pytest.mark.parametrize("outcome", [Outcome.WARNING, Outcome.SKIPPED, Outcome.NOT_RUN])
 def test_nothing_but_a_failure_takes_a_gpu_out(outcome):
     conclude(HEALTH.result(outcome, "so", gpu=FIRST))
     assert out() == {}
@@ -128,13 +128,13 @@ def test_a_lower_level_that_fails_does_not_make_the_way_back_shorter():
 def test_it_proves_nothing_of_what_the_watch_saw_after_it_had_begun(monkeypatch):
     for since, there in (("2026-11-21T17:00:03Z", {FIRST}), ("2026-11-21T16:59:59Z", set())):
         monkeypatch.setattr(quarantine, "_since", lambda _, then=since: then)
-        quarantine.put(FIRST, "Xid 79", "xid", "isolation", "", quarantine.WATCH)
+        quarantine.put(FIRST, "Xid 79", "xid", "isolation", "", quarantine.HEALTH)
         conclude(passed(HEALTH, FIRST), passed(LEASE, FIRST), level=Level.ISOLATION)
         assert set(out()) == there
         quarantine.lift(FIRST)
 
 
-@pytest.mark.parametrize("late", [prevented(HEALTH, FIRST), prevented(FILES)])
+@pytest.mark.parametrize("late", [not_run(HEALTH, FIRST), not_run(FILES)])
 def test_what_could_not_be_tested_brings_nothing_back(late):
     conclude(failed(HEALTH, FIRST))
     conclude(late)
@@ -143,7 +143,7 @@ def test_what_could_not_be_tested_brings_nothing_back(late):
 
 def test_what_could_not_be_tested_above_the_level_that_failed_does_not_matter():
     conclude(failed(HEALTH, FIRST))
-    conclude(passed(HEALTH, FIRST), prevented(LEASE, FIRST))
+    conclude(passed(HEALTH, FIRST), not_run(LEASE, FIRST))
     assert out() == {}
 
 
@@ -176,7 +176,7 @@ def test_the_cpu_proves_no_gpu(kept):
         ((passed(LEASE, FIRST),), Level.ISOLATION, "abc"),
         ((passed(LEASE, FIRST), skipped(RATE)), Level.COMPUTE, "abc"),
         ((passed(HEALTH, FIRST),), Level.QUICK, ""),
-        ((passed(LEASE, FIRST), prevented(DOOR)), Level.ISOLATION, ""),
+        ((passed(LEASE, FIRST), not_run(DOOR)), Level.ISOLATION, ""),
     ],
 )
 def test_isolation_is_proven_by_nothing_less(found, level, subject):
@@ -220,7 +220,7 @@ def test_without_room_nothing_more_is_made_and_isolation_is_not_proven():
     asked, told = later(failed(DISK))
     assert asked == []
     assert told == [("lease", "", "disk failed"), ("annotation", "", "disk failed")]
-    conclude(failed(DISK), prevented(LEASE), prevented(DOOR))
+    conclude(failed(DISK), not_run(LEASE), not_run(DOOR))
     assert last_pass.kept() == ""
 
 
@@ -252,8 +252,8 @@ def later(*earlier, checks=(LEASE, DOOR), gpus=GPUS):
         asked.append([gpu.uuid for gpu in good])
         return [passed(LEASE, gpu.uuid) for gpu in good]
 
-    found = run._unless_prevented(checks, gpus, list(earlier), make)
-    return asked, [(one.check, one.gpu, one.text) for one in found if one.outcome is PREVENTED]
+    found = run._unless_failed(checks, gpus, list(earlier), make)
+    return asked, [(one.check, one.gpu, one.text) for one in found if one.outcome is NOT_RUN]
 
 
 def test_a_gpu_that_failed_is_tested_no_further_and_the_others_are():
@@ -273,12 +273,12 @@ def test_where_all_failed_each_check_says_so():
 def test_after_a_failure_of_the_worker_nothing_more_runs_and_the_first_is_named():
     asked, told = later(failed(FILES), failed(DOOR), failed(HEALTH, FIRST))
     assert asked == []
-    assert told == [("lease", "", "wrapper failed"), ("annotation", "", "wrapper failed")]
+    assert told == [("lease", "", "gpu-runtime failed"), ("annotation", "", "gpu-runtime failed")]
 
 
 def test_what_only_warns_prevents_nothing():
     warned = HEALTH.result(Outcome.WARNING, "so", gpu=FIRST)
-    assert later(warned, prevented(FILES)) == ([[FIRST, SECOND]], [])
+    assert later(warned, not_run(FILES)) == ([[FIRST, SECOND]], [])
 
 
 INVENTORY = Inventory(State.READY, GPUS, driver="580.95.05")
@@ -354,8 +354,8 @@ def test_what_fails_is_out_of_use_before_the_next_level_begins(monkeypatch):
 @pytest.mark.parametrize(
     ("after", "said", "outcome"),
     [
-        ({"nvidia0"}, "nvidia1 went", Outcome.PREVENTED),
-        ({"nvidia0", "nvidia1", "nvidia2"}, "nvidia2 came", Outcome.PREVENTED),
+        ({"nvidia0"}, "nvidia1 removed", Outcome.NOT_RUN),
+        ({"nvidia0", "nvidia1", "nvidia2"}, "nvidia2 added", Outcome.NOT_RUN),
         ({"nvidia0", "nvidia1"}, "xid says: so", Outcome.FAILED),
     ],
 )

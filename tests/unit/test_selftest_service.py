@@ -93,17 +93,15 @@ def test_second_start_is_refused_with_what_runs(systemd):
     with pytest.raises(service.SelftestError) as refused:
         service.start(Level.QUICK)
     assert str(refused.value) == (
-        "A self-test of level burn-in runs since 17:00 UTC: wait for its end, or stop it by "
-        "systemctl stop gpu-ci-selftest-run.service"
+        "A self-test of level burn-in is running since 17:00 UTC: wait until it ends, or stop it: "
+        "sudo systemctl stop gpu-ci-selftest-run.service"
     )
     assert systemd.started == []
 
 
 def test_systemd_that_refuses_is_an_error_in_words(systemd):
     systemd.refusal = process.CommandError(["/usr/bin/systemd-run"], 1, "Unit was already loaded")
-    with pytest.raises(
-        service.SelftestError, match=r"can't be started: .*Unit was already loaded"
-    ):
+    with pytest.raises(service.SelftestError, match=r"did not start: .*Unit was already loaded"):
         service.start(Level.QUICK)
 
 
@@ -158,8 +156,8 @@ def test_one_that_died_is_an_error_with_why_and_its_last_words(systemd, result, 
     with pytest.raises(service.SelftestError) as died:
         service.follow(RUN, 10, lambda _: None)
     assert str(died.value) == (
-        f"The self-test ended without a verdict: {words}; its last words: three / ValueError: "
-        f"four; {systemd.log} has all of it"
+        f"The self-test ended without a verdict: {words}; its last output: three / ValueError: "
+        f"four; full log: {systemd.log}"
     )
     # Until the next one starts: juju status says it at each event meanwhile.
     assert systemd.forgotten == 0

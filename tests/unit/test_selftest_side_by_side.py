@@ -13,7 +13,7 @@ from gpu_agent.model.inventory import Gpu, Vendor
 from gpu_agent.runtime import policy
 from gpu_runtime.refusal import Refused
 from gpu_selftest import gpu_reservation as reserve
-from gpu_selftest.check import Outcome
+from gpu_selftest.check import Obstacle, Outcome
 from gpu_selftest.isolation import container_view as views
 from gpu_selftest.isolation import containers
 from gpu_selftest.isolation import containers as selftest_containers
@@ -57,7 +57,7 @@ class Worker:
         self.held.add(device)
         self.most = max(self.most, len(self.held))
         try:
-            yield ""
+            yield None
         finally:
             self.held.remove(device)
 
@@ -124,8 +124,8 @@ def test_two_checks_are_made_at_once_and_told_in_their_order(worker, names):
     assert [one.gpu for one in found[:2]] == UUIDS
     assert {one.outcome for one in found} == {Outcome.PASSED}, found
     assert worker.said[-2:] == [
-        "Isolation: containers that have no lease, or ask for more than theirs",
-        "Isolation: two tasks at once, and one that is killed",
+        "Isolation: containers without a lease, or that ask for more than theirs",
+        "Isolation: two tasks at once, and a killed one",
     ]
 
 
@@ -158,7 +158,7 @@ def test_a_gpu_that_a_job_has_leaves_the_other_for_both(worker, monkeypatch):
 
     def taken(container, devices):
         if not container.startswith("lease-") and devices[0] == UUIDS[0]:
-            return contextlib.nullcontext("GPU 0 is in use by a job")
+            return contextlib.nullcontext(Obstacle("GPU 0 is in use by a job"))
         return alone(container, devices)
 
     monkeypatch.setattr(reserve, "alone", taken)
@@ -176,15 +176,15 @@ def test_what_fails_on_one_gpu_is_its_own_and_what_ends_one_check_ends_all(worke
     found = worker.test()
     outcomes = {one.check: one.outcome for one in found if one.gpu != UUIDS[0]}
     assert [one.outcome for one in found if one.gpu == UUIDS[0]] == [Outcome.FAILED]
-    assert outcomes.pop("disjoint") is outcomes.pop("reclaim") is Outcome.PREVENTED
+    assert outcomes.pop("disjoint") is outcomes.pop("reclaim") is Outcome.NOT_RUN
     assert {*outcomes.values()} == {Outcome.PASSED}
 
     def damaged(name, step):
-        raise Refused("the store is damaged")
+        raise Refused("lease-table-damaged", "the store is damaged")
 
     worker.see = damaged
     assert {(one.outcome, one.text) for one in worker.test()} == {
-        (Outcome.PREVENTED, "the store is damaged")
+        (Outcome.NOT_RUN, "the store is damaged")
     }
 
 

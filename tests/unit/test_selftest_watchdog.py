@@ -32,7 +32,7 @@ def hung(folder, **more):
         (folder / str(limit)).mkdir()
         with hanging(folder / str(limit), limit, deaf=True, **more) as process:
             out, err = process.communicate(timeout=limit + 30)
-        if "this machine had no time for anybody" not in out:
+        if "this machine was starved" not in out:
             break
     return process, limit, out, err
 
@@ -53,8 +53,8 @@ def test_what_hangs_elsewhere_takes_no_gpu_out(tmp_path):
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 3
     result = the_result(out)
-    text = "the self-test has not ended within 2 s, and waits for no driver; "
-    assert (result["outcome"], result["text"][: len(text)]) == ("prevented", text)
+    text = "the self-test did not end within 2 s, and does not wait for a driver; "
+    assert (result["outcome"], result["text"][: len(text)]) == ("not-run", text)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_what_hangs_elsewhere_takes_no_gpu_out(tmp_path):
         ("gpu_agent.gpu.vendors.nvidia.nvml", "failed"),
         ("gpu_agent.gpu.kernel.sysfs", "failed"),
         # Formerly wake.nodes, machine.nvidia_module and the like, which ask no driver.
-        ("gpu_agent.gpu.kernel.device_nodes", "prevented"),
-        ("gpu_agent.gpu.vendors.nvidia.driver_files", "prevented"),
-        ("gpu_agent.gpu.vendors.nvidia.driver_packages", "prevented"),
-        ("gpu_agent.gpu.vendors.nvidia.driver_state", "prevented"),
-        ("gpu_agent.gpu.vendors.nvidia.kernel_modules", "prevented"),
-        ("gpu_agent.gpu.vendors.nvidia.module_version", "prevented"),
+        ("gpu_agent.gpu.kernel.device_nodes", "not-run"),
+        ("gpu_agent.gpu.vendors.nvidia.driver_files", "not-run"),
+        ("gpu_agent.gpu.vendors.nvidia.driver_packages", "not-run"),
+        ("gpu_agent.gpu.vendors.nvidia.driver_state", "not-run"),
+        ("gpu_agent.gpu.vendors.nvidia.kernel_modules", "not-run"),
+        ("gpu_agent.gpu.vendors.nvidia.module_version", "not-run"),
     ],
 )
 def test_only_a_module_that_asks_drivers_has_one_blamed(tmp_path, module, outcome):
@@ -87,8 +87,8 @@ def test_a_driver_that_answers_slowly_takes_no_gpu_out(tmp_path):
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 3
     result = the_result(out)
-    text = "the GPU's driver has not answered all within 2 s, but some, or this machine "
-    assert (result["outcome"], result["text"][: len(text)]) == ("prevented", text)
+    text = "the GPU's driver did not answer everything within 2 s, but it answered some, "
+    assert (result["outcome"], result["text"][: len(text)]) == ("not-run", text)
 
 
 @pytest.mark.parametrize("level", ["compute", "burn-in"])
@@ -142,7 +142,7 @@ def test_stopped_one_keeps_nothing_and_says_so(tmp_path):
     assert time.monotonic() - began < 25  # Left alone, it would end after 30.
     assert process.returncode == 3
     assert out == ""
-    assert err == "gpu-selftest: stopped without a verdict; the last one stands\n"
+    assert err == "gpu-selftest: stopped without a verdict; the last verdict stays\n"
 
 
 # ---- the clock that stands still ----

@@ -11,6 +11,7 @@ from gpu_agent import paths
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_table import Holder, Table
 from machine import templates
+from tests.unit.refusals import code_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -168,4 +169,10 @@ class Rig:
         said = json.loads(line)
         assert said["level"] == "error"
         assert said["time"].endswith("Z")
+        assert code_of(said["msg"]) == said["code"]
         return said["msg"]
+
+    @property
+    def code(self) -> str:
+        """The code of the last refusal."""
+        return code_of(self.refusal)

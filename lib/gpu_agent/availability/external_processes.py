@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""GPUs that somebody outside CI uses, or whose memory stays taken: reads, never changes anything.
+"""Find GPUs in use outside CI, or whose memory is still taken. Reads only.
 
-NVIDIA only: NVML lists who computes. Foreign use of AMD's and Intel's GPUs is not looked for.
+NVIDIA only: NVML lists the processes that compute. Use of AMD's and Intel's GPUs is not detected.
 """
 
 import collections.abc
@@ -19,17 +19,18 @@ from gpu_agent.model.leases import Lease
 from gpu_runtime.cgroups import is_below
 from gpu_runtime.lease_table import names_container
 from gpu_runtime.policy import SELF_TEST_CONTAINER
+from gpu_runtime.unavailable import EXTERNAL, EXTERNAL_PROCESS, Unavailable
 from machine import isolated_call as apart
 
 Leases = collections.abc.Mapping[str, Lease]
 """Containers with a lease."""
 Ask = collections.abc.Callable[[], Leases | None]
-"""Asks who has a lease now; None where that can't be told."""
-Reasons = collections.abc.Mapping[str, str]
-"""UUIDs of GPUs, each with the reason why no task should get it."""
+"""Returns the current leases; None if they can't be read."""
+Causes = collections.abc.Mapping[str, Unavailable]
+"""UUIDs of GPUs, each with the cause why tasks do not get it."""
 
-# NVIDIA's services of the host that may have a context on a GPU and leave it to others, each with
-# the units that it comes in (NVIDIA's packages and Canonical's snap dcgm).
+# NVIDIA's services on the host that may have a context on a GPU without using it, each with its
+# systemd units (NVIDIA's packages and Canonical's snap dcgm).
 _SERVICES: typing.Final[collections.abc.Mapping[str, frozenset[str]]] = {
     "nvidia-persistenced": frozenset({"nvidia-persistenced.service"}),
     "nv-hostengine": frozenset({
@@ -39,23 +40,23 @@ _SERVICES: typing.Final[collections.abc.Mapping[str, frozenset[str]]] = {
         "dcgm-exporter.service", "nvidia-dcgm-exporter.service", "snap.dcgm.dcgm-exporter.service",
     }),
 }  # fmt: skip
-# What root looks at GPUs with, or tests them; anybody may start these.
+# Tools with which root checks or tests GPUs; any user may start them.
 _TOOLS: typing.Final = frozenset({"nvidia-smi", "dcgmi"})
 _DISPLAYS: typing.Final = frozenset({
     "X", "Xorg", "Xwayland", "gnome-shell", "kwin_wayland", "kwin_x11", "plasmashell",
 })  # fmt: skip
 _SESSION: typing.Final = re.compile(r"/user\.slice/user-[0-9]+\.slice/.")
-# A person's own service manager, and what it has started.
+# A user's own service manager, and what it has started.
 _PERSONS: typing.Final = re.compile(r"/user@[0-9]+\.service(/|$)")
 
-# How long the driver may take, in seconds. It has answered a moment before, within
-# detect.PATIENCE: a hook takes no longer than both.
+# Seconds that the driver may take. It answered a moment before, within detect.PATIENCE; a hook
+# takes at most the sum of both.
 _PATIENCE: typing.Final = 8.0
-# How long a process that was killed may take to give its memory back.
+# Seconds that a killed process may take to free its memory.
 _SETTLE_SECONDS: typing.Final = 2
 # TASK_COMM_LEN of Linux, without the NUL.
 _COMM_LENGTH: typing.Final = 15
-# PROC_PID_INIT_INO (Linux include/linux/proc_ns.h): the machine's own process ids, not those of a
+# PROC_PID_INIT_INO (Linux include/linux/proc_ns.h): the PID namespace of the machine, not of a
 # system container.
 _ALL_PROCESSES: typing.Final = "pid:[4026531836]"
 
@@ -63,27 +64,27 @@ _ALL_PROCESSES: typing.Final = "pid:[4026531836]"
 def look(
     inventory: Inventory,
     leases: Ask,
-    known: collections.abc.Callable[[], Reasons],
+    known: collections.abc.Callable[[], Causes],
     root: pathlib.Path = pathlib.Path("/"),
-) -> tuple[tuple[str, str], ...]:
-    """The UUIDs of GPUs that no task should get, each with the reason.
+) -> tuple[tuple[str, Unavailable], ...]:
+    """The UUIDs of GPUs that are in use outside CI, each with the cause.
 
-    What is new is looked at twice, two seconds apart, for it may be a job that is just ending. Of
-    a GPU of which nothing can be told now, what is known stays.
+    A new finding is checked twice, two seconds apart, since a job may just be ending. If a GPU
+    can't be checked now, its earlier finding stays.
 
-    In a system container NVML may tell the host's process ids (older drivers), or only that there
-    are processes. So a GPU for which there is a lease is not looked at there; on another one every
-    process that can't be told is a stranger.
+    In a system container NVML may list the host's process ids (older drivers), or only the number
+    of processes. So a GPU with a lease is not checked there; on any other GPU every unknown
+    process counts as external.
 
     Args:
-        inventory: which GPUs are here.
-        leases: is called after NVML, so that every container whose process NVML lists has its
-            lease by then.
-        known: tells what was found before; for those one look is enough.
-        root: where /proc lies; NVML is always this machine's.
+        inventory: the GPUs of this machine.
+        leases: called after NVML, so that every container whose process NVML lists has its lease
+            by then.
+        known: returns the earlier findings; they need only one check.
+        root: the folder with /proc; NVML is always this machine's.
 
     Raises:
-        OSError: what was found before can't be told.
+        OSError: the earlier findings can't be read.
     """
     if inventory.vendor is not Vendor.NVIDIA or not inventory.gpus:
         return ()
@@ -92,21 +93,21 @@ def look(
     if found.keys() - before.keys():
         time.sleep(_SETTLE_SECONDS)
         again = _look_once(inventory.gpus, leases, before, root)
-        found = {uuid: reason for uuid, reason in again.items() if uuid in found}
+        found = {uuid: cause for uuid, cause in again.items() if uuid in found}
     return tuple(found.items())
 
 
 def _look_once(
-    gpus: tuple[Gpu, ...], leases: Ask, known: Reasons, root: pathlib.Path
-) -> dict[str, str]:
+    gpus: tuple[Gpu, ...], leases: Ask, known: Causes, root: pathlib.Path
+) -> dict[str, Unavailable]:
     uses = _uses(gpus)
     leased = leases()
     if uses is None or leased is None:
         return {**known}
     own = (root / "proc/self/ns/pid").readlink()
     all_processes = str(own) == _ALL_PROCESSES
-    # One that is lost may come back, and whoever used it with it.
-    reasons = {uuid: known[uuid] for uuid in known.keys() - {gpu.uuid for gpu in gpus}}
+    # A lost GPU may come back together with the processes that use it.
+    causes = {uuid: known[uuid] for uuid in known.keys() - {gpu.uuid for gpu in gpus}}
     for gpu in gpus:
         use = uses.get(gpu.uuid)
         of_gpu = [
@@ -114,11 +115,11 @@ def _look_once(
             for container, lease in leased.items()
             if lease.occupied and not {gpu.uuid, *gpu.devices}.isdisjoint(lease.devices)
         ]
-        # The self-test's processes need not be in the container that has its lease.
+        # The self-test's processes need not be in the container with its lease.
         tested = any(container.startswith(SELF_TEST_CONTAINER) for container in of_gpu)
         if use is None or tested or (of_gpu and not all_processes):
             if gpu.uuid in known:
-                reasons[gpu.uuid] = known[gpu.uuid]
+                causes[gpu.uuid] = known[gpu.uuid]
             continue
         strangers = [
             text
@@ -127,14 +128,15 @@ def _look_once(
         ]
         if strangers:
             more = f" and {len(strangers) - 1} more" if strangers[1:] else ""
-            reasons[gpu.uuid] = f"in use outside CI: {strangers[0]}{more}"
+            reason = f"{strangers[0]}{more}"
+            causes[gpu.uuid] = Unavailable(EXTERNAL, EXTERNAL_PROCESS, reason)
         elif _is_dirty(use) and not of_gpu:
-            reasons[gpu.uuid] = dirt.reason(use.used_mib)
-    return reasons
+            causes[gpu.uuid] = dirt.cause(use.used_mib)
+    return causes
 
 
 def _uses(gpus: tuple[Gpu, ...]) -> dict[str, nvml.Use] | None:
-    """Who uses the GPUs; None where that can't be told: the next event's detection says why."""
+    """The use of each GPU; None if NVML fails, which the next event's detection reports."""
 
     def ask() -> dict[str, nvml.Use] | None:
         try:
@@ -154,15 +156,15 @@ def _is_dirty(use: nvml.Use) -> bool:
 
 
 def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
-    """What to call a process that is neither a holder's nor harmless; empty for those.
+    """Name a process that is neither a holder's nor harmless; return an empty text for others.
 
-    One that can't be looked at, for another reason than its end, is a stranger.
+    A process that can't be inspected counts as external, unless it has ended.
 
     Args:
         process: its folder in /proc.
         leased: containers with a lease.
-        own: this program's PID namespace. Where that is not the machine's, there may be processes
-            that have no such folder.
+        own: this program's PID namespace. If it is not the machine's, processes may have no folder
+            in /proc.
     """
     try:
         groups = _text(process / "cgroup")
@@ -183,8 +185,8 @@ def _stranger(process: pathlib.Path, leased: Leases, own: pathlib.Path) -> str:
 def _is_in(groups: str, container: str, lease: Lease) -> bool:
     """Whether a process with these control groups is a holder's.
 
-    A person's own service manager names control groups as that person likes, and so may root in a
-    container. The names of jobs are no secret, so a job is known by its whole path.
+    A user's own service manager can choose names of control groups, and so can root in a
+    container. Names of gpu-run commands are public, so these are recognised by their whole path.
     """
     paths = [line.split(":", 2)[2] for line in groups.split("\n") if line.count(":") >= 2]
     if lease.cgroup:
@@ -194,46 +196,46 @@ def _is_in(groups: str, container: str, lease: Lease) -> bool:
 
 
 def _is_harmless(process: pathlib.Path, groups: str, own: pathlib.Path) -> bool:
-    """Whether it is a service or display server of the host, which leaves its GPU to others.
+    """Whether a process is a service or display server of the host that does not block its GPU.
 
-    A name is no evidence: anybody can start these with a library of their own (LD_PRELOAD). So a
-    service counts in its own systemd unit, anything else where it is root's, who may do as he
-    likes. A display server counts in a user's session too: whoever may log in to this machine can
-    hide from this look behind one. Nothing in a container counts.
+    A name proves nothing: any user can start these programs with a library of their own
+    (LD_PRELOAD). So a service counts as harmless in its own systemd unit, and any other program if
+    root runs it. A display server counts in a user's session too, so a user who may log in can
+    hide a process as one. A process in a container never counts as harmless.
 
     Raises:
-        OSError: it has ended, or can't be looked at.
+        OSError: the process has ended, or can't be inspected.
     """
     program = process / "exe"
     try:
-        # An upgrade takes the file away under a service that runs on.
+        # An upgrade removes the file of a running service.
         name = program.readlink().name.removesuffix(" (deleted)")
         if name not in {*_SERVICES, *_TOOLS, *_DISPLAYS}:
             return False
         if (process / "ns/pid").readlink() != own:
             return False
-    except PermissionError:  # one with more rights than this program has
+    except PermissionError:  # it has more rights than this program
         return False
     unit = _unit(groups)
     is_at_home = unit.removeprefix("/system.slice/") in _SERVICES.get(name, ()) or (
         name in _DISPLAYS and _SESSION.match(unit) is not None
     )
-    # Last, as the program may lie on somebody's own file system (FUSE), which may never answer.
+    # Last, since the program may be on a user's file system (FUSE), which may never answer.
     return (is_at_home or _is_roots(process)) and program.stat().st_uid == 0
 
 
 def _unit(groups: str) -> str:
-    """The control group that systemd has a process in, as /proc/PID/cgroup tells it."""
+    """The control group of a process in systemd's hierarchy, from /proc/PID/cgroup."""
     paths = dict(line.split(":", 2)[1:] for line in groups.split("\n") if line.count(":") >= 2)
     return paths.get("name=systemd", paths.get("", ""))
 
 
 def _is_roots(process: pathlib.Path) -> bool:
-    """Whether root runs it, and not somebody else through a program that makes him root."""
+    """Whether root started it, and not another user through a setuid program."""
     ids = re.search(r"^Uid:\t([0-9]+)\t([0-9]+)\t", _text(process / "status"), re.MULTILINE)
     return ids is not None and ids.groups() == ("0", "0")
 
 
 def _text(path: pathlib.Path) -> str:
-    """What a file of /proc says; a process may have any bytes for its name."""
+    """The text of a file in /proc; the name of a process may have any bytes."""
     return path.read_bytes().decode(errors="replace")

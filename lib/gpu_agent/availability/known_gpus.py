@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The GPUs that this machine has had, so that one that vanishes is missed.
+"""The GPUs that this machine had, so that a GPU that disappears is reported as missing.
 
-What is written down stays until the operator says that a GPU was taken out on purpose: a reboot
-without it, or many of them, make it no less lost.
+An entry stays until the operator says that the GPU was removed on purpose, also over reboots
+without that GPU.
 """
 
 import collections.abc
@@ -30,8 +30,8 @@ class Known:
         uuid: its id.
         vendor: the maker.
         model: the product's name.
-        pci_address: where it was on the bus.
-        index: what the operator knew it by.
+        pci_address: its address on the bus.
+        index: its index then.
         allowed: whether tasks could get it.
     """
 
@@ -44,7 +44,7 @@ class Known:
 
 
 def read(path: pathlib.Path = PATH) -> tuple[Known, ...]:
-    """All of them, in the order in which they were first seen.
+    """All entries, in the order in which the GPUs were first seen.
 
     Raises:
         KnownError: the file is damaged.
@@ -59,7 +59,7 @@ def read(path: pathlib.Path = PATH) -> tuple[Known, ...]:
 
 
 def add(gpus: collections.abc.Iterable[Known], path: pathlib.Path = PATH) -> bool:
-    """Write GPUs down as they are now. Return True if anything was new.
+    """Write or update entries. Return True if anything changed.
 
     Raises:
         KnownError: the file is damaged.
@@ -69,7 +69,7 @@ def add(gpus: collections.abc.Iterable[Known], path: pathlib.Path = PATH) -> boo
 
 
 def forget(uuid: str, path: pathlib.Path = PATH) -> bool:
-    """Miss this GPU no more. Return True if it was known.
+    """Remove the entry of a GPU. Return True if it had one.
 
     Raises:
         KnownError: the file is damaged.

@@ -1,34 +1,45 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What is seen of leases at one moment: in words for people, as values for programs. Pure."""
+"""The leases and the queue at one moment: values for programs, and texts for people. Pure."""
 
 import collections.abc
 import dataclasses
+import datetime
 import re
+import textwrap
+import typing
 
-from gpu_runtime.lease_table import STEP
+from gpu_runtime.lease_table import CONTAINER, JOB, STEP
 from gpu_runtime.refusal import duration
 
-# Of the many that may share a GPU, so many are named to people.
+WIDTH: typing.Final = 86
+"""Columns of a line: with Juju's indent, or the result's name before it, it fits 100."""
+
+_KINDS: typing.Final = {
+    STEP: "Concourse step",
+    CONTAINER: "engine container",
+    JOB: "gpu-run command",
+}
+# How many of the holders of a shared GPU are named in texts.
 _NAMED = 3
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """One container or job with a lease.
+    """The container or command that holds a lease.
 
     Attributes:
-        kind: `step`, `container` of an engine, or `job`.
-        who: it as its engine has it; a step by its container's id.
-        gpus: ids of its devices.
-        steps: exec ids of what runs in it: `task`, or a UUID for a hijacked session; `self-test`
-            for the worker's own.
-        in_use: whether it uses its GPUs; if not, the next task takes them from it.
-        handing_over: whether it has ended, and its GPUs go to another one after a look at who has
-            them open.
-        stuck: whether that was tried, but what it left can't be killed.
-        seconds: how long it has had them; None if that is not known.
+        kind: `step`, `container` of an engine, or `job`: a command under gpu-run.
+        who: its name from its engine; of a step the container's id.
+        gpus: the ids of its devices.
+        steps: the exec ids of its processes: `task`, or a UUID for a hijacked session;
+            `self-test` for the worker's own container.
+        in_use: whether it uses its GPUs; if not, the next request gets them.
+        handing_over: whether it has ended, and its GPUs are being handed to another holder.
+        stuck: whether it has ended, but its processes cannot be killed.
+        seconds: how long it has held its GPUs; None if that is not known.
+        since: the moment at which it got them, UTC, ISO 8601; empty if that is not known.
     """
 
     kind: str
@@ -39,25 +50,47 @@ class Container:
     handing_over: bool
     stuck: bool
     seconds: int | None
+    since: str
 
     @property
-    def words(self) -> str:
-        """Which it is, what runs in it and since when."""
-        steps = ["hijacked session" if _UUID.fullmatch(step) else step for step in self.steps]
-        if not self.in_use:
-            steps = ["ended, but can't be killed" if self.stuck else "no longer used"]
-            steps = ["ended"] if self.handing_over else steps
-        age = [] if self.seconds is None else [duration(self.seconds)]
+    def summary(self) -> str:
+        """Its name, its processes and how long it has held its GPUs, in one line."""
+        parts = [self._activity] if self.kind == STEP or not self.in_use else []
+        parts += [] if self.seconds is None else [duration(self.seconds)]
+        return f"{self.who} ({', '.join(parts)})" if parts else self.who
+
+    @property
+    def lines(self) -> list[str]:
+        """Its name and kind; then since when it has held its GPUs, and its processes."""
+        kind = "self-test" if self.steps == ["self-test"] else _KINDS[self.kind]
+        age = "" if self.seconds is None else f" ({duration(self.seconds)})"
+        text = f"since {shown_time(self.since) if self.since else 'an unknown time'}{age}"
         if self.kind == STEP or not self.in_use:
-            age.insert(0, " and ".join(dict.fromkeys(steps)) or "starting")
-        return f"{self.who} ({', '.join(age)})" if age else self.who
+            text += f", {'runs: ' if self.in_use and self.steps else ''}{self._activity}"
+        return [f"held by {self.who} ({kind})", text]
+
+    @property
+    def _activity(self) -> str:
+        if self.handing_over:
+            return "ended"
+        if not self.in_use:
+            return "ended, but can't be killed" if self.stuck else "no longer used"
+        steps = ["hijacked session" if _UUID.fullmatch(step) else step for step in self.steps]
+        return " and ".join(dict.fromkeys(steps)) or "starting"
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """One GPU or MIG device, under the key that people know it by, such as `gpu-0`.
+    """A GPU or MIG device.
 
-    One that is held although no task may get it any more has no index.
+    Attributes:
+        key: its name for people, such as `gpu-0` or `gpu-0-mig-1`.
+        index: the GPU's index; None if tasks no longer get the device, although it is held.
+        id: its UUID.
+        gpu: the UUID of its GPU.
+        model: the GPU's product name.
+        state: `free`, `leased`, `shared by 2`, `handing over`, or why it is unavailable.
+        containers: the names of its holders.
     """
 
     key: str
@@ -71,13 +104,17 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Waiter:
-    """A container that waits for GPUs: how many, and for how long it has.
+    """A request in the queue.
 
     Attributes:
-        who: it as its engine has it.
-        named: ids of the very devices that it waits for; empty: any will do.
-        overtaken: how many that came later were served before it.
-        kept: how many free GPUs are kept for it, since it has been passed over for long enough.
+        container: the name of the future holder.
+        who: its name from its engine.
+        count: how many devices it requests.
+        named: the ids of the devices that it requests by name; empty: any will do.
+        seconds: how long it has waited.
+        since: since when it waits, UTC, ISO 8601.
+        overtaken: how many later requests were served before it.
+        kept: how many free GPUs are reserved for it, because it was overtaken for long enough.
     """
 
     container: str
@@ -85,31 +122,64 @@ class Waiter:
     count: int
     named: list[str]
     seconds: int
+    since: str
     overtaken: int
     kept: int
 
     @property
-    def words(self) -> str:
-        """It for people."""
-        wanted = " and ".join(self.named) or self.count
-        text = f"{self.who}, asks for {wanted}, for {duration(self.seconds)}"
-        return f"{text}, {self.kept} kept for it" if self.kept else text
+    def text(self) -> str:
+        """Its name, its request and its waiting time."""
+        wanted = " and ".join(self.named) or f"{self.count} GPU{'s' if self.count != 1 else ''}"
+        waits = f"waiting {duration(self.seconds)} (since {shown_time(self.since)})"
+        reserved = f", {self.kept} reserved for it" if self.kept else ""
+        return f"{self.who}, requests {wanted}, {waits}{reserved}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """All leases at one moment."""
+    """All leases at one moment; `queue` has the oldest request first."""
 
     allocation: str
     devices: list[Device]
     containers: dict[str, Container]
-    waiters: list[Waiter]
+    queue: list[Waiter]
 
 
-def of_device(device: Device, containers: collections.abc.Mapping[str, Container]) -> str:
-    """A device for people: its state, and who has it."""
-    words = [device.state, device.model.removeprefix("NVIDIA "), device.id]
-    words += [containers[name].words for name in device.containers[:_NAMED]]
+def as_text(*lines: str) -> str:
+    """Join lines into a text of at most WIDTH columns; all but its first line are indented."""
+    wrapped = [
+        line
+        for place, text in enumerate(lines)
+        for line in textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent="  " if place else "",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+    ]
+    return "\n".join(wrapped)
+
+
+def of_device(
+    device: Device, containers: collections.abc.Mapping[str, Container], *told: str
+) -> str:
+    """Describe a device: its state, model and id; then what is told of it, and its holders."""
+    first = [device.state, device.model.removeprefix("NVIDIA "), device.id]
+    lines = [", ".join(word for word in first if word), *told]
+    for name in device.containers[:_NAMED]:
+        lines += containers[name].lines
     if device.containers[_NAMED:]:
-        words.append(f"{len(device.containers) - _NAMED} more")
-    return ", ".join(word for word in words if word)
+        lines.append(f"and {len(device.containers) - _NAMED} more holders")
+    return as_text(*lines)
+
+
+def iso_time(wall: float) -> str:
+    """Format seconds since the epoch in UTC, such as `2026-11-23T14:05:06Z`."""
+    moment = datetime.datetime.fromtimestamp(wall, datetime.timezone.utc)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def shown_time(time: str) -> str:
+    """Format such a time for people: `2026-11-23 14:05:06 UTC`."""
+    return f"{time[:10]} {time[11:19]} UTC"

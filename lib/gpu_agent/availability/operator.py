@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""GPUs that the operator takes out of use by hand, and brings back, whoever took them out."""
+"""Cordon a GPU, and return a cordoned or quarantined GPU to use."""
 
 from gpu_agent import paths as wrapper
-from gpu_agent.availability import cordons, quarantine, retests
+from gpu_agent.availability import external_use, quarantine, retests
 from gpu_agent.availability import known_gpus as known
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability.lease_report import LeaseError
@@ -17,68 +17,69 @@ from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
 
 
-def cordon(wish: str, reason: str) -> dict[str, str]:
-    """Take a GPU out of use until it is brought back by hand; what runs on it goes on.
+def cordon(gpu: str, reason: str) -> dict[str, str]:
+    """Take a GPU out of use until the operator returns it; running work continues.
 
-    It takes the place of what a self-test says of that GPU, so that none brings it back.
+    The cordon replaces a quarantine, so no self-test returns the GPU to use.
 
     Args:
-        wish: the GPU's index or UUID, a MIG device's UUID, or gpu-leases' key such as `gpu-1`.
-        reason: why, one line.
+        gpu: gpu-leases' key such as `gpu-1`, a UUID of a GPU or MIG device, or an index.
+        reason: the operator's reason, one line.
 
     Returns:
-        An action's results: the GPU's id, its state, its state before if it was out of use
-        already, and what runs on it still.
+        The results of an action: `gpu`, the id; `state`; `was`, the former state if the GPU was
+        out of use already; and `running`, the holders that still use it.
 
     Raises:
-        LeaseError: it is no GPU that tasks get here, or the leases can't be read.
+        LeaseError: tasks on this unit do not get such a GPU, or the leases cannot be read.
     """
     reason = leases.one_line(reason)
     try:
         allowed = runtime_policy.allowed()
         if allowed is None:
             raise LeaseError("Tasks get no GPU on this unit, so there is none to cordon")
-        uuid = _meant(wish, _names(allowed))
+        uuid = _meant(gpu, _names(allowed))
         before = quarantine.find(uuid)
         quarantine.cordon(uuid, reason)
         _note("gpu-cordon", uuid, reason)
     except (OSError, Refused) as error:
         raise LeaseError(str(error)) from error
-    results = {"gpu": uuid, "state": words(quarantine.find(uuid))}
+    results = {"gpu": uuid, "state": describe(quarantine.find(uuid))}
     if before:
-        results["before"] = f"{words(before)}, since {before.since or 'an unknown time'}"
+        results["was"] = f"{describe(before)}, since {before.since or 'an unknown time'}"
     devices = {device.id for device in allowed.devices if device.gpu == uuid}
     return {**results, "running": _running(devices)}
 
 
-def uncordon(wish: str, reason: str, inventory: Inventory) -> dict[str, str]:
-    """Bring a GPU back, or forget one that was taken out of the machine.
+def uncordon(gpu: str, reason: str, inventory: Inventory) -> dict[str, str]:
+    """Return a GPU to use, or forget a card that was removed from the machine.
 
     Args:
-        wish: as for `cordon`; an index means a GPU that is gone too.
-        reason: why, one line.
-        inventory: which GPUs are here.
+        gpu: as for `cordon`; an index may also mean a removed card.
+        reason: the operator's reason, one line.
+        inventory: the GPUs of this machine.
 
     Returns:
-        An action's results: the GPU's id, why it was out of use, and its state.
+        The results of an action: `gpu`, the id; `was`, why it was out of use; `state`; and
+        `next`, if a self-test is due.
 
     Raises:
-        LeaseError: it is not out of use, or that can't be read.
+        LeaseError: the GPU is not out of use, or the records cannot be read.
     """
     reason = leases.one_line(reason)
     try:
         allowed = runtime_policy.allowed()
-        missed = {gpu.uuid: gpu for gpu in known.read()}
+        missed = {card.uuid: card for card in known.read()}
         entries = {entry.uuid: entry for entry in quarantine.read()}
         names = _names(allowed) if allowed else {}
         for uuid in (*missed, *entries):
             names.setdefault(uuid, {uuid})
-        for uuid, gpu in missed.items():
-            names[uuid] |= {str(gpu.index), f"gpu-{gpu.index}"}
-        uuid = _meant(wish, names)
-        # Where the GPUs can't be told, one that is not listed may be here.
-        told = inventory.state in (State.READY, State.NO_GPU)
-        gone = told and uuid in missed and uuid not in {gpu.uuid for gpu in inventory.gpus}
+        for uuid, card in missed.items():
+            names[uuid] |= {str(card.index), f"gpu-{card.index}"}
+        uuid = _meant(gpu, names)
+        # If the GPUs cannot be listed, a GPU that is not in the list may still be here.
+        listed = inventory.state in (State.READY, State.NO_GPU)
+        gone = listed and uuid in missed and uuid not in {card.uuid for card in inventory.gpus}
         if uuid not in entries and not gone:
             raise _not_out(uuid, entries)
         quarantine.lift(uuid)
@@ -86,58 +87,60 @@ def uncordon(wish: str, reason: str, inventory: Inventory) -> dict[str, str]:
         if gone:
             known.forget(uuid)
         _note("gpu-uncordon", uuid, reason)
-        state = _state_after(uuid, entries.get(uuid), gone=gone)
+        after = _after(uuid, entries.get(uuid), gone=gone)
     except (OSError, Refused, known.KnownError) as error:
         raise LeaseError(str(error)) from error
-    return {"gpu": uuid, "was": words(entries.get(uuid)) or "missing", "state": state}
+    return {"gpu": uuid, "was": describe(entries.get(uuid)) or "missing", **after}
 
 
 def _names(allowed: policy.Policy) -> dict[str, set[str]]:
-    """The ids of the GPUs that tasks may have, each with all that an operator may call it."""
+    """Return the ids of the GPUs for tasks, each with all its names for the operator."""
     names: dict[str, set[str]] = {}
     for key, device in leases.by_key(allowed).items():
-        ours = {key, f"gpu-{device.index}", str(device.index), device.id, device.gpu}
-        names.setdefault(device.gpu, set()).update(ours)
+        its = {key, f"gpu-{device.index}", str(device.index), device.id, device.gpu}
+        names.setdefault(device.gpu, set()).update(its)
     return names
 
 
-def _meant(wish: str, names: dict[str, set[str]]) -> str:
-    asked = wish.strip().lower()
-    meant = [uuid for uuid, ours in names.items() if asked in map(str.lower, ours)]
+def _meant(gpu: str, names: dict[str, set[str]]) -> str:
+    asked = gpu.strip().lower()
+    meant = [uuid for uuid, its in names.items() if asked in map(str.lower, its)]
     if len(meant) > 1:
-        raise LeaseError(f"{wish.strip()!r} may be {' or '.join(meant)}: name it by that id")
+        raise LeaseError(f"{gpu.strip()!r} may be {' or '.join(meant)}: use that UUID")
     if not meant:
         keys = {
-            uuid: min((name for name in ours if name.startswith("gpu-")), default="GPU")
-            for uuid, ours in names.items()
+            uuid: min((name for name in its if name.startswith("gpu-")), default="GPU")
+            for uuid, its in names.items()
         }
         there = ", ".join(f"{key} ({uuid})" for uuid, key in keys.items())
-        raise LeaseError(f"No GPU is {wish.strip()!r} here; there is {there or 'none'}")
+        raise LeaseError(f"No GPU here is {gpu.strip()!r}; this unit has {there or 'none'}")
     return meant[0]
 
 
-def words(entry: Quarantine | None) -> str:
-    """What a GPU is that is out of use, such as `quarantined: Xid 79`; empty if it is not."""
-    return policy.why({"reason": entry.reason, "by": entry.by}) if entry else ""
+def describe(entry: Quarantine | None) -> str:
+    """Return why a GPU is out of use, such as `quarantined: Xid 79`; empty if it is not."""
+    return entry.cause.describe() if entry else ""
 
 
-def _state_after(uuid: str, entry: Quarantine | None, *, gone: bool) -> str:
+def _after(uuid: str, entry: Quarantine | None, *, gone: bool) -> dict[str, str]:
     if gone:
-        return "forgotten, since it is no longer in this machine"
-    if reason := cordons.reasons().get(uuid):
-        return f"still cordoned: {reason}"
+        return {"state": "forgotten: this machine no longer has it"}
+    if cause := external_use.read().get(uuid):
+        return {"state": f"still {cause.describe()}"}
     if entry and entry.level:
-        return f"in use again; gpu-selftest level={entry.level} shows whether it is well"
-    return "in use again"
+        test = f"gpu-selftest level={entry.level} tests whether the fault is gone"
+        return {"state": "available", "next": test}
+    return {"state": "available"}
 
 
 def _not_out(uuid: str, entries: dict[str, Quarantine]) -> LeaseError:
-    if reason := cordons.reasons().get(uuid):
+    if cause := external_use.read().get(uuid):
         return LeaseError(
-            f"{uuid} is {reason}; it returns by itself at the charm's next event after that ends"
+            f"{uuid} is {cause.describe()}. It is available again at the charm's next event after "
+            "that ends"
         )
-    others = ", ".join(f"{name} ({words(entry)})" for name, entry in entries.items())
-    return LeaseError(f"{uuid} is not out of use; out of use: {others or 'none'}")
+    others = ", ".join(f"{name} ({describe(entry)})" for name, entry in entries.items())
+    return LeaseError(f"{uuid} is not cordoned or quarantined; these are: {others or 'none'}")
 
 
 def _running(devices: set[str]) -> str:
@@ -150,7 +153,7 @@ def _running(devices: set[str]) -> str:
         ]
     except (OSError, ValueError, Refused) as error:
         return f"unknown: {error}"
-    return ", ".join(users) or "nothing"
+    return ", ".join(users) or "none"
 
 
 def _note(action: str, uuid: str, reason: str) -> None:

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""GPUs that are out of use until a self-test passes or the operator says so: a file each.
+"""Records of GPUs that are quarantined or cordoned: a file for each.
 
-`<GPU's id>.json` has the attributes of found.Quarantine but the id. The wrapper reads these files
-at each decision, and a reboot keeps them, so that it brings no broken GPU back.
+`<GPU's id>.json` has the attributes of model.quarantine.Quarantine except the id. The GPU runtime
+reads these files at each decision. They outlast a reboot, so that it returns no broken GPU.
 """
 
 import collections.abc
@@ -16,12 +16,9 @@ import re
 import typing
 
 from gpu_agent import paths
-from gpu_agent.model.quarantine import Quarantine
+from gpu_agent.model.quarantine import HEALTH, SELF_TEST, Quarantine
+from gpu_runtime.unavailable import DAMAGED_RECORD, OPERATOR
 from machine import files, locks
-
-SELF_TEST: typing.Final = "self-test"
-WATCH: typing.Final = "watch"
-OPERATOR: typing.Final = "operator"
 
 # AMD's ids may be `PCI-0000:03:00.0`.
 _ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
@@ -29,10 +26,10 @@ _LEVELS: typing.Final = ("quick", "isolation", "compute", "burn-in")
 
 
 def read() -> tuple[Quarantine, ...]:
-    """All that are out of use, in the order of their ids.
+    """All records in the order of the GPUs' ids.
 
-    One whose file is damaged is among them: whoever wrote it wanted the GPU out. Since nobody
-    knows what has to pass for it to return, that is left to the operator.
+    A damaged file counts as a record that only an operator lifts, since the level of the self-test
+    that would return the GPU is unknown.
 
     Raises:
         OSError: the folder or a file can't be read.
@@ -42,23 +39,23 @@ def read() -> tuple[Quarantine, ...]:
 
 
 def put(uuid: str, reason: str, check: str, level: str, remedy: str, by: str = SELF_TEST) -> bool:
-    """Take a GPU that failed a check out of use. Return True if that changed anything.
+    """Quarantine a GPU. Return True if that changed anything.
 
-    What an operator took out stays as it is, as does what only he may bring back. What a self-test
-    took out the watch takes over where more has to pass for it to return. The level never falls.
+    An operator's cordon stays, and so does a record that only an operator lifts. The GPU health
+    service replaces a self-test's record if the GPU needs a higher level. The level never falls.
 
     Args:
         uuid: the GPU's id.
-        reason: why, one line; what stands before `:` is short.
-        check: the id of the check that failed, of the watch the name of the fault.
-        level: the level that must pass for it to return; of the watch, empty: only the operator
-            brings it back.
+        reason: the cause for people, one line; the part before `:` is short.
+        check: the cause for programs: the id of the failed check or the name of the fault.
+        level: the level of the self-test that returns the GPU; empty, by HEALTH only: an operator
+            returns it.
         remedy: what the operator does about it.
-        by: SELF_TEST or WATCH.
+        by: SELF_TEST or HEALTH.
 
     Raises:
-        ValueError: `uuid` can't be a GPU's, or there is no such level.
-        OSError: it can't be written; what was there is there still.
+        ValueError: `uuid` can't be a GPU's, or the level does not exist.
+        OSError: the record can't be written; the previous one stays.
     """
     with _alone(uuid):
         earlier = find(uuid)
@@ -69,7 +66,7 @@ def put(uuid: str, reason: str, check: str, level: str, remedy: str, by: str = S
 
 
 def cordon(uuid: str, reason: str) -> bool:
-    """Take a GPU out of use for the operator, in place of what a self-test says of it.
+    """Cordon a GPU for the operator; a cordon replaces a quarantine.
 
     Returns:
         Whether that changed anything.
@@ -82,7 +79,7 @@ def cordon(uuid: str, reason: str) -> bool:
 
 
 def lift(uuid: str) -> bool:
-    """Bring a GPU back. Return True if it was out of use.
+    """Remove a GPU's record. Return True if it had one.
 
     Raises:
         ValueError: `uuid` can't be a GPU's.
@@ -91,33 +88,33 @@ def lift(uuid: str) -> bool:
 
 
 def lift_seen(uuid: str, fault: str) -> bool:
-    """Bring a GPU back that is out of use for nothing but what the watch saw.
+    """Remove a GPU's record if the GPU health service wrote it for this fault.
 
     Args:
         uuid: the GPU's id.
-        fault: the name of the watch's fault; a record of another stays.
+        fault: the name of the fault.
 
     Returns:
         Whether that changed anything.
 
     Raises:
         ValueError: `uuid` can't be a GPU's.
-        OSError: the record can't be read, or taken away.
+        OSError: the record can't be read or removed.
     """
     with _alone(uuid):
         earlier = find(uuid)
-        is_it = earlier is not None and (earlier.by, earlier.check) == (WATCH, fault)
+        is_it = earlier is not None and (earlier.by, earlier.check) == (HEALTH, fault)
         return is_it and lift(uuid)
 
 
 def find(uuid: str) -> Quarantine | None:
-    """What keeps a GPU out of use; None if nothing does."""
+    """The record of a GPU; None if it has none."""
     return next((entry for entry in read() if entry.uuid == uuid), None)
 
 
 @contextlib.contextmanager
 def _alone(uuid: str) -> collections.abc.Generator[None]:
-    """Nobody else decides on a record meanwhile: watch, self-test, hook and action do."""
+    """Lock the records against the health service, the self-test, hooks and actions."""
     _path(uuid)
     files.ensure_directory(paths.QUARANTINE)
     with locks.alone_in(paths.QUARANTINE):
@@ -125,16 +122,16 @@ def _alone(uuid: str) -> collections.abc.Generator[None]:
 
 
 def _gives_way(earlier: Quarantine, level: str, by: str) -> bool:
-    """Whether a record gives way to one of a self-test or of the watch."""
+    """Whether a new record of a self-test or of the health service replaces this one."""
     if earlier.by == OPERATOR or (not earlier.level and (level or by != earlier.by)):
         return False
-    # A self-test has looked at all; the watch at less, so it leaves what needs no less of a test.
+    # A self-test checks more than the health service, which replaces only a lower level.
     more = _rank(level) - _rank(earlier.level)
-    return by == SELF_TEST or more > 0 or (more == 0 and earlier.by == WATCH)
+    return by == SELF_TEST or more > 0 or (more == 0 and earlier.by == HEALTH)
 
 
 def _rank(level: str) -> int:
-    """How much has to pass for a GPU to return; the operator's word is more than any test."""
+    """The rank of a level; a return by the operator only ranks above all tests."""
     return _LEVELS.index(level) if level else len(_LEVELS)
 
 
@@ -146,7 +143,7 @@ def _write(entry: Quarantine) -> bool:
 
 def _path(uuid: str) -> pathlib.Path:
     if not _ID.fullmatch(uuid):
-        raise ValueError(f"{uuid!r} is no GPU's id")
+        raise ValueError(f"{uuid!r} is not the id of a GPU")
     return paths.QUARANTINE / f"{uuid}.json"
 
 
@@ -157,7 +154,7 @@ def _since(earlier: Quarantine | None) -> str:
 
 
 def _entry(path: pathlib.Path) -> Quarantine | None:
-    """What a file says; None if it is gone, as where a self-test ends it just now."""
+    """The record in a file; None if the file was removed meanwhile, for example by a self-test."""
     try:
         found: dict[str, typing.Any] = json.loads(path.read_bytes())
         entry = Quarantine(path.stem, **found)
@@ -166,7 +163,7 @@ def _entry(path: pathlib.Path) -> Quarantine | None:
     except (ValueError, TypeError):  # a list has no names, a name is not known
         entry = None
     if entry is None or not _is_sound(entry):
-        return Quarantine(path.stem, f"out of use: {path} is damaged", by=OPERATOR)
+        return Quarantine(path.stem, f"damaged record: {path}", DAMAGED_RECORD, by=OPERATOR)
     return entry
 
 
@@ -174,6 +171,6 @@ def _is_sound(entry: Quarantine) -> bool:
     texts: list[object] = [*dataclasses.astuple(entry)]
     if not all(isinstance(text, str) and text.isprintable() for text in texts) or not entry.reason:
         return False
-    if entry.by == WATCH and not entry.level:
+    if entry.by == HEALTH and not entry.level:
         return True
-    return entry.by == OPERATOR or (entry.by in (SELF_TEST, WATCH) and entry.level in _LEVELS)
+    return entry.by == OPERATOR or (entry.by in (SELF_TEST, HEALTH) and entry.level in _LEVELS)

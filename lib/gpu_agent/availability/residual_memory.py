@@ -1,17 +1,19 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""GPUs whose memory stays taken although nobody uses it: when that is so, and their cordons.
+"""GPUs whose memory is still taken although no process uses them: the rule and the records.
 
-A hook writes all cordons at once, by its look at the beginning (cordons.py beside this module). So
-the health watch, which looks more often, writes a cordon again that a hook has lifted too early,
-and lifts a cordon whose cause is over, its own or a hook's.
+A hook writes all records of GPUs in use outside CI at once, from what it saw at its beginning
+(external_use.py beside this module). The GPU health service looks more often. It writes a record
+again that a hook removed too early, and removes a record as soon as the memory is free, no matter
+which of the two wrote it.
 """
 
 import json
 import pathlib
 import typing
 
-from gpu_runtime.json_files import read_object
+from gpu_runtime import unavailable
+from gpu_runtime.unavailable import EXTERNAL, RESIDUAL_MEMORY, Unavailable
 from machine import files, locks
 
 # An idle GPU has less allocated beyond the driver's reserve: some MiB, with MIG devices some tens
@@ -19,66 +21,49 @@ from machine import files, locks
 _MIB: typing.Final = 1024
 _SHARE: typing.Final = 0.02
 
-WORD: typing.Final = "dirty:"
-"""How a reason begins that says so."""
-
 
 def is_taken(used_mib: int, total_mib: int) -> bool:
-    """Whether so much of so much is more than an idle GPU has allocated."""
+    """Whether more memory is allocated than on an idle GPU."""
     return used_mib > max(_MIB, total_mib * _SHARE)
 
 
-def reason(used_mib: int) -> str:
-    """What is said of a GPU with so much allocated that has no process."""
-    return f"{WORD} {used_mib / 1024:.1f} GiB taken without a process"
+def cause(used_mib: int) -> Unavailable:
+    """Why tasks do not get a GPU that has so much memory allocated and no process."""
+    reason = f"{used_mib / 1024:.1f} GiB taken without a process"
+    return Unavailable(EXTERNAL, RESIDUAL_MEMORY, reason)
 
 
-def put(folder: pathlib.Path, uuid: str, reason: str) -> bool:
-    """Cordon a GPU that is not cordoned. Return True if that changed anything.
+def put(folder: pathlib.Path, uuid: str, cause: Unavailable) -> bool:
+    """Record a GPU that has no record in this folder. Return True if that changed anything.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the record can't be written.
     """
     files.ensure_directory(folder)
     with locks.alone_in(folder):
         path = folder / f"{uuid}.json"
         if path.exists():
             return False
-        return files.ensure_file(path, json.dumps({"reason": reason}) + "\n")
+        return files.ensure_file(path, json.dumps(cause.as_record()) + "\n")
 
 
-def lift(folder: pathlib.Path, uuid: str, word: str) -> bool:
-    """Bring a GPU back whose cordon has a reason that begins with `word`. True if it had.
+def lift(folder: pathlib.Path, uuid: str) -> bool:
+    """Remove a GPU's record if it is of residual memory. Return True if it was.
 
     Raises:
-        OSError: it can't be read, or removed.
+        OSError: the record can't be read or removed.
     """
     if not folder.is_dir():
         return False
     with locks.alone_in(folder):
-        path = folder / f"{uuid}.json"
-        return _told(path).startswith(word) and files.ensure_absent(path)
+        return uuid in recorded(folder) and files.ensure_absent(folder / f"{uuid}.json")
 
 
-def cordoned(folder: pathlib.Path, word: str) -> frozenset[str]:
-    """The GPUs whose cordons have a reason that begins with `word`.
-
-    Raises:
-        OSError: the folder, or a file in it, can't be read.
-    """
-    paths = [path for path in files.entries(folder) if path.suffix == ".json"]
-    return frozenset(path.stem for path in paths if _told(path).startswith(word))
-
-
-def _told(path: pathlib.Path) -> str:
-    """The reason in a cordon's file; empty if it is gone, damaged, or of somebody's making.
+def recorded(folder: pathlib.Path) -> frozenset[str]:
+    """The GPUs with a record of residual memory.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the folder can't be read.
     """
-    try:
-        found = read_object(str(path))
-    except (FileNotFoundError, ValueError):
-        return ""
-    told = found.get("reason")
-    return told if isinstance(told, str) and not found.get("by") else ""
+    found = unavailable.read_folder(str(folder))
+    return frozenset(uuid for uuid, one in found.items() if one.code == RESIDUAL_MEMORY)

@@ -1,11 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Self-tests of single GPUs that the watch asks for, which the charm makes: a file each.
+"""Requests of the GPU health service for self-tests of single GPUs, which the charm runs.
 
-`<GPU's id>.json` has the attributes of Ask but the id; the watch writes it, the charm takes it
-away. `<GPU's id>.tried` has the ids of the runs that were made of it: the charm alone writes that,
-and it outlives what was asked, so that whoever has a GPU tested again and again does not get it
-tested all day.
+`<GPU's id>.json` has the attributes of Ask except the id; the health service writes it, the charm
+removes it. `<GPU's id>.tried` has the ids of the runs. Only the charm writes it, and it outlasts
+the request, so that repeated requests do not test a GPU all day.
 """
 
 import collections.abc
@@ -35,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """One GPU that is to be tested as soon as nobody uses it.
+    """A request for a self-test of one GPU, as soon as the GPU is idle.
 
     Attributes:
         uuid: the GPU's id.
-        level: how much is to be tested.
-        why: one line.
-        since: when it was first asked for, ISO 8601 in UTC.
+        level: the level of the self-test.
+        why: the reason, one line.
+        since: when the test was first requested, ISO 8601 in UTC.
     """
 
     uuid: str
@@ -51,15 +50,15 @@ class Ask:
 
 
 def ask(uuid: str, level: str, why: str) -> bool:
-    """Have a GPU tested. Return True if that is more than was asked for before.
+    """Request a test of a GPU. Return True if no test of that level was requested before.
 
     Raises:
-        ValueError: `uuid` can't be a GPU's, or there is no such level.
-        OSError: it can't be written.
+        ValueError: `uuid` can't be a GPU's, or the level does not exist.
+        OSError: the request can't be written.
     """
     path, earlier = _path(uuid), _find(uuid)
     if level not in LEVELS:
-        raise ValueError(f"{level!r} is no level of the self-test")
+        raise ValueError(f"{level!r} is not a level of the self-test")
     if earlier and LEVELS.index(earlier.level) >= LEVELS.index(level):
         return False
     words = "".join(letter if letter.isprintable() else " " for letter in why)[:_MOST_WORDS]
@@ -70,7 +69,7 @@ def ask(uuid: str, level: str, why: str) -> bool:
 
 
 def read() -> tuple[Ask, ...]:
-    """All that is asked for, the oldest first. What is damaged is taken away, and that is logged.
+    """All requests, the oldest first. Damaged ones are removed and logged.
 
     Raises:
         OSError: the folder or a file can't be read.
@@ -81,11 +80,11 @@ def read() -> tuple[Ask, ...]:
 
 
 def forget(uuid: str, level: str = LEVELS[-1]) -> bool:
-    """Take back what was asked for, but for more than `level`. Return True if it was there.
+    """Remove a request up to `level`. Return True if there was one.
 
     Raises:
         ValueError: `uuid` can't be a GPU's.
-        OSError: it can't be read, or taken away.
+        OSError: the request can't be read or removed.
     """
     path, found = _path(uuid), _find(uuid)
     if found is None or LEVELS.index(found.level) > LEVELS.index(level):
@@ -94,7 +93,7 @@ def forget(uuid: str, level: str = LEVELS[-1]) -> bool:
 
 
 def tried(uuid: str, run: str) -> None:
-    """Note that a test of a GPU was started.
+    """Record that a test of a GPU was started.
 
     Args:
         uuid: the GPU's id.
@@ -102,7 +101,7 @@ def tried(uuid: str, run: str) -> None:
 
     Raises:
         ValueError: `uuid` can't be a GPU's.
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     path = _path(uuid, "tried")
     runs = [*tries(uuid), run][-_MOST_RUNS:]
@@ -115,7 +114,7 @@ def tries(uuid: str) -> tuple[str, ...]:
 
     Raises:
         ValueError: `uuid` can't be a GPU's.
-        OSError: that can't be read.
+        OSError: the file can't be read.
     """
     path = _path(uuid, "tried")
     try:
@@ -125,20 +124,20 @@ def tries(uuid: str) -> tuple[str, ...]:
     runs = typing.cast("list[object]", found if isinstance(found, list) else [None])
     sound = tuple(run for run in runs if isinstance(run, str) and _RUN.fullmatch(run))
     if len(sound) != len(runs):
-        _log.warning("%s is damaged: what it had is forgotten", path)
+        _log.warning("%s is damaged and was removed", path)
         files.ensure_absent(path)
         return ()
     return sound
 
 
 def remove() -> bool:
-    """Forget all that was asked and tried. Return True if anything was there."""
+    """Remove all requests and runs. Return True if anything was there."""
     return files.ensure_absent(PATH)
 
 
 def _path(uuid: str, kind: str = "json") -> pathlib.Path:
     if not _ID.fullmatch(uuid):
-        raise ValueError(f"{uuid!r} is no GPU's id")
+        raise ValueError(f"{uuid!r} is not the id of a GPU")
     return PATH / f"{uuid}.{kind}"
 
 
@@ -147,7 +146,7 @@ def _now() -> str:
 
 
 def _find(uuid: str) -> Ask | None:
-    """What is asked for of a GPU; None for nothing, or for a file that says nothing."""
+    """The request for a GPU; None if there is none or its file is damaged."""
     path = _path(uuid)
     try:
         text = files.read_text(path)
@@ -155,10 +154,10 @@ def _find(uuid: str) -> Ask | None:
             return None
         found: collections.abc.Mapping[str, typing.Any] = json.loads(text)
         entry = Ask(uuid, **found)
-    except (ValueError, TypeError):  # no JSON, a list, a name that is not known
+    except (ValueError, TypeError):  # not JSON, a list, an unknown name
         entry = None
     if entry is None or not _is_sound(entry):
-        _log.warning("%s is damaged: that test is not made", path)
+        _log.warning("%s is damaged: the test is not run", path)
         files.ensure_absent(path)
         return None
     return entry

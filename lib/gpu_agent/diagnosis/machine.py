@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the machine itself says: architecture, NVIDIA runtime, what is in Concourse's way."""
+"""Reads facts of the machine: architecture, NVIDIA runtime, programs that obstruct Concourse."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ from gpu_agent.model.host import Machine, Toolkit
 from machine import process
 
 # Not /usr/local/nvidia/toolkit, where NVIDIA's GPU operator puts a script of this name: it sets
-# XDG_CONFIG_HOME anew, which would take our private configuration away from the runtime.
+# XDG_CONFIG_HOME again, so that the runtime would not read our private configuration.
 _RUNTIMES: typing.Final = (
     "usr/bin/nvidia-container-runtime",
     "usr/local/bin/nvidia-container-runtime",
@@ -41,11 +41,11 @@ def architecture() -> str:
 
 
 def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
-    """Look at the machine whose files lie below `root`.
+    """Read the facts of the machine whose files lie below `root`.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: the machine has no time for that now, or something
-            can't be looked at.
+        gpu_agent.model.errors.UnknownError: the machine is short of time or memory, or a file
+            cannot be read.
     """
     foreign = root / _FOREIGN_RUNC
     try:
@@ -62,25 +62,25 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
 
 
 def instance(root: pathlib.Path) -> str:
-    """What a system container is called on its host, as LXD gives it; empty on a machine."""
+    """Return the name of this system container on its LXD host; empty on a machine."""
     if not _is_container(root):
         return ""
     return (root / "proc/sys/kernel/hostname").read_text().strip()
 
 
 def boot(root: pathlib.Path) -> str:
-    """What tells this machine's kernel from every other; empty if that can't be told.
+    """Return an id of the running kernel, unique among machines; empty if it is unknown.
 
     In a container systemd-nspawn (nspawn.c, setup_boot_id) and LXC (conf.c, lxc_setup_boot_id) put
     an id of their own in the place of the kernel's. LXD shows the whole of /proc below /dev/.lxc
-    to one that may have containers in it (`security.nesting`), as Juju's do.
+    to containers that may hold containers (`security.nesting`), as Juju's do.
     """
     proc = root / ("dev/.lxc/proc" if _is_container(root) else "proc")
     try:
         told = (proc / "sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
         return ""
-    # What is told to other units is of no use for anything else.
+    # Other units see only this hash, which has no other use.
     return hashlib.sha256(f"gpu-ci-worker {told}".encode()).hexdigest()[:32] if told else ""
 
 
@@ -97,12 +97,12 @@ def _toolkit(root: pathlib.Path) -> Toolkit | None:
 
 
 def _version(runtime: pathlib.Path) -> str:
-    """What `--version` says; empty if it does not say.
+    """Return the version that `--version` prints; empty if it prints none.
 
-    It ends with an error after its own version where it finds no runc to ask for another.
+    The program prints its own version, and then fails if it finds no runc.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: it had no time, or no memory, to say it.
+        gpu_agent.model.errors.UnknownError: the program had no time, or no memory.
     """
     argv = [str(runtime), "--version"]
     try:
@@ -121,13 +121,13 @@ def _version(runtime: pathlib.Path) -> str:
 
 
 def _rival(proc: pathlib.Path) -> str:
-    """Who besides Concourse listens on containerd's socket.
+    """Return the service or program besides Concourse that listens on containerd's socket.
 
-    One that starts later removes the socket of the one before, which goes on listening, so there
-    may be several.
+    A later program removes the socket file of an earlier one, which keeps listening, so there may
+    be several.
 
     Raises:
-        OSError: that can't be told.
+        OSError: /proc cannot be read.
     """
     wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix")}
     if not wanted:
@@ -164,10 +164,10 @@ def _listeners(table: pathlib.Path) -> list[str]:
 
 
 def _open_files(folder: pathlib.Path) -> set[str]:
-    """What the files are that a process has open; those that it closes meanwhile are left out.
+    """Return the files that a process has open. Files that it closes meanwhile are left out.
 
     Raises:
-        OSError: it has ended, or can't be looked at.
+        OSError: the process has ended, or cannot be read.
     """
     found: set[str] = set()
     for link in (folder / "fd").iterdir():
@@ -180,7 +180,7 @@ def _owner(folder: pathlib.Path) -> str:
     """Name of a process's service, else of its program; empty if Concourse's own.
 
     Raises:
-        OSError: it has ended, or can't be looked at.
+        OSError: the process has ended, or cannot be read.
     """
     program = (folder / "exe").readlink()
     groups = (folder / "cgroup").read_text(errors="replace")

@@ -2,17 +2,17 @@
 # See LICENSE file for licensing details.
 """The states of NVIDIA's container toolkit, as a table: the first row that applies counts. Pure.
 
-docs/reference/host-states.md is made of it: .venv/bin/python scripts/tables.
+scripts/tables writes this table to docs/reference/status.md.
 """
 
 import typing
 
 from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
-from gpu_agent.diagnosis.facts import Facts, HostState, Kind, unmended
+from gpu_agent.diagnosis.facts import Facts, HostState, Kind, unfixed
 from gpu_agent.model import versions
 
 _UPDATE: typing.Final = "install nvidia-container-toolkit {safe} or newer"
-_FOREIGN: typing.Final = "of its own: installs {wanted}; one that somebody else installed stays"
+_REPLACES: typing.Final = "replaces its own toolkit by {wanted}; a pre-installed one stays"
 
 
 def _version(facts: Facts) -> str:
@@ -31,113 +31,116 @@ def _is_refused(facts: Facts, version: str) -> bool:
     return _is_vulnerable(version) and not facts.options.allow_vulnerable_toolkit
 
 
-def _is_taken_back(facts: Facts) -> bool:
+def _is_rolled_back(facts: Facts) -> bool:
     wanted, packaged = facts.wanted_toolkit, facts.packaged
     return wanted in packaged.bad and wanted != packaged.version
 
 
+OF_AN_OPTION: typing.Final = ("chosen-toolkit-too-old", "chosen-toolkit-vulnerable")
+"""The codes of states in which an option cannot be applied, and the toolkit here stays in use."""
+
 TABLE: typing.Final = (
     HostState(
-        "no toolkit needed",
+        "no-toolkit-needed",
         Kind.FINE,
-        "AMD's and Intel's GPUs: a task needs their nodes and groups alone.",
+        "A task with AMD or Intel GPUs needs only their nodes and groups.",
         lambda facts: not facts.is_nvidias,
     ),
     HostState(
-        "chosen toolkit too old",
+        "chosen-toolkit-too-old",
         Kind.BLOCKS,
-        "nvidia-container-toolkit-version names a version that can't be used.",
+        "nvidia-container-toolkit-version names a version that cannot be used.",
         lambda facts: _is_too_old(facts.chosen_toolkit),
-        "nvidia-container-toolkit-version '{chosen}' is too old: before {oldest} annotations get "
-        "GPUs past this charm",
+        "nvidia-container-toolkit-version={chosen} is too old, as before {oldest} CDI annotations "
+        "can bypass the GPU policy",
         "juju config {application} nvidia-container-toolkit-version={good}",
-        "leaves the toolkit as it is",
+        "keeps the toolkit unchanged",
     ),
     HostState(
-        "chosen toolkit vulnerable",
+        "chosen-toolkit-vulnerable",
         Kind.BLOCKS,
-        "The same, and it is below the fix of a known CVE.",
+        "As chosen-toolkit-too-old, for a version below the fix of a known CVE.",
         lambda facts: _is_refused(facts, facts.chosen_toolkit),
-        "nvidia-container-toolkit-version '{chosen}' has known vulnerabilities ({gravest_chosen})",
-        "juju config {application} nvidia-container-toolkit-version={good}, or accept them: juju "
-        "config {application} allow-vulnerable-toolkit=true",
-        "leaves the toolkit as it is",
+        "nvidia-container-toolkit-version={chosen} has known vulnerabilities ({gravest_chosen})",
+        "juju config {application} nvidia-container-toolkit-version={good}, or to accept them, "
+        "juju config {application} allow-vulnerable-toolkit=true",
+        "keeps the toolkit unchanged",
     ),
     HostState(
-        "toolkit missing",
+        "toolkit-missing",
         Kind.BLOCKS,
-        "There is no nvidia-container-runtime.",
+        "nvidia-container-runtime is not installed.",
         lambda facts: facts.toolkit is None,
         "nvidia-container-runtime is missing",
         _UPDATE,
-        "installs {wanted}, or the version of nvidia-container-toolkit-version",
+        "installs {wanted}, or nvidia-container-toolkit-version",
     ),
     HostState(
-        "toolkit without a version",
+        "toolkit-version-unreadable",
         Kind.BLOCKS,
-        "It is no runtime of NVIDIA's, or a broken one.",
+        "The program is not NVIDIA's runtime, or is broken.",
         lambda facts: not versions.numbers(_version(facts)),
-        "{runtime} --version tells no version",
+        "cannot read the version of {runtime}",
         _UPDATE,
-        _FOREIGN,
+        _REPLACES,
     ),
     HostState(
-        "toolkit too old",
+        "toolkit-too-old",
         Kind.BLOCKS,
-        "It heeds annotations that ask for devices, and can't be told not to.",
+        "This version obeys annotations that request devices, and this cannot be turned off.",
         lambda facts: _is_too_old(_version(facts)),
-        "nvidia-container-runtime {toolkit} is too old: before {oldest} annotations get GPUs past "
-        "this charm",
+        "nvidia-container-runtime {toolkit} is too old, as before {oldest} CDI annotations can "
+        "bypass the GPU policy",
         _UPDATE,
-        _FOREIGN,
+        _REPLACES,
     ),
     HostState(
-        "toolkit vulnerable",
+        "toolkit-vulnerable",
         Kind.BLOCKS,
-        "It is below the fix of a known CVE; status names the gravest.",
+        "The version is below the fix of a known CVE; status names the worst.",
         lambda facts: _is_refused(facts, _version(facts)),
         "nvidia-container-runtime {toolkit} has known vulnerabilities ({gravest})",
-        f"{_UPDATE}, or accept them: juju config {{application}} allow-vulnerable-toolkit=true",
-        _FOREIGN,
+        f"{_UPDATE}, or to accept them, juju config {{application}} allow-vulnerable-toolkit=true",
+        _REPLACES,
     ),
     HostState(
-        "toolkit ready",
+        "toolkit-ready",
         Kind.FINE,
-        "It is there, and may be used.",
+        "The toolkit is installed and can be used.",
         lambda _: True,
-        charm="keeps its own at {wanted}, or the version of nvidia-container-toolkit-version",
+        charm="keeps its own toolkit at {wanted}, or at nvidia-container-toolkit-version",
     ),
 )
 
 NOTES: typing.Final = (
     HostState(
-        "toolkit vulnerable, and allowed",
+        "toolkit-vulnerable-allowed",
         Kind.NOTE,
-        "allow-vulnerable-toolkit=true lets a version below the fix of a known CVE be used.",
+        "allow-vulnerable-toolkit=true permits a version below the fix of a known CVE.",
         lambda facts: facts.is_nvidias and _is_vulnerable(_version(facts)),
-        "vulnerable toolkit {toolkit} is allowed: {cves}",
+        "vulnerable toolkit {toolkit} is allowed ({gravest})",
     ),
     HostState(
-        "toolkit harmful",
+        "toolkit-faulty",
         Kind.NOTE,
-        "That version breaks something for tasks, as the table of versions says.",
-        lambda facts: facts.is_nvidias and bool(unmended(_version(facts))),
-        "toolkit {toolkit} has a fault: {breaks}",
+        "This version breaks something for tasks, see the table of versions.",
+        lambda facts: facts.is_nvidias and bool(unfixed(_version(facts))),
+        "toolkit {toolkit}: {breaks}",
     ),
     HostState(
-        "toolkit newer than tested",
+        "toolkit-untested",
         Kind.NOTE,
-        "Nobody has tried the wrapper with it; the self-test has.",
+        "The charm was not tested with this version; the self-test has tested it here.",
         lambda facts: facts.is_nvidias and toolkit_policy.is_untested(_version(facts)),
         "toolkit {toolkit} is newer than {tested}, the newest tested",
-        charm="tests it with the level isolation before tasks get it",
+        charm="runs the self-test of level isolation before tasks use it",
     ),
     HostState(
-        "toolkit taken back",
+        "toolkit-rolled-back",
         Kind.NOTE,
-        "No container worked with the version that is wanted.",
-        lambda facts: facts.is_nvidias and _is_taken_back(facts),
-        "toolkit {wanted} was taken back: no container worked with it",
-        charm="went back to the version before, and leaves that one alone",
+        "No container started with the wanted version.",
+        lambda facts: facts.is_nvidias and _is_rolled_back(facts),
+        "toolkit {wanted} was rolled back: no container started with it",
+        charm="has restored the previous version, and does not try this one again",
     ),
 )

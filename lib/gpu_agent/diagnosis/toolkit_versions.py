@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""NVIDIA's container toolkit by version: which to have, what each breaks, which CVEs it has. Pure.
+"""NVIDIA's container toolkit by version: the default, and faults and CVEs of each. Pure.
 
-docs/reference/host-states.md shows these tables.
+docs/reference/toolkit-versions.md shows these tables.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ class Advisory:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What works otherwise, or no more, with some versions of the toolkit.
+    """A behaviour that some versions of the toolkit change or break.
 
     Attributes:
         first: the first version that has it; empty: all before `fixed`.
         fixed: the first one without it; empty: none yet.
         breaks: what, for the operator.
-        here: what comes of it on this charm's workers; empty: it harms tasks here too, and status
-            says so.
+        here: the effect on this charm's workers; empty: it harms tasks here too, and status
+            shows it.
     """
 
     first: tuple[int, ...]
@@ -60,20 +60,20 @@ ADVISORIES: typing.Final = (
     Advisory("CVE-2026-24260", 8.5, (1, 19, 1), "write the host's files by a race in the hooks"),
 )
 
-# Where no issue is named: read in the toolkit's source of 1.17.8, 1.18.0, 1.19.1 and 1.20.0, its
-# CHANGELOG.md, and seen with 1.17.8 and 1.20.0 on simulated GPUs.
+# Faults without an issue were found by reading the toolkit's source of 1.17.8, 1.18.0, 1.19.1 and
+# 1.20.0 and its CHANGELOG.md, and by running 1.17.8 and 1.20.0 on simulated GPUs.
 FAULTS: typing.Final = (
     Fault(
         (),
         (1, 13, 0),
-        "Devices that annotations ask for can't be refused: there is no annotation-prefixes.",
+        "Devices requested by annotations cannot be refused, as annotation-prefixes is missing.",
         "Too old: Blocked, whatever allow-vulnerable-toolkit says.",
     ),
     Fault(
         (1, 17, 0),
         (1, 17, 2),
-        "Images with CUDA_VERSION and no NVIDIA_REQUIRE_CUDA do not start: unsupported IMEX "
-        "channel value: all",
+        "Images with CUDA_VERSION but no NVIDIA_REQUIRE_CUDA fail (unsupported IMEX channel "
+        "value: all)",
         "",
     ),
     Fault(
@@ -89,7 +89,7 @@ FAULTS: typing.Final = (
         (1, 18, 0),
         (1, 18, 2),
         "NVIDIA_VISIBLE_DEVICES=none gives all GPUs.",
-        "None: the wrapper writes UUIDs or void.",
+        "None: the GPU runtime writes UUIDs or void.",
     ),
     Fault(
         (1, 18, 0),
@@ -110,7 +110,7 @@ FAULTS: typing.Final = (
         (1, 19, 0),
         (),
         "A config.json with a field that OCI does not know fails the container.",
-        "None: the wrapper adds no such field.",
+        "None: the GPU runtime adds no such field.",
     ),
     Fault(
         (1, 19, 0),
@@ -123,7 +123,7 @@ FAULTS: typing.Final = (
         (1, 20, 0),
         (),
         "A GPU that is named twice drops all GPUs of the container, without an error.",
-        "None: the wrapper names each once.",
+        "None: the GPU runtime names each once.",
     ),
     Fault(
         (1, 20, 0),
@@ -134,11 +134,11 @@ FAULTS: typing.Final = (
     ),
 )
 
-# The first version that can be told to heed no annotations (its CHANGELOG.md, 1.13.0-rc.3).
+# The first version that can ignore annotations (its CHANGELOG.md, 1.13.0-rc.3).
 OLDEST: typing.Final = "1.13.0"
-# The first in which no known vulnerability is left, such as `1.19.1`.
+# The first version without a known vulnerability, such as `1.19.1`.
 SAFE: typing.Final = ".".join(map(str, max(one.fixed for one in ADVISORIES)))
-# The newest with which the wrapper was tried, and its package, which is the default.
+# The newest version that the GPU runtime was tested with; its package is the default.
 TESTED: typing.Final = "1.20.0"
 KNOWN_GOOD: typing.Final = f"{TESTED}-1"
 
@@ -162,10 +162,10 @@ def faults(version: str) -> tuple[Fault, ...]:
 
 
 def is_too_old(version: str) -> bool:
-    """Whether the wrapper can't keep a container from devices with it."""
+    """Whether the GPU runtime cannot keep devices from a container with this version."""
     return release(version) < release(OLDEST)
 
 
 def is_untested(version: str) -> bool:
-    """Whether it is newer than the newest that was tried."""
+    """Whether it is newer than the newest tested version."""
     return release(version) > release(TESTED)

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Registers our runtime `gpu-ci` with podman and Docker, and removes it again."""
+"""Register the runtime `gpu-ci` with podman and Docker, and remove it again."""

@@ -1,24 +1,24 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which engines are to have our runtime, and the error of one that can not: types only."""
+"""Types: the engines that get the runtime, and the error of an engine that cannot get it."""
 
 import dataclasses
 
 
 class EngineError(Exception):
-    """An engine can't have our runtime; the text says why and what to do."""
+    """The runtime cannot be registered with an engine; the text has the reason and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EnginesPlan:
-    """Which engines are to know our runtime, so that their containers can have GPUs.
+    """The engines that get the runtime, so that their containers can have GPUs.
 
     Attributes:
         names: `podman`, `docker`.
-        default: whether it is the runtime of containers that name none.
-        nvidia: whether NVIDIA's runtime brings the GPUs in.
+        default: the engines whose containers get our runtime if they name none.
+        nvidia: whether NVIDIA's runtime adds the GPUs to containers.
     """
 
     names: tuple[str, ...]
-    default: bool = False
+    default: tuple[str, ...] = ()
     nvidia: bool = True

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The runtime `gpu-ci` itself: its front, and the NVIDIA runtime's configuration for it."""
+"""Install the shell script of the runtime `gpu-ci`, and NVIDIA's configuration for it."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ HOME = wrapper.ENGINES
 FRONT = HOME / "gpu-ci"
 CONFIG = wrapper.ENGINES_CONFIG
 
-# The machine's own, which its engines know; without one, as where podman has crun, Concourse's.
+# The machine's own runc, which its engines use; without it, for example with crun, Concourse's.
 _RUNC = (Path("/usr/bin/runc"), Path("/usr/sbin/runc"), Path(wrapper.RUNC))
 
 
 def apply(*, nvidia_runtime: bool) -> bool:
-    """Have the runtime, beside a wrapper that is there; True if anything was changed.
+    """Install the runtime, beside the GPU runtime for tasks; return True if anything was changed.
 
     Args:
-        nvidia_runtime: whether NVIDIA's runtime brings the GPUs in.
+        nvidia_runtime: whether NVIDIA's runtime adds the GPUs.
 
     Raises:
         gpu_agent.runtime.nvidia_config.ConfigError: the packaged configuration of that can't be
@@ -48,12 +48,12 @@ def apply(*, nvidia_runtime: bool) -> bool:
 
 
 def runc() -> Path:
-    """The runtime that ours goes on as."""
+    """Return the runtime that this one becomes."""
     return next((path for path in _RUNC if path.exists()), _RUNC[-1])
 
 
 def remove() -> bool:
-    """Take the runtime away, which no engine may know any more; True if it was there."""
+    """Remove the runtime, which no engine may use any more; return True if it was there."""
     changed = files.ensure_absent(HOME) | files.ensure_absent(CONFIG)
     files.remove_if_empty(wrapper.HOME)
     return changed

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Too many GPUs out at once for one cause: then it is the driver or the host. Pure.
+"""The circuit breaker: if too many GPUs fail for one cause, suspect driver or host. Pure.
 
-More than the allowed share must be out, and two GPUs at least: one alone has nothing in common
-with others. What is out stays out, and whatever returns does so; no further GPU goes out for that
-cause until it is gone.
+It trips if more than the allowed share of the GPUs, and at least two, failed for the same cause.
+Quarantined GPUs stay quarantined and return as usual. No further GPU is quarantined for the cause
+until it is gone.
 """
 
 import collections.abc
@@ -19,10 +19,10 @@ _SEVERAL: typing.Final = 2
 
 
 def held(memory: Memory, cause: str, uuid: str) -> str:
-    """The suspected cause that keeps a GPU from going out; empty: none does.
+    """The suspected cause that keeps a GPU from being quarantined; empty: none.
 
-    One trouble of the host has many signs: a GPU that met a suspected cause lately goes out for
-    no other either.
+    One fault of the host has many signs. So a GPU that had a suspected cause recently is not
+    quarantined for another cause either.
     """
     if not cause:
         return ""
@@ -32,7 +32,7 @@ def held(memory: Memory, cause: str, uuid: str) -> str:
 
 
 def note(memory: Memory, now: float, cause: str, uuid: str) -> None:
-    """Remember that a GPU went out, or would have."""
+    """Remember that a GPU was quarantined, or would have been."""
     if cause:
         kept = [
             one
@@ -43,7 +43,7 @@ def note(memory: Memory, now: float, cause: str, uuid: str) -> None:
 
 
 def trip(memory: Memory, now: float, uuids: collections.abc.Collection[str], percent: int) -> None:
-    """Suspect the cause that too many of these GPUs went out for, if there is one."""
+    """Suspect the causes for which too many of these GPUs failed."""
     causes = {one.cause: None for one in memory.recent if now - one.at < WINDOW}
     for cause in causes:
         hit = {
@@ -56,10 +56,10 @@ def trip(memory: Memory, now: float, uuids: collections.abc.Collection[str], per
 
 
 def end(memory: Memory, now: float, uuids: collections.abc.Collection[str], percent: int) -> None:
-    """Stop suspecting what is gone; to be asked after a look at all GPUs.
+    """Stop suspecting causes that are gone. Call after a poll of all GPUs.
 
-    It is gone where no GPU has met it for five minutes, and those that still show it are no more
-    than may be out: they go out then.
+    A cause is gone if no GPU had it for five minutes and the GPUs that still show it are within
+    the limit; these are quarantined then.
     """
     left: list[str] = []
     for cause in memory.suspects:

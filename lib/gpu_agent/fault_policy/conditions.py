@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a look or a message says is wrong with a GPU, as rows of the table. Pure."""
+"""The faults that a poll or a message shows, as rows of the table. Pure."""
 
 import dataclasses
 import re
@@ -13,15 +13,15 @@ from gpu_agent.gpu.vendors.nvidia import recovery_action, xid
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.observations import Look, Message
 
-# Reasons for a lower clock that are the hardware's: thermal slowdown and power brake (nvml.h,
-# nvmlClocksEventReasons; named in gpu_agent.gpu.vendors.nvidia.nvml_health too, which the watch's
-# daemon does not load). The bit 0x8, hardware slowdown, goes along with them; alone it comes from
-# a job's own power draw.
+# Reasons for a lower clock that come from the hardware: thermal slowdown and power brake (nvml.h,
+# nvmlClocksEventReasons). gpu_agent.gpu.vendors.nvidia.nvml_health names them too, but the GPU
+# health service does not load that module. The bit 0x8, hardware slowdown, accompanies them; alone
+# it is caused by a job's own power draw.
 HARDWARE: typing.Final = {0x40: "thermal slowdown by the hardware", 0x80: "power brake"}
 
-# Looks that come faster than this, such as after each line of the kernel's log, are one.
+# Polls within so many seconds count as one, for example those after each line of the kernel log.
 _APART: typing.Final = 10.0
-# Four polls: looks further apart are not in a row, since nobody knows what was between them.
+# Four polls: polls further apart are not in a row, since the time between them is unknown.
 _UNBROKEN: typing.Final = 60.0
 _LOOKS: typing.Final = 3
 _LASTING: typing.Final = 600.0
@@ -29,14 +29,14 @@ _LASTING: typing.Final = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a GPU.
+    """One fault of a GPU.
 
     Attributes:
-        row: of the table.
-        reason: one line; what stands before `:` is short.
-        words: for the job; empty: nothing.
-        cause: what several GPUs may have in common.
-        xid: its number, where it is one.
+        row: its row of the table.
+        reason: one line for people; the part before `:` is short.
+        words: cause in the job's log; empty: no line.
+        cause: common cause of several GPUs.
+        xid: the Xid's number; None: the fault is not an Xid.
     """
 
     row: Fault
@@ -45,15 +45,20 @@ class Finding:
     cause: str = ""
     xid: int | None = None
 
+    @property
+    def code(self) -> str:
+        """The fault for programs: the row's name, for an Xid with its number, such as `xid-79`."""
+        return self.row.name if self.xid is None else f"{self.row.name}-{self.xid}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one look showed of one GPU.
+    """What one poll showed of one GPU.
 
     Attributes:
-        findings: what is wrong, by the rows' names.
-        untold: names of rows of which this look says nothing.
-        fresh: names of rows that are wrong anew, though they were before.
+        findings: the faults by the names of their rows.
+        untold: names of rows about which this poll has no data.
+        fresh: names of rows with a new occurrence of a fault that was there before.
     """
 
     findings: dict[str, Finding]
@@ -61,9 +66,9 @@ class Seen:
     fresh: frozenset[str] = frozenset()
 
 
-# Ids of GPUs whose errors RAS counts: AMD's, partitions too, and those without an id of their own.
+# Ids of GPUs whose errors RAS counts: AMD's, partitions too, and GPUs without a UUID.
 _RAS: typing.Final = re.compile(r"PCI-.+|GPU-[0-9a-f]{16}(-[0-9]+)?")
-# As gpu_agent.gpu.vendors.nvidia.nvml_events writes it.
+# Written by gpu_agent.gpu.vendors.nvidia.nvml_events.
 _ACTION: typing.Final = re.compile(r"recovery action ([0-9]{1,3})")
 
 _OF_FIGURES: typing.Final = (
@@ -73,13 +78,13 @@ _OF_FIGURES: typing.Final = (
 
 
 def of_look(card: Card, look: Look, gpu: Gpu) -> Seen | None:
-    """What a look shows of a GPU; None where it tells nothing of it.
+    """The faults of a GPU at a poll; None if the poll has no data of it.
 
-    It notes in `gpu` what the next look is compared with.
+    Stores in `gpu` what the next poll is compared with.
     """
     figures = look.figures.get(card.uuid)
     if card.uuid in look.gone or card.uuid in look.missing:
-        where = "PCI's list lacks it" if card.uuid in look.gone else "PCI has it, the driver not"
+        where = "not in the PCI list" if card.uuid in look.gone else "not in the driver's list"
         found = [of_row(faults.OFF_BUS, where)]
         silent = {row.name for row in (*_OF_FIGURES, faults.LOST)}
         return Seen({one.row.name: one for one in found}, frozenset(silent))
@@ -99,12 +104,12 @@ def of_look(card: Card, look: Look, gpu: Gpu) -> Seen | None:
 
 
 def of_row(row: Fault, text: str = "") -> Finding:
-    """A row that needs no number; `text` is what was seen."""
+    """A finding without a number; `text` is what was seen."""
     return Finding(row, f"{row.short}: {one_line(text) or row.title}", row.words, row.cause)
 
 
 def of_xid(code: int, text: str) -> Finding:
-    """An Xid; `text` is the driver's."""
+    """A finding for an Xid; `text` is the driver's."""
     severity, meaning = xid.meaning(xid.Message(code, "", 0.0, text))
     row = faults.of_xid(code, severity)
     of_it = meaning.replace("the GPU's", "its").replace("the GPU", "it")
@@ -113,7 +118,7 @@ def of_xid(code: int, text: str) -> Finding:
 
 
 def of_message(message: Message) -> Finding | None:
-    """What a message says; None where it is of no row, or its source is none of that row's."""
+    """The fault that a message reports; None if it has no row, or the row has other sources."""
     if message.xid is not None:
         found = of_xid(message.xid, message.text)
     elif (row := faults.BY_NAME.get(message.fault)) and "{code}" not in row.words:
@@ -126,7 +131,7 @@ def of_message(message: Message) -> Finding | None:
 
 
 def confirmed(finding: Finding, suspicion: Suspicion | None) -> Finding:
-    """A finding by the name of the Xid that the kernel's log told before, whose sign it is."""
+    """The finding as the Xid that the kernel log reported before, if the finding confirms it."""
     signs = (faults.LOST.name, faults.OFF_BUS.name, faults.RECOVERY.name)
     if suspicion is None or suspicion.xid is None or finding.row.name not in signs:
         return finding
@@ -140,7 +145,7 @@ def confirmed(finding: Finding, suspicion: Suspicion | None) -> Finding:
 
 
 def one_line(text: str) -> str:
-    """A driver's words as one printable line of bounded length."""
+    """A driver's text as one printable line of bounded length."""
     shown = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return shown[:MOST_WORDS]
 
@@ -152,7 +157,7 @@ def _of_action(action: int) -> Finding:
 
 
 def _errors(card: Card) -> Fault:
-    """The row of memory errors that a GPU could not correct."""
+    """The row for uncorrected memory errors of this GPU."""
     return faults.RAS if _RAS.fullmatch(card.uuid) else faults.ECC
 
 
@@ -184,7 +189,7 @@ def _untold(figures: Figures, *, slow_told: bool) -> frozenset[str]:
 
 
 def _grown(gpu: Gpu, figures: Figures) -> bool:
-    """Whether there are more errors than before; a count that fell began anew with the driver."""
+    """Whether there are new errors; a lower count started at 0 when the driver was loaded."""
     now, before = figures.ecc_uncorrected, gpu.ecc or 0
     if now is None:
         return False
@@ -193,7 +198,7 @@ def _grown(gpu: Gpu, figures: Figures) -> bool:
 
 
 def _slowed(gpu: Gpu, at: float, figures: Figures) -> tuple[list[Finding], bool]:
-    """What the hardware slows down, and whether it is known to be over."""
+    """The slowdowns by the hardware, and whether they are known to be over."""
     if figures.reasons is None:
         return [], False
     named = [words for bit, words in HARDWARE.items() if figures.reasons & bit]
@@ -220,9 +225,9 @@ def _streak(before: Streak | None, at: float, *, bad: bool) -> Streak:
 
 
 def outweighs(row: Fault, level: str, need: int) -> bool:
-    """Whether a row asks for more than what a GPU is out of use for already.
+    """Whether a fault needs more than the one that a GPU is quarantined for already.
 
-    Of reset, reboot and repair each is enough for the watch: one fault has many signs.
+    Reset, reboot and repair count as equal here, since one fault has many signs.
     """
     higher = LEVELS.index(row.level) > LEVELS.index(level)
     return higher or (row.need > Need.NOTHING and need == Need.NOTHING)

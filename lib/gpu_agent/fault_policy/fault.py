@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a row of the table of faults says. Pure: types and their words only."""
+"""The fields of a row in the table of faults. Pure: types and their texts only."""
 
 import dataclasses
 import enum
@@ -10,30 +10,30 @@ from gpu_agent.model.observations import Source
 
 
 class Action(enum.Enum):
-    """What the watch does about a fault."""
+    """What the GPU health service does about a fault."""
 
-    OUT = "takes the GPU out of use"
-    HOLD = "gives the GPU to no further job"
-    ALL = "gives no GPU to a further job, and leaves the jobs that run"
-    TEST = "has the GPU tested when nobody uses it"
-    TELL = "tells the job that has the GPU"
+    OUT = "quarantines the GPU"
+    HOLD = "keeps the GPU from new tasks"
+    ALL = "keeps all GPUs from new tasks; running jobs continue"
+    TEST = "requests a self-test when the GPU is idle"
+    TELL = "writes a line into the job's log"
     METRIC = "counts it in the metrics"
-    OPERATOR = "leaves the GPU's return to the operator"
-    STOP = "takes out no further GPU for that cause, and says so in status"
+    OPERATOR = "leaves the return of the GPU to an operator"
+    STOP = "quarantines no further GPU for that cause and reports it in status"
 
 
 class Sure(enum.Enum):
-    """How far a fault can be believed."""
+    """When a fault counts as certain."""
 
     ONCE = "at once"
-    LOOKS = "after three looks in a row, 10 s or more apart"
-    LASTING = "after 10 min without a break"
+    LOOKS = "after three polls in a row, at least 10 s apart"
+    LASTING = "after 10 min without interruption"
     MISSES = "after two calls in a row that did not return"
-    HISTORY = "by what came before"
+    HISTORY = "after earlier faults"
 
 
 class Need(enum.IntEnum):
-    """What a GPU needs before it can pass a test: the more, the higher."""
+    """What a GPU needs before it can pass a test, from least to most."""
 
     NOTHING = 0
     RESET = 1
@@ -42,7 +42,7 @@ class Need(enum.IntEnum):
 
 
 LEVELS: typing.Final = ("quick", "isolation", "compute", "burn-in", "")
-"""Of the self-test, from the least on; each includes those before. Empty: only the operator."""
+"""Levels of the self-test; each includes those before. Empty: only an operator returns a GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,20 +50,22 @@ class Fault:
     """One row of the table.
 
     Attributes:
-        name: unique; in decisions, records and metrics.
-        title: what it is, for people.
-        sources: who tells; the kernel's log never alone.
-        sure: when it is believed.
+        name: unique code, used in decisions, records and metrics.
+        title: meaning, for people.
+        sources: where it is seen; the kernel log never decides alone.
+        sure: when it counts as certain.
         action: what follows.
-        back: when that is over, in words.
-        level: the self-test's level that must pass then; empty: none will do, or none is asked.
-        need: what the GPU needs before that.
-        remedy: what the operator does; `{uuid}`, `{index}`, `{model}` and `{address}` are the
-            GPU's.
-        short: what stands in status, before the `:` of a reason.
-        words: what a job is told of its GPU; empty: nothing.
-        cause: what several GPUs may have in common that have it at once; empty: nothing.
-        counted: whether it is one of the five quarantines after which only the operator helps.
+        back: when it is over, for people.
+        level: the level of the self-test that returns the GPU; empty: an operator returns it, or
+            no test is needed.
+        need: what the GPU needs before that test can pass.
+        remedy: what the operator does; `{uuid}`, `{index}`, `{model}` and `{address}` stand for
+            the GPU's.
+        short: text in status, before the `:` of a reason.
+        words: cause in the job's log; empty: no line.
+        cause: common cause if several GPUs have the fault at once; empty: none.
+        counted: whether it counts for the rule that an operator returns a GPU after the fifth
+            quarantine.
     """
 
     name: str

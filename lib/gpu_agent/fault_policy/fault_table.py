@@ -1,13 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What can be wrong with a GPU, as a table: who sees it, what follows, when it is over. Pure.
+"""The table of GPU faults: how each is detected, what follows, and when it is over. Pure.
 
-docs/reference/health.md is made of it: .venv/bin/python scripts/tables.
+docs/reference/health.md is generated from it: .venv/bin/python scripts/tables.
 
-What a job can bring about takes no GPU out. What the kernel's log says never does so alone: what
-follows a record's beginning any container can choose (gpu_agent.gpu.vendors.nvidia.xid), so it
-starts a look at the GPU, and only what NVML, the bus or a counter of the driver shows then
-decides.
+Faults that a job can cause quarantine no GPU. The kernel log alone never does either: a container
+can forge the text of a record (gpu_agent.gpu.vendors.nvidia.xid). A kernel record starts a poll of
+the GPU, and only NVML, the PCI bus or a counter of the driver confirms the fault.
 """
 
 import dataclasses
@@ -19,28 +18,29 @@ from gpu_agent.gpu.vendors.nvidia.xid import Severity
 from gpu_agent.model.observations import Source
 
 JOB_XIDS: typing.Final = (13, 31, 43, 45)
-"""What NVIDIA calls the application's fault."""
+"""Xids that NVIDIA attributes to the application."""
 
 SUSPICIOUS_XIDS: typing.Final = (13, 31)
-"""Those of them that a broken GPU brings about too."""
+"""Those of them that a broken GPU can cause too."""
 
-_AGAIN: typing.Final = "; it is tested then, and comes back by itself"
-_REBOOT: typing.Final = f"Reboot the machine (where that is a container, its host){_AGAIN}"
+# Status shows a remedy up to its first bracket or semicolon.
+_AGAIN: typing.Final = "; the GPU is then tested and returns by itself"
+_REBOOT: typing.Final = f"Reboot the machine (for an LXD container: its host){_AGAIN}"
 _RESET: typing.Final = (
-    "Reset it while nothing uses it (`sudo nvidia-smi --gpu-reset -i {uuid}`), or reboot the "
-    f"machine{_AGAIN}"
+    "Reset the idle GPU (`juju config <application> gpu-recovery=reset`), or reboot the machine "
+    "(for an LXD container: its host)" + _AGAIN
 )
 _REPLACE: typing.Final = (
-    "Have GPU {index} replaced ({model}, {address}); then `juju run <unit> gpu-uncordon "
-    "gpu=gpu-{index}`"
+    "Replace GPU {index} ({model}, {address}); then run `juju run <unit> gpu-uncordon "
+    "gpu=gpu-{index} reason=replaced`"
 )
 _COOL: typing.Final = (
-    "Look at fans, air flow and power cables of GPU {index}; when its clock has been free for "
-    "10 min it comes back by itself"
+    "Check fans, air flow and power cables of GPU {index}; after 10 min without slowdown the GPU "
+    "returns by itself"
 )
 _UNCORDON: typing.Final = (
-    "Find out why GPU {index} fails again and again; then `juju run <unit> gpu-uncordon "
-    "gpu=gpu-{index}`"
+    "Find out why GPU {index} fails repeatedly; then run `juju run <unit> gpu-uncordon "
+    "gpu=gpu-{index} reason=repaired`"
 )
 
 XID: typing.Final = Fault(
@@ -49,7 +49,7 @@ XID: typing.Final = Fault(
     (Source.EVENT, Source.KERNEL),
     Sure.ONCE,
     Action.OUT,
-    "the driver asks for no recovery, and the GPU passes",
+    "the driver asks for no recovery, and the self-test passes",
     "isolation",
     Need.REBOOT,
     _REBOOT,
@@ -75,11 +75,11 @@ RECOVERY: typing.Final = Fault(
 )
 OFF_BUS: typing.Final = Fault(
     "off-bus",
-    "the GPU has fallen off the bus: PCI's list lacks it, or the driver does",
+    "the GPU has fallen off the bus: it is missing in the PCI list or in the driver",
     (Source.BUS, Source.KERNEL),
     Sure.ONCE,
     Action.OUT,
-    "PCI and the driver have it again, and it passes",
+    "PCI and the driver list it again, and the self-test passes",
     "isolation",
     Need.REBOOT,
     _REBOOT,
@@ -94,7 +94,7 @@ LOST: typing.Final = Fault(
     (Source.EVENT, Source.POLL),
     Sure.ONCE,
     Action.OUT,
-    "it answers, and it passes",
+    "it answers, and the self-test passes",
     "isolation",
     Need.REBOOT,
     _REBOOT,
@@ -109,9 +109,9 @@ HANG: typing.Final = Fault(
     (Source.POLL,),
     Sure.MISSES,
     Action.ALL,
-    "the driver answers, and each GPU passes",
+    "the driver answers, and each GPU passes the self-test",
     "quick",
-    remedy="Wait for its jobs and reboot the machine (where that is a container, its host)",
+    remedy="Wait for its jobs and reboot the machine (for an LXD container: its host)",
     short="driver hangs",
     cause="the driver does not answer",
 )
@@ -121,7 +121,7 @@ ECC: typing.Final = Fault(
     (Source.EVENT, Source.POLL),
     Sure.ONCE,
     Action.OUT,
-    "the driver counts none since it was loaded, and the GPU passes",
+    "no such error since the driver was loaded, and the self-test passes",
     "compute",
     Need.RESET,
     _RESET,
@@ -132,11 +132,11 @@ ECC: typing.Final = Fault(
 )
 POISON: typing.Final = Fault(
     "poison",
-    "poisoned data that the GPU can't contain",
+    "poisoned data that the GPU cannot contain",
     (Source.EVENT,),
     Sure.ONCE,
     Action.OUT,
-    "it passes",
+    "the self-test passes",
     "compute",
     Need.RESET,
     _RESET,
@@ -151,7 +151,7 @@ REMAP_FAILED: typing.Final = Fault(
     (Source.EVENT, Source.POLL),
     Sure.ONCE,
     Action.OUT,
-    "the operator brings it back",
+    "an operator returns it",
     "",
     Need.REPAIR,
     _REPLACE,
@@ -162,12 +162,11 @@ REMAP_FAILED: typing.Final = Fault(
 )
 REMAP_PENDING: typing.Final = Fault(
     "remap-pending",
-    "rows of memory wait for a reset to be remapped (by NVIDIA's word new work may start)",
+    "memory rows are remapped at the next reset (NVIDIA allows new work until then)",
     (Source.POLL,),
     Sure.ONCE,
     Action.TEST,
-    "a reset clears the flag; with gpu-recovery=reset or reboot the GPU is out of use for that as "
-    "soon as it is idle",
+    "a reset clears the flag; with gpu-recovery=reset an idle GPU is quarantined for the reset",
     "quick",
     Need.RESET,
     _RESET,
@@ -175,11 +174,11 @@ REMAP_PENDING: typing.Final = Fault(
 )
 SLOWDOWN: typing.Final = Fault(
     "slowdown",
-    "power brake or thermal slowdown by the hardware, under a job or not",
+    "power brake or thermal slowdown by the hardware, with or without a job",
     (Source.POLL,),
     Sure.LOOKS,
     Action.HOLD,
-    "10 min without it",
+    "10 min without slowdown",
     "quick",
     remedy=_COOL,
     short="slowed down",
@@ -187,20 +186,20 @@ SLOWDOWN: typing.Final = Fault(
 )
 SLOWDOWN_LASTING: typing.Final = Fault(
     "slowdown-lasting",
-    "the same without a break",
+    "the same without interruption",
     (Source.POLL,),
     Sure.LASTING,
     Action.OUT,
-    "10 min without it, and the GPU passes",
+    "10 min without slowdown, and the self-test passes",
     "burn-in",
-    remedy=_COOL.replace("it comes back", "it is tested and comes back"),
+    remedy=_COOL.replace("GPU returns", "GPU is tested and returns"),
     short="slowed down",
     cause=SLOWDOWN.cause,
     counted=True,
 )
 SOFTWARE_SLOWDOWN: typing.Final = Fault(
     "software-slowdown",
-    "lower clock by software: power cap, temperature",
+    "lower clock set by software: power cap, temperature",
     (Source.POLL,),
     Sure.ONCE,
     Action.METRIC,
@@ -208,7 +207,7 @@ SOFTWARE_SLOWDOWN: typing.Final = Fault(
 )
 XID_WARNING: typing.Final = Fault(
     "xid-warning",
-    "Xid after which the GPU works on",
+    "Xid after which the GPU continues to work",
     (Source.EVENT,),
     Sure.ONCE,
     Action.METRIC,
@@ -216,7 +215,7 @@ XID_WARNING: typing.Final = Fault(
 )
 JOB: typing.Final = Fault(
     "job",
-    f"Xid {', '.join(map(str, JOB_XIDS))}: by NVIDIA's word a program's own",
+    f"Xid {', '.join(map(str, JOB_XIDS))}: NVIDIA attributes them to the program",
     (Source.EVENT,),
     Sure.ONCE,
     Action.TELL,
@@ -229,26 +228,26 @@ JOB_TWICE: typing.Final = Fault(
     JOB.sources,
     Sure.HISTORY,
     Action.TEST,
-    "the test says",
+    "the self-test decides",
     "compute",
 )
 KERNEL_ALONE: typing.Final = Fault(
     "kernel-alone",
-    "the kernel's log tells of such an Xid, and nothing else does within 20 s",
+    "the kernel log reports an Xid that would quarantine, and no other source does within 20 s",
     (Source.KERNEL,),
     Sure.ONCE,
     Action.TEST,
-    "the test says; at most one an hour",
+    "the self-test decides; at most one an hour",
     "quick",
 )
 DIRTY: typing.Final = Fault(
     "dirty",
-    "memory is still taken 2 s after the holder's last process",
+    "memory is still taken 2 s after the holder's last process ended",
     (Source.POLL,),
     Sure.ONCE,
     Action.HOLD,
-    "it is free",
-    short="dirty",
+    "the memory is free",
+    short="memory still taken",
 )
 OFTEN: typing.Final = Fault(
     "often",
@@ -256,18 +255,18 @@ OFTEN: typing.Final = Fault(
     (Source.EVENT, Source.POLL, Source.BUS, Source.COUNTER),
     Sure.HISTORY,
     Action.OPERATOR,
-    "the operator brings it back",
+    "an operator returns it",
     "",
     Need.REPAIR,
     _UNCORDON,
 )
 BREAKER: typing.Final = Fault(
     "breaker",
-    "more than max-quarantined of the GPUs out within 5 min for one cause: the driver or the host",
+    "more GPUs than quarantine-limit-percent allows failed within 5 min for the same cause",
     OFTEN.sources,
     Sure.HISTORY,
     Action.STOP,
-    "that cause is gone; it never hinders a GPU's return",
+    "the cause is gone; GPUs return independently of it",
 )
 RAS: typing.Final = Fault(
     "ras",
@@ -275,7 +274,7 @@ RAS: typing.Final = Fault(
     (Source.COUNTER, Source.POLL),
     Sure.ONCE,
     Action.OUT,
-    "the driver counts none since it was loaded, and the GPU passes",
+    "no such error since the driver was loaded, and the self-test passes",
     "isolation",
     Need.REBOOT,
     _REBOOT,
@@ -286,27 +285,27 @@ RAS: typing.Final = Fault(
 )
 DRIVER_RESET: typing.Final = Fault(
     "driver-reset",
-    "AMD and Intel: the driver has reset the GPU, as a program's hung kernel can make it",
+    "AMD and Intel: the driver has reset the GPU, for example after a hanging GPU kernel",
     (Source.COUNTER,),
     Sure.ONCE,
     Action.TEST,
-    "the test says; at most one an hour",
+    "the self-test decides; at most one an hour",
     "quick",
     words="its driver has reset it",
 )
 WEDGED: typing.Final = Fault(
     "wedged",
-    "Intel: the driver has given the GPU up (wedged)",
+    "Intel: the driver has declared the GPU wedged",
     (Source.COUNTER,),
     Sure.ONCE,
     Action.OUT,
-    "it passes after a reboot",
+    "the self-test passes after a reboot",
     "isolation",
     Need.REBOOT,
     _REBOOT,
     "wedged",
-    "its driver has given it up",
-    "the driver gives GPUs up",
+    "its driver has declared it wedged",
+    "the driver declares GPUs wedged",
     counted=True,
 )
 
@@ -315,11 +314,11 @@ TABLE: typing.Final = (
     SLOWDOWN_LASTING, SOFTWARE_SLOWDOWN, XID_WARNING, JOB, JOB_TWICE, KERNEL_ALONE, DIRTY, OFTEN,
     BREAKER, RAS, DRIVER_RESET, WEDGED,
 )  # fmt: skip
-"""All of them. In a Message `fault` is the name of one whose sources have the message's."""
+"""All faults. `fault` of a Message names one whose sources include that of the message."""
 
 BY_NAME: typing.Final = {row.name: row for row in TABLE}
 
-# Xids that say what another row says: they ask for that row's test and remedy.
+# Xids that mean the fault of another row: they get its test and remedy.
 _LIKE: typing.Final = {
     **dict.fromkeys((48, 95, 140, 171, 172), ECC),
     64: REMAP_FAILED,
@@ -328,7 +327,7 @@ _LIKE: typing.Final = {
 
 
 def of_xid(code: int, severity: Severity) -> Fault:
-    """The row of an Xid, whose severity is as gpu_agent.gpu.vendors.nvidia.xid.meaning has it."""
+    """The row of an Xid; `severity` comes from gpu_agent.gpu.vendors.nvidia.xid.meaning."""
     if code in JOB_XIDS:
         return JOB
     if severity is not Severity.FATAL:
@@ -341,7 +340,7 @@ def of_xid(code: int, severity: Severity) -> Fault:
 
 
 def of_action(action: int) -> Fault:
-    """The row of what the driver asks for, by its number."""
+    """The row of a recovery action that the driver asks for, by its number."""
     if action in recovery_action.RESETS:
         return RECOVERY
     remedy = _REBOOT

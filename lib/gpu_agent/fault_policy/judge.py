@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What follows from what the watch has seen. Pure: no clock, no file; time comes with a Moment.
+"""Decide what follows from observations. Pure: no clock, no file; time comes with a Moment.
 
-One fault is one decision, however many signs it shows and however often. What stands on after
-somebody brought the GPU back takes it out no second time: only what is new does. A decision that
-was not carried out, since the disk is full or the watch was killed, is made again.
+One fault is one decision, no matter how many signs it shows and how often. A fault that persists
+after the GPU was returned does not quarantine it again; a new fault does. A decision that was not
+carried out, because the disk is full or the service was killed, is made again.
 """
 
 import collections.abc
@@ -31,34 +31,34 @@ from gpu_agent.model.observations import Hang, Look, Message, Moment, Source
 
 _HOUR: typing.Final = 3600.0
 _DAY: typing.Final = 24 * _HOUR
-# How long a look may come after what the kernel's log told, and count as its first: what a driver
-# shows of a failure takes some seconds.
+# A suspicion from the kernel log ends with the first poll after so many seconds: a driver shows a
+# failure after some seconds.
 _SETTLED: typing.Final = 20.0
-# After how long a decision that was not carried out is made again.
+# Seconds after which a decision that was not carried out is made again.
 _AGAIN: typing.Final = 10.0
-# How often a GPU that stays out of use is tested again.
+# Seconds between two tests of a GPU that stays quarantined.
 _RETEST: typing.Final = 6 * _HOUR
 _MISSES: typing.Final = 2
 _MOST_QUARANTINES: typing.Final = 5
 _QUARANTINES_WITHIN: typing.Final = 7 * _DAY
-# So long after the machine's start a driver may still be on its way, in seconds.
+# Seconds after the machine's start in which a driver may still be loading.
 _STARTING: typing.Final = 180.0
-# What the wall clock and the one since boot may part by before it was a reboot.
+# Seconds by which the wall clock and the boot clock may differ before that means a reboot.
 _DRIFT: typing.Final = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What the operator wants of the watch.
+    """The operator's options.
 
     Attributes:
-        mode: `on`, `observe` (decide, but nobody acts on it) or `off`.
-        max_quarantined: of how many GPUs it may believe at once that they are broken, in %.
-        recovery: `none`, `reset` or `reboot`; anything but `none` lets a GPU go out of use, when
-            it is idle, for a reset that it can wait for.
+        mode: `enabled`, `observe` (decide without acting) or `disabled`.
+        max_quarantined: limit of the circuit breaker: the share of the GPUs in percent.
+        recovery: `none`, `reset` or `reboot`; with `reset` an idle GPU is quarantined for a reset
+            that could wait.
     """
 
-    mode: str = "on"
+    mode: str = "enabled"
     max_quarantined: int = 50
     recovery: str = "none"
 
@@ -67,8 +67,8 @@ class Judge:
     """Decides, turn by turn.
 
     Attributes:
-        memory: what it goes on with after a restart; to be saved after each turn, once what was
-            decided there is carried out.
+        memory: its state over restarts; save it after each turn once the decisions of that turn
+            are carried out.
     """
 
     def __init__(self, policy: Policy, memory: Memory) -> None:
@@ -77,15 +77,17 @@ class Judge:
         self._told = ""
 
     def adopt(self, uuid: str, fault: str, reason: str, level: str, remedy: str) -> None:
-        """Learn of a record of the watch's own that is there when it starts; see TakeOut.
+        """Take over a record of the service that exists at its start; arguments as in TakeOut.
 
-        It was killed before it could save what it remembers, or that is lost.
+        The service was killed before it saved its memory, or the memory is lost.
         """
         self._enter()
         gpu = self.memory.gpus.setdefault(uuid, Gpu())
-        if gpu.out is None and self.policy.mode == "on":
+        if gpu.out is None and self.policy.mode == "enabled":
             row = faults.BY_NAME.get(fault, faults.XID)
-            gpu.out = Out(row.name, reason, level, remedy, "", row.need, at=-1.0, seen=True)
+            gpu.out = Out(
+                row.name, reason, level, remedy, "", row.need, at=-1.0, seen=True, code=fault
+            )  # fmt: skip
 
     def _enter(self) -> None:
         if self.memory.mode != self.policy.mode:
@@ -94,12 +96,12 @@ class Judge:
 
     @property
     def suspect(self) -> str:
-        """The cause that the breaker has tripped for; empty: it has not."""
+        """The cause for which the circuit breaker has tripped; empty: it has not."""
         return self.memory.suspects[0] if self.memory.suspects else ""
 
     def turn(self, moment: Moment) -> list[Decision]:
-        """What follows from what came since the last turn, in the order in which it came."""
-        if self.policy.mode == "off":
+        """Decide on the observations since the last turn, in their order."""
+        if self.policy.mode == "disabled":
             return []
         self._enter()
         decisions = [*_Turn(self.policy, self.memory, moment).decisions()]
@@ -110,7 +112,7 @@ class Judge:
 
 
 class _Turn:
-    """One turn; it changes the memory as it goes."""
+    """One turn; it changes the memory."""
 
     def __init__(self, policy: Policy, memory: Memory, moment: Moment) -> None:
         self.policy = policy
@@ -145,11 +147,11 @@ class _Turn:
         return self.memory.gpus[card.uuid]
 
     def _is_out(self, card: Card) -> bool:
-        """Whether a GPU was in quarantine when this turn began, by whomever."""
-        return card.uuid in self.moment.out and card.uuid not in self.moment.cordoned
+        """Whether a fault or an operator had taken a GPU out when this turn began."""
+        return self.moment.is_taken_out(card.uuid)
 
     def _missed(self, card: Card) -> collections.abc.Iterator[Decision]:
-        """Learn whether a GPU is out as decided; decide it again where it never was."""
+        """Check whether a decision was carried out; make it again if not."""
         gpu, now = self._gpu(card), self.moment.now
         out = gpu.out
         if out is None:
@@ -192,7 +194,7 @@ class _Turn:
         breaker.end(self.memory, self.moment.now, self.cards, self.policy.max_quarantined)
 
     def _starts(self, gpu: Gpu, shown: conditions.Seen) -> bool:
-        """Whether it is too early to say that a GPU is lost: since boot it never was there."""
+        """Whether the machine starts: a GPU not seen since boot is not lost yet."""
         lost = not shown.findings.keys().isdisjoint((faults.LOST.name, faults.OFF_BUS.name))
         gpu.met = gpu.met or not lost
         return not gpu.met and self.moment.now < _STARTING
@@ -200,20 +202,20 @@ class _Turn:
     def _found(
         self, card: Card, finding: Finding, *, told: bool
     ) -> collections.abc.Iterator[Decision]:
-        """Act on a condition that is new at a look."""
+        """Act on a fault that is new at a poll."""
         if finding.row.action in (Action.OUT, Action.HOLD):
             better = conditions.confirmed(finding, self._gpu(card).suspicion)
             yield from self._out(card, better, finding.row.name, told=told)
-        elif finding.row is faults.REMAP_PENDING and self.policy.recovery == "none":
+        elif finding.row is faults.REMAP_PENDING and self.policy.recovery != "reset":
             yield from self._test(card, finding.row, finding.reason, _DAY)
 
     def _pending(self, card: Card) -> collections.abc.Iterator[Decision]:
-        """Have waiting rows remapped, where a reset is allowed and disturbs nobody."""
+        """Quarantine an idle GPU for a reset that remaps rows, if resets are allowed."""
         gpu, row = self._gpu(card), faults.REMAP_PENDING
         idle = self.moment.holdings is not None and not self.moment.holders(card.uuid)
         if (
             row.name in gpu.standing
-            and self.policy.recovery != "none"
+            and self.policy.recovery == "reset"
             and idle
             and gpu.out is None
             and _is_due(gpu, row, self.moment.wall, _DAY)
@@ -222,13 +224,13 @@ class _Turn:
             yield from self._out(card, conditions.of_row(row), row.name)
 
     def _after(self, card: Card, look: Look) -> collections.abc.Iterator[Decision]:
-        """What a look settles: a suspicion, and whether what a GPU is out for is over."""
+        """End a suspicion, and decide whether the fault of a quarantined GPU is over."""
         gpu, wall = self._gpu(card), self.moment.wall
         suspicion, out = gpu.suspicion, gpu.out
         if suspicion and look.at >= suspicion.at + _SETTLED:
             gpu.suspicion = None
             if out is None:
-                why = f"the kernel's log told of it: {_named(suspicion)}"
+                why = f"the kernel log reported: {_named(suspicion)}"
                 yield from self._test(card, faults.KERNEL_ALONE, why, _HOUR)
         if out is None or out.level == "" or look.at <= out.at:
             return
@@ -243,7 +245,7 @@ class _Turn:
             yield BringBack(card.uuid, out.fault)
         elif out.seen and (out.asked is None or abs(wall - out.asked) >= _RETEST):
             out.asked = wall
-            yield Test(card.uuid, out.level, f"whether it is well again after {out.reason}")
+            yield Test(card.uuid, out.level, f"after {out.reason}")
             if self.policy.mode == "observe":
                 gpu.out = None
 
@@ -267,21 +269,21 @@ class _Turn:
     def _out(
         self, card: Card, finding: Finding, stands: str = "", *, told: bool = False
     ) -> collections.abc.Iterator[Decision]:
-        """Take a GPU out of use, unless it is out for no less, or the breaker holds it.
+        """Quarantine a GPU, unless its record weighs as much or the circuit breaker has tripped.
 
         Args:
             card: the GPU.
-            finding: what for.
-            stands: the name of the row that looks show, so that it may be decided later; empty:
-                none does.
-            told: whether its jobs know.
+            finding: the fault.
+            stands: the name of the row that polls keep showing, so that the decision can be made
+                later; empty: polls do not show it.
+            told: whether the job's log has a line about it.
         """
         gpu, row, now = self._gpu(card), finding.row, self.moment.now
         before = gpu.out
         if before and not conditions.outweighs(row, before.level, before.need):
             return
         tell = Tell(card.uuid, row.name, finding.words, hardware=True, xid=finding.xid)
-        # A driver that hangs is no fault of many GPUs, but one of the driver.
+        # A hanging driver is one fault of the driver, not a fault of many GPUs.
         cause = "" if row.action is Action.ALL else finding.cause
         fresh = before is None and not self._is_out(card)
         held = breaker.held(self.memory, cause, card.uuid) if fresh else ""
@@ -301,11 +303,11 @@ class _Turn:
             breaker.trip(self.memory, now, self.cards, self.policy.max_quarantined)
 
     def _weighed(self, card: Card, finding: Finding, before: Out | None) -> Out:
-        """What a GPU goes out for: the reason that needs more, and the higher level."""
+        """Merge a fault into the record: the reason that needs more, and the higher level."""
         row, wall, gpu = finding.row, self.moment.wall, self._gpu(card)
         out = Out(
             row.name, finding.reason, row.level, _remedy(row, card), finding.cause, row.need,
-            self.moment.now,
+            self.moment.now, code=finding.code,
         )  # fmt: skip
         counted = before is not None and faults.BY_NAME[before.fault].counted
         if before:
@@ -324,7 +326,7 @@ class _Turn:
         return out
 
     def _job(self, card: Card, finding: Finding, code: int) -> collections.abc.Iterator[Decision]:
-        """Tell a job of its own fault, once; suspect the GPU where two jobs have it."""
+        """Report a job's own fault to it once; request a test if two jobs had it."""
         gpu, wall = self._gpu(card), self.moment.wall
         holders = self.moment.holders(card.uuid)
         if holders and all(holding.ours for holding in holders):
@@ -348,7 +350,7 @@ class _Turn:
     def _test(
         self, card: Card, row: Fault, why: str, every: float
     ) -> collections.abc.Iterator[Decision]:
-        """Have a GPU tested that is in use, but not again and again."""
+        """Request a test of a GPU that is not quarantined, at most one in `every` seconds."""
         gpu = self._gpu(card)
         if gpu.out is None and _is_due(gpu, row, self.moment.wall, every):
             gpu.tested[row.name] = self.moment.wall
@@ -356,7 +358,8 @@ class _Turn:
 
 
 def _take_out(uuid: str, out: Out) -> TakeOut:
-    return TakeOut(uuid, out.fault, out.reason, out.level, out.remedy, out.cause)
+    code = out.code or out.fault
+    return TakeOut(uuid, out.fault, out.reason, out.level, out.remedy, out.cause, code)
 
 
 def _remedy(row: Fault, card: Card) -> str:

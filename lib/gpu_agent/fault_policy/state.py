@@ -1,10 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the judge remembers over restarts of the watch and of the machine. Pure.
+"""The judge's memory over restarts of the GPU health service and of the machine. Pure.
 
-It changes as the judge learns. Times that must outlast a boot are wall-clock seconds since the
-epoch and are called `wall`; those called `at` are seconds since boot, and mean nothing after a
-reboot. Everything is bounded, whatever is seen.
+Times that must outlast a boot are wall-clock seconds since the epoch, named `wall`. Times named
+`at` are seconds since boot and mean nothing after a reboot. All collections are bounded.
 """
 
 import dataclasses
@@ -17,28 +16,28 @@ from gpu_agent.fault_policy import fault_table as faults
 from gpu_agent.fault_policy.fault import LEVELS, Need
 
 VERSION: typing.Final = 1
-# Of GPUs; those that are looked after come first.
+# Number of GPUs; watched GPUs are kept first.
 MOST_GPUS: typing.Final = 64
-# Of occurrences that the breaker looks back on, and of faults of jobs for each GPU.
+# Number of occurrences for the circuit breaker, and of job faults per GPU.
 MOST_RECENT: typing.Final = 256
 MOST_JOB_FAULTS: typing.Final = 8
 MOST_HOLDERS: typing.Final = 16
-# Of words that come from a driver, and of what was read and could not be understood.
+# Characters of a driver's text, and of unreadable input in an error.
 MOST_WORDS: typing.Final = 200
-# Of a file: many times what so much can come to.
+# Characters of a memory file: many times the largest possible one.
 MOST_CHARACTERS: typing.Final = 4_000_000
 
 
 @dataclasses.dataclass
 class Streak:
-    """Looks in a row that showed the same.
+    """Consecutive polls with the same result.
 
     Attributes:
-        bad: what they showed.
-        first: time of the first of them, at.
-        last: time of the last of them, at.
-        counted: time of the last that counted, at: those that come too soon after it do not.
-        count: how many counted.
+        bad: the result.
+        first: time of the first poll, at.
+        last: time of the last poll, at.
+        counted: time of the last counted poll, at; polls too soon after it are not counted.
+        count: number of counted polls.
     """
 
     bad: bool
@@ -50,13 +49,13 @@ class Streak:
 
 @dataclasses.dataclass
 class Suspicion:
-    """What the kernel's log told of a GPU, as long as nothing else has confirmed it.
+    """A report of the kernel log on a GPU that no other source has confirmed yet.
 
     Attributes:
         at: when.
         fault: the row's name.
-        xid: its number; None where it is none.
-        text: the driver's words.
+        xid: the Xid's number; None: not an Xid.
+        text: the driver's text.
     """
 
     at: float
@@ -67,12 +66,12 @@ class Suspicion:
 
 @dataclasses.dataclass
 class JobFault:
-    """An Xid that a job was told of.
+    """An Xid that was reported in a job's log.
 
     Attributes:
         wall: when.
-        xid: its number.
-        containers: those that held the GPU.
+        xid: the Xid's number.
+        containers: the containers that held the GPU.
     """
 
     wall: float
@@ -82,13 +81,13 @@ class JobFault:
 
 @dataclasses.dataclass
 class Out:
-    """What the judge took a GPU out of use for; the attributes but the last four are TakeOut's.
+    """A GPU that the judge quarantined; attributes not listed here are those of TakeOut.
 
     Attributes:
-        need: what the GPU needs, as a number of fault.Need.
+        need: what the GPU needs, a number of fault.Need.
         at: when that was last decided; below 0: in an earlier boot.
-        seen: whether the GPU was then seen to be out.
-        asked: when a test was asked for; None: not since it may pass.
+        seen: whether the GPU was seen to be quarantined after that.
+        asked: when a test was requested, wall; None: not since the fault is over.
     """
 
     fault: str
@@ -100,23 +99,24 @@ class Out:
     at: float
     seen: bool = False
     asked: float | None = None
+    code: str = ""
 
 
 @dataclasses.dataclass
 class Gpu:
-    """All about one GPU.
+    """The memory of one GPU.
 
     Attributes:
-        out: why it is out of use, by the judge.
-        standing: rows whose condition was there at the last look: only what is new there counts.
-        held: those of them that the breaker kept from taking it out.
-        met: it was there at a look since boot.
-        ecc: uncorrected errors at the last look that told.
-        slow: looks at what the hardware slows down; None: nothing.
-        suspicion: what the kernel's log told.
-        job_faults: of the last 24 h.
-        history: when it went out of use, wall, the last five times.
-        tested: when tests were last asked for that are limited, wall, by the row's name.
+        out: why the judge quarantined it; None: it did not.
+        standing: rows that the last poll showed, with their causes; only new rows count.
+        held: rows for which the circuit breaker prevented a quarantine.
+        met: whether a poll since boot has seen the GPU.
+        ecc: uncorrected errors at the last poll that reported them.
+        slow: consecutive polls with or without slowdown; None: no slowdown.
+        suspicion: an unconfirmed report of the kernel log.
+        job_faults: faults of jobs in the last 24 h.
+        history: when it was quarantined, wall, the last five times.
+        tested: when rate-limited tests were last requested, wall, by the row's name.
     """
 
     out: Out | None = None
@@ -133,12 +133,12 @@ class Gpu:
 
 @dataclasses.dataclass
 class Occurrence:
-    """A GPU that went out of use, or would have.
+    """A GPU that was quarantined, or would have been.
 
     Attributes:
-        at: when; the last time where it came again.
-        cause: what several may have in common.
-        uuid: the GPU's.
+        at: when; if repeated, the last time.
+        cause: the common cause of several GPUs.
+        uuid: the GPU's UUID.
     """
 
     at: float
@@ -148,16 +148,16 @@ class Occurrence:
 
 @dataclasses.dataclass
 class Memory:
-    """All that the judge remembers.
+    """The judge's memory.
 
     Attributes:
-        version: of this format.
-        at: when the last turn was.
+        version: version of this format.
+        at: time of the last turn.
         wall: the same by the wall clock.
-        mode: the mode that it was in.
-        gpus: by UUID.
-        recent: of the last five minutes.
-        suspects: causes that the breaker has tripped for.
+        mode: the mode of the last turn.
+        gpus: the memory of each GPU by UUID.
+        recent: occurrences of the last five minutes.
+        suspects: causes for which the circuit breaker has tripped.
     """
 
     version: int = VERSION
@@ -169,15 +169,15 @@ class Memory:
     suspects: tuple[str, ...] = ()
 
     def as_json(self) -> str:
-        """All of it, as `parse` takes it."""
+        """The memory as JSON, which `parse` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def parse(cls, text: str) -> "Memory":
-        """What `as_json` told.
+        """Read the JSON of `as_json`.
 
         Raises:
-            ValueError: it is no such thing; in words, with what was read.
+            ValueError: the text is not such JSON; the message quotes it.
         """
         try:
             if len(text) > MOST_CHARACTERS:
@@ -185,17 +185,19 @@ class Memory:
             memory = typing.cast("Memory", _taken(cls, json.loads(text), "memory"))
             if memory.version != VERSION:
                 raise ValueError(f"version is {memory.version}, not {VERSION}")
+            # So earlier revisions called this mode.
+            memory.mode = "enabled" if memory.mode == "on" else memory.mode
             for gpu in memory.gpus.values():
                 _check(gpu)
             memory.trim()
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"what the watch remembered can't be used ({error}): {text[:MOST_WORDS]!r}"
+                f"cannot use the memory of the GPU health service ({error}): {text[:MOST_WORDS]!r}"
             ) from error
         return memory
 
     def forget_boot(self) -> None:
-        """The machine was started anew: what was true since boot is not."""
+        """Drop what was true for the last boot only."""
         self.recent = ()
         for gpu in self.gpus.values():
             gpu.slow, gpu.suspicion, gpu.met = None, None, False
@@ -204,13 +206,13 @@ class Memory:
                 gpu.out.at, gpu.out.asked = -1.0, None
 
     def forget_decisions(self) -> None:
-        """What was decided in another mode was carried out in another way, or not at all."""
+        """Drop decisions of another mode, which were carried out differently or not at all."""
         for gpu in self.gpus.values():
             gpu.out, gpu.ecc, gpu.standing, gpu.held = None, None, {}, {}
         self.suspects, self.recent = (), ()
 
     def trim(self, uuids: tuple[str, ...] = ()) -> None:
-        """Keep within the bounds; these GPUs go last."""
+        """Drop what exceeds the bounds; the GPUs of `uuids` are kept."""
         first = [uuid for uuid in self.gpus if uuid in uuids]
         others = [uuid for uuid in self.gpus if uuid not in uuids]
         kept = (*first, *others[-MOST_GPUS:])[: max(MOST_GPUS, len(first))]
@@ -222,13 +224,13 @@ def _check(gpu: Gpu) -> None:
     names = {gpu.out.fault} if gpu.out else set[str]()
     names |= {gpu.suspicion.fault} if gpu.suspicion else set()
     if odd := names - faults.BY_NAME.keys():
-        raise ValueError(f"{odd} is no fault")
+        raise ValueError(f"{odd} is not a known fault")
     if gpu.out and (gpu.out.level not in LEVELS or gpu.out.need not in list(Need)):
-        raise ValueError(f"{gpu.out.level!r}, {gpu.out.need} is no level and need")
+        raise ValueError(f"{gpu.out.level!r}, {gpu.out.need} is not a known level and need")
 
 
 def _taken(kind: typing.Any, found: object, name: str) -> object:
-    """A value of JSON as this type has it; a ValueError if it is none."""
+    """Convert a JSON value to this type; raise ValueError if it does not fit."""
     if dataclasses.is_dataclass(kind):
         return _object(typing.cast("type", kind), found, name)
     if isinstance(kind, types.UnionType):
@@ -253,8 +255,9 @@ def _object(kind: type, found: object, name: str) -> object:
     if not isinstance(found, dict):
         raise ValueError(f"{name} is {found!r:.80}")
     named = typing.cast("dict[str, object]", found)
-    if named.keys() != hints.keys():
-        odd = ", ".join(sorted(named.keys() ^ hints.keys()))
+    # The revision before wrote no `code`.
+    if odd_names := (named.keys() ^ hints.keys()) - ({"code"} - named.keys()):
+        odd = ", ".join(sorted(odd_names))
         raise ValueError(f"{name} lacks or should not have: {odd:.80}")
     return kind(**{key: _taken(hints[key], one, f"{name}.{key}") for key, one in named.items()})
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Who is at the other end of a connection: told by the kernel, and by nothing that was sent."""
+"""The caller at the other end of a connection, identified by the kernel and not by its data."""
 
 import contextlib
 import os
@@ -13,30 +13,34 @@ import struct
 import typing
 
 from gpu_agent.gpu_run import request
-from gpu_agent.gpu_run.request import BadRequestError, Request
+from gpu_agent.gpu_run.request import Request
 from gpu_runtime import cgroups as groups
+from gpu_runtime.refusal import Refused
 
-# In seconds: for the request, which a client of ours sends at once.
+# In seconds: for the request, which gpu-run sends at once.
 _DEADLINE: typing.Final = 10.0
 _CREDENTIALS: typing.Final = struct.Struct("3i")  # struct ucred (unix(7)): pid, uid, gid
 _PROC: typing.Final = pathlib.Path("/proc")
+CONTAINED: typing.Final = (
+    "gpu-run does not work in a container on this machine. Run it outside the container"
+)
 
 
 class GoneError(Exception):
-    """The caller has ended, or wants no more."""
+    """The caller has ended, or has closed the connection."""
 
 
 class Caller:
-    """The process that has connected, held so that no other can be taken for it.
+    """The process that has connected, held so that no other process is mistaken for it.
 
     Attributes:
-        pid: its number.
-        uid: its user.
-        user: that one's name, or else the number.
+        pid: its process id.
+        uid: its user id.
+        user: the user's name, or the id if it has none.
 
     Raises:
         GoneError: it has ended.
-        OSError: it can't be told who it is.
+        OSError: the kernel does not identify it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -54,18 +58,18 @@ class Caller:
             self.user = str(self.uid)
 
     def ask(self) -> Request:
-        """Have its request.
+        """Receive its request.
 
-        A secret goes to whoever has the connection now, and the kernel tells who sends it back: so
-        the number that is held is that of the process that asks, and of no earlier one.
+        A nonce is sent over the connection, and the kernel identifies the process that sends it
+        back. So the process id that is held belongs to the process that sends the request.
 
         Raises:
             GoneError: it has ended, or has sent nothing in time.
-            request.BadRequestError: it is none, or of another process than the one that connected.
-            OSError: it can't be heard.
+            Refused: the request is invalid, or comes from another process.
+            OSError: the connection failed.
         """
         if self._process < 0:
-            raise BadRequestError("gpu-run can't be used from within a container")
+            raise Refused("gpu-run-in-container", CONTAINED)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.settimeout(_DEADLINE)
         nonce = secrets.token_hex(16)
@@ -82,17 +86,20 @@ class Caller:
             for level, kind, content in ancillary
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
         ]
-        # What else may come beside it, such as descriptors, has no room there.
+        # Other ancillary data, such as descriptors, does not fit into the space.
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise BadRequestError("it is too long, or has more than words in it")
+            raise Refused("request-invalid", "the request is too long, or contains more than text")
         if [(pid, uid) for pid, uid, _ in sent_by] != [(self.pid, self.uid)]:
-            raise BadRequestError("it comes from another process than the one that has connected")
+            raise Refused(
+                "request-invalid",
+                "the request comes from another process than the one that connected",
+            )
         found = request.parse(data, nonce)
         self.check()
         return found
 
     def tell(self, event: dict[str, object]) -> None:
-        """Tell it something; who does not read misses it.
+        """Send an event; a caller that does not read misses it.
 
         Raises:
             GoneError: it has ended.
@@ -106,33 +113,33 @@ class Caller:
             raise GoneError from error
 
     def check(self) -> None:
-        """See that it lives, and still wants what it has asked for.
+        """Check that the caller lives, and has not closed the connection.
 
         Raises:
-            GoneError: it does not.
+            GoneError: it has ended or closed the connection.
         """
         ready, _, _ = select.select([self._process, self._socket], [], [], 0)
-        # One that has more to say breaks the rules: there is one request.
+        # More data is a violation of the protocol: there is one request.
         if ready:
             raise GoneError
 
     def groups(self) -> set[str]:
-        """The paths of its control groups.
+        """Return the paths of its control groups.
 
         Raises:
-            OSError: that can't be told.
+            OSError: /proc cannot be read.
         """
         return {*groups.of("", f"/proc/{self.pid}")[0].values()}
 
     def check_place(self) -> None:
-        """See that it is in no container: what holds it there is not for us to take away.
+        """Check that it is not in a container, whose confinement gpu-run must not remove.
 
         Raises:
-            BadRequestError: it is.
-            OSError: that can't be told.
+            Refused: it is in a container.
+            OSError: /proc cannot be read.
         """
         for kind in ("pid", "user"):
             with contextlib.suppress(FileNotFoundError):
                 own, its = (_PROC / who / f"ns/{kind}" for who in ("self", str(self.pid)))
                 if own.readlink() != its.readlink():
-                    raise BadRequestError("gpu-run can't be used from within a container")
+                    raise Refused("gpu-run-in-container", CONTAINED)

@@ -1,33 +1,46 @@
 #!/usr/bin/python3 -IS
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Run a command with GPUs of this machine, when it is its turn. See gpu-run(1).
+"""Run a command with GPUs of this machine, after a wait in the queue. See gpu-run(1).
 
-It runs as whoever calls it, asks the service of gpu-ci-worker for a lease, is put into a control
-group with those GPUs by it, and then becomes the command. Standard library only, and one file.
+It runs as its caller and requests a lease from the service of gpu-ci-worker. The service moves it
+into a control group with those GPUs; then it becomes the command. One file, standard library only.
 """
 
 import argparse
 import grp
 import json
+import operator
 import os
 import pathlib
+import re
 import signal
 import socket
 import sys
 import typing
 
-# Other places are for tests: who speaks there decides nothing but what this process is told.
+# Tests use another path. A service there decides only what this process prints and runs.
 _SOCKET: typing.Final = "/run/gpu-run.sock"
 _MOST: typing.Final = 1 << 20
-_WORDS: typing.Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_NO_LIMIT: typing.Final = 7 * 86400
+_DURATION: typing.Final = re.compile(
+    r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?"
+)
+_UNITS: typing.Final = (86400, 3600, 60, 1)
+_LONGEST: typing.Final = 7 * 86400
 # As timeout(1), env(1) and the shell have them.
 _TIMED_OUT, _FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 124, 125, 126, 127
 
 
 class FailedError(Exception):
-    """It can't be done; the text says why."""
+    """The command can't be run; the text says why.
+
+    Attributes:
+        code: the reason for programs, one of gpu_runtime.refusal_codes.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,8 +50,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main() -> int:
-    """Do as told; return the exit status where no command takes this process's place."""
-    # Whoever waits is to end at once, without words; and the command is to find them as they were.
+    """Run gpu-run; return the exit status if no command replaces this process."""
+    # A signal ends the wait at once and silently, and the command inherits the usual handlers.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -52,32 +65,39 @@ def main() -> int:
             sys.stdout.write(f"{shown}\n")
             return 0
         if last["event"] != "granted":
-            _say(last["text"], last, asked)
-            return _TIMED_OUT if last.get("expired") else _FAILED
+            _say(f"{last['code']}: {last['text']}", last, asked)
+            return _TIMED_OUT if last["code"] == "wait-timeout" else _FAILED
         _say(last["text"], last, asked)
         return _become(asked.command, last["environment"])
-    except (FailedError, OSError, ValueError, KeyError, TypeError) as error:
-        text = str(error) if isinstance(error, FailedError) else f"the service said {error!r}"
-        _say(text, {"event": "failed", "text": text}, asked)
-        return _FAILED
+    except FailedError as error:
+        code, text = error.code, str(error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        code, text = "internal-error", f"unexpected answer of the gpu-run service: {error!r}"
+    _say(f"{code}: {text}", {"event": "failed", "code": code, "text": text}, asked)
+    return _FAILED
 
 
 def _arguments() -> argparse.Namespace:
     usage = "gpu-run [OPTION]... [--] COMMAND [ARGUMENT]...\n       gpu-run --list [--json]"
     parser = _Parser("gpu-run", usage, "See gpu-run(1).", allow_abbrev=False)
     add = parser.add_argument
-    add("--gpus", metavar="N", type=_count, help="how many GPUs, or all (default: 1)")
-    add("--gpu", metavar="ID", action="append", help="this very GPU, by index or UUID; repeatable")
-    add("--any", action="store_true", help="take fewer where not all are free, one at least")
-    add("--timeout", metavar="TIME", type=_seconds, help="wait so long: 90, 30m, 2h or none")
-    add("--json", action="store_true", help="say what happens as JSON, one object a line")
-    add("--list", action="store_true", help="show the GPUs, who has them and who waits")
+    add("--gpus", metavar="N", type=_count, help="number of GPUs, or all (default: 1)")
+    add(
+        "--gpu",
+        metavar="ID",
+        action="append",
+        help="a particular GPU, by index or UUID; repeatable",
+    )
+    add("--any", action="store_true", help="accept fewer GPUs, at least one, if not all are free")
+    add("--timeout", metavar="TIME", type=_seconds, help="longest wait: 90s, 30m, 1h30m; 0: none")
+    add("--json", action="store_true", help="report progress as JSON, one object per line")
+    add("--list", action="store_true", help="show the GPUs, their holders and the queue")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.command[:1] == ["--"]:
         del asked.command[0]
     if asked.gpu and (asked.gpus or asked.any):
-        parser.error("--gpu names the GPUs: give neither --gpus nor --any beside it")
+        parser.error("--gpu names the GPUs: use it without --gpus and --any")
     if bool(asked.command) == asked.list:
         parser.error("give a command to run, or --list")
     return asked
@@ -86,18 +106,18 @@ def _arguments() -> argparse.Namespace:
 def _count(text: str) -> int | str:
     short = text.isascii() and text.isdecimal() and len(text) < 4
     if text != "all" and not (short and 0 < int(text) <= 128):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs: use 1 to 128, or all")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs: use 1 to 128, or all")
     return text if text == "all" else int(text)
 
 
 def _seconds(text: str) -> int:
-    if text == "none":
-        return _NO_LIMIT
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in _WORDS else (text, "s")
-    short = number.isascii() and number.isdecimal() and len(number) < 7
-    seconds = int(number) * _WORDS[unit] if short else -1
-    if not 0 <= seconds <= _NO_LIMIT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: use one such as 90, 30m, 2h, none")
+    found = _DURATION.fullmatch(text)
+    numbers = [int(number or 0) for number in found.groups()] if found and text else [-1]
+    seconds = sum(map(operator.mul, numbers, _UNITS)) if text != "0" else 0
+    if not 0 <= seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration up to 7d: use one such as 90s, 30m, 1h30m, or 0s"
+        )
     return seconds
 
 
@@ -107,19 +127,26 @@ def _connect() -> socket.socket:
         connection.connect(_SOCKET)
     except FileNotFoundError as error:
         raise FailedError(
-            "it is not set up on this machine: its operator's option gpu-run-group does that"
+            "gpu-run-not-set-up",
+            "gpu-run is not enabled on this machine. Its operator enables it with the option "
+            "gpu-run-group",
         ) from error
     except PermissionError as error:
         raise FailedError(
-            f"only members of the group {_group()} may: ask for that, then log in anew"
+            "gpu-run-not-permitted",
+            f"only members of the group {_group()} may use gpu-run. Ask to be added, then log in "
+            "again",
         ) from error
     except OSError as error:
-        raise FailedError(f"the service can't be reached: {error.strerror}") from error
+        raise FailedError(
+            "gpu-run-unreachable",
+            f"cannot connect to the gpu-run service: {error.strerror}. Try again",
+        ) from error
     return connection
 
 
 def _group() -> str:
-    """Who may connect."""
+    """Return the group that may connect."""
     number = pathlib.Path(_SOCKET).stat().st_gid
     try:
         return grp.getgrgid(number).gr_name
@@ -128,7 +155,7 @@ def _group() -> str:
 
 
 def _ask(connection: socket.socket, asked: argparse.Namespace) -> dict[str, typing.Any]:
-    """Send the request; return the last word, those before are told on stderr."""
+    """Send the request; print waiting events, and return the last event."""
     hello = _hear(connection)
     if hello["event"] != "hello":
         return hello
@@ -149,8 +176,8 @@ def _ask(connection: socket.socket, asked: argparse.Namespace) -> dict[str, typi
 
 
 def _name(command: list[str]) -> str:
-    """The program, and the file that it is to run, if any: other words can be secrets."""
-    # A Path's own is_file fails where it may not look, and for a word that is too long.
+    """Return the program and, if it is a file, its first argument: others can be secrets."""
+    # Path.is_file raises errors for forbidden folders and for long words.
     files = [word for word in command[1:2] if os.path.isfile(word)]  # noqa: PTH113
     words = [pathlib.PurePath(word).name for word in (command[0], *files)]
     return " ".join(words).encode(errors="replace").decode()[:200]
@@ -163,7 +190,9 @@ def _hear(connection: socket.socket) -> dict[str, typing.Any]:
         data = b""
     if not data:
         raise FailedError(
-            "the service has ended the connection: too many may wait, or it was stopped; try again"
+            "gpu-run-unreachable",
+            "the gpu-run service ended the connection: too many commands wait, or it was stopped. "
+            "Try again",
         )
     return json.loads(data)
 
@@ -175,7 +204,7 @@ def _say(text: str, event: dict[str, typing.Any], asked: argparse.Namespace) -> 
 
 
 def _become(command: list[str], added: dict[str, str]) -> int:
-    # As this process was given them: Python itself may have added LC_CTYPE.
+    # The original variables: Python itself may have added LC_CTYPE.
     given = pathlib.Path("/proc/self/environ").read_bytes()
     entries = [entry.partition(b"=") for entry in given.split(b"\0") if entry]
     environment = {name: value for name, _, value in entries}

@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The door of gpu-run: one process that takes all connections, and has few of them served.
+"""The door of gpu-run: one process that accepts all connections, and limits how many are served.
 
-systemd hands it the listening socket and is asked for nothing more. It reads nothing of what
-callers send. It counts connections by the user that the kernel names, before it starts anything: a
-user has eight places at most, and after the first four, one more start each second. A connection
-that waits for its start costs one descriptor, and nothing once its caller has gone.
+systemd passes it the listening socket. It reads no data of callers. It counts connections by the
+user that the kernel reports, before it starts a process. A user has at most eight places and,
+after the first four, one more start each second. A connection that waits for its start costs one
+descriptor, and nothing after its caller has ended.
 """
 
 import collections
@@ -23,39 +23,41 @@ import typing
 
 from gpu_agent.gpu_run import __main__ as root
 from gpu_agent.gpu_run import request
+from gpu_agent.gpu_run.caller import CONTAINED
+from gpu_runtime.refusal import Refused
 from machine import child_process as children
 from machine import sd_notify as notify
 
 _MOST: typing.Final = 8
 _MOST_OF_ALL: typing.Final = 64
-# Who is served may have a scope made by systemd.
+# Each served caller can make systemd create a scope.
 _AT_ONCE: typing.Final = 4
 # In seconds: between two further starts for one user; how long it stays without a connection; how
-# often it tells systemd that it lives, which kills it after 60.
+# often it notifies systemd's watchdog, which kills it after 60.
 _EVERY: typing.Final = 1.0
 _IDLE: typing.Final = 30.0
 _ALIVE: typing.Final = 15.0
-# Connections that are taken at once. Where that many came it pauses, so that a storm of them costs
-# it a part of one processor; the others wait in the kernel, in one line.
+# Connections that are accepted in one round. After a full round it pauses, so a storm of them
+# costs only a part of one processor. The other connections wait in the kernel's queue.
 _ROUND: typing.Final = 64
 _PAUSE: typing.Final = 0.005
 _SCARCE: typing.Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LONG_PAUSE: typing.Final = 0.05
 _FIRST: typing.Final = 3  # SD_LISTEN_FDS_START (sd_listen_fds(3))
 _CREDENTIALS: typing.Final = struct.Struct("3i")  # struct ucred (unix(7)): pid, uid, gid
-# What systemd tells this process alone.
+# systemd's variables for this process only.
 _OURS: typing.Final = ("LISTEN_", "NOTIFY_SOCKET", "WATCHDOG_")
 _NAME: typing.Final = "gpu-run-serves"
 _PROC: typing.Final = pathlib.Path("/proc")
 
 
 class _User:
-    """What one user has of the door.
+    """The places of one user.
 
     Attributes:
-        served: how many processes serve this user.
-        waiting: this user's connections that are to be served.
-        until: when the starts so far have been paid off, at one every _EVERY seconds.
+        served: the number of processes that serve this user.
+        waiting: this user's connections that are not served yet.
+        until: when the budget of starts is full again, at one start every _EVERY seconds.
     """
 
     def __init__(self) -> None:
@@ -65,21 +67,21 @@ class _User:
 
     @property
     def places(self) -> int:
-        """How many this user takes."""
+        """The number of places that this user takes."""
         return self.served + len(self.waiting)
 
     @property
     def next_start(self) -> float:
-        """From when on one more process may be started for this user."""
+        """The time of the next permitted start for this user."""
         return self.until - (_AT_ONCE - 1) * _EVERY
 
 
 class Door:
-    """What takes the connections.
+    """Accepts the connections.
 
     Args:
-        listener: where they come.
-        serve: what serves one, in a process of its own, which has it as stdin.
+        listener: the listening socket.
+        serve: serves one connection, in a separate process with the connection as stdin.
     """
 
     def __init__(self, listener: socket.socket, serve: collections.abc.Callable[[], None]) -> None:
@@ -91,7 +93,7 @@ class Door:
         self._selector.register(listener, selectors.EVENT_READ, self._take_some)
 
     def serve(self) -> None:
-        """Serve until there is nobody to serve; systemd starts this again for the next."""
+        """Serve until there are no connections; systemd starts this again for the next one."""
         last = alive = time.monotonic()
         while (now := time.monotonic()) - last < _IDLE:
             if now - alive >= _ALIVE:
@@ -127,13 +129,35 @@ class Door:
         told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(told)
         if uid in self._users and self._users[uid].places >= _MOST:
-            _refuse(connection, f"you wait {_MOST} times already: end some of those")
+            _refuse(
+                connection,
+                Refused(
+                    "gpu-run-user-limit",
+                    f"{_MOST} gpu-run commands of yours are waiting already. End some of them",
+                ),
+            )
         elif sum(user.places for user in self._users.values()) >= _MOST_OF_ALL:
-            _refuse(connection, f"{_MOST_OF_ALL} wait already: try again later")
-        elif _is_over(connection) or (obstacle := self._obstacle(pid)) is None:
+            _refuse(
+                connection,
+                Refused(
+                    "gpu-run-total-limit",
+                    f"{_MOST_OF_ALL} gpu-run commands are waiting already. Try again later",
+                ),
+            )
+        elif _is_over(connection):
             connection.close()
-        elif obstacle:
-            _refuse(connection, obstacle)
+        else:
+            self._admit(connection, pid, uid)
+
+    def _admit(self, connection: socket.socket, pid: int, uid: int) -> None:
+        """Queue a connection for its user, unless its caller is gone or is in a container."""
+        try:
+            here = self._check_namespace(pid)
+        except Refused as refusal:
+            _refuse(connection, refusal)
+            return
+        if not here:
+            connection.close()
         else:
             user = self._users[uid]
             user.waiting.append(connection)
@@ -141,27 +165,33 @@ class Door:
                 connection, selectors.EVENT_READ, lambda: self._leave(user, connection)
             )
 
-    def _obstacle(self, pid: int) -> str | None:
-        """Why a process is not served: only one of this user namespace is; None if it is gone.
+    def _check_namespace(self, pid: int) -> bool:
+        """Check that a process is in this user namespace; False if the process is gone.
 
-        In another one a user may have the numbers of many.
+        In another user namespace one user may have many user ids.
+
+        Raises:
+            Refused: the process is in another user namespace, or that cannot be read.
         """
-        within = "gpu-run can't be used from within a container"
+        within = Refused("gpu-run-in-container", CONTAINED)
         if pid <= 0:
-            return within  # in a PID namespace that this one can't see
+            raise within  # in a PID namespace that this one can't see
         try:
             its = (_PROC / str(pid) / "ns/user").stat()
         except (FileNotFoundError, ProcessLookupError):
-            return None
+            return False
         except OSError as error:
-            return (
-                "this worker can't tell whether gpu-run was started within a container "
-                f"(/proc/{pid}/ns/user: {error.strerror}): run it again"
-            )
-        return "" if os.path.samestat(its, self._own) else within
+            raise Refused(
+                "worker-fault",
+                f"cannot tell whether gpu-run was started in a container (/proc/{pid}/ns/user: "
+                f"{error.strerror}). Run the command again",
+            ) from error
+        if not os.path.samestat(its, self._own):
+            raise within
+        return True
 
     def _leave(self, user: _User, connection: socket.socket) -> None:
-        """Let go of one that has hung up, or spoken before it was asked."""
+        """Close a connection whose caller has hung up, or has sent data too early."""
         self._selector.unregister(connection)
         user.waiting.remove(connection)
         connection.close()
@@ -178,9 +208,9 @@ class Door:
                 try:
                     server = children.Server(_NAME, self._serve, connection.fileno(), _OURS)
                 except OSError as error:
-                    text = f"this worker gives no GPU now: {error.strerror}; run it again"
+                    text = f"this worker cannot serve gpu-run now: {error.strerror}. Run it again"
                     self._selector.unregister(user.waiting.popleft())
-                    _refuse(connection, text)
+                    _refuse(connection, Refused("worker-fault", text))
                     continue
                 self._leave(user, connection)
                 user.served += 1
@@ -195,13 +225,13 @@ class Door:
             self._selector.unregister(server)
             user.served -= 1
             if status := server.reap():
-                sys.stderr.write(f"what served user {uid} has ended with {status}\n")
+                sys.stderr.write(f"the process that served user {uid} ended with {status}\n")
 
         return reap
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Whether its caller has hung up, or has spoken before it was asked."""
+    """Whether the caller has hung up, or has sent data too early."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -211,24 +241,24 @@ def _is_over(connection: socket.socket) -> bool:
     return True
 
 
-def _refuse(connection: socket.socket, text: str) -> None:
-    # Who has hung up, or reads nothing, misses it.
+def _refuse(connection: socket.socket, refusal: Refused) -> None:
+    # A caller that has hung up, or does not read, misses it.
     with connection, contextlib.suppress(OSError):
-        packet = request.packed({"event": "refused", "text": text})
+        packet = request.packed(request.refused(refusal))
         connection.send(packet, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 def main() -> None:
-    """Serve the socket that systemd hands over.
+    """Serve the socket that systemd passes.
 
     Raises:
-        ValueError: it hands over none, or a connection.
+        ValueError: systemd passes no socket, or a connection.
     """
     if os.environ.get("LISTEN_FDS") != "1":
-        raise ValueError("systemd hands over no socket")
+        raise ValueError("systemd passes no socket")
     listener = socket.socket(fileno=_FIRST)
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise ValueError("systemd hands over a connection: its socket is of another version")
+        raise ValueError("systemd passes a connection: its socket unit is of another version")
     notify.ready()
     Door(listener, root.main).serve()
 

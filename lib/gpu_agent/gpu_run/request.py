@@ -1,17 +1,18 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a caller may ask for, taken apart without trust."""
+"""Read the untrusted request of a caller."""
 
 import dataclasses
 import json
 import typing
 
 from gpu_runtime.json_shape import items, text
+from gpu_runtime.refusal import Refused
 
 MOST: typing.Final = 4096
 """The longest request, in bytes."""
 LONGEST_WAIT: typing.Final = 7 * 86400
-"""Of GPUs, in seconds; also what stands for no limit."""
+"""The longest wait for GPUs, in seconds."""
 
 _VERSION: typing.Final = 1
 _MOST_GPUS: typing.Final = 128
@@ -21,21 +22,17 @@ _KEYS: typing.Final = {
 }
 
 
-class BadRequestError(Exception):
-    """It is no request that can be followed; the text says why."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a caller asks for.
+    """A caller's request.
 
     Attributes:
-        listing: to be told who has which GPU; all else is for a run.
-        gpus: how many GPUs; None: all.
-        named: the very ones, by index or UUID; then `gpus` is how many that are.
-        any: whether fewer will do, one at least, where not all are free.
-        timeout: how long it waits, in seconds; None: as long as tasks do.
-        command: it in the caller's words, for people.
+        listing: whether it requests the list of GPUs; the other attributes are for a run.
+        gpus: the number of GPUs; None: all.
+        named: particular GPUs, by index or UUID; then `gpus` is their number.
+        any: whether fewer GPUs are enough, at least one, if not all are free.
+        timeout: the longest wait, in seconds; None: as for tasks.
+        command: the command's name, for people.
     """
 
     listing: bool = False
@@ -47,19 +44,22 @@ class Request:
 
 
 def parse(data: bytes, nonce: str) -> Request:
-    """The request in a packet.
+    """Return the request in a packet.
 
     Args:
         data: the packet.
-        nonce: what it must have in it.
+        nonce: the nonce that it must contain.
 
     Raises:
-        BadRequestError: it is none.
+        Refused: it is not a valid request.
     """
     try:
         found: dict[str, typing.Any] = json.loads(data.decode())
         if found.keys() != _KEYS or found["version"] != _VERSION or found["nonce"] != nonce:
-            raise BadRequestError("it is none that this version of gpu-run understands")
+            raise Refused(
+                "request-invalid",
+                "this version of the gpu-run service does not understand the request",
+            )
         do, gpus, timeout = (found[key] for key in ("do", "gpus", "timeout"))
         named = [text(one) for one in items(found["named"])]
         sound = [
@@ -70,19 +70,24 @@ def parse(data: bytes, nonce: str) -> Request:
             isinstance(found["any"], bool) and isinstance(found["command"], str),
             timeout is None or _is_number(timeout, 0, LONGEST_WAIT),
         ]
-    # RecursionError: brackets within brackets; AttributeError, TypeError: another shape.
+    # RecursionError: nested brackets; AttributeError, TypeError: another type.
     except (ValueError, RecursionError, AttributeError, TypeError) as error:
-        raise BadRequestError("it is no request") from error
+        raise Refused("request-invalid", "the request is not a JSON object") from error
     if not all(sound):
-        raise BadRequestError("it asks for what there is not")
+        raise Refused("request-invalid", "the request has a value that is not allowed")
     names = tuple(dict.fromkeys(named))
     count = len(names) or (None if gpus == "all" else gpus)
     listing = do == "list"
     return Request(listing, count, names, found["any"], timeout, found["command"])
 
 
+def refused(refusal: Refused) -> dict[str, object]:
+    """The event that answers a request with a refusal."""
+    return {"event": "refused", "code": refusal.code, "text": str(refusal)}
+
+
 def packed(event: dict[str, object]) -> bytes:
-    """A packet for a caller."""
+    """Return the packet of an event for a caller."""
     return json.dumps(event, separators=(",", ":")).encode()
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Where a command has its GPUs and no others: a scope of systemd's with rules on devices."""
+"""The systemd scope of a command, with device rules for its GPUs only."""
 
 import collections.abc
 import errno
@@ -14,30 +14,27 @@ import typing
 
 from gpu_agent.gpu_run.caller import Caller, GoneError
 from gpu_runtime.policy import Device
+from gpu_runtime.refusal import Refused
 from machine import child_process as children
 from machine import systemd_scopes as scopes
 from machine.child_process import Child
 
 SLICE: typing.Final = "gpurun.slice"
-"""All of them; of no user's slice, so that an operator can shut the devices to those."""
+"""The slice of all scopes, outside user slices, for which operators can block the devices."""
 COMMANDS: typing.Final = "gpu-run-*.scope"
-"""The units of all commands that run."""
+"""The units of all running commands."""
 
 # In seconds: systemd under load, and the start of a Python.
 _PATIENCE: typing.Final = 30.0
-# Whoever has one GPU needs these (NVIDIA's driver, nvidia-modprobe/modprobe-utils).
+# A process with any GPU needs these (NVIDIA's driver, nvidia-modprobe/modprobe-utils).
 _COMMON: typing.Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _NEEDED: typing.Final = _COMMON[:2]
 _GPU_NODES: typing.Final = re.compile(r"/dev/(?:nvidia[0-9]+|dri/renderD[0-9]+)")
 _DEV: typing.Final = pathlib.Path("/dev")
 
 
-class RoomError(Exception):
-    """A command can't be put where it has its GPUs; the text says why."""
-
-
 def group(unit: str) -> str:
-    """The control group that systemd gives such a scope."""
+    """Return the control group of such a scope."""
     return f"/{SLICE}/{unit}"
 
 
@@ -48,21 +45,21 @@ def enter(
     description: str,
     check: collections.abc.Callable[[], None],
 ) -> bool:
-    """Put a process into a scope with these devices.
+    """Move a process into a scope with these devices.
 
     Args:
         unit: the scope's name.
-        caller: whose process it is.
-        devices: what it is to have.
+        caller: the process.
+        devices: its devices.
         description: one line about it.
-        check: is called when nobody else can move it any more, to see that it may be moved.
+        check: is called once no other request can move the process, to check that it may be moved.
 
     Returns:
-        Whether the others are kept from it, as was tried; a container may have no means to.
+        Whether the other devices are blocked, by a test; a container may be unable to block them.
 
     Raises:
-        GoneError: it has ended meanwhile.
-        RoomError, OSError: that can't be done.
+        GoneError: the process has ended.
+        Refused, OSError: it cannot be moved.
     """
     nodes = _nodes(devices)
     child = _start(unit, caller.pid, nodes, description)
@@ -70,8 +67,8 @@ def enter(
         _take(child, unit, caller, check)
         return all(_is_shut(child, node) for node in _others(nodes))
     except children.EndedError as error:
-        raise RoomError(
-            f"systemd has made no {unit}: {error}; see journalctl -t gpu-ci-run"
+        raise Refused(
+            "scope-failed", f"systemd did not create {unit}: {error}. See journalctl -t gpu-ci-run"
         ) from error
     except ProcessLookupError as error:
         raise GoneError from error
@@ -81,8 +78,8 @@ def enter(
 
 
 def _start(unit: str, pid: int, nodes: list[str], description: str) -> Child:
-    """Make the scope, with a first process that keeps the caller's number its own."""
-    # It ends by itself if this process does: then its stdin is over.
+    """Start the scope, with a first process that prevents reuse of the caller's process id."""
+    # It ends if this process ends, because its stdin is closed then.
     argv = [
         sys.executable,
         "-B",
@@ -98,24 +95,28 @@ def _start(unit: str, pid: int, nodes: list[str], description: str) -> Child:
 def _take(
     child: Child, unit: str, caller: Caller, check: collections.abc.Callable[[], None]
 ) -> None:
-    """Have the caller in the scope, of which the child is the first process."""
+    """Move the caller into the scope, whose first process is the child."""
     said = _hear(child)
     caller.check()
     if said != "held":
-        raise RoomError(
-            "this process can't be moved, since another one traces it, such as strace: have "
-            "gpu-run start that one"
+        raise Refused(
+            "gpu-run-traced",
+            "another process, such as strace, traces gpu-run. Start that process with gpu-run "
+            "instead",
         )
-    # From here on nobody else can have its number, and no other request of its own moves it.
+    # From here on its process id is not reused, and no other request of it can move it.
     check()
     scopes.move(caller.pid, child.pid, unit)
     caller.check()
     if group(unit) not in caller.groups():
-        raise RoomError(f"this process is not in {unit} after it was moved")
+        raise Refused(
+            "scope-failed",
+            f"this process is not in {unit} after it was moved. See journalctl -t gpu-ci-run",
+        )
 
 
 def _nodes(devices: list[Device]) -> list[str]:
-    """Paths of the device nodes that a command with these devices needs."""
+    """Return the paths of the device nodes that a command with these devices needs."""
     nodes = [node for device in devices for node in (*device.watched, *device.nodes)]
     of_nvidia = any(not device.nodes for device in devices)
     missing = [device.index for device in devices if not (device.watched or device.nodes)]
@@ -123,16 +124,17 @@ def _nodes(devices: list[Device]) -> list[str]:
     gone = [node for node in needed if not pathlib.Path(node).exists()]
     if missing or gone:
         what = gone[0] if gone else f"the device node of GPU {missing[0]}"
-        raise RoomError(
-            f"{what} is not there; this worker looks for its GPUs again within minutes: run it "
-            "again then"
+        raise Refused(
+            "device-node-missing",
+            f"{what} is missing. The worker detects its GPUs again within 5 minutes; run the "
+            "command again then",
         )
     nodes += [node for node in _COMMON if of_nvidia and pathlib.Path(node).exists()]
     return list(dict.fromkeys(os.path.realpath(node) for node in nodes))
 
 
 def _others(nodes: list[str]) -> list[str]:
-    """The nodes of GPUs that it is not to have."""
+    """Return the nodes of the other GPUs."""
     there = [str(path) for path in (*_DEV.glob("nvidia*"), *_DEV.glob("dri/renderD*"))]
     return [path for path in there if _GPU_NODES.fullmatch(path) and path not in nodes]
 
@@ -143,10 +145,10 @@ def _is_shut(child: Child, node: str) -> bool:
 
 
 def _hear(child: Child) -> str:
-    """The next line that the first process of the scope says.
+    """Return the next line of the scope's first process.
 
     Raises:
-        children.EndedError: it says none.
+        children.EndedError: it has ended, or did not answer in time.
     """
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:

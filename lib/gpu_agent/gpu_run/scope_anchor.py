@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The first process of a scope: it holds the number of the one that is to come, and looks around.
+"""The first process of a scope: it holds the caller's process id, and tests the device rules.
 
-As root, from within, it tries to open device nodes: so it is known whether the scope's rules hold,
-and not only that systemd was asked for them. A machine may have no means to, such as a container.
+As root in the scope, it tries to open device nodes. That shows whether the scope's rules are in
+effect, and not only requested from systemd. A machine may not support them, such as a container.
 """
 
 import os
@@ -14,7 +14,7 @@ from machine import systemd_scopes as scopes
 
 
 def main(words: list[str]) -> None:
-    """Trace the process of that number, then answer each path with an errno, until stdin ends."""
+    """Trace a process by its id, then answer each path with an errno, until stdin ends."""
     parent, pid = map(int, words)
     children.end_with(parent, "gpu-run-pin")
     try:

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The health watch: a service that observes the GPUs, applies the fault policy and reports."""
+"""The GPU health service: it observes the GPUs, applies the fault policy and reports."""

@@ -38,11 +38,11 @@ from machine import files
 from machine import sd_notify as notify
 
 UNTOLD: typing.Final = "untold"
-"""In settings.RUN: the charm does not know yet what has changed."""
+"""File in settings.RUN: exists while a call of the charm is due."""
 
-# In seconds. A refresh takes the charm's files away for a moment.
+# Seconds without the charm's files before the service ends; a refresh removes them for a moment.
 _PATIENCE: typing.Final = 60.0
-# From look to look while somebody has a GPU.
+# Seconds between polls while a GPU is held.
 _HELD: typing.Final = 5.0
 _SIGNALS: typing.Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,10 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Whether the watch is to end: use as a context manager.
+    """Whether the service should end; use as a context manager.
 
     Attributes:
-        descriptor: it has something to read when it is.
+        descriptor: readable after a signal.
     """
 
     def __init__(self, dispatch: str) -> None:
@@ -73,7 +73,7 @@ class Ending:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        # From now on nothing more is waited for: a second signal ends it at once.
+        # A second signal ends the process at once.
         for one in _SIGNALS:
             signal.signal(one, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
@@ -81,11 +81,11 @@ class Ending:
         os.close(self._writer)
 
     def is_due(self) -> bool:
-        """Whether systemd has asked for it, or the charm is gone for good."""
+        """Whether systemd sent a signal, or the charm is gone."""
         now = time.monotonic()
         self._missed = float("inf") if self._dispatch.exists() else min(self._missed, now)
         if now - self._missed > _PATIENCE:
-            _log.info("the charm is gone: nobody is left to watch for")
+            _log.info("the charm is gone, ending")
             return True
         return self._is_asked
 
@@ -94,7 +94,7 @@ class Ending:
 
 
 class _Woken:
-    """Sources that the leases' changes end early."""
+    """Sources whose wait ends when the leases change."""
 
     def __init__(self, sources: Sources, changes: leased.Changes, ending: Ending) -> None:
         self._sources, self._changes = sources, changes
@@ -103,18 +103,18 @@ class _Woken:
             sources.wake_on(changes.descriptor)
 
     def poll_now(self) -> None:
-        """Have a look at all GPUs as soon as can be."""
+        """Poll all GPUs as soon as possible."""
         self._sources.poll_now()
 
     def take(self, timeout: float) -> list[Seen]:
-        """What came; what the kernel told of the leases is read before they are."""
+        """Return observations, and drop the notice of changed leases before they are read."""
         seen = self._sources.take(timeout)
         self._changes.settle()
         return seen
 
 
 class _Pace:
-    """Looks that are closer together while somebody has a GPU: his receipt is made of them."""
+    """Polls more often while a GPU is held, since usage records are made of polls."""
 
     def __init__(self, sources: Sources, usual: float) -> None:
         self._sources, self._usual = sources, usual
@@ -125,7 +125,7 @@ class _Pace:
 
 
 class _Looks:
-    """The look at a GPU's memory after each lease, with a poll when it is time for it."""
+    """Checks a GPU's memory after each lease, and requests the poll for it."""
 
     def __init__(self, sources: _Woken) -> None:
         self._sources, self._dirty = sources, Dirty()
@@ -137,7 +137,7 @@ class _Looks:
 
 
 class _Observed:
-    """Jobs that are told nothing of a GPU's failure, since it stays in use."""
+    """The job log without failures of GPUs, which stay in use in the mode observe."""
 
     def __init__(self, joblog: JobLog) -> None:
         self._joblog = joblog
@@ -148,15 +148,15 @@ class _Observed:
 
 
 def main() -> int:
-    """Watch until systemd wants it to end, or the charm is gone."""
+    """Run until systemd sends a signal, or the charm is gone."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         found = settings.parse(settings.PATH.read_bytes())
     except (OSError, ValueError) as error:
-        _log.error("%s: %s; the charm's next event writes it anew", settings.PATH, error)
+        _log.error("%s: %s; the charm writes it again at its next event", settings.PATH, error)
         return 1
     files.ensure_directory(settings.RUN, mode=0o700)
-    # Where it stands still, the judge says so at its first turn.
+    # If the suspicion still stands, the judge writes it again at its first turn.
     files.ensure_absent(settings.RUN / SUSPECT)
     with contextlib.ExitStack() as stack:
         ending = stack.enter_context(Ending(found.dispatch))
@@ -184,14 +184,14 @@ def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.Ex
     stack.callback(naming.close)
     parts: list[Part] = [clerk, Freed(found.recovery, waker.want), waker, pace]
     parts.append(Returned(found.store))
-    # What is only observed keeps nothing from tasks.
-    parts += [joblog, _Looks(sources)] if found.mode == settings.ON else [_Observed(joblog)]
+    # In the mode observe no GPU is kept from tasks.
+    parts += [joblog, _Looks(sources)] if found.mode == settings.ENABLED else [_Observed(joblog)]
     parts += [naming, Ledger(names=naming), *_metrics(found, naming, stack)]
     return Watch(found, sources, judge, parts, lambda: clerk.is_waiting or waker.is_waiting)
 
 
 def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> list[Part]:
-    """The metrics, where somebody may ask for them."""
+    """The part that serves the metrics, if they have a port."""
     if not found.metrics_port:
         return []
     version = pathlib.Path(__file__).resolve().parents[3].name
@@ -203,17 +203,17 @@ def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> li
 
 
 def _adopt(judge: Judge) -> None:
-    """Have it know of each record that the watch wrote, and may have been killed over."""
+    """Take over the service's own records: an earlier process may have been killed."""
     try:
         for one in quarantine.read():
-            if one.by == quarantine.WATCH:
+            if one.by == quarantine.HEALTH:
                 judge.adopt(one.uuid, one.check, one.reason, one.level, one.remedy)
     except OSError as error:
-        _log.warning("what is out of use can't be read: %s", error)
+        _log.warning("cannot read the records of quarantined GPUs: %s", error)
 
 
 def _memory() -> Memory:
-    """What the judge knew before; nothing where that is lost."""
+    """The saved memory of the judge; an empty one if it is lost."""
     path = settings.STATE / MEMORY
     try:
         text = files.read_text(path)

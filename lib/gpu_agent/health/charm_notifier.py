@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Wakes the charm when what it tells of the GPUs has changed: tags and status.
+"""Wake the charm when the tags or the status of the unit may have changed.
 
-Juju gives the charm a turn when no other hook on this machine runs. Nobody waits for that: the
-call is a child of the watch, which is looked after turn by turn.
+Juju runs the charm when no other hook runs on this machine. The GPU health service does not wait
+for that: the call is a child process, checked at each turn.
 """
 
 import collections.abc
@@ -17,23 +17,23 @@ from gpu_agent.model.observations import Moment
 from gpu_agent.reporting.notifier import device_watch as watch
 from machine import files, process
 
-# In seconds: Juju's lock on the machine is everybody's.
+# Seconds between two calls: all units of the machine share Juju's lock.
 APART: typing.Final = 30.0
-# After a call that failed, doubled for each further one: Juju's own events come meanwhile.
+# Longest pause after failed calls, in seconds; each failure doubles it. Juju's events go on.
 _LONGEST: typing.Final = 600.0
 
 _log = logging.getLogger(__name__)
 
 
 class Waker:
-    """Has the charm look at the machine, at most once in 30 s."""
+    """Runs the charm, at most once in 30 s."""
 
     def __init__(self, unit: str, note: pathlib.Path) -> None:
-        """Go on with what an earlier process has left untold.
+        """Continue with a call that an earlier process left undone.
 
         Args:
             unit: Juju's name of this unit.
-            note: a file that is there as long as something is untold; its folder must exist.
+            note: a file that exists while a call is due; its folder must exist.
         """
         self._argv, self._note = watch.command(unit), note
         self._is_wanted, self._begun, self._patience = note.exists(), float("-inf"), 0.0
@@ -41,25 +41,25 @@ class Waker:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is anything to do at a later turn."""
+        """Whether a call is due or running."""
         return self._is_wanted or self._child is not None
 
     def want(self) -> None:
-        """Have the charm woken as soon as it may be.
+        """Request a call of the charm.
 
         Raises:
-            OSError: it can't be noted, and is forgotten if the watch is killed meanwhile.
+            OSError: the note can't be written; the request is lost if the service is killed.
         """
         self._is_wanted = True
         files.ensure_file(self._note, "")
 
     def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
-        """Look after the call that runs, and begin the one that is due.
+        """Check the running call, and begin the one that is due.
 
         Raises:
-            OSError: that it is told can't be noted.
+            OSError: the note can't be removed.
         """
-        del decisions  # whoever has carried one out says so
+        del decisions  # the executor calls `want`
         now = moment.now
         if self._child is not None:
             done = self._child.completed()
@@ -80,7 +80,7 @@ class Waker:
                 self._fail(str(error))
 
     def close(self) -> None:
-        """End the call that runs; whoever comes next makes it again."""
+        """End the running call; the next process repeats it."""
         if self._child is not None:
             self._close()
 
@@ -91,4 +91,4 @@ class Waker:
     def _fail(self, why: str) -> None:
         self._patience = min(max(2 * self._patience, APART), _LONGEST)
         self._is_wanted = True
-        _log.warning("the charm was not woken: %s; again in %.0f s", why, self._patience)
+        _log.warning("cannot wake the charm: %s; trying again in %.0f s", why, self._patience)

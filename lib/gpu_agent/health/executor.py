@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Does what was decided: records that take GPUs out of use, tests that are asked for, the memory.
+"""Carry out decisions: write records of quarantined GPUs, requests of tests and the memory.
 
-What can't be written stays to be done, and is tried again at each turn; what was remembered is
-saved only when nothing of it is left undone. Killed at any point, the watch decides the rest anew.
+A write that fails is tried again at each turn. The memory is saved only when nothing is left to
+do. So a service that is killed at any point makes the remaining decisions again.
 """
 
 import collections.abc
@@ -19,12 +19,12 @@ from gpu_agent.model.observations import Moment
 from machine import files
 
 MEMORY: typing.Final = "memory.json"
-"""In settings.STATE: what the judge goes on with."""
+"""File in settings.STATE: the judge's memory."""
 SUSPECT: typing.Final = "suspect"
-"""In settings.RUN: the cause that several GPUs went out for; not there: none."""
+"""File in settings.RUN: the cause for which the circuit breaker tripped; absent: none."""
 
-# However little the judge has learnt, seconds between two savings: it must know a reboot when it
-# sees one.
+# Longest time between two saves in seconds, even without changes: the judge recognises a reboot
+# by the saved times.
 _SAVED: typing.Final = 300.0
 
 _log = logging.getLogger(__name__)
@@ -36,12 +36,12 @@ class Remembers(typing.Protocol):
     """The judge's memory."""
 
     def as_json(self) -> str:
-        """All of it; its `at` and `wall` are the time of the last turn."""
+        """The memory as JSON; its `at` and `wall` are the time of the last turn."""
         ...
 
 
 class Clerk:
-    """A part of the watch; the first, since the others only tell."""
+    """A part of the GPU health service; it comes first, since the other parts only report."""
 
     def __init__(
         self,
@@ -52,28 +52,28 @@ class Clerk:
         state: pathlib.Path = settings.STATE,
         run: pathlib.Path = settings.RUN,
     ) -> None:
-        """Begin with nothing to do.
+        """Start with nothing to do.
 
         Args:
-            mode: the option gpu-health: where it is `observe`, all is only said.
-            memory: what the judge remembers now.
-            changed: called when status or tags may have to be others.
-            state: where the memory is saved; made here.
-            run: what tells the charm of a suspicion; it must exist.
+            mode: the option gpu-health; `observe` only logs the decisions.
+            memory: returns the judge's current memory.
+            changed: called when status or tags may have changed.
+            state: the folder for the memory; created if needed.
+            run: the folder where the charm finds a suspicion; it must exist.
         """
         self._observes = mode == settings.OBSERVE
         self._memory, self._changed, self._state, self._run = memory, changed, state, run
-        # What an earlier process suspected is over, where its memory was lost.
+        # A suspicion of an earlier process whose memory was lost is over.
         self._due: list[_Due] = [Suspect("")]
         self._saved, self._saved_at, self._fault = "", float("-inf"), ""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is anything to do at a later turn."""
+        """Whether something is left for a later turn."""
         return bool(self._due)
 
     def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
-        """Do what was decided, and what is left of what was decided before."""
+        """Carry out these decisions and those left from earlier turns."""
         for decision in decisions:
             if isinstance(decision, Tell):
                 continue
@@ -85,18 +85,18 @@ class Clerk:
             self._save(moment.now)
         except OSError as error:
             if str(error) != self._fault:
-                _log.error("what was decided can't be written, and is tried again: %s", error)
+                _log.error("cannot carry out a decision, trying again: %s", error)
             self._fault = str(error)
         else:
             if self._fault:
-                _log.info("what was decided is written now")
+                _log.info("all decisions are carried out now")
             self._fault = ""
 
     def _do(self) -> None:
-        """Do all that can be done; of one GPU in the order in which it was decided.
+        """Carry out what is due, for each GPU in the order of the decisions.
 
         Raises:
-            OSError: something is left, which is the first error of it.
+            OSError: something is left; the first error.
         """
         left: list[_Due] = []
         first: OSError | None = None
@@ -116,15 +116,15 @@ class Clerk:
             raise first
 
     def _write(self, decision: _Due) -> bool:
-        """Do one thing. Return True if status or tags may have to be others."""
+        """Carry out one decision. Return True if status or tags may have changed."""
         if isinstance(decision, TakeOut):
             return quarantine.put(
                 decision.uuid,
                 decision.reason,
-                decision.fault,
+                decision.code or decision.fault,
                 decision.level,
                 decision.remedy,
-                quarantine.WATCH,
+                quarantine.HEALTH,
             )
         if isinstance(decision, BringBack):
             return quarantine.lift_seen(decision.uuid, decision.fault)
@@ -136,7 +136,7 @@ class Clerk:
         return files.ensure_file(path, decision.cause + "\n")
 
     def _save(self, now: float) -> None:
-        """Save the memory where it has changed in more than the time."""
+        """Save the memory if more than its times has changed."""
         text = self._memory().as_json()
         content: dict[str, object] = json.loads(text)
         known = json.dumps({key: content[key] for key in content.keys() - {"at", "wall"}})
@@ -148,7 +148,7 @@ class Clerk:
 
 
 def _subject(decision: _Due) -> tuple[str, str]:
-    """What a decision is about: those about the same must be done in order."""
+    """The subject of a decision; decisions on the same subject are carried out in order."""
     if isinstance(decision, Suspect):
         return "suspect", ""
     return "test" if isinstance(decision, Test) else "record", decision.uuid
@@ -157,13 +157,13 @@ def _subject(decision: _Due) -> tuple[str, str]:
 def _words(decision: _Due, moment: Moment) -> str:
     if isinstance(decision, Suspect):
         if not decision.cause:
-            return "GPUs are believed one by one again: what they had in common is over"
-        return f"take no further GPU out: too many went out at once, {decision.cause}"
+            return "quarantine GPUs again: their common cause is gone"
+        return f"quarantine no further GPU: too many failed at once ({decision.cause})"
     indexes = {card.uuid: card.index for card in moment.cards}
     gpu = f"GPU {indexes.get(decision.uuid, '?')} ({decision.uuid})"
     if isinstance(decision, TakeOut):
-        back = f"until its self-test passes {decision.level}" if decision.level else ""
-        return f"take {gpu} out of use {back or 'until the operator says so'}: {decision.reason}"
+        until = f"it passes {decision.level}" if decision.level else "an operator returns it"
+        return f"quarantine {gpu} until {until}: {decision.reason}"
     if isinstance(decision, BringBack):
-        return f"bring {gpu} back: {decision.fault} is over"
-    return f"have {gpu} tested, level {decision.level}: {decision.why}"
+        return f"return {gpu}: {decision.fault} is over"
+    return f"request a test of {gpu}, level {decision.level}: {decision.why}"

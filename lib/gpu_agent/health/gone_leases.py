@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Leases of containers that are gone are given back before anybody wants their GPUs.
+"""Return leases of containers that no longer exist before the next request for their GPUs.
 
-Otherwise the next create does that, and waits for the look at who has the GPU open. A container
-that has ended its step and is still there keeps its lease: people look into it.
+Otherwise the next create does that, and waits until it is known which processes have the GPU open.
+A container that exists after its step has ended keeps its lease, so that people can look into it.
 """
 
 import collections.abc
@@ -20,8 +20,9 @@ from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
 
-# Between two tries, in seconds; the longer one where a GPU can't go on, since that rarely changes
-# soon: a look costs 0.1 s of a processor, and seconds of one with a million descriptors.
+# Seconds between two tries. The pause is longer if a GPU can't be handed on, since that rarely
+# changes soon, and the search for open devices costs 0.1 s of a processor or, with a million
+# descriptors, seconds.
 _APART: typing.Final = 15.0
 _APART_REFUSED: typing.Final = 300.0
 
@@ -29,30 +30,30 @@ _log = logging.getLogger(__name__)
 
 
 class Returned:
-    """The end of leases whose containers are gone, as a part of the watch.
+    """Ends leases whose containers are gone; a part of the GPU health service.
 
-    The look at who has a GPU open may take long, so it has a thread of its own.
+    The search for processes that have a GPU open may take long, so it has its own thread.
     """
 
     def __init__(self, store: str, log: str = str(wrapper.LOG)) -> None:
-        """Begin with nothing given back.
+        """Start without a thread.
 
         Args:
             store: the folder of leases.
-            log: the operators' log of the runtime.
+            log: the decision log of the GPU runtime.
         """
         self._store, self._log = Store(store), log
         self._thread: threading.Thread | None = None
         self._tried, self._apart = float("-inf"), _APART
 
     def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
-        """Begin to end such leases, unless that goes on or was tried a short while ago."""
+        """Start to end such leases, unless that is running or was tried recently."""
         is_busy = self._thread is not None and self._thread.is_alive()
         if is_busy or moment.now < self._tried + self._apart:
             return
         if any(not (one.in_use or one.handing_over) for one in moment.holdings or ()):
             self._tried = moment.now
-            # One that hangs is no reason for the watch to stay when it is to end.
+            # A hanging thread must not keep the service from ending.
             self._thread = threading.Thread(target=self._give_back, daemon=True)
             self._thread.start()
 
@@ -68,6 +69,6 @@ class Returned:
                 journal.intruders(self._log, host.intruders, holder.gpus)
         except (OSError, ValueError, Refused) as error:
             apart = _APART_REFUSED
-            _log.debug("leases can't be given back: %s", error)
-        # If a GPU can't go on, the next request for it says why.
+            _log.debug("cannot return leases: %s", error)
+        # If a GPU can't be handed on, the next request for it reports why.
         self._apart = apart

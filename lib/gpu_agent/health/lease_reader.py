@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Who holds which GPU, and which get no task: what the wrapper goes by, read and never changed."""
+"""Read the leases and the records of unavailable GPUs that the GPU runtime goes by."""
 
 import collections.abc
 import contextlib
@@ -11,19 +11,20 @@ import types
 from gpu_agent.model.card import Card
 from gpu_agent.model.observations import Holding
 from gpu_runtime import lease_scheduler as leases
-from gpu_runtime import policy
+from gpu_runtime import policy, unavailable
 from gpu_runtime import queue_messages as line
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import STEP
 from gpu_runtime.refusal import Refused
+from gpu_runtime.unavailable import Unavailable
 from machine import inotify
 
 _log = logging.getLogger(__name__)
 
 
 def holdings(store: str) -> tuple[Holding, ...] | None:
-    """Each container that has a lease by the store in this folder; None where it can't be told."""
+    """The holders of leases in the store in this folder; None if it can't be read."""
     host = Host()
     try:
         holders = Store(store).read().holders.items()
@@ -43,61 +44,58 @@ def holdings(store: str) -> tuple[Holding, ...] | None:
             for name, holder in holders
         )
     except (OSError, ValueError, Refused) as error:
-        _log.debug("who holds a GPU can't be told: %s", error)
+        _log.debug("cannot read who holds a GPU: %s", error)
         return None
 
 
-class Out:
-    """The GPUs that get no task now, as the wrapper reads it.
+class UnavailableGpus:
+    """The GPUs that tasks do not get now, as the GPU runtime reads their records.
 
     Attributes:
-        reasons: their UUIDs, each with the reason; where that can't be told, as it was.
-        cordoned: those of them that come back by themselves.
+        causes: their UUIDs, each with the cause; as before if the records can't be read.
     """
 
-    def __init__(self, folders: tuple[str, ...], quarantine: str) -> None:
-        """Begin with none.
+    def __init__(self, folders: tuple[str, ...]) -> None:
+        """Start with no GPU.
 
         Args:
-            folders: all of them, of which a later one counts more, as in gpu_runtime.policy.
-            quarantine: the one of them whose GPUs do not come back by themselves.
+            folders: the folders with the records; if a GPU has several records, that of the last
+                folder counts.
         """
-        self._folders, self._quarantine = folders, quarantine
-        self.reasons: collections.abc.Mapping[str, str] = {}
-        self.cordoned: frozenset[str] = frozenset()
+        self._folders = folders
+        self.causes: collections.abc.Mapping[str, Unavailable] = {}
 
     def look(self, cards: tuple[Card, ...]) -> None:
-        """Read it again."""
+        """Read the records again."""
         try:
-            found = {folder: policy.cordons(folder) for folder in self._folders}
+            found = [unavailable.read_folder(folder) for folder in self._folders]
         except OSError as error:
-            _log.warning("which GPUs are out of use can't be told now: %s", error)
+            _log.warning("cannot read which GPUs are unavailable: %s", error)
             return
-        reasons: dict[str, str] = {}
-        for entries in found.values():
-            reasons |= entries
-        # Of a GPU that is in parts each part may be out, but the whole alone is told.
+        causes: dict[str, Unavailable] = {}
+        for records in found:
+            causes |= records
+        # A MIG device may have a record of its own, but only whole GPUs are reported.
         ours = {card.uuid for card in cards}
-        self.reasons = {uuid: reason for uuid, reason in reasons.items() if uuid in ours}
-        self.cordoned = frozenset(self.reasons) - found.get(self._quarantine, {}).keys()
+        self.causes = {uuid: cause for uuid, cause in causes.items() if uuid in ours}
 
 
 class Changes:
-    """Tells that the leases have changed; use as a context manager.
+    """Notices changes of the leases; use as a context manager.
 
-    Where the kernel does not tell of names, nothing does, and the watch's own pace has to do.
+    Without inotify, changes are seen at the next turn only.
     """
 
     def __init__(self, store: str) -> None:
         self._store, self._stack = pathlib.Path(store), contextlib.ExitStack()
         self._watch: inotify.Watch | None = None
-        self._is_told = False
+        self._is_logged = False
 
     def __enter__(self) -> "Changes":
         try:
             self._watch = self._stack.enter_context(inotify.Watch())
         except OSError as error:
-            _log.warning("the watch is told of no change of the leases: %s", error)
+            _log.warning("cannot watch the leases for changes: %s", error)
         self.settle()
         return self
 
@@ -111,22 +109,22 @@ class Changes:
 
     @property
     def descriptor(self) -> int | None:
-        """What has something to read when they have changed."""
+        """A descriptor that is readable after a change; None without inotify."""
         return self._watch.descriptor if self._watch else None
 
     def settle(self) -> None:
-        """Take note of what has changed so far, and follow the store if it has come."""
+        """Drop the changes seen so far, and watch the store if it exists by now."""
         if self._watch is None:
             return
         self._watch.names(0)
         try:
-            # Again each time: a store that was removed and made anew is another folder.
+            # Each time again: a store that was removed and created again is another folder.
             self._watch.add(self._store)
         except FileNotFoundError:
-            # The first task makes it; until then its folder tells.
+            # The first task creates the store; until then its parent folder is watched.
             with contextlib.suppress(OSError):
                 self._watch.add(self._store.parent)
         except OSError as error:
-            if not self._is_told:
-                _log.warning("the watch is not told of changes of %s: %s", self._store, error)
-            self._is_told = True
+            if not self._is_logged:
+                _log.warning("cannot watch %s for changes: %s", self._store, error)
+            self._is_logged = True

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The loop of the health watch: what was seen becomes a Moment, and each part has its turn.
+"""The loop of the GPU health service: it turns observations into a Moment for each part.
 
-Nobody waits for it. A part that fails is said once, and is in the way of no other one.
+No other program waits for the loop. A part that fails is logged once and does not stop the others.
 """
 
 import collections.abc
@@ -15,48 +15,48 @@ from gpu_agent.health.settings import Settings
 from gpu_agent.model.decisions import Decision
 from gpu_agent.model.observations import Look, Moment, Seen
 
-# In seconds: while somebody holds a GPU, and for a while after; when something was decided, which
-# others are to see.
+# Seconds between turns: HELD while a GPU is held and for _AFTER after that; SOON after a decision,
+# so that its effect is observed.
 HELD: typing.Final = 2.0
 SOON: typing.Final = 0.5
 _AFTER: typing.Final = 5.0
-# However much comes, no two turns are closer: the leases of many short steps change all the time.
+# Shortest time between turns: the leases of many short steps change all the time.
 _APART: typing.Final = 0.2
 
 _log = logging.getLogger(__name__)
 
-# What a part may fail of: the machine's faults, and what a defect in it shows as.
+# Errors of a part that do not end the service: faults of the machine, and defects of the part.
 _FAULTS: typing.Final = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
 )  # fmt: skip
 
 
 class Part(typing.Protocol):
-    """Something that has its turn after each decision."""
+    """Something that runs at each turn, after the decisions."""
 
     def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision], /) -> None:
-        """Do what follows."""
+        """Act on a moment and its decisions."""
         ...
 
 
 class Judge(typing.Protocol):
-    """Who decides."""
+    """The fault policy."""
 
     def turn(self, moment: Moment) -> list[Decision]:
-        """What follows from a moment."""
+        """Decide on a moment."""
         ...
 
 
 class Sources(typing.Protocol):
-    """What is seen."""
+    """The sources of observations."""
 
     def take(self, timeout: float) -> list[Seen]:
-        """What came, as soon as something did; nothing after so many seconds."""
+        """Wait for observations, at most so many seconds, and return them."""
         ...
 
 
 class Watch:
-    """Puts the parts together; see `turn`."""
+    """The loop; call `turn` again and again."""
 
     def __init__(
         self,
@@ -66,28 +66,28 @@ class Watch:
         parts: collections.abc.Sequence[Part],
         hurries: collections.abc.Callable[[], bool] = bool,
     ) -> None:
-        """Begin without a look at the GPUs.
+        """Start without observations.
 
         Args:
-            settings: what is watched.
-            sources: what is seen of it.
-            judge: decides.
-            parts: have their turn after it, in this order.
-            hurries: whether one of them has something to do soon, though nothing comes.
+            settings: the settings of the service.
+            sources: where observations come from.
+            judge: the fault policy.
+            parts: run after the judge, in this order.
+            hurries: whether a part needs a turn soon even without observations.
         """
         self._settings, self._sources, self._judge = settings, sources, judge
         self._parts, self._hurries = parts, hurries
-        self._out = leased.Out(settings.cordons, settings.quarantine)
+        self._unavailable = leased.UnavailableGpus(settings.unavailable_folders)
         self._look: Look | None = None
         self._wait, self._held_at = 0.0, float("-inf")
         self._failed: dict[int, str] = {}
         self._is_blind = False
 
     def turn(self, pause: collections.abc.Callable[[float], None] = time.sleep) -> None:
-        """Wait until something was seen or it is time, and have each part do what follows.
+        """Wait for observations or for the next turn's time, then run each part.
 
         Args:
-            pause: waits for so many seconds.
+            pause: sleeps for so many seconds.
         """
         pause(_APART)
         seen = self._sources.take(max(0.0, self._wait - _APART))
@@ -102,11 +102,11 @@ class Watch:
 
     def _moment(self, seen: tuple[Seen, ...]) -> Moment:
         settings = self._settings
-        self._out.look(settings.cards)
+        self._unavailable.look(settings.cards)
         holdings = leased.holdings(settings.store)
         if (holdings is None) is not self._is_blind:
             self._is_blind = holdings is None
-            _log.warning("who holds a GPU %s be told", "can't" if self._is_blind else "can")
+            _log.warning("%s read who holds a GPU", "cannot" if self._is_blind else "can")
         return Moment(
             now=time.clock_gettime(time.CLOCK_BOOTTIME),
             wall=time.time(),
@@ -114,20 +114,19 @@ class Watch:
             seen=seen,
             look=self._look,
             holdings=holdings,
-            out=self._out.reasons,
-            cordoned=self._out.cordoned,
+            unavailable=self._unavailable.causes,
             driver=settings.driver,
             cuda=settings.cuda,
         )
 
     def _pace(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> float:
-        """Seconds until the next turn, if nothing comes before."""
+        """Seconds until the next turn without an observation."""
         if decisions:
             return SOON
         longest = self._settings.poll_seconds
         if moment.holdings is None or any(one.in_use for one in moment.holdings):
             self._held_at = moment.now
-        # What a lease leaves behind is looked at some seconds after it.
+        # Some seconds after a lease the GPU's memory is checked.
         idle = moment.now - self._held_at > _AFTER
         return longest if idle and not self._hurries() else min(HELD, longest)
 
@@ -140,7 +139,7 @@ class Watch:
             said = f"{type(error).__name__}: {error}"
             if self._failed.get(place) != said:
                 name = type(part).__name__
-                _log.exception("%s fails, and the rest of the watch goes on: %s", name, said)
+                _log.exception("%s fails, the other parts go on: %s", name, said)
             self._failed[place] = said
         else:
             if self._failed.pop(place, None):

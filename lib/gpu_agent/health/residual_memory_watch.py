@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""After each lease: a GPU whose memory stays taken goes to no task until that is free.
+"""After each lease: keep a GPU whose memory is still taken from tasks until the memory is free.
 
-The rule is that of the charm's hooks (gpu_agent.availability.external_processes), which look when
-Juju has an event; this looks after each lease. What can't be told, such as who draws on a GPU,
-leaves things as they are.
+The rule is that of the charm's hooks (gpu_agent.availability.external_processes), which check at
+Juju's events; this part checks after each lease. If data is missing, for example whether a display
+uses the GPU, the records stay unchanged.
 """
 
 import collections.abc
@@ -21,30 +21,30 @@ from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_table import JOB, Holder
 
 SETTLE: typing.Final = 2.0
-"""So many seconds the driver may take to give a process's memory back."""
+"""Seconds that the driver may take to free a process's memory."""
 
 _log = logging.getLogger(__name__)
 
 
 class Dirty:
-    """The look after each lease as a part of the watch.
+    """Checks memory after each lease; a part of the GPU health service.
 
     Args:
-        folder: of cordons.
+        folder: the folder of the records.
         host: the machine's processes; for tests.
     """
 
-    def __init__(self, folder: pathlib.Path = paths.CORDONS, host: Host | None = None) -> None:
+    def __init__(self, folder: pathlib.Path = paths.EXTERNAL, host: Host | None = None) -> None:
         self._folder = folder
         self._host = host or Host()
         self._looked = 0.0
-        # When each GPU was last seen to be held; looked at since, and found clean, it is not here.
+        # When each GPU was last held; removed once a later poll found its memory free.
         self._held: dict[str, float] = {}
         self._known: set[str] = set()
         self._dirty: frozenset[str] | None = None
 
     def wants_look(self, moment: Moment) -> bool:
-        """Whether a poll now would tell something: the memory had its time, and no look since."""
+        """Whether a poll is due: a lease ended SETTLE seconds ago, and no poll came since."""
         return any(
             moment.now >= held + SETTLE and self._looked < held + SETTLE
             for uuid, held in self._held.items()
@@ -52,17 +52,17 @@ class Dirty:
         )
 
     def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
-        """Cordon what stays taken, and lift the cordon of what is free again.
+        """Record the GPUs whose memory is still taken; remove the records of those that are free.
 
         Raises:
-            OSError: cordons can't be read or written; a later turn tries again.
+            OSError: a record can't be read or written; a later turn tries again.
         """
         if self._dirty is None:
-            self._dirty = dirt.cordoned(self._folder, dirt.WORD)
+            self._dirty = dirt.recorded(self._folder)
         if moment.holdings is None:
             return
         for card in moment.cards:
-            # One that is new here may have had a holder just now.
+            # A GPU that is new here may have been held a moment ago.
             is_held = any(one.in_use for one in moment.holders(card.uuid))
             if is_held or card.uuid not in self._known:
                 self._held[card.uuid] = moment.now
@@ -84,25 +84,26 @@ class Dirty:
         if not dirt.is_taken(used, total):
             if at >= self._held.get(uuid, at) + SETTLE:
                 self._held.pop(uuid, None)
-            if dirt.lift(self._folder, uuid, dirt.WORD):
-                _log.info("GPU %d: its memory is free again, tasks may have it", card.index)
+            if dirt.lift(self._folder, uuid):
+                _log.info("GPU %d: its memory is free again, tasks get it", card.index)
             self._dirty = found - {uuid}
         elif uuid in found:
-            # A hook may have taken it for over, by an older look.
-            dirt.put(self._folder, uuid, dirt.reason(used))
+            # A hook may have removed the record because of an older poll.
+            dirt.put(self._folder, uuid, dirt.cause(used))
         elif self._is_over(moment, uuid, at) and figures.pids == () and figures.drawing == 0:
             del self._held[uuid]
-            reason = dirt.reason(used)
-            if dirt.put(self._folder, uuid, reason):
+            cause = dirt.cause(used)
+            if dirt.put(self._folder, uuid, cause):
                 _log.warning(
-                    "GPU %d is %s: no task gets it until that is free", card.index, reason
-                )
+                    "GPU %d is %s: tasks get it when the memory is free",
+                    card.index, cause.describe(),
+                )  # fmt: skip
             self._dirty = found | {uuid}
 
     def _is_over(self, moment: Moment, uuid: str, at: float) -> bool:
-        """Whether a lease of that GPU was over for long enough at a look, with all its processes.
+        """Whether a lease and all its processes had ended for long enough before a poll.
 
-        What a step leaves behind ends when somebody else is to have the GPU, and not before.
+        Leftover processes of a step end only when the GPU is handed to another holder.
         """
         if uuid not in self._held or at < self._held[uuid] + SETTLE:
             return False
@@ -110,7 +111,7 @@ class Dirty:
 
     def _has_left(self, one: Holding) -> bool:
         if one.kind == JOB:
-            return False  # whatever lives in it is use
+            return False  # any process in it counts as use
         holder = Holder(one.bundle, [*one.devices], [], exclusive=True, since=one.since)
         try:
             return self._host.has_leftovers(one.container, holder)

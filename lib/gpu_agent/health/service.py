@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The health watch as a systemd unit: its installation, its state and its removal.
+"""The GPU health service as a systemd unit: installation, state and removal.
 
-The watch itself never imports this module, which would cost it memory.
+The service itself does not import this module, to save memory.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ _RUNNING: typing.Final = ("active", "activating", "reloading")
 
 
 class WatchError(Exception):
-    """The watch can't be had, and all else works as without it; the text says what to do."""
+    """The service cannot run; the text says what to do. The worker works without it."""
 
 
 def install(found: Settings) -> bool:
-    """Have it run with these settings, from the charm's programs that outlive a hook.
+    """Run the service with these settings, from the programs that outlive a hook.
 
     Returns:
-        Whether it was (re)started: that is so where anything that it reads has changed.
+        Whether it was (re)started, which happens if anything that it reads has changed.
 
     Raises:
         WatchError: systemd can't start it.
     """
     home = (app.HOME / app.CURRENT).resolve()
-    if not (home / app.STAMP).exists():  # who could not make it has said why
+    if not (home / app.STAMP).exists():  # install.py has reported why
         return False
     text = settings.as_text(found)
     files.ensure_directory(settings.PATH.parent)
@@ -63,13 +63,13 @@ def install(found: Settings) -> bool:
         return services.ensure_running(SERVICE, restart=True)
     except process.CommandError as error:
         raise WatchError(
-            f"The GPUs are not watched: {error}. See journalctl -u {SERVICE}; tasks get them all "
-            "the same"
+            f"The GPU health service does not run: {error}. See journalctl -u {SERVICE}; tasks "
+            "still get GPUs"
         ) from error
 
 
 def remove() -> bool:
-    """Have no watch, and nothing that it has left but what it took out. True if any was there."""
+    """Remove the service and its files, except records of GPUs. Return True if any was there."""
     changed = stop()
     for path in (settings.STATE, detect.HANGS):
         changed |= files.ensure_absent(path)
@@ -77,7 +77,7 @@ def remove() -> bool:
 
 
 def stop() -> bool:
-    """Remove the watch, but not its findings. True if it was there."""
+    """Remove the service, but not its findings. Return True if it was there."""
     changed = services.remove_unit(SERVICE)
     for path in (settings.PATH, settings.RUN):
         changed |= files.ensure_absent(path)
@@ -85,19 +85,19 @@ def stop() -> bool:
 
 
 def is_running() -> bool:
-    """Whether it runs now; so it is while nobody has asked for it."""
+    """Whether the service runs; True also if it is not wanted."""
     if not settings.PATH.exists():
         return True
     return services.show(SERVICE, "ActiveState")["ActiveState"] in _RUNNING
 
 
 def suspect() -> str:
-    """What the GPUs that went out have in common, too many to be believed; empty: nothing."""
+    """The cause for which the circuit breaker has tripped; empty: it has not."""
     return (files.read_text(settings.RUN / clerk.SUSPECT) or "").strip()
 
 
 def _folders() -> dict[str, pathlib.Path]:
-    """What systemd makes for it, as seen from where it makes such."""
+    """The folders that systemd creates for the unit, relative to where it creates them."""
     return {
         "run": settings.RUN.relative_to("/run"),
         "state": settings.STATE.relative_to("/var/lib"),

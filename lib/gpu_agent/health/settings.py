@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the charm tells the watch: a file that it writes and the watch reads. Pure, but for paths.
+"""The settings of the GPU health service: a file that the charm writes. Pure, except for paths.
 
-The watch must know nothing else of the charm, since the modules that could tell it cost memory.
+The service gets everything about the charm from this file, since the charm's modules cost memory.
 """
 
 import dataclasses
@@ -14,52 +14,51 @@ from gpu_agent.model.card import Card
 
 PATH: typing.Final = pathlib.Path("/etc/gpu-ci/health.json")
 STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci/health")
-"""What it must remember, for root alone; a reboot keeps it."""
+"""The service's memory, for root only; it outlasts a reboot."""
 RUN: typing.Final = pathlib.Path("/run/gpu-ci/health")
-"""What it has to say to the charm; gone at a reboot."""
+"""The service's messages to the charm; a reboot removes them."""
 
 VERSION: typing.Final = 1
-ON: typing.Final = "on"
+ENABLED: typing.Final = "enabled"
 OBSERVE: typing.Final = "observe"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is watched, and how.
+    """What the service watches, and how.
 
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
-        dispatch: path of the charm's dispatch: where it is gone, nobody is left to watch for.
-        mode: the option gpu-health: `on` or `observe`.
+        dispatch: path of the charm's dispatch; the service ends if it is gone.
+        mode: the option gpu-health: `enabled` or `observe`.
         vendor: the maker's name as in gpu_agent.model.inventory.Vendor.
-        boot: what names the boot of the machine in which these cards were found.
-        cards: the GPUs that are looked after.
+        boot: id of the boot in which these cards were found.
+        cards: the watched GPUs.
         driver: the driver's version, such as `580.95.05`; or empty.
         cuda: the highest CUDA version of that driver, such as `13.0`; or empty.
         store: the folder of the leases.
-        cordons: folders that say which GPUs are out of use, as the wrapper reads them.
-        quarantine: that of them to which the watch writes.
-        max_quarantined: of how many of the GPUs it may believe that they are broken, in percent.
+        unavailable_folders: the folders with records of unavailable GPUs.
+        max_quarantined: limit of the circuit breaker: the share of the GPUs in percent.
         job_log: the option job-log.
-        unused: the option gpu-unused.
+        unused: the option idle-gpu-action.
         metrics_port: the option gpu-metrics-port; 0: none.
-        recovery: the option gpu-recovery.
-        poll_seconds: how often the GPUs are looked at.
+        recovery: what the charm may do for a GPU: `none`, `reset` (and a reboot after it, if
+            that is allowed) or only `reboot`.
+        poll_seconds: seconds between two polls of the GPUs.
     """
 
     unit: str
     dispatch: str
-    mode: str = ON
+    mode: str = ENABLED
     vendor: str = "nvidia"
     boot: str = ""
     cards: tuple[Card, ...] = ()
     driver: str = ""
     cuda: str = ""
     store: str = "/run/gpu-ci/leases"
-    cordons: tuple[str, ...] = ()
-    quarantine: str = "/var/lib/gpu-ci/quarantine"
+    unavailable_folders: tuple[str, ...] = ()
     max_quarantined: int = 50
-    job_log: str = "on"
+    job_log: str = "enabled"
     unused: str = "warn"
     metrics_port: int = 0
     recovery: str = "none"
@@ -67,25 +66,29 @@ class Settings:
 
 
 def as_text(settings: Settings) -> str:
-    """Them as the file has them."""
+    """The content of the file."""
     return json.dumps({"version": VERSION, **dataclasses.asdict(settings)}, indent=1) + "\n"
 
 
 def parse(text: str | bytes) -> Settings:
-    """What `as_text` has written.
+    """Read the text of `as_text`.
 
     Raises:
-        ValueError: it is no settings, or those of another version of the charm.
+        ValueError: the text has no settings, or those of another version of the charm.
     """
     try:
         found: dict[str, typing.Any] = json.loads(text)
         if found.pop("version") != VERSION:
             raise ValueError("they are of another version")
         found["cards"] = tuple(_card(one) for one in found["cards"])
-        found["cordons"] = tuple(found["cordons"])
+        # The revision before had other names, and a refresh reads its file for the cards.
+        found.pop("quarantine", None)
+        folders = found.pop("cordons", None) or found["unavailable_folders"]
+        found["unavailable_folders"] = tuple(folders)
+        found["mode"] = ENABLED if found["mode"] == "on" else found["mode"]
         settings = Settings(**found)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"no settings of the watch: {error}") from error
+        raise ValueError(f"not settings of the GPU health service: {error}") from error
     _check(settings)
     return settings
 
@@ -96,24 +99,25 @@ def _card(found: dict[str, typing.Any]) -> Card:
 
 
 def _check(settings: Settings) -> None:
-    """Refuse values of another kind than those that a Settings has.
+    """Check the types of all values.
 
     Raises:
-        ValueError: it has such.
+        ValueError: a value has another type.
     """
     for field in dataclasses.fields(Settings):
         value: object = getattr(settings, field.name)
         meant: object = getattr(_EMPTY, field.name)
         if isinstance(value, bool) or not isinstance(value, _alike(meant)):
-            raise ValueError(f"no settings of the watch: {field.name} is {value!r}")
-    texts: list[object] = [*settings.cordons]
+            raise ValueError(f"not settings of the GPU health service: {field.name} is {value!r}")
+    texts: list[object] = [*settings.unavailable_folders]
     for card in settings.cards:
         texts += [card.uuid, card.pci_address, card.model, *card.devices]
     indexes: list[object] = [card.index for card in settings.cards]
     if not all(isinstance(text, str) for text in texts) or {*map(type, indexes)} - {int}:
-        raise ValueError(f"no settings of the watch: {settings.cards} or {settings.cordons}")
-    if settings.mode not in (ON, OBSERVE):
-        raise ValueError(f"no settings of the watch: mode is {settings.mode!r}")
+        wrong = f"{settings.cards} or {settings.unavailable_folders}"
+        raise ValueError(f"not settings of the GPU health service: {wrong}")
+    if settings.mode not in (ENABLED, OBSERVE):
+        raise ValueError(f"not settings of the GPU health service: mode is {settings.mode!r}")
 
 
 def _alike(value: object) -> type | tuple[type, ...]:

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""All that the watch sees, as it comes.
+"""The observations of the GPU health service, as they come.
 
-NVML's events and the polls come through a child, the kernel's log and its uevents are read here.
+NVML's events and the polls come from a child process. The kernel log and uevents are read here.
 """
 
 import collections.abc
@@ -19,27 +19,28 @@ from gpu_agent.model.card import Card
 from gpu_agent.model.observations import Message, Seen, Source
 from machine import exhaustion as scarcity
 
-# What can't be opened for want of something is tried again, in seconds.
+# Seconds until a source is tried again that could not be opened for lack of resources.
 _AGAIN: typing.Final = 15
-# The kernel's log is read so often at most: who has it filled costs the watch no processor.
+# Shortest time in seconds between two reads of the kernel log: a flood of records must not use the
+# processor.
 _READ: typing.Final = 0.5
-# Where a file stands in for it, nothing tells of what is new in it.
+# Seconds between two reads of a plain file in place of the kernel log, which can't be waited for.
 _FILE: typing.Final = 1
-# Who writes as fast as he can into the kernel's log brings about no more looks than this.
+# Shortest time in seconds between two polls because of records, for the same reason.
 _BETWEEN_LOOKS: typing.Final = 5
 
 _log = logging.getLogger(__name__)
 
 
 class Sources:
-    """Everything that is seen of these GPUs.
+    """All sources of observations on these GPUs.
 
     Args:
         cards: the GPUs.
-        root: where /sys and /dev/kmsg lie; NVML is always this machine's.
-        poll: seconds from one look to the next.
-        begin: starts the child.
-        clock: seconds since boot.
+        root: the folder with /sys and /dev/kmsg; NVML is always this machine's.
+        poll: seconds between two polls.
+        begin: starts the child process.
+        clock: returns seconds since boot.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Sources:
         self._kmsg: kmsg.Follower | None = None
         self._uevents: wedged.Listener | None = None
         self._open_at = self._looked_for = self._read_at = float("-inf")
-        self._told = ""
+        self._logged = ""
         self._cards = tuple(cards)
         self._by_address = {card.pci_address: card for card in cards}
         self._asker = self._new_asker()
         self._open()
 
     def changed(self, cards: collections.abc.Sequence[Card]) -> None:
-        """Look after these from now on; nothing where they are those of before."""
+        """Observe these GPUs from now on."""
         if tuple(cards) == self._cards:
             return
         self._asker.close()
@@ -72,23 +73,23 @@ class Sources:
         self._open_at = float("-inf")
 
     def wake_on(self, descriptor: int) -> None:
-        """Let a descriptor that can be read end `take`; whoever it belongs to reads it."""
+        """End `take` when this descriptor is readable; its owner reads it."""
         self._wakers.add(descriptor)
 
     def poll_now(self) -> None:
-        """Have a look at all GPUs as soon as can be."""
+        """Poll all GPUs as soon as possible."""
         self._asker.poll_now()
 
     def poll_every(self, seconds: float) -> None:
-        """Have so much time from one look to the next from now on."""
+        """Set the time between two polls."""
         self._poll = seconds
         self._asker.poll_every(seconds)
 
     def take(self, timeout: float) -> list[Seen]:
-        """What came since; waits until something comes, a waker can be read, or for so long.
+        """Wait for an observation or a readable waker; return what was observed.
 
         Args:
-            timeout: in seconds.
+            timeout: longest wait in seconds.
         """
         end = self._clock() + timeout
         while True:
@@ -100,7 +101,7 @@ class Sources:
                 return self._turn()
 
     def close(self) -> None:
-        """Let go of all, without waiting for a driver."""
+        """Close all sources without waiting for a driver."""
         self._asker.close()
         for source in (self._kmsg, self._uevents):
             if source:
@@ -112,7 +113,7 @@ class Sources:
 
     def _turn(self) -> list[Seen]:
         self._open()
-        # What the drivers say themselves comes first.
+        # The driver's own events come first.
         seen = self._asker.turn() + self._kernel() + self._reset()
         now = self._clock()
         if (
@@ -135,7 +136,7 @@ class Sources:
         return self._clock() >= self._read_at + _READ
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for anything; whether it is one of the wakers'."""
+        """Wait for any source. Return True if a waker is readable."""
         poller = select.poll()
         own = (self._asker.fileno(), self._kmsg_descriptor(), self._uevents)
         for one in (*own, *self._wakers):
@@ -149,7 +150,7 @@ class Sources:
         return self._kmsg.fileno() if self._kmsg and can_wait else None
 
     def _open(self) -> None:
-        """Open what is not open yet, as long as it may be there."""
+        """Open the sources that are not open yet."""
         if not self._cards or self._clock() < self._open_at:
             return
         self._open_at = float("inf")
@@ -157,7 +158,7 @@ class Sources:
             if not self._kmsg:
                 self._kmsg = kmsg.Follower(self._root)
         except kmsg.NoLogError as error:
-            self._say(f"without the kernel's log: {error}")
+            self._say(f"cannot read the kernel log: {error}")
         except OSError as error:
             self._later(error)
         # NVIDIA's driver has no such events.
@@ -169,10 +170,10 @@ class Sources:
             if scarcity.is_told_by(error):
                 self._later(error)
             else:
-                self._say(f"without the kernel's uevents: {error.strerror}")
+                self._say(f"cannot read the kernel's uevents: {error.strerror}")
 
     def _later(self, error: OSError) -> None:
-        self._say(f"a source can't be opened now: {error.strerror}")
+        self._say(f"cannot open a source now: {error.strerror}")
         self._open_at = self._clock() + _AGAIN
 
     def _kernel(self) -> list[Seen]:
@@ -182,7 +183,7 @@ class Sources:
         try:
             told = self._kmsg.read()
         except OSError as error:
-            self._say(f"the kernel's log ends: {error.strerror}")
+            self._say(f"the kernel log ended: {error.strerror}")
             self._kmsg.close()
             self._kmsg, self._open_at = None, self._clock() + _AGAIN
             return []
@@ -195,7 +196,7 @@ class Sources:
         return Message(self._clock(), card.uuid, Source.KERNEL, xid=one.code, text=one.text[:300])
 
     def _reset(self) -> list[Seen]:
-        """What the kernel tells of resets by drivers, and of GPUs that they gave up."""
+        """The uevents on resets by drivers and on wedged GPUs."""
         found: list[Seen] = []
         for told in self._uevents.read() if self._uevents else ():
             card = self._by_address.get(told.pci_address)
@@ -207,11 +208,11 @@ class Sources:
         return found
 
     def _say(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._logged:
+            self._logged = text
             _log.info("%s", text)
 
 
 def _is_foreign(uuid: str) -> bool:
-    """Whether a GPU is none of NVIDIA's, whose UUIDs alone are real ones."""
+    """Whether a GPU is not NVIDIA's; only NVIDIA's ids are full UUIDs."""
     return uuid.count("-") < 5

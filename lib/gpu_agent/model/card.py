@@ -1,20 +1,20 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A GPU that the health watch looks after, and its figures at one look: frozen types only."""
+"""A GPU that the GPU health service checks, and its figures at one poll: frozen types only."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """One GPU that the watch is to look after.
+    """One GPU that the GPU health service checks.
 
     Attributes:
         uuid: the GPU's id, as in gpu_agent.model.inventory.Gpu.
-        index: the number that people know it by.
+        index: its index, as in `GPU 1`.
         pci_address: such as `0000:01:00.0`.
         model: without the vendor's name, such as `A100-SXM4-80GB`.
-        devices: ids of what tasks get of it: its own, or those of its MIG devices.
+        devices: the ids that tasks get: its own, or those of its MIG devices.
     """
 
     uuid: str
@@ -26,27 +26,27 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """One GPU at one look. None stands for what this GPU or its driver does not tell.
+    """One GPU at one poll; None: the GPU or its driver does not report the value.
 
     Attributes:
-        failure: the driver's words where the GPU does not answer at all; the rest is then None.
-        busy: how much of the last sampling period a kernel ran, in %.
-        memory_used_mib: without the driver's reserve.
-        memory_total_mib: all of it.
-        power_w: what it draws.
-        power_limit_w: what it may draw.
-        energy_j: what it has drawn since its driver was loaded.
+        failure: the driver's error if the GPU does not answer; all other values are then None.
+        busy: share of the last sampling period in which a compute kernel ran, in percent.
+        memory_used_mib: allocated memory without the driver's reserve.
+        memory_total_mib: total memory.
+        power_w: power draw in watts.
+        power_limit_w: power limit in watts.
+        energy_j: energy used since the driver was loaded, in joules.
         temperature: in °C.
-        sm_clock_mhz: of the processors.
-        reasons: for a lower clock, as bits (nvml.h, nvmlClocksThrottleReasons).
-        ecc_corrected: since the driver was loaded.
-        ecc_uncorrected: the same of those that ECC could not correct.
-        remap_pending: memory rows wait for a reset to be remapped.
+        sm_clock_mhz: clock of the streaming multiprocessors.
+        reasons: reasons for a lower clock, as bits (nvml.h, nvmlClocksThrottleReasons).
+        ecc_corrected: errors that ECC corrected since the driver was loaded.
+        ecc_uncorrected: errors that ECC could not correct since the driver was loaded.
+        remap_pending: memory rows are remapped at the next reset.
         remap_failed: a row could not be remapped.
-        recovery_action: what the driver asks for (gpu_agent.gpu.vendors.nvidia.nvml_health.Health
-            has the numbers).
-        pids: of the processes that compute on it, as this machine's /proc numbers them.
-        drawing: how many processes draw on it, as display servers do; their memory is theirs.
+        recovery_action: the recovery that the driver asks for
+            (gpu_agent.gpu.vendors.nvidia.nvml_health.Health has the numbers).
+        pids: the processes that compute on it, as numbered in this machine's /proc.
+        drawing: number of processes that draw on it, such as display servers.
     """
 
     failure: str = ""

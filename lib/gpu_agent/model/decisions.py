@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the fault policy decides: frozen types only.
+"""The decisions of the fault policy: frozen types only.
 
-gpu_agent.health.executor carries it out, gpu_agent.reporting.joblog reports it to jobs.
+gpu_agent.health.executor carries them out, gpu_agent.reporting.joblog reports them to jobs.
 """
 
 import dataclasses
@@ -10,16 +10,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class TakeOut:
-    """No task gets this GPU any more; jobs that have it are left alone.
+    """Quarantine a GPU: new tasks do not get it; running jobs continue.
 
     Attributes:
-        uuid: the GPU's.
+        uuid: the GPU's UUID.
         fault: the name of the fault's row in gpu_agent.fault_policy.fault_table.
-        reason: one line; what stands before `:` is short, such as `Xid 79`.
-        level: the self-test's level that has to pass for it to return; empty: the operator alone
-            brings it back.
+        reason: one line; the part before `:` is short, such as `Xid 79`.
+        level: the level of the self-test that returns the GPU; empty: an operator returns it.
         remedy: what the operator does about it.
-        cause: what several GPUs may have in common, such as `the driver does not answer`.
+        cause: the common cause of several GPUs, such as `the driver does not answer`.
+        code: the cause for programs: the fault's name, for an Xid with its number (`xid-79`).
     """
 
     uuid: str
@@ -28,11 +28,12 @@ class TakeOut:
     level: str
     remedy: str
     cause: str = ""
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class BringBack:
-    """What took this GPU out is over and needs no test, as where the driver answers again."""
+    """Return a GPU whose fault is over without a test, for example a slowdown."""
 
     uuid: str
     fault: str
@@ -40,12 +41,12 @@ class BringBack:
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """The GPU is to be tested at this level as soon as nobody uses it.
+    """Test an idle GPU at this level; a GPU in use is tested later.
 
     Attributes:
         uuid: the GPU's.
         level: `quick`, `isolation`, `compute` or `burn-in`.
-        why: one line.
+        why: the reason, one line.
     """
 
     uuid: str
@@ -55,14 +56,14 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Tell:
-    """The jobs that hold this GPU are to be told.
+    """Report a fault to the jobs that hold this GPU.
 
     Attributes:
-        uuid: the GPU's.
+        uuid: the GPU's UUID.
         fault: the name of the fault's row in gpu_agent.fault_policy.fault_table.
         text: a short cause, such as `Xid 79, it has fallen off the bus`.
-        hardware: whether it is the machine's fault and not the job's.
-        xid: its number, where it is one.
+        hardware: whether the hardware is at fault and not the job.
+        xid: the Xid's number; None: not an Xid.
     """
 
     uuid: str
@@ -74,7 +75,7 @@ class Tell:
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """Too many GPUs went out for one cause: the driver or the host. Nothing more is taken out.
+    """The circuit breaker tripped: too many GPUs failed for one cause. Quarantine no more.
 
     Attributes:
         cause: that cause; empty: it is over.

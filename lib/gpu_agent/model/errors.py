@@ -1,12 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The error of a look at this machine that is impossible now."""
+"""The error for a machine that can't be inspected now."""
 
 
 class UnknownError(Exception):
-    """What the machine is can't be told now; the text says why. It says nothing of the machine."""
+    """The machine's state is unknown now; the text says why."""
 
 
 def unknown(why: object) -> UnknownError:
-    """The error that says why."""
+    """Make the error with a reason."""
     return UnknownError(f"This machine can't be looked at, so nothing is changed for now: {why}")

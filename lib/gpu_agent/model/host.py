@@ -15,25 +15,25 @@ class Toolkit:
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """What there is of NVIDIA's driver: in the running kernel, on the disk, as packages.
+    """NVIDIA's driver in the running kernel, on the disk and as packages.
 
     Attributes:
-        container: this is a system container, whose kernel and modules are its host's.
-        kernel: the running kernel's release, such as `6.8.0-60-generic`.
-        next_kernel: that of the kernel which the next boot takes; empty if it can't be told.
-        modules: which of these two have nvidia.ko on the disk, each with the module's version,
-            which is empty if it can't be told.
+        container: this is a system container; kernel and modules belong to its host.
+        kernel: release of the running kernel, such as `6.8.0-60-generic`.
+        next_kernel: release of the kernel of the next boot; empty if unknown.
+        modules: which of these two kernels have nvidia.ko on the disk, each with the module's
+            version; the version is empty if unknown.
         loaded: version of the loaded nvidia.ko, such as `580.65.06`; empty if none is.
-        library: version of the libnvidia-ml.so.1 on the disk; empty if there is none, or it has
-            no version in its name.
-        branch: of which branch its packages are, such as `580-server-open`; empty: no packages.
-        version: theirs, such as `580.65.06`; empty: no packages.
-        ours: this charm installed them.
-        bound: LXD has bound the host's libraries in.
-        secure_boot: the firmware lets signed modules alone be loaded.
-        refused: what modprobe said when it could not load the module in this boot; or empty.
-        nvswitch: the GPUs are joined by NVSwitches, which need a fabric manager.
-        changing: an upgrade of it has begun and not ended.
+        library: version of the libnvidia-ml.so.1 on the disk; empty if there is none, or its name
+            has no version.
+        branch: branch of the packages, such as `580-server-open`; empty: no packages.
+        version: version of the packages, such as `580.65.06`; empty: no packages.
+        ours: this charm installed the packages.
+        bound: LXD has mounted the host's libraries into this container.
+        secure_boot: the firmware allows only signed modules.
+        refused: modprobe's error if it could not load the module in this boot; or empty.
+        nvswitch: NVSwitches connect the GPUs, so they need a fabric manager.
+        changing: an upgrade has begun and not ended.
     """
 
     container: bool = False
@@ -53,7 +53,7 @@ class Driver:
 
     @property
     def is_anothers(self) -> bool:
-        """Whether there is anything of a driver that this charm did not bring."""
+        """Whether a driver is here that this charm did not install."""
         # In a container the loaded module is the host's.
         loaded = self.loaded and not self.container
         packages = self.branch or self.version
@@ -65,11 +65,11 @@ class Packaged:
     """NVIDIA's container toolkit as a package.
 
     Attributes:
-        version: of nvidia-container-toolkit-base, such as `1.20.0-1`; empty: it is no package, or
-            not there.
+        version: version of nvidia-container-toolkit-base, such as `1.20.0-1`; empty: not installed
+            as a package.
         ours: this charm installed it.
-        previous: the version before, while this one is on trial; or empty.
-        bad: versions that this charm went back from, since no container worked with them.
+        previous: the previous version, while this one is on trial; or empty.
+        bad: versions that this charm rolled back, since no container started with them.
     """
 
     version: str = ""
@@ -80,14 +80,14 @@ class Packaged:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the machine itself says.
+    """This machine.
 
     Attributes:
         architecture: Debian's name of it: `amd64`, `arm64`.
         toolkit: the NVIDIA container runtime, if there is one.
-        rival: who else owns containerd's socket, as a systemd unit or process name; or empty.
-        foreign_runc: path of a runc that containerd would find before our wrapper; or empty.
-        instance: its name on its host, where it is a system container; empty on a machine.
+        rival: another owner of containerd's socket, as a systemd unit or process name; or empty.
+        foreign_runc: path of a runc that containerd would find before the GPU runtime; or empty.
+        instance: its name on its host if it is a system container; otherwise empty.
         boot: a digest of its kernel's boot id, the same in all containers of one host; or empty.
     """
 

@@ -22,10 +22,10 @@ class Vendor(enum.Enum):
 
 
 class State(enum.Enum):
-    """What stands between this machine and a usable GPU; READY when nothing does.
+    """Why this machine has no usable GPU; READY if it has.
 
-    NOUVEAU and those with NVML in their name are NVIDIA's alone, NO_KFD is AMD's. What is not told
-    of an Inventory that is HUNG, such as its driver's version, is not known.
+    NOUVEAU and states with NVML in their name are for NVIDIA only, NO_KFD for AMD. If an Inventory
+    is HUNG, missing values such as the driver's version are unknown.
     """
 
     READY = "ready"
@@ -132,9 +132,9 @@ def devices(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
 
 
 def memory_gib(gpu: Gpu) -> int:
-    """What a task has of a GPU at least, as sold, in GiB; 0 if unknown.
+    """The least memory that a task gets of a GPU, as sold, in GiB; 0 if unknown.
 
-    A profile of MIG tells it: `1g.10gb`, `1g.10gb+me`.
+    For MIG devices it is in the profile's name: `1g.10gb`, `1g.10gb+me`.
     """
     if gpu.mig_enabled:
         told = [re.search(r"(?<![0-9])([0-9]{1,4})gb", device.profile) for device in gpu.mig]

@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The mark of a part of the machine that is not to be changed."""
+"""The mark of a part of the machine that must not be changed."""
 
 import enum
 
 
 class Keep(enum.Enum):
-    """Stands where a part of the machine is to stay as it is, running or not."""
+    """In a plan: leave this part of the machine unchanged, running or not."""
 
     AS_IS = "as is"

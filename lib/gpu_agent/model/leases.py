@@ -7,13 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
-    """What the store of leases has for one container.
+    """One entry in the store of leases.
 
     Attributes:
         devices: UUIDs of GPUs and MIG devices.
-        occupied: whether the container uses them still, or has processes left that may; if not,
-            the next task takes them from it.
-        cgroup: the path of a job's control group; empty for a container, which its name tells.
+        occupied: whether the container still uses them, or has processes left that may; if not,
+            the next task gets them.
+        cgroup: the path of a gpu-run command's control group; empty for a container.
     """
 
     devices: tuple[str, ...]

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the health watch observes of drivers, kernel and leases: frozen types only.
+"""Observations of drivers, kernel and leases by the GPU health service: frozen types only.
 
-Times are seconds since boot (CLOCK_BOOTTIME), as in the store of leases: no change of the clock
-touches them.
+Times are seconds since boot (CLOCK_BOOTTIME), as in the store of leases. They do not depend on the
+wall clock.
 """
 
 import collections.abc
@@ -12,10 +12,11 @@ import enum
 
 from gpu_agent.model import card as model_card
 from gpu_runtime.lease_table import STEP
+from gpu_runtime.unavailable import Unavailable
 
 
 class Source(enum.Enum):
-    """Who told."""
+    """Where an observation comes from."""
 
     EVENT = "NVML event"
     KERNEL = "kernel log"
@@ -26,13 +27,13 @@ class Source(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """One poll of all GPUs that came to its end.
+    """One completed poll of all GPUs.
 
     Attributes:
         at: when it began.
-        figures: by the GPU's UUID, of each that the driver has.
-        missing: UUIDs of watched GPUs that PCI's list has and the driver does not.
-        gone: UUIDs of those that PCI's list lacks too.
+        figures: by UUID, of each GPU that the driver lists.
+        missing: UUIDs of watched GPUs in the PCI list that the driver does not list.
+        gone: UUIDs of watched GPUs that are in neither list.
     """
 
     at: float
@@ -43,16 +44,16 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One thing that a driver or the kernel told of one GPU.
+    """One report of a driver or the kernel on one GPU.
 
     Attributes:
         at: when it came.
-        uuid: the GPU's.
-        source: EVENT or KERNEL; the text of KERNEL can be forged and alone decides nothing.
+        uuid: the GPU's UUID.
+        source: EVENT, KERNEL or COUNTER; KERNEL can be forged and decides nothing alone.
         fault: the name of the fault's row in gpu_agent.fault_policy.fault_table; empty: `xid`
             decides.
-        xid: its number; None where it is none.
-        text: the driver's own words, one printable line.
+        xid: the Xid's number; None: not an Xid.
+        text: the driver's own text, one printable line.
     """
 
     at: float
@@ -69,7 +70,7 @@ class Hang:
 
     Attributes:
         at: when that was noticed.
-        misses: how many in a row by now; no look or event of NVML came meanwhile.
+        misses: number of such calls in a row; NVML returned no poll or event in between.
     """
 
     at: float
@@ -81,19 +82,20 @@ Seen = Look | Message | Hang
 
 @dataclasses.dataclass(frozen=True)
 class Holding:
-    """A container or job with a lease.
+    """A container or gpu-run command with a lease.
 
     Attributes:
-        container: its id; a job's is its unit's name.
+        container: its id; for a gpu-run command the name of its systemd unit.
         bundle: the folder of its OCI bundle.
-        devices: ids of what it has, as in Card.devices.
+        devices: the ids of its GPUs, as in Card.devices.
         since: when it got them.
-        in_use: whether it uses them still.
-        ours: it is the self-test's.
-        waited: for how long it had to wait for them, in seconds; None: that is not known.
-        kind: `step`; `container`, of an engine; or `job`, a unit of systemd's.
-        who: it in its engine's words; empty for a step.
-        handing_over: it has ended, and they go to another one after a look at who has them open.
+        in_use: whether it still uses them.
+        ours: whether the self-test made it.
+        waited: how long it waited for them, in seconds; None: unknown.
+        kind: `step`; `container`, of an engine; or `job`, a gpu-run command.
+        who: its name in its engine; empty for a step.
+        handing_over: it has ended, and its GPUs pass to the next holder once no process has them
+            open.
     """
 
     container: str
@@ -110,20 +112,18 @@ class Holding:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """All that one turn of the watch's parts rests on.
+    """The input of one turn of the GPU health service.
 
     Attributes:
         now: seconds since boot.
-        wall: seconds since the epoch, for what people read.
-        cards: the GPUs that are looked after.
-        seen: what came since the last turn, in the order in which it came.
-        look: the last good poll, perhaps an old one; None before the first.
-        holdings: who holds what; None where that can't be told now, which is not "nobody".
-        out: UUIDs of GPUs that get no task now, each with the reason in a few words.
-        cordoned: those of `out` that come back by themselves, since others use them or their
-            memory is still taken; the rest of `out` is in quarantine.
-        driver: the driver's version, such as `580.95.05`; empty if it has none of its own.
-        cuda: the highest CUDA version of that driver, such as `13.0`; empty if not known.
+        wall: seconds since the epoch, for output to people.
+        cards: the watched GPUs.
+        seen: the observations since the last turn, in their order.
+        look: the last successful poll, perhaps an old one; None before the first.
+        holdings: the leases; None: they can't be read now.
+        unavailable: UUIDs of GPUs that tasks do not get now, each with the cause.
+        driver: the driver's version, such as `580.95.05`; empty if it has no own version.
+        cuda: the highest CUDA version of that driver, such as `13.0`; empty if unknown.
     """
 
     now: float
@@ -132,10 +132,16 @@ class Moment:
     seen: tuple[Seen, ...] = ()
     look: Look | None = None
     holdings: tuple[Holding, ...] | None = ()
-    out: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    cordoned: frozenset[str] = frozenset()
+    unavailable: collections.abc.Mapping[str, Unavailable] = dataclasses.field(
+        default_factory=dict[str, Unavailable]
+    )
     driver: str = ""
     cuda: str = ""
+
+    def is_taken_out(self, uuid: str) -> bool:
+        """Whether a fault or an operator took a GPU out, so that it does not return by itself."""
+        found = self.unavailable.get(uuid)
+        return found is not None and found.is_taken_out
 
     def holders(self, uuid: str) -> tuple[Holding, ...]:
         """The containers that hold a GPU, or a part of it."""

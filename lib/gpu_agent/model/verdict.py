@@ -7,13 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the last self-test came to.
+    """The result of the last self-test.
 
     Attributes:
-        outcome: `passed`, `failed`, or `incomplete`: something could not be tested.
-        partial: whether one GPU alone was tested.
-        failure: what the first failed check saw, or why the first that could not be made was not.
-        remedy: what the operator does about that.
+        outcome: `passed`, `failed`, or `incomplete`: a check could not run.
+        partial: whether only one GPU was tested.
+        failure: the finding of the first failed check, or why the first blocked check did not run.
+        remedy: what the operator does about it.
     """
 
     outcome: str

@@ -1,9 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The OCI wrapper on this machine: its files, its policy, and their removal.
+"""Install and remove the GPU runtime on this machine: its files and its policy.
 
-Everything is written before the thing that uses it: the back end, the policy, the NVIDIA runtime's
-configuration, the front, and last the launcher by which Concourse's containerd finds the front.
+Each file is written before the file that uses it: the Python modules, the policy, the NVIDIA
+runtime's configuration, the runc in front of Concourse's, and last the launcher with which
+Concourse's containerd finds that runc.
 """
 
 import hashlib
@@ -27,15 +28,14 @@ _COMPILED = "compiled.json"  # beside the folder gpu_runtime, of each version
 
 
 def apply(gpu: GpuPlan | None) -> bool:
-    """Make the wrapper ready to hand out what `gpu` allows; True if anything was changed.
+    """Install the GPU runtime with this plan; return True if anything was changed.
 
-    Without a plan it hands out no GPU.
-
-    Killed at any point, it leaves a wrapper that works, old or new, and can be called again.
+    Without a plan it hands out no GPU. If this is killed at any point, a working runtime remains,
+    old or new, and this can be called again.
 
     Raises:
         nvidia.ConfigError: the packaged configuration of the NVIDIA runtime can't be read.
-        machine.process.CommandError: the back end could not be compiled.
+        machine.process.CommandError: the modules could not be compiled.
     """
     files.ensure_directory(paths.HOME)
     changed = _install_back_end()
@@ -67,11 +67,11 @@ def apply(gpu: GpuPlan | None) -> bool:
 
 
 def remove() -> bool:
-    """Take the wrapper away; True if anything of it was there.
+    """Remove the GPU runtime; return True if any of its files was there.
 
-    The front goes first, so that the next container finds the real runc. Containers that run keep
-    their GPUs until they end, and the store stays until then: were it gone, and the wrapper
-    installed again, their GPUs would be given to others. A later call takes it.
+    Its runc is removed first, so that the next container uses the real one. Running containers
+    keep their GPUs, and the store of leases stays until they end: otherwise a new installation
+    would hand out their GPUs. A later call removes the store.
     """
     changed = False
     # As gpu_runtime.decision_log has them.
@@ -82,7 +82,7 @@ def remove() -> bool:
         paths.BIN,
         paths.LIB,
         paths.CONFIG,
-        paths.CORDONS,
+        paths.EXTERNAL,
         *logs,
     ):
         changed |= files.ensure_absent(path)
@@ -94,12 +94,11 @@ def remove() -> bool:
 
 
 def installed() -> dict[str, str]:
-    """What each file, link and folder of the wrapper is, by path, as the manifest tells it.
+    """Describe each file, link and folder of the GPU runtime by path, for the manifest.
 
-    With those of the engines' runtime, where more of it is here than a link to runc.
-
-    To be asked right after `apply`, which has made them what they must be. Empty where it has not
-    been called. Folders from which programs or modules are taken may hold nothing else.
+    The files of the engines' runtime are included if it is more than a link to runc. Call this
+    right after `apply`; before the first `apply` it is empty. Folders with programs or modules may
+    hold nothing else.
     """
     if not paths.FRONT.exists():
         return {}
@@ -138,7 +137,7 @@ def installed() -> dict[str, str]:
 
 
 def policy_text(gpu: GpuPlan | None) -> str:
-    """What the back end reads as policy.json (lib/gpu_runtime/policy.py)."""
+    """The content of policy.json (lib/gpu_runtime/policy.py)."""
     if gpu is None:
         return json.dumps({"version": policy.VERSION, "gpus": []}, indent=1) + "\n"
     content = {
@@ -153,7 +152,9 @@ def policy_text(gpu: GpuPlan | None) -> str:
         "config_home": str(paths.CONFIG),
         "driver": gpu.driver,
         "cuda": gpu.cuda,
-        "cordons": [str(paths.CORDONS), str(paths.QUARANTINE)],
+        # All folders with records of unavailable GPUs. The key keeps its name, since runtimes of
+        # the revision before read it while a unit is refreshed.
+        "cordons": [str(paths.EXTERNAL), str(paths.QUARANTINE)],
         "gpus": [
             {
                 "index": one.index,
@@ -172,7 +173,7 @@ def policy_text(gpu: GpuPlan | None) -> str:
 
 
 def _has_users() -> bool:
-    """Whether a container may still have GPUs by the store; what can't be told is no absence."""
+    """Whether a container may still have GPUs; True also if the store can't be read."""
     host = Host()
     try:
         holders = Store(str(paths.STORE)).read().holders
@@ -182,7 +183,7 @@ def _has_users() -> bool:
 
 
 def _install_back_end() -> bool:
-    """Put lib/gpu_runtime, compiled, behind one symlink; the version before stays beside it."""
+    """Install lib/gpu_runtime, compiled, behind one symlink; keep the previous version."""
     sources = {path.name: path.read_bytes() for path in sorted(_SOURCES.glob("*.py"))}
     version = _content_hash(sources)
     target = paths.LIB / version / "gpu_runtime"
@@ -197,12 +198,12 @@ def _install_back_end() -> bool:
         changed = True
         command = [paths.PYTHON, "-s", "-m", "compileall", "-q", "-f"]
         command += ["--invalidation-mode", "unchecked-hash", str(target)]
-        # Python 3.10 writes the elements of a set in an order that is else another each time.
+        # Without a fixed seed, Python 3.10 writes the elements of a set in changing order.
         process.run(command, timeout=60, env={"PYTHONHASHSEED": "0"})
         folder = target / "__pycache__"
         made = {path.name: manifest.checksum(path) for path in sorted(folder.glob("*.pyc"))}
         files.ensure_file(target.parent / _COMPILED, json.dumps(made, indent=1) + "\n")
-        # Before the switch, so that being killed leaves nothing that the next call would not see.
+        # Before the switch, so that the next call finishes what a killed one left.
         kept = {version, Path(current).parent.name}
         for folder in paths.LIB.iterdir():
             if folder != paths.BACK_END and folder.name not in kept:
@@ -211,14 +212,14 @@ def _install_back_end() -> bool:
 
 
 def _compiled(target: Path) -> dict[str, str]:
-    """Name and checksum of each compiled module of the back end when it was made."""
+    """Name and checksum of each compiled module at its compilation."""
     return json.loads(files.read_text(target.parent / _COMPILED) or "{}")
 
 
 def _is_compiled(target: Path) -> bool:
-    """Whether the modules are still what they were when they were made.
+    """Whether the compiled modules are unchanged.
 
-    The interpreter takes them as they are, without a look at their sources.
+    The interpreter uses them without comparing them with their sources.
     """
     made, folder = _compiled(target), target / "__pycache__"
     return bool(made) and all(

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a file, link or folder is, in one line, so that a later change of it can be told.
+"""Describe a file, link or folder in one line, so that a later change is noticed.
 
 A file: `file 755 0:0 sha256:<64 hex digits>`: mode, owner and group, content. A link:
-`link <target>`. A folder: `folder 755 0:0`, with a third word where it may hold certain names
-only: `runc/containerd-launcher`. Each may be missing from it, and hidden ones do not count.
+`link <target>`. A folder: `folder 755 0:0`; a third word lists the only names that it may hold:
+`runc/containerd-launcher`. Any of them may be missing, and hidden names do not count.
 """
 
 import collections.abc
@@ -14,7 +14,7 @@ import stat
 
 
 def describe(path: pathlib.Path) -> str:
-    """What is at a path now; empty if nothing is."""
+    """Describe the file at a path; empty if there is none."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -30,7 +30,7 @@ def describe(path: pathlib.Path) -> str:
 
 
 def folder(path: pathlib.Path, names: collections.abc.Iterable[str] | None) -> str:
-    """What a folder is now, and which names it may hold; any without `names`."""
+    """Describe a folder and the names that it may hold; without `names` it may hold any."""
     told = describe(path)
     return told if names is None else f"{told} {'/'.join(sorted(names))}"
 
@@ -44,7 +44,7 @@ def checksum(path: pathlib.Path) -> str:
 
 
 def difference(path: pathlib.Path, told: str) -> str:
-    """How what is at a path differs from what it was told to be, as a clause; empty if not."""
+    """How the file at a path differs from its description, as a clause; empty if it does not."""
     now = describe(path)
     if not now:
         return "is missing"
@@ -60,10 +60,10 @@ def difference(path: pathlib.Path, told: str) -> str:
     if kind == "file":
         return "has another content" if found[2] != was[2] else ""
     strangers = _strangers(path, was[2].split("/")) if was[2:] else []
-    return f"holds {', '.join(strangers)}, which nobody installed" if strangers else ""
+    return f"holds {', '.join(strangers)}, which the charm did not install" if strangers else ""
 
 
 def _strangers(path: pathlib.Path, names: list[str]) -> list[str]:
-    """What else a folder holds; a hidden name is neither found as a program nor as a module."""
+    """Other names in a folder; hidden ones are found neither as programs nor as modules."""
     found = sorted(entry.name for entry in path.iterdir())
     return [name for name in found if name not in names and not name.startswith(".")]

@@ -16,7 +16,7 @@ PACKAGED = Path("/etc/nvidia-container-runtime/config.toml")
 _UID_MAP = Path("/proc/self/uid_map")
 _WHOLE = ["0", "0", "4294967295"]
 
-_REMEDY = "repair it, or reinstall nvidia-container-toolkit-base to have it written anew"
+_REMEDY = "repair it, or reinstall nvidia-container-toolkit-base, which writes it again"
 
 Table = MutableMapping[str, Any]
 
@@ -31,7 +31,7 @@ def folder(config_home: Path) -> Path:
 
 
 def configure(config_home: Path, runc: str) -> bool:
-    """Write the private configuration below `config_home`; True if it was not there as it is now.
+    """Write the private configuration below `config_home`; return True if that changed it.
 
     Raises:
         ConfigError: the packaged one can't be taken as a base.
@@ -78,13 +78,13 @@ def private_config(base: str, runc: str, *, nested: bool = False) -> str:
 def faults(content: str, runc: str) -> tuple[str, ...]:
     """What a configuration does otherwise than private_config has it, as clauses; empty if right.
 
-    The meaning counts, not the text: what is not there has the toolkit's default (1.20
+    The meaning counts, not the text: missing settings have the toolkit's defaults (1.20
     api/config/v1/config.go, internal/config/image/builder.go).
     """
     try:
         document = tomlkit.parse(content).unwrap()
     except tomlkit.exceptions.TOMLKitError as error:
-        return (f"it is no TOML: {error}",)
+        return (f"it is not TOML: {error}",)
     runtime = _value(document, "nvidia-container-runtime")
     runtimes = _value(runtime, "runtimes")
     prefixes = _value(runtime, "modes", "cdi", "annotation-prefixes")
@@ -103,7 +103,7 @@ def faults(content: str, runc: str) -> tuple[str, ...]:
 
 
 def _value(table: Any, *names: str) -> Any:
-    """What lies below tables of these names; None where one of them is missing, or no table."""
+    """The value below tables of these names; None if one is missing or not a table."""
     for name in names:
         table = cast(Table, table).get(name) if isinstance(table, Mapping) else None
     return table
@@ -114,5 +114,5 @@ def _table(parent: Table, name: str) -> Table:
         parent[name] = tomlkit.table()
     found = parent[name]
     if not isinstance(found, MutableMapping):
-        raise ConfigError(f"{name} is no table in {PACKAGED}; {_REMEDY}")
+        raise ConfigError(f"{name} is not a table in {PACKAGED}; {_REMEDY}")
     return cast(Table, found)

@@ -10,11 +10,10 @@ from gpu_runtime.refusal import Refused
 
 
 def allowed(kind: str = STEP) -> Policy | None:
-    """What tasks may have; None where they get no GPU: the wrapper is not here, or has none.
+    """The policy for tasks; None if they get no GPU, or the GPU runtime is not installed.
 
     Args:
-        kind: of whoever asks, one of gpu_runtime.lease_table's KINDS; all of them may have the
-            same.
+        kind: kind of the holder for error messages, one of gpu_runtime.lease_table's KINDS.
 
     Raises:
         gpu_runtime.refusal.Refused: the policy can't be read or followed.
@@ -25,7 +24,7 @@ def allowed(kind: str = STEP) -> Policy | None:
 
 
 def handed_out() -> tuple[str, ...]:
-    """UUIDs of the GPUs that the wrapper gives to tasks; none where it refuses them all."""
+    """UUIDs of the GPUs that tasks may get; none if all requests are refused."""
     try:
         found = allowed()
     except Refused:

@@ -29,9 +29,10 @@ class GpuPlan:
     Attributes:
         nvidia_runtime: absolute path of nvidia-container-runtime; empty for other vendors' GPUs.
         allocation: `exclusive` or `shared`.
-        gpus_per_task: how many GPUs, or MIG devices, a task gets that does not say.
-        wait_timeout: how long a task may wait for them, in seconds, Concourse's patience regarded.
-        hijack_limit: how long a hijack may keep them after the step, in seconds; 0: no limit.
+        gpus_per_task: number of GPUs or MIG devices for a task that requests no number.
+        wait_timeout: longest wait of a task in seconds, within Concourse's own limit.
+        hijack_limit: how long a hijacked session may keep them after the step, in seconds; 0: no
+            limit.
         privileged_tasks: `no-gpu` or `gpu`.
         driver: version of NVIDIA's driver, and
         cuda: the highest CUDA version of it; empty for other vendors' GPUs, or if unknown.

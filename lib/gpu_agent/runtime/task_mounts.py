@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The list of folders that the wrapper gives to tasks (lib/gpu_runtime/task_mounts.py)."""
+"""The list of host folders that tasks get (lib/gpu_runtime/task_mounts.py)."""
 
 import collections.abc
 import dataclasses
@@ -18,12 +18,12 @@ LIST = wrapper.CONFIG / folders.FILE
 
 
 def ensure(wanted: collections.abc.Sequence[Folder] | Keep, gpu: GpuPlan | Keep | None) -> bool:
-    """Have tasks get these folders from now on. Return True if anything had to be changed.
+    """Give tasks these folders from now on. Return True if anything had to be changed.
 
-    Where they get no GPU, and so there would be no wrapper, it is installed for the folders alone.
+    If tasks get no GPU, the GPU runtime is installed for the folders only.
 
     Raises:
-        machine.process.CommandError: the wrapper's back end could not be compiled.
+        machine.process.CommandError: the runtime's modules could not be compiled.
     """
     if isinstance(wanted, Keep):
         return False
@@ -37,7 +37,7 @@ def ensure(wanted: collections.abc.Sequence[Folder] | Keep, gpu: GpuPlan | Keep 
 
 
 def refused() -> str:
-    """Why tasks are refused by now for a folder that they were promised; empty if they are not."""
+    """Why tasks are refused because of one of these folders; empty if they are not."""
     try:
         given = folders.read(str(LIST))
     except Refused as error:

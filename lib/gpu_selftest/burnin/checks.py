@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a GPU's time under load proves of it. Pure: what was seen is given."""
+"""Judge what was seen of a GPU under load. Without side effects."""
 
 import collections.abc
 import dataclasses
@@ -15,22 +15,22 @@ from gpu_selftest.burnin.plot import Moment
 from gpu_selftest.check import Check, Level, Outcome, Result, Said
 from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
 
-# Of leptonai/gpud (components/accelerator/nvidia/hw-slowdown): 0.6 a minute over 10 minutes, as it
-# looks once a minute: so large a part of all looks.
+# leptonai/gpud (components/accelerator/nvidia/hw-slowdown) has 0.6 a minute over 10 minutes and
+# looks once a minute: that share of all samples.
 _SLOWED_PART: typing.Final = 0.6
 _WINDOW_SECONDS: typing.Final = 600.0
-# Of sgl-project/sglang#39206: a GPU at a fifth of its clock was too hot in 200 of 200 samples.
-# Less than that, a GPU of a laptop is as well.
+# In sgl-project/sglang#39206 a GPU at a fifth of its clock was too hot in 200 of 200 samples. A
+# laptop's healthy GPU is hot in a smaller share.
 _HOT_PART: typing.Final = 0.9
 _NOTED_PART: typing.Final = 0.1
-# The same GPU ran at 375 to 480 of 1980 MHz. The power limit alone holds some, such as a T4, at
-# half of their highest clock.
+# The same GPU ran at 375 to 480 of 1980 MHz. Their power limit alone keeps some GPUs, such as a
+# T4, at half of their highest clock.
 _SLOW_PART: typing.Final = 0.4
-# A GPU beside others of its model that has so much less of their clock is worth a look.
+# A GPU with a lower share than this of the clock of its siblings is worth a look.
 _SIBLINGS_PART: typing.Final = 0.85
-# How close to its limit a GPU may come before somebody should look at the cooling, in °C.
+# How close to its limit a GPU may come before the check warns, in °C.
 _NARROW_MARGIN: typing.Final = 3
-# What comes before is the start; what lasts no longer proves nothing.
+# Samples before this belong to the start; a shorter load proves nothing.
 _SETTLED_SECONDS: typing.Final = 20.0
 
 _HARDWARE: typing.Final = (
@@ -44,16 +44,16 @@ def _check(name: str, proves: str, source: str = "", unit: str = "") -> Check:
 
 
 RESULTS: typing.Final = _check(
-    "results", "under load it gives the same results again and again", unit="wrong values"
+    "results", "it gives equal results again and again under load", unit="wrong values"
 )
 ECC: typing.Final = _check(
     "ecc",
-    "no memory error is left uncorrected under load",
+    "no uncorrected memory error occurs under load",
     "Azure/azurehpc-health-checks, ECC check",
     "errors",
 )
 XID: typing.Final = _check(
-    "xid", "the driver has no complaint under load", "NVIDIA's Xid catalogue, October 2025"
+    "xid", "the driver reports no error under load", "NVIDIA's Xid catalogue, October 2025"
 )
 THROTTLE: typing.Final = _check(
     "throttle",
@@ -70,25 +70,25 @@ CLOCKS: typing.Final = _check(
 
 
 class UnderLoad(Case):
-    """What the checks are given of one GPU; its health is that after the load."""
+    """The input of the checks of one GPU; its health is that after the load."""
 
     @property
     def again(self) -> str:
-        """How the GPU comes back: the level that failed it must pass."""
+        """The command that returns the GPU to use: the level that it failed must pass."""
         return f"{super().again.rstrip('`')} level=burn-in`"
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What came of the work that a GPU, or one of its MIG devices, was given.
+    """The work of one GPU, or of one of its MIG devices.
 
     Attributes:
-        products: how many matrices it has multiplied.
+        products: how many matrix products it made.
         mismatches: how many values differed from the first product's.
         tflops: how fast it was, in 10^12 operations a second.
-        problem: why it ended before its time; or empty.
-        starved: the same, where the machine had no memory or time for it; or empty.
-        unsupported: why it can't be made on this GPU; or empty.
+        problem: why it ended early; or empty.
+        starved: the same, if the machine had no memory or time for it; or empty.
+        unsupported: why this GPU can't do the work; or empty.
     """
 
     products: int = 0
@@ -104,13 +104,13 @@ class Course:
     """One GPU's time under load.
 
     Attributes:
-        case: which GPU, and its health after the load.
+        case: the GPU, and its health after the load.
         before: its health before the load.
-        moments: each second under load.
-        messages: the Xids that came meanwhile.
-        loads: what it was given to do.
-        picture: where its picture is.
-        stopped: how long it was, in words, if somebody ended it before its time; or empty.
+        moments: a sample of each second under load.
+        messages: the Xids in that time.
+        loads: the work of the GPU, or of each of its MIG devices.
+        picture: the path of its picture.
+        stopped: how long it was, such as `3.0 of 10 min`, if it was stopped early; or empty.
     """
 
     case: UnderLoad
@@ -123,19 +123,19 @@ class Course:
 
     @property
     def settled(self) -> list[Moment]:
-        """What was seen once the load was going."""
+        """The samples after the start."""
         return [moment for moment in self.moments if moment.at >= _SETTLED_SECONDS]
 
     @property
     def clock(self) -> float | None:
-        """The median of its clock under load, in MHz; None if it was not told."""
+        """The median of its clock under load, in MHz; None if it was not reported."""
         told = [moment.sample.sm_clock_mhz for moment in self.settled]
         clocks = [clock for clock in told if clock is not None]
         return statistics.median(clocks) if clocks else None
 
 
 def judge(courses: collections.abc.Sequence[Course]) -> list[Result]:
-    """The results of all checks of these GPUs, which were under load at the same time."""
+    """Return the results of all checks of these GPUs, which were under load together."""
     return [
         row.check.told(_said(row, course, courses), course.case.gpu.uuid, row.threshold)
         for course in courses
@@ -155,7 +155,7 @@ def _results(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
         return Said(Outcome.FAILED, text, wrong, course.case.reset)
     starved = next((load.starved for load in course.loads if load.starved), "")
     if starved:
-        return Said(Outcome.PREVENTED, f"the load ended early: {starved}", wrong)
+        return Said(Outcome.NOT_RUN, f"the load ended early: {starved}", wrong)
     speed = sum(load.tflops for load in course.loads)
     text = f"{products} matrices alike at {speed:.3g} TFLOPS; picture: {course.picture}"
     return Said(Outcome.PASSED, text, wrong)
@@ -169,7 +169,7 @@ def _ecc(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
     sram = 0
     if before.sram and after.sram:
         sram = max(0, after.sram.uncorrected_volatile - before.sram.uncorrected_volatile)
-    # Where both are told, the caches' errors may count as the memory's too.
+    # If both are known, the caches' errors may count as the memory's too.
     new = max(counted, sram)
     if new:
         text = f"uncorrected memory errors under load: {new}"
@@ -179,10 +179,10 @@ def _ecc(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
 
 
 def _more(before: int | None, after: int | None) -> int | None:
-    """By how much a counter grew; None where it is not told."""
+    """Return by how much a counter grew; None if it is unknown."""
     if before is None or after is None:
         return None
-    # A driver that was loaded anew counts from 0.
+    # A driver that was loaded again counts from 0.
     return after - before if after >= before else after
 
 
@@ -203,7 +203,7 @@ def _xid(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
         return Said(Outcome.FAILED, text, lost, course.case.reset)
     if words:
         text = ", ".join(dict.fromkeys(words))
-        again = f"Run it longer, and look at dmesg; {course.case.again}"
+        again = f"Run a longer burn-in, and look at dmesg; {course.case.again}"
         return Said(worst, text, len(words), again)
     if course.case.log.problem:
         return Said(Outcome.SKIPPED, course.case.log.problem)
@@ -231,14 +231,14 @@ def _throttle(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
 
 
 def _worst_part(moments: list[Moment], bits: int) -> float:
-    """The largest part of any 10 minutes, or of all where it was shorter, with these reasons."""
+    """Return the largest share of any 10 minutes, or of a shorter load, with these reasons."""
     worst, first, slowed = 0.0, 0, 0
     for place, moment in enumerate(moments):
         slowed += bool((moment.sample.reasons or 0) & bits)
         while moment.at - moments[first].at > _WINDOW_SECONDS:
             slowed -= bool((moments[first].sample.reasons or 0) & bits)
             first += 1
-            # Only whole windows count, and the last that is not.
+            # Whole windows count, and the last window that is not whole.
             worst = max(worst, slowed / (place + 1 - first))
     return max(worst, slowed / (len(moments) - first))
 
@@ -255,7 +255,7 @@ def _temperature(course: Course, _all: collections.abc.Sequence[Course]) -> Said
     )
     text = f"{first} before, {highest} °C at most, {last} after"
     if before.temperature is None or before.temperature_margin is None:
-        return Said(Outcome.SKIPPED, f"{text}; the GPU does not tell its limit", highest)
+        return Said(Outcome.SKIPPED, f"{text}; the GPU does not report its limit", highest)
     margin = before.temperature + before.temperature_margin - highest
     if margin <= 0:
         return Said(Outcome.FAILED, f"too hot under load: {text}", highest, course.case.cool)
@@ -270,10 +270,10 @@ def _clocks(course: Course, courses: collections.abc.Sequence[Course]) -> Said:
     text = f"{clock:g} of {highest} MHz{_power(course)}"
     if clock < _SLOW_PART * highest:
         asked = [bool((one.sample.reasons or 0) & _ASKED_FOR) for one in course.settled]
-        # The operator's own power limit or clock is no fault of the card's.
+        # The operator's own power limit or clock is not a fault of the card.
         outcome = Outcome.WARNING if statistics.fmean(asked) > 0.5 else Outcome.FAILED
         remedy = (
-            "Look at the GPU's power limit and clocks (`nvidia-smi -q -d POWER,CLOCK`), its power "
+            "Check the GPU's power limit and clocks (`nvidia-smi -q -d POWER,CLOCK`), its power "
             f"cables and its cooling; {course.case.again}"
         )
         return Said(outcome, f"slow under load: {text}", clock, remedy)
@@ -284,13 +284,13 @@ def _clocks(course: Course, courses: collections.abc.Sequence[Course]) -> Said:
     ]
     usual = statistics.median(others) if others else clock
     if clock < _SIBLINGS_PART * usual:
-        text = f"slower than its siblings, which have {usual:g} MHz: {text}"
+        text = f"slower than other GPUs of its model, which have {usual:g} MHz: {text}"
         return Said(Outcome.WARNING, text, clock, course.case.cool)
     return Said(Outcome.PASSED, text, clock)
 
 
 def _power(course: Course) -> str:
-    """What it drew under load, of what it may, and what clock and power were before and after."""
+    """Describe power under load and its limit, and clock and power before and after."""
     told = [moment.sample.power_w for moment in course.settled]
     drawn = [power for power in told if power is not None]
     limit = course.before.power_limit_w
@@ -314,13 +314,13 @@ class _Row(typing.NamedTuple):
 _ROWS: typing.Final = (
     _Row(RESULTS, _results, "0"),
     _Row(ECC, _ecc, "0 uncorrected"),
-    _Row(XID, _xid, "none that calls for a reset, a reboot or a repair"),
+    _Row(XID, _xid, "none that requires a reset, a reboot or a repair"),
     _Row(THROTTLE, _throttle, "less than 60 by hardware, 90 for heat; better 10"),
     _Row(TEMPERATURE, _temperature, "below the limit of the GPU, better by 4"),
-    _Row(CLOCKS, _clocks, "at least 40 % of the highest, 85 % of its siblings'"),
+    _Row(CLOCKS, _clocks, "at least 40 % of the highest, 85 % of others of its model"),
 )
 CHECKS: typing.Final = tuple(row.check for row in _ROWS)
-# These say nothing of a GPU that has not worked.
+# These checks say nothing about a GPU that did not work.
 _OF_LOAD: typing.Final = (THROTTLE, TEMPERATURE, CLOCKS)
 
 
@@ -329,12 +329,12 @@ def _said(row: _Row, course: Course, courses: collections.abc.Sequence[Course]) 
     if unsupported:
         return Said(Outcome.SKIPPED, unsupported)
     if row.check in _OF_LOAD and not course.settled:
-        short = f"it was under load for less than {_SETTLED_SECONDS:g} s"
+        short = f"the GPU was under load for less than {_SETTLED_SECONDS:g} s"
         return Said(
-            Outcome.PREVENTED, f"stopped after {course.stopped}" if course.stopped else short
+            Outcome.NOT_RUN, f"stopped after {course.stopped}" if course.stopped else short
         )
     said = row.judge(course, courses)
     if course.stopped and said.outcome in (Outcome.PASSED, Outcome.WARNING):
         text = f"stopped after {course.stopped}; until then: {said.text}"
-        return said._replace(outcome=Outcome.PREVENTED, text=text)
+        return said._replace(outcome=Outcome.NOT_RUN, text=text)
     return said

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The burn-in: GPUs under load for minutes, watched each second."""
+"""Run the burn-in: GPUs under load for minutes, sampled each second."""
 
 import collections.abc
 import contextlib
@@ -21,7 +21,7 @@ from gpu_selftest.burnin import checks as burnin_checks
 from gpu_selftest.burnin import plot as picture
 from gpu_selftest.burnin.checks import Course, Load, UnderLoad
 from gpu_selftest.burnin.plot import Moment
-from gpu_selftest.check import Outcome, Progress, Result
+from gpu_selftest.check import Obstacle, Outcome, Progress, Result
 from gpu_selftest.compute import environment, work
 from gpu_selftest.compute.environment import Environment
 from gpu_selftest.settings import Settings
@@ -34,14 +34,14 @@ CHECKS: typing.Final = burnin_checks.CHECKS
 # In seconds.
 _LOOK_EVERY: typing.Final = 1.0
 _TELL_EVERY: typing.Final = 30.0
-# The load tells of itself about each second. Before that PyTorch is loaded, and the driver where
-# persistence mode does not hold it.
+# The load prints its state about each second. Before that it loads PyTorch, and the driver if
+# persistence mode is off.
 _SILENCE_SECONDS: typing.Final = 120.0
 _STOP_SECONDS: typing.Final = 10.0
 
 
 class _Working:
-    """The work that one GPU, or one of its MIG devices, is given."""
+    """The work of one GPU, or of one of its MIG devices."""
 
     def __init__(self, child: process.Child, clock: Pulse) -> None:
         self._child, self._clock = child, clock
@@ -55,16 +55,16 @@ class _Working:
 
     @property
     def ended(self) -> bool:
-        """Whether it works no more."""
+        """Whether it no longer works."""
         return bool(self._problem) or self._child.completed() is not None
 
     def look(self) -> None:
-        """Look for a sign of life; what gives none for long, while others are served, is ended."""
+        """Look for output; end the work if there was none for long while others were served."""
         line, now = self._child.last_line(), self._clock.seconds()
         if line != self._line:
             self._line, self._heard = line, now
         if not self.ended and now - self._heard > _SILENCE_SECONDS:
-            self._problem = f"no sign of life for {_SILENCE_SECONDS:g} s"
+            self._problem = f"no output for {_SILENCE_SECONDS:g} s"
             self._child.stop(patience=0)
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class _Working:
         self._child.terminate()
 
     def outcome(self) -> Load:
-        """What came of it, once it has been asked to end."""
+        """Return its result, after it was asked to end."""
         done = self._child.stop(_STOP_SECONDS)
         said = [line for line in done.stdout.splitlines() if line.startswith("{")]
         state: dict[str, typing.Any] = json.loads(said[-1]) if said else {}
@@ -102,11 +102,11 @@ class _Run:
 
     @property
     def ended(self) -> bool:
-        """Whether it works no more."""
+        """Whether all its work has ended."""
         return all(one.ended for one in self.working)
 
     def look(self, sample: Sample, now: float) -> None:
-        """Note what was seen, as long as it works."""
+        """Keep a sample as long as it works."""
         for one in self.working:
             one.look()
         if not self.begun and all(one.begun for one in self.working):
@@ -117,7 +117,7 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What the GPUs are to do: where PyTorch is, for how long, `cuda` or `cpu`, in which run."""
+    """The work of all GPUs: PyTorch's environment, minutes, `cuda` or `cpu`, the run's id."""
 
     where: Environment
     minutes: int
@@ -125,7 +125,7 @@ class _Task:
     name: str
 
     def command(self) -> list[str]:
-        """The load's program and its arguments."""
+        """Return the load's program and its arguments."""
         seconds = str(60 * self.minutes)
         return work.argv(self.where, "load", self.device, "--seconds", seconds)
 
@@ -138,39 +138,42 @@ def run(
     progress: Progress,
     name: str,
 ) -> list[Result]:
-    """Have all these GPUs work at once, each alone, and tell what that proves of each.
+    """Put all these GPUs under load at once, each reserved, and return the results of each.
 
-    A SIGTERM, which arrives as KeyboardInterrupt, ends it early: what was seen until then is told.
+    A SIGTERM, which arrives as KeyboardInterrupt, ends it early. The results so far are returned.
 
     Args:
         settings: what this unit's GPUs are tested for.
-        gpus: which.
-        minutes: how long.
-        device: `cuda`; or `cpu`, where the same load works on the CPU and proves no GPU.
-        progress: told how it goes, each half minute.
+        gpus: the GPUs.
+        minutes: the duration.
+        device: `cuda`; or `cpu`, for the same load on the CPU, which proves nothing about a GPU.
+        progress: called with the state every half minute.
         name: the id of the run, for the pictures.
     """
     if any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
-        return _all(Outcome.SKIPPED, dict.fromkeys(gpus, "only NVIDIA's GPUs are put under load"))
+        why = "the load supports NVIDIA's GPUs only"
+        return [
+            check.result(Outcome.SKIPPED, why, gpu=gpu.uuid) for gpu in gpus for check in CHECKS
+        ]
     try:
         cuda = nvml.read().cuda if device == "cuda" else ""
         where = environment.ensure(cuda, settings.wheels, settings.application, progress)
         return _tested(settings, gpus, _Task(where, minutes, device, name), progress)
     except environment.UnavailableError as error:
-        return _all(Outcome.PREVENTED, dict.fromkeys(gpus, str(error)))
+        return _not_run(dict.fromkeys(gpus, Obstacle(str(error))))
     except nvml.NvmlError as error:
-        return _all(Outcome.PREVENTED, dict.fromkeys(gpus, f"NVML says {error}"))
+        return _not_run(dict.fromkeys(gpus, Obstacle(f"NVML says {error}")))
 
 
 def _tested(
     settings: Settings, gpus: tuple[Gpu, ...], task: _Task, progress: Progress
 ) -> list[Result]:
-    """The results of the GPUs that nobody has, and of those that a job has why there are none.
+    """Return the results of all GPUs, with the obstacle for those that a job uses.
 
     Raises:
-        NvmlError: if NVML can't be used.
+        NvmlError: NVML can't be used.
     """
-    held: dict[Gpu, str] = {}
+    held: dict[Gpu, Obstacle] = {}
     with contextlib.ExitStack() as stack:
         for gpu in gpus:
             container = f"{SELF_TEST_CONTAINER}burn-in-{task.name}-{gpu.index}"
@@ -178,23 +181,19 @@ def _tested(
                 held[gpu] = why
         free = [gpu for gpu in gpus if gpu not in held]
         courses = _courses(settings, free, task, progress) if free else []
-    return _all(Outcome.PREVENTED, held) + burnin_checks.judge(courses)
+    return _not_run(held) + burnin_checks.judge(courses)
 
 
-def _all(outcome: Outcome, reasons: collections.abc.Mapping[Gpu, str]) -> list[Result]:
-    """All checks of each of these GPUs, with the reason why they were not made."""
-    return [
-        check.result(outcome, why, gpu=gpu.uuid)
-        for gpu, why in reasons.items()
-        for check in CHECKS
-    ]
+def _not_run(reasons: collections.abc.Mapping[Gpu, Obstacle]) -> list[Result]:
+    """Return the results of all checks of these GPUs, none of which could run."""
+    return [check.not_run(why, gpu.uuid) for gpu, why in reasons.items() for check in CHECKS]
 
 
 def _courses(settings: Settings, gpus: list[Gpu], task: _Task, progress: Progress) -> list[Course]:
-    """What each GPU's time under load was like.
+    """Return each GPU's time under load.
 
     Raises:
-        NvmlError: if NVML can't be used.
+        NvmlError: NVML can't be used.
     """
     uuids = [gpu.uuid for gpu in gpus]
     before, earlier = health.read(uuids), xid.read()
@@ -227,7 +226,7 @@ def _courses(settings: Settings, gpus: list[Gpu], task: _Task, progress: Progres
 
 
 def _begin(stack: contextlib.ExitStack, gpu: Gpu, task: _Task, clock: Pulse) -> list[_Working]:
-    """Have a GPU, or each of its MIG devices, work until the stack is unwound."""
+    """Let a GPU, or each of its MIG devices, work until the stack is unwound."""
     command = task.command()
     environments = [work.variables(task.device, [device]) for device in gpu.devices]
     return [
@@ -242,10 +241,10 @@ def _watch(
     minutes: int,
     progress: Progress,
 ) -> str:
-    """Look at the GPUs each second until all their work has ended.
+    """Sample the GPUs each second until all their work has ended.
 
     Returns:
-        After how long somebody stopped it, in words; or empty.
+        After how long it was stopped, such as `3.0 of 10 min`; or empty.
     """
     began = told = time.monotonic()
     try:
@@ -270,11 +269,11 @@ def _state(gpu: Gpu, sample: Sample) -> str:
         (sample.temperature, "°C"),
     )
     words = [f"{value} {unit}" for value, unit in told if value is not None]
-    return f"GPU {gpu.index} {', '.join(words) or sample.failure or 'tells nothing'}"
+    return f"GPU {gpu.index} {', '.join(words) or sample.failure or 'unknown'}"
 
 
 def _keep_picture(each: _Run, task: _Task, progress: Progress) -> str:
-    """Draw one GPU's time under load; return where that is."""
+    """Draw one GPU's time under load; return the picture's path."""
     gpu = each.gpu
     path = results.picture(task.name, gpu.index)
     since = results.started(task.name)

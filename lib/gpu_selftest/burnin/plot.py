@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A burn-in as a picture: clock, power and temperature of one GPU over time, as SVG."""
+"""Draw a burn-in as SVG: clock, power and temperature of one GPU over time."""
 
 import collections.abc
 import dataclasses
@@ -24,7 +24,7 @@ _GAP: typing.Final = 22
 _BOTTOM: typing.Final = 44
 _PLOT: typing.Final = _WIDTH - _LEFT - _RIGHT
 
-# Longer runs show the median of neighbours, so that a picture stays small.
+# Longer runs show the median of neighbouring samples, so that a picture stays small.
 _MOST_POINTS: typing.Final = 600
 
 Values = collections.abc.Sequence[float | None]
@@ -32,7 +32,7 @@ Values = collections.abc.Sequence[float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A sample and when it was taken, in seconds from the start of the load."""
+    """A sample and its time, in seconds from the start of the load."""
 
     at: float
     sample: health.Sample
@@ -40,7 +40,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: where, in pixels, and what it says."""
+    """A mark on an axis: its place in pixels, and its label."""
 
     at: float
     label: str
@@ -58,10 +58,10 @@ class Panel:
 
 
 def draw(title: str, moments: collections.abc.Sequence[Moment]) -> str:
-    """The picture of one GPU.
+    """Return the picture of one GPU.
 
     Args:
-        title: what stands above it.
+        title: the title above it.
         moments: in the order of time; may be empty.
     """
     seconds = max([moment.at for moment in moments], default=0.0) or 1.0
@@ -93,7 +93,7 @@ def draw(title: str, moments: collections.abc.Sequence[Moment]) -> str:
 
 
 def _middle(part: collections.abc.Sequence[Moment], field: str) -> float | None:
-    """The median of what neighbours tell; None where none tells it."""
+    """Return the median of neighbouring samples; None if none has the value."""
     values = [getattr(moment.sample, field) for moment in part]
     told = [value for value in values if value is not None]
     return statistics.median(told) if told else None
@@ -111,7 +111,7 @@ def _panel(label: str, colour: str, top: float, places: list[float], values: Val
         if value is not None:
             points.append(f"{place:.1f},{height(value):.1f}")
         elif points:
-            # One sample alone has no length: drawn twice it shows as a dot.
+            # A single sample has no length: drawn twice it shows as a dot.
             lines.append(" ".join(points if len(points) > 1 else points * 2))
             points = []
     ticks = tuple(Tick(height(step * n), f"{step * n:g}") for n in range(count + 1))
@@ -119,7 +119,7 @@ def _panel(label: str, colour: str, top: float, places: list[float], values: Val
 
 
 def _scale(highest: float, marks: int) -> tuple[float, int]:
-    """The distance of the marks of an axis that begins at 0, and their number above 0."""
+    """Return the distance of an axis's marks from 0 on, and their number above 0."""
     rough = max(highest, 1e-9) / marks
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
@@ -127,7 +127,7 @@ def _scale(highest: float, marks: int) -> tuple[float, int]:
 
 
 def _times(seconds: float) -> list[Tick]:
-    """The marks of the axis of time, in minutes, or in seconds where it is short."""
+    """Return the marks of the time axis, in minutes, or in seconds if it is short."""
     unit, word = (60, "min") if seconds >= 180 else (1, "s")
     step, count = _scale(seconds / unit, 8)
     marks = [step * n for n in range(count + 1) if step * n * unit <= seconds]
@@ -140,7 +140,7 @@ def _times(seconds: float) -> list[Tick]:
 def _throttled(
     moments: collections.abc.Sequence[Moment], seconds: float
 ) -> list[tuple[float, float]]:
-    """Where the GPU was slowed down: left edge and width of each span, in pixels."""
+    """Return when the GPU was slowed down: left edge and width of each span, in pixels."""
     spans: list[tuple[float, float]] = []
     begun: float | None = None
     for moment in moments:
@@ -153,5 +153,5 @@ def _throttled(
     if begun is not None:
         spans.append((begun, seconds))
     scale = _PLOT / seconds
-    # At least a pixel: a short one is what the reader looks for.
+    # At least a pixel: the reader looks for short ones.
     return [(_LEFT + start * scale, max((end - start) * scale, 1.0)) for start, end in spans]

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the answers of workload/ mean: which check passed, and in which words. Pure.
+"""Judge the answers of workload/, except rates, which judge.py judges. Without side effects.
 
-An answer counts wrong values; a right GPU has none. Rates are left to judge.py.
+An answer counts wrong values; a healthy GPU has none.
 """
 
 import collections.abc
@@ -12,21 +12,21 @@ from gpu_selftest.check import Check, Level, Outcome, Said
 from gpu_selftest.compute import floors
 from gpu_selftest.results import HOME
 
-_REPLACE: typing.Final = "Have the GPU replaced (`dcgmi diag -r 3` tells its maker more)"
+_REPLACE: typing.Final = "Replace the GPU (`dcgmi diag -r 3` gives details for its vendor)"
 _REBOOT: typing.Final = (
-    "Reboot the machine (`sudo dmesg | grep NVRM` may say why); if it happens again, have the GPU "
-    "replaced"
+    "Reboot the machine (`sudo dmesg | grep NVRM` may show why); if it happens again, replace the "
+    "GPU"
 )
 _COOL: typing.Final = (
-    "Look for heat, a power limit and other programs (`nvidia-smi dmon -s pcv` under load, or the "
-    "level burn-in); a GPU that stays slow needs repair"
+    "Check for heat, a power limit and other programs (`nvidia-smi dmon -s pcv` under load, or "
+    "the level burn-in); a GPU that stays slow needs repair"
 )
 _LINK: typing.Final = (
-    "Look at the slot, riser and cable (under load: `nvidia-smi --query-gpu=index,"
+    "Check the slot, riser and cable (under load: `nvidia-smi --query-gpu=index,"
     "pcie.link.gen.current,pcie.link.width.current --format=csv`)"
 )
 _EXACTLY: typing.Final = "no wrong value"
-# How much of the memory must have been tested.
+# The share of the memory that must have been tested.
 _MOST: typing.Final = 0.7
 
 _Answer = collections.abc.Mapping[str, typing.Any]
@@ -88,24 +88,24 @@ HOST: typing.Final = _check(
     _LINK,
     "GB/s",
     f"{floors.AZURE}; {_COMPARED}",
-    # Jobs that copy much keep the host's memory from it.
+    # Jobs that copy a lot compete for the host's memory.
     condemns=False,
 )
 MEMORY: typing.Final = _check(
     "memory-pattern", "the GPU's memory keeps what is written to it", _REPLACE, "GiB"
 )
 ONNX: typing.Final = _check(
-    "onnxruntime", "ONNX Runtime runs a model on the GPU, and does not fall back to the CPU"
+    "onnxruntime", "ONNX Runtime runs a model on the GPU and does not fall back to the CPU"
 )
 CONTAINER: typing.Final = _check(
     "container",
-    "PyTorch gives the same right results inside a task's container",
+    "PyTorch gives the same correct results inside a task's container",
     _REPLACE,
     source=_ROUNDING,
 )
 PEER: typing.Final = _check(
     "peer",
-    "copies to the other GPUs are right and fast",
+    "copies to the other GPUs are correct and fast",
     _LINK,
     "GB/s",
     f"{floors.AZURE}; {_COMPARED}",
@@ -113,13 +113,13 @@ PEER: typing.Final = _check(
 
 
 def broken(check: Check, error: Exception) -> Said:
-    """What it means that the work of a check broke off."""
+    """Return the failure of a check whose work broke off."""
     program = "ONNX Runtime" if check == ONNX else "PyTorch"
     return Said(Outcome.FAILED, f"{program} failed: {error}", remedy=_REBOOT)
 
 
 def results(answer: _Answer) -> Said:
-    """What mode `results` found."""
+    """Judge the answer of mode `results`."""
     formats: dict[str, dict[str, float]] = answer["formats"]
     bad = {name: words for name, found in formats.items() if (words := _wrong(found))}
     if bad:
@@ -127,8 +127,8 @@ def results(answer: _Answer) -> Said:
         return Said(Outcome.FAILED, f"wrong results: {told}", threshold=_EXACTLY)
     values = sum(int(found["values"]) for found in formats.values())
     text = (
-        f"{values} values of {', '.join(formats)} are within what rounding explains, and the same "
-        "to the bit when repeated"
+        f"{values} values of {', '.join(formats)} are within the rounding error, and equal to the "
+        "bit when repeated"
     )
     return Said(Outcome.PASSED, text, threshold=_EXACTLY)
 
@@ -136,7 +136,7 @@ def results(answer: _Answer) -> Said:
 def _wrong(found: collections.abc.Mapping[str, float]) -> str:
     words = {
         "inexact": "of the integers are wrong",
-        "wrong": f"are wrong, by up to {found['largest']:.3g} times what rounding allows",
+        "wrong": f"are wrong, by up to {found['largest']:.3g} times the rounding error",
         "unequal": "differ when repeated",
     }
     told = [f"{int(found[name])} {what}" for name, what in words.items() if found[name]]
@@ -144,16 +144,16 @@ def _wrong(found: collections.abc.Mapping[str, float]) -> str:
 
 
 def memory(answer: _Answer) -> Said:
-    """What mode `memory` found."""
+    """Judge the answer of mode `memory`."""
     tested, total = answer["bytes"] / 2**30, answer["total"] / 2**30
     if answer["wrong"]:
         told = f"{answer['wrong']} words are wrong, the first {answer['first']:#x} bytes in"
         return Said(Outcome.FAILED, f"memory faulty: {told}", tested, threshold=_EXACTLY)
-    # With the GPU to oneself, nine tenths of the free memory are most of all there is.
+    # On a GPU without other users, nine tenths of the free memory are most of all memory.
     if tested < _MOST * total:
-        text = f"only {tested:.1f} of {total:.1f} GiB could be had and were tested"
+        text = f"only {tested:.1f} of {total:.1f} GiB were free and tested"
         remedy, threshold = (
-            "Look who uses it (`nvidia-smi`)",
+            "Check who uses the memory (`nvidia-smi`)",
             f"at least {_MOST:.0%} of its memory",
         )
         return Said(Outcome.WARNING, text, tested, remedy, threshold)
@@ -162,7 +162,7 @@ def memory(answer: _Answer) -> Said:
 
 
 def onnx(answer: _Answer) -> Said:
-    """What mode `onnx` found."""
+    """Judge the answer of mode `onnx`."""
     wanted: str = answer["wanted"]
     ran_on: dict[str, str] = answer["ran_on"]
     elsewhere = {node: where for node, where in ran_on.items() if where != wanted}
@@ -170,17 +170,17 @@ def onnx(answer: _Answer) -> Said:
     providers = f"{version}: {', '.join(answer['available'])}"
     threshold = f"every node on {wanted}"
     remedy = (
-        "Have onnxruntime-gpu alone where the job runs (`pip list | grep onnxruntime`; with both "
-        "packages, or the one for the CPU: `pip uninstall -y onnxruntime onnxruntime-gpu && pip "
-        f"install onnxruntime-gpu=={version}`; then `onnxruntime.get_available_providers()` lists "
-        f"{wanted}); the test's own packages are installed anew after `sudo rm -r "
-        f"{HOME}/venv-*`"
+        "Install onnxruntime-gpu alone where the job runs (`pip list | grep onnxruntime`; if both "
+        "packages or the one for the CPU are there: `pip uninstall -y onnxruntime onnxruntime-gpu "
+        f"&& pip install onnxruntime-gpu=={version}`; then "
+        f"`onnxruntime.get_available_providers()` lists {wanted}); to reinstall the self-test's "
+        f"own packages: `sudo rm -r {HOME}/venv-*`"
     )
     if answer["providers"][:1] != [wanted] or elsewhere or not ran_on:
         where = ", ".join(f"{node} on {at}" for node, at in (elsewhere or ran_on).items())
         text = (
             f"ONNX Runtime fell back to the CPU: the session of version {version} has "
-            f"{', '.join(answer['providers'])}, and ran {where or 'nothing that it tells of'}"
+            f"{', '.join(answer['providers'])}, and ran {where or 'no node that it reports'}"
         )
         return Said(Outcome.FAILED, text, providers, threshold=threshold, remedy=remedy)
     if answer["wrong"]:
@@ -191,10 +191,10 @@ def onnx(answer: _Answer) -> Said:
 
 
 def blamed(pairs: collections.abc.Sequence[_Answer], count: int) -> set[int]:
-    """Which of `count` GPUs copies between them fail for.
+    """Return which of `count` GPUs fail because of copies between them.
 
-    One that fails with most of the others is at fault, and they are not; where none does, both of
-    a pair are, since nothing tells them apart.
+    A GPU whose copies fail with most other GPUs is at fault, and those are not. If no GPU is, both
+    GPUs of a failing pair fail, since nothing shows which one is at fault.
     """
     bad = {frozenset((pair["from"], pair["to"])) for pair in pairs if pair["wrong"]}
     often = {index for index in range(count) if 2 * sum(index in pair for pair in bad) > count - 1}

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What each GPU reached when it was well: kept, so that a later run can be held against it."""
+"""Keep the rates that each GPU reached when it passed, to compare later runs with."""
 
 import collections.abc
 import json
@@ -15,20 +15,20 @@ _Kept = dict[str, dict[str, dict[str, float]]]
 
 
 def own(device: str, key: str) -> dict[str, float]:
-    """The rates of a GPU's or MIG device's last good run, by the check's id; empty without one.
+    """Return the rates of a device's last good run, by the check's id; empty without one.
 
     Args:
-        device: its id.
-        key: names the software that measured; rates of another can't be compared.
+        device: id of the GPU or MIG device.
+        key: names the measuring software; rates of other software can't be compared.
     """
     return _read().get(device, {}).get(key, {})
 
 
 def keep(device: str, key: str, rates: collections.abc.Mapping[str, float]) -> None:
-    """Keep what a GPU reached in a run that it passed.
+    """Keep the rates that a GPU reached in a run that it passed.
 
-    The best is kept, so that a GPU that gets a little slower each time is noticed in the end. What
-    another software measured is forgotten.
+    The best rate is kept, so that a GPU that gets slower little by little is noticed in the end.
+    Rates of other software are dropped.
     """
     kept = _read()
     before = kept.get(device, {}).get(key, {})
@@ -42,5 +42,5 @@ def _read() -> _Kept:
     try:
         found = json.loads(files.read_text(PATH) or "{}")
     except ValueError:
-        return {}  # damaged: the next good run begins anew
+        return {}  # damaged: the next good run starts again
     return typing.cast("_Kept", found) if isinstance(found, dict) else {}

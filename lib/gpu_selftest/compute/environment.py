@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The virtual environment with PyTorch and ONNX Runtime that the compute checks run in.
+"""Make the virtual environment with PyTorch and ONNX Runtime for the compute checks.
 
-It is the worker's own, beside the charm: gigabytes that only these checks need. Its packages are
-locked with their hashes in kits/, one lock for each major version of CUDA.
+It is on the worker, outside the charm: only these checks need its gigabytes. Its packages are
+locked with their hashes in kits/, in one lock for each major version of CUDA.
 """
 
 import collections.abc
@@ -31,7 +31,7 @@ _KITS: typing.Final = pathlib.Path(__file__).parent / "kits"
 _TIMEOUT: typing.Final = 3600.0
 _TELL_EVERY: typing.Final = 10.0
 _GIB: typing.Final = 1 << 30
-# Beside what a kit itself takes.
+# In addition to the kit's own size.
 _SPARE_GIB: typing.Final = 1.0
 
 
@@ -44,11 +44,11 @@ class Kit:
     """Packages that fit together and one major version of CUDA.
 
     Attributes:
-        name: of its files in kits/.
+        name: the name of its files in kits/.
         cuda: the lowest CUDA version of a driver that runs it.
-        python: the lowest version of Python that all its packages are built for.
-        download_gib: how much is downloaded, in GiB.
-        installed_gib: how much that is once it is unpacked, when the downloads are there still.
+        python: the lowest version of Python for which all its packages are built.
+        download_gib: the size of the download, in GiB.
+        installed_gib: the size on disk with the downloads, in GiB.
     """
 
     name: str
@@ -59,18 +59,18 @@ class Kit:
 
     @property
     def lock(self) -> pathlib.Path:
-        """What pip installs: exact versions with their hashes."""
+        """The lock file: exact versions with their hashes."""
         return _KITS / f"{self.name}.txt"
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """What was locked, by the names that pip knows: `torch==2.14.1`."""
+        """The packages that were locked, as pip names them: `torch==2.14.1`."""
         lines = (_KITS / f"{self.name}.in").read_text(encoding="utf-8").splitlines()
         return tuple(line for line in lines if not line.startswith("#"))
 
 
-# The newest first. A driver runs what is built for its own major version of CUDA or for an earlier
-# one, 13.x from branch 580 on and 12.x from 525 on:
+# The newest first. A driver runs builds for its own major version of CUDA or an earlier one; 13.x
+# needs branch 580 or later, 12.x branch 525:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. PyPI has one
 # build of each version of PyTorch: 2.9.1 is for CUDA 12.8, 2.14.1 for CUDA 13.0 (Requires-Dist).
 KITS: typing.Final = (
@@ -81,11 +81,11 @@ KITS: typing.Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """One that can be used.
+    """An environment that can be used.
 
     Attributes:
-        folder: where it is.
-        key: names all that is in it; measurements in two of them can't be compared.
+        folder: its folder.
+        key: names everything in it; measurements with different keys can't be compared.
     """
 
     folder: pathlib.Path
@@ -98,19 +98,19 @@ class Environment:
 
     @property
     def command(self) -> list[str]:
-        """How a program is started in it, which then compiles nothing into its own folder."""
+        """The command of its interpreter, which writes no bytecode into the packages' folders."""
         return [self.python, "-I", "-X", f"pycache_prefix={self.folder / 'pycache'}"]
 
 
 def kit_for(cuda: str, python: tuple[int, int]) -> Kit:
-    """The kit that fits a driver and a Python.
+    """Return the kit that fits a driver and a Python.
 
     Args:
-        cuda: highest CUDA version of the driver, such as `13.0`; empty where no GPU is used.
+        cuda: highest CUDA version of the driver, such as `13.0`; empty if no GPU is used.
         python: such as (3, 11).
 
     Raises:
-        UnavailableError: if the driver is too old for each of them.
+        UnavailableError: the driver is too old for all kits.
     """
     built = [kit for kit in KITS if kit.python <= python]
     if not cuda:
@@ -119,28 +119,28 @@ def kit_for(cuda: str, python: tuple[int, int]) -> Kit:
     fits = [kit for kit in built if kit.cuda <= has]
     if not fits:
         raise UnavailableError(
-            f"the driver runs CUDA {cuda} at most, and the test needs "
+            f"the driver supports CUDA {cuda} at most, but the test needs "
             f"{'.'.join(map(str, KITS[-1].cuda))}: update the driver to branch 525 or later"
         )
     return fits[0]
 
 
 def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Environment:
-    """Have the environment that fits this driver; make it anew if there is only half of one.
+    """Make the environment that fits this driver, unless it is already complete.
 
     Args:
         cuda: as for kit_for.
-        archive: path of the charm resource selftest-wheels; empty: from the package index, which
-            is the one that /etc/pip.conf says, through the model's proxies.
-        application: this unit's, for the remedy.
-        progress: told how far it is.
+        archive: path of the charm resource selftest-wheels; empty: install from the package index
+            in /etc/pip.conf, through the model's proxies.
+        application: the name of this unit's application, for the remedy.
+        progress: called with each step.
 
     Raises:
-        UnavailableError: if it can't be made.
+        UnavailableError: it can't be made.
     """
     kit = kit_for(cuda, sys.version_info[:2])
     try:
-        # An empty file is how a resource is given that one has to give and does not have.
+        # An operator who has to give a resource, but has none, gives an empty file.
         archive = archive if archive and pathlib.Path(archive).stat().st_size else ""
         key = _key(kit, archive)
     except OSError as error:
@@ -164,7 +164,7 @@ def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Env
 
 
 def remove() -> bool:
-    """Remove what was installed, which takes gigabytes. Return True if there was anything."""
+    """Remove what was installed, several gigabytes. Return True if there was anything."""
     found = [*ROOT.glob("venv-*")]
     for folder in found:
         files.ensure_absent(folder)
@@ -176,15 +176,15 @@ def _check_room(kit: Kit) -> None:
     needed = kit.download_gib + kit.installed_gib + _SPARE_GIB
     if free < needed:
         raise UnavailableError(
-            f"PyTorch needs {needed:.1f} GiB while it is installed, and {ROOT} has {free:.1f} GiB "
-            "free: make room there"
+            f"installing PyTorch needs {needed:.1f} GiB, and {ROOT} has {free:.1f} GiB free: free "
+            "some space there"
         )
 
 
 def _key(kit: Kit, archive: str) -> str:
     digest = hashlib.sha256(str(sys.version_info[:2]).encode())
     if archive:
-        # Juju gives another file for each revision of a resource; reading it all takes minutes.
+        # Juju gives each revision of a resource another file; reading all of it takes minutes.
         found = pathlib.Path(archive).stat()
         digest.update(f"{archive} {found.st_size} {found.st_mtime_ns}".encode())
     else:
@@ -196,7 +196,7 @@ def _make(here: Environment, kit: Kit, archive: str, progress: Progress) -> None
     progress("Making a virtual environment for PyTorch")
     packages.ensure_installed("python3-venv")
     process.run([wrapper.PYTHON, "-m", "venv", str(here.folder)], timeout=120)
-    # What pip downloads is more than a /tmp in memory may hold.
+    # The download is larger than a /tmp in memory may be.
     scratch = here.folder / "scratch"
     files.ensure_directory(scratch)
     if archive:
@@ -221,13 +221,13 @@ def _make(here: Environment, kit: Kit, archive: str, progress: Progress) -> None
 def _told(
     here: Environment, kit: Kit, before: str, progress: Progress
 ) -> collections.abc.Generator[None]:
-    """Tell how far pip is while it works, by what has arrived on the disk.
+    """Report how far pip is while it works, by what has arrived on disk.
 
     Args:
-        here: where it installs.
-        kit: what.
-        before: what the wheels are that it does not install yet.
-        progress: told.
+        here: the environment that pip installs.
+        kit: its packages.
+        before: what happens to the wheels before they are installed.
+        progress: called with each report.
     """
     done = threading.Event()
 
@@ -265,11 +265,11 @@ def _last_words(error: process.CommandError) -> str:
 
 
 def _how_to_attach(kit: Kit, application: str) -> str:
-    """The way without a package index, as commands."""
+    """Return how to install without a package index, as commands."""
     version = ".".join(map(str, sys.version_info[:2]))
     asked = " ".join(f"'{name}'" for name in kit.asked)
     return (
-        "Check the network and the proxies (`juju model-config juju-https-proxy`), or give other "
+        "Check the network and the proxies (`juju model-config juju-https-proxy`), or attach "
         f"wheels: on a machine of this architecture ({platform.machine()}) with Python {version} "
         "and a network, run `python3 -m pip "
         f"download --only-binary=:all: --dest wheels {asked} && tar czf wheels.tar.gz wheels`, "

@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The least that a model of GPU must reach, from those who measured many of them. Pure.
+"""List the least rates of GPU models, from projects that measured many of them.
 
-TFLOPS and copies within the GPU are DCGM's, whose own diagnostics fail below them: its authors
-took 75 % of what they had measured. DCGM takes the rate of some models in float64 (use_dgemm).
-Entries that can't be meant, such as 49 GB/s for an L40, are left out. Rates of copies from the
-host and between GPUs are Azure's, from its own machines.
+TFLOPS and copies within the GPU are DCGM's, whose diagnostics fail below them; its authors took
+75 % of their measurements. DCGM measures some models in float64 (use_dgemm). Entries that are
+obvious errors, such as 49 GB/s for an L40, are left out. Rates of copies from the host and between
+GPUs are Azure's, from its own machines.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ AZURE: typing.Final = "Azure/azurehpc-health-checks conf/"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a model must reach; None where nobody says.
+    """The least rates of a model; None if no source has one.
 
     Attributes:
         name: the model.
         fp32: TFLOPS of matrix products in float32.
         fp64: the same in float64.
-        within: GB/s of a copy within the GPU, which reads and writes: both count.
+        within: GB/s of a copy within the GPU; bytes read and bytes written both count.
         host: GB/s of a copy from or to the host's pinned memory.
         peer: GB/s of a copy to another GPU over NVLink.
     """
@@ -64,7 +64,7 @@ _MODELS: typing.Final = {
     "2230": Model("RTX A6000", fp32=11.475, within=506.0),
     "2231": Model("RTX A5000", fp32=9.825, within=507.5),
     "2235": Model("A40", fp32=14.25, within=423.675),
-    # DCGM has several boards under this id: the lowest of them.
+    # DCGM has several boards with this id: these are the lowest rates.
     "2236": Model("A10", fp32=6.075, within=363.75),
     "2237": Model("A10G", fp32=12.75, within=362.7),
     "2238": Model("A10M", fp32=6.825, within=311.25),
@@ -99,9 +99,9 @@ _MODELS: typing.Final = {
 
 
 def find(pci_device: str) -> Model | None:
-    """What the model with this PCI device id must reach; None for one that is not listed.
+    """Return the least rates of the model with this PCI device id; None if it is not listed.
 
     Args:
-        pci_device: as /sys/bus/pci/devices/*/device says it, such as `0x2330`.
+        pci_device: as in /sys/bus/pci/devices/*/device, such as `0x2330`.
     """
     return _MODELS.get(pci_device.strip().lower().removeprefix("0x"))

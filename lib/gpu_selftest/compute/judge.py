@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a GPU is as fast as it should be. Pure.
+"""Judge whether a GPU is as fast as it should be. Without side effects.
 
-A rate is held against three things, and the worst of the three verdicts counts: what its model
-must reach, what this very GPU reached before, and what the others of its model reach now.
+A rate is compared with three others, and the worst of the three verdicts counts: the least rate of
+its model, the rate of this GPU in an earlier run, and the rates of other GPUs of its model now.
 """
 
 import collections.abc
@@ -17,12 +17,11 @@ from gpu_selftest.compute import floors
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """How far below a comparison a rate may be, as a part of it.
+    """How far below a comparison a rate may be, as a share of it.
 
     Attributes:
-        failed: below this the GPU is not what it was, or not what its siblings are; 0: it never
-            fails by this comparison.
-        warning: below this it should be looked at.
+        failed: below this share the GPU fails; 0: it never fails by this comparison.
+        warning: below this share there is a warning.
     """
 
     failed: float
@@ -31,13 +30,13 @@ class Tolerance:
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """One thing that is measured, and how it is judged.
+    """How one kind of rate is judged.
 
     Attributes:
         own: against this GPU's own last good run.
-        siblings: against the median of the others of its model.
-        floor_fails: whether being below the model's floor is the GPU's fault, and not perhaps the
-            host's.
+        siblings: against the median of the other GPUs of its model.
+        floor_fails: whether a rate below the model's floor fails. If not, it warns, since the host
+            may be the cause.
     """
 
     own: Tolerance
@@ -45,18 +44,18 @@ class Measure:
     floor_fails: bool = True
 
 
-# The best of six windows repeats within 2 %, and a warmer room costs a GPU at its power limit
-# some more: a loss of 5 % is worth a look, and no healthy GPU loses 15 %. Two healthy GPUs of one
-# model differ by 8 % on the average and by 22 % at most: Sinha et al., "Not All GPUs Are Created
-# Equal: Characterizing Variability in Large-Scale, Accelerator-Rich Systems", SC22.
+# The best of six windows repeats within 2 %, and a warmer room costs a GPU at its power limit some
+# more: a loss of 5 % is worth a look, and no healthy GPU loses 15 %. Two healthy GPUs of one model
+# differ by 8 % on average and by 22 % at most: Sinha et al., "Not All GPUs Are Created Equal:
+# Characterizing Variability in Large-Scale, Accelerator-Rich Systems", SC22.
 OF_GPU: typing.Final = Measure(Tolerance(0.85, 0.95), Tolerance(0.75, 0.90))
-# Which processor and which memory of the host take part changes from run to run, and with the
-# slot; half the rate is what half the lanes or a generation less give.
+# The host's processor and memory that take part vary from run to run and with the slot. Half the
+# rate is the result of half the lanes or of one PCIe generation less.
 OF_LINK: typing.Final = Measure(Tolerance(0.60, 0.80), Tolerance(0.0, 0.60), floor_fails=False)
 
 
 class Floor(typing.NamedTuple):
-    """The least that a model must reach, in the measure's unit, and who says so."""
+    """The least rate of a model, in the measure's unit, and its source."""
 
     bound: float
     model: str
@@ -65,11 +64,11 @@ class Floor(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a rate comes to.
+    """The verdict on a rate.
 
     Attributes:
-        threshold: what it was judged by, in words; of several, what decided.
-        source: where that comes from.
+        threshold: the limit that it was compared with; of several, the deciding one.
+        source: where that limit comes from.
     """
 
     outcome: Outcome
@@ -88,16 +87,16 @@ def judge(
     """Judge one rate.
 
     Args:
-        value: what was measured.
-        unit: of all of them, for the words.
-        measure: how it is judged.
-        floor: what the model must reach; None if nobody says that.
-        own: what this GPU reached in its last good run; None if there was none.
-        siblings: what the other GPUs of its model reached in this run.
+        value: the measured rate.
+        unit: the unit of all rates, for texts.
+        measure: how the rate is judged.
+        floor: the least rate of the model; None if no source has one.
+        own: the rate of this GPU in its last good run; None if there was none.
+        siblings: the rates of the other GPUs of its model in this run.
 
     Returns:
-        The worst of the verdicts; of equal ones the first in the order above. One that passed with
-        nothing to compare with says so in its threshold.
+        The worst of the verdicts; of equal ones the first in the order above. If there was nothing
+        to compare with, the threshold says so.
     """
     found: list[Verdict] = []
     if floor:
@@ -130,7 +129,7 @@ def _against(
 
 
 def floor_of(model: floors.Model | None, name: str) -> Floor | None:
-    """What a model must reach in one of floors.Model's rates; None where nobody says that."""
+    """Return a model's least rate by the name in floors.Model; None if no source has one."""
     bound: float | None = getattr(model, name, None)
     if model is None or bound is None:
         return None

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The checks of level compute: PyTorch and ONNX Runtime on each GPU, which nobody else has then.
+"""Run the checks of level compute: PyTorch and ONNX Runtime on each GPU, reserved for them.
 
-One GPU after the other: copies from the host would slow each other down, and a machine's power
-supply and cooling are for the burn-in to try.
+GPUs are tested one after another: their copies from the host would slow each other down, and power
+supply and cooling are the burn-in's subject.
 """
 
 import collections.abc
@@ -17,7 +17,7 @@ from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.model.inventory import Gpu, Vendor
 from gpu_runtime.policy import SELF_TEST_CONTAINER
 from gpu_selftest import gpu_reservation as reserve
-from gpu_selftest.check import Outcome, Progress, Result, Said
+from gpu_selftest.check import Obstacle, Outcome, Progress, Result, Said
 from gpu_selftest.compute import answers, environment, judge, work
 from gpu_selftest.compute.environment import Environment
 from gpu_selftest.compute.measurements import Findings, Rate, Target
@@ -43,19 +43,19 @@ CHECKS: typing.Final = (
 
 _EACH: typing.Final = tuple(check for check in CHECKS if check.each_gpu)
 
-# How the names of its libraries begin (the driver's README, "Installed Components").
+# The beginnings of the names of the driver's libraries (its README, "Installed Components").
 _OF_DRIVER: typing.Final = ("libcuda", "libnvidia", "libnvcuvid")
 
-# In seconds; the slowest GPUs that PyTorch still runs on need a tenth of it.
+# In seconds; the slowest GPUs that PyTorch supports need a tenth of it.
 _TIMEOUT: typing.Final = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Site:
-    """Where the work is done.
+    """Where and with what the work is done.
 
     Attributes:
-        key: names the software that measures, so that like is compared with like.
+        key: names the measuring software, so that only comparable rates are compared.
     """
 
     settings: Settings
@@ -68,17 +68,17 @@ class _Site:
 def run(
     settings: Settings, gpus: tuple[Gpu, ...], device: str, progress: Progress
 ) -> list[Result]:
-    """Make the checks on each of these GPUs that no job has.
+    """Make the checks on each of these GPUs that no job uses.
 
     Args:
-        settings: of this unit.
-        gpus: which; with `cpu` they are left alone.
-        device: `cuda`; or `cpu`, where the same is done without a GPU and says so.
-        progress: told what happens.
+        settings: those of this unit.
+        gpus: the GPUs; with `cpu` none of them is used.
+        device: `cuda`; or `cpu`, to do the same on the CPU, which the results say.
+        progress: called with each step.
     """
     found = Findings(device, settings.unit)
     if device == "cuda" and any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
-        why = "these checks are made for NVIDIA's GPUs only"
+        why = "these checks support NVIDIA's GPUs only"
         return [check.result(Outcome.SKIPPED, why) for check in CHECKS]
     nobody = Target(None, "")
     targets = [Target(gpu, uuid) for gpu in gpus for uuid in gpu.devices]
@@ -87,9 +87,9 @@ def run(
         cuda, driver = _driver() if device == "cuda" else ("", "")
         made = environment.ensure(cuda, settings.wheels, settings.application, progress)
     except (nvml.NvmlError, environment.UnavailableError) as error:
-        found.prevent([answers.ENVIRONMENT], nobody, str(error))
+        found.not_run([answers.ENVIRONMENT], nobody, str(error))
         for target in targets:
-            found.prevent(_EACH, target, f"{answers.ENVIRONMENT.id} can't be had")
+            found.not_run(_EACH, target, f"{answers.ENVIRONMENT.id} is not available")
         return found.results
     text = f"the environment {made.key} is installed and loads"
     found.add(answers.ENVIRONMENT, nobody, Said(Outcome.PASSED, text))
@@ -108,7 +108,7 @@ _ORDER: typing.Final = {check.id: place for place, check in enumerate(CHECKS)}
 
 
 def _driver() -> tuple[str, str]:
-    """Highest CUDA version of the driver, and its own version."""
+    """Return the highest CUDA version of the driver, and the driver's version."""
     told = nvml.read()
     return told.cuda, told.driver
 
@@ -116,27 +116,30 @@ def _driver() -> tuple[str, str]:
 @contextlib.contextmanager
 def _reserved(
     gpus: collections.abc.Sequence[Gpu | None],
-) -> collections.abc.Generator[tuple[str, str]]:
-    """A container's id that has these GPUs alone, and why not; the CPU needs no lease."""
+) -> collections.abc.Generator[tuple[str, Obstacle | None]]:
+    """Reserve these GPUs; yield the id of the container that has them, and the obstacle if any.
+
+    The CPU needs no lease.
+    """
     name = f"{SELF_TEST_CONTAINER}{secrets.token_hex(6)}"
     wanted = [gpu.uuid for gpu in gpus if gpu]
     if not wanted:
-        yield name, ""
+        yield name, None
         return
     with reserve.alone(name, wanted) as why:
         yield name, why
 
 
 def _alone(site: _Site, gpu: Gpu | None, targets: list[Target], found: Findings) -> list[Target]:
-    """All checks of one GPU and its MIG devices, but copies to others; none if a job has it.
+    """Make all checks of one GPU and its MIG devices, except copies to other GPUs.
 
     Returns:
-        Those that were tested.
+        The targets that were tested; none if a job uses the GPU.
     """
     with _reserved([gpu]) as (name, why):
         if why:
             for target in targets:
-                found.prevent(_EACH, target, why)
+                found.not_run(_EACH, target, why.text, why.cause)
             return []
         for target in targets:
             _work(site, target, found)
@@ -145,20 +148,20 @@ def _alone(site: _Site, gpu: Gpu | None, targets: list[Target], found: Findings)
 
 
 def _work(site: _Site, target: Target, found: Findings) -> None:
-    """What is checked of one target on this machine itself, not in a container."""
+    """Make the checks of one target on the machine itself, not in a container."""
     others = [*answers.RATES.values(), answers.COPY, answers.HOST, answers.MEMORY, answers.ONNX]
     site.progress(f"{target.name}: comparing matrix products with those of the CPU")
     try:
         answer = _ask(site, "results", [target])
     except WorkFailedError as error:
         found.add(answers.RESULTS, target, answers.broken(answers.RESULTS, error))
-        found.prevent(others, target, f"{answers.RESULTS.id} failed")
+        found.not_run(others, target, f"{answers.RESULTS.id} failed")
         return
     except UnsupportedError as error:
-        found.prevent([answers.RESULTS, *others], target, f"{error}: {_other_wheels(site)}")
+        found.not_run([answers.RESULTS, *others], target, f"{error}: {_other_wheels(site)}")
         return
     except StarvedError as error:
-        found.prevent([answers.RESULTS, *others], target, str(error))
+        found.not_run([answers.RESULTS, *others], target, str(error))
         return
     found.add(answers.RESULTS, target, answers.results(answer))
     steps = (
@@ -173,9 +176,9 @@ def _work(site: _Site, target: Target, found: Findings) -> None:
             take(_ask(site, mode, [target]), target, found)
         except WorkFailedError as error:
             found.add(checks[0], target, answers.broken(checks[0], error))
-            found.prevent(checks[1:], target, f"{checks[0].id} failed")
+            found.not_run(checks[1:], target, f"{checks[0].id} failed")
         except StarvedError as error:
-            found.prevent(checks, target, str(error))
+            found.not_run(checks, target, str(error))
 
 
 def _ask(site: _Site, mode: str, targets: list[Target]) -> dict[str, typing.Any]:
@@ -196,7 +199,7 @@ def _ask(site: _Site, mode: str, targets: list[Target]) -> dict[str, typing.Any]
 
 def _other_wheels(site: _Site) -> str:
     return (
-        "give wheels of a PyTorch that has (juju attach-resource "
+        "attach wheels of a PyTorch that has it (juju attach-resource "
         f"{site.settings.application} selftest-wheels=wheels.tar.gz)"
     )
 
@@ -204,7 +207,7 @@ def _other_wheels(site: _Site) -> str:
 def _rates(answer: dict[str, typing.Any], target: Target, found: Findings) -> None:
     for name, check in answers.RATES.items():
         if name not in answer["formats"]:
-            why = "the GPU's hardware has no such format"
+            why = "the GPU's hardware does not have this format"
             found.add(check, target, Said(Outcome.SKIPPED, why))
             continue
         value, size = (answer["formats"][name][key] for key in ("tflops", "size"))
@@ -230,17 +233,17 @@ def _onnx(answer: dict[str, typing.Any], target: Target, found: Findings) -> Non
 
 
 def _in_container(site: _Site, name: str, targets: list[Target], found: Findings) -> None:
-    """The results once more, through the wrapper and the runtime, as a task has them."""
+    """Check the results once more in a container, through the GPU runtime, as a task does."""
     target = targets[0]
     site.progress(f"{target.name}: the same in a task's container")
     if missing := containers.missing():
-        found.prevent([answers.CONTAINER], target, f"{missing} is missing")
+        found.not_run([answers.CONTAINER], target, f"{missing} is missing")
         return
     python = site.environment.python
     folders = (str(site.environment.folder), str(work.PROGRAM))
     count = len(targets) if site.device == "cuda" else 0
     try:
-        # PyTorch loads the driver's libraries too, which in there are for the runtime to bring.
+        # PyTorch loads the driver's libraries too. In the container the runtime adds them.
         needed = [
             mount
             for mount in rootfs.interpreter(python, ["numpy", "torch"])
@@ -255,38 +258,38 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
             raise WorkFailedError(work.broke_off(done.returncode, done.stderr, _TIMEOUT))
         said = answers.results(work.answer(done.stdout))
     except UnsupportedError as error:
-        said = Said(Outcome.PREVENTED, f"{error}: {_other_wheels(site)}")
+        said = Said(Outcome.NOT_RUN, f"{error}: {_other_wheels(site)}")
     except (process.CommandError, StarvedError) as error:
-        said = Said(Outcome.PREVENTED, str(error))
+        said = Said(Outcome.NOT_RUN, str(error))
     except WorkFailedError as error:
         said = answers.broken(answers.CONTAINER, error)
     except ContainerError as error:
         why = f"no container with the GPU: {error}"
-        said = Said(Outcome.FAILED, why, remedy="Mend what the level isolation finds")
+        said = Said(Outcome.FAILED, why, remedy="Fix what the level isolation finds")
     found.add(answers.CONTAINER, target, said)
 
 
 def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findings) -> None:
-    """Copies between all whole GPUs that are free, which one process must have all at once."""
+    """Check copies between all free whole GPUs, in one process that has all of them."""
     whole = [target for target in free if not (target.gpu and target.gpu.mig_enabled)]
     if site.device == "cuda" and len(whole) < 2:
         busy = len(free) < len(targets)
         why = "no other GPU is free" if busy else "there is no other whole GPU to copy to"
         for target in free:
-            outcome = Outcome.PREVENTED if busy else Outcome.SKIPPED
+            outcome = Outcome.NOT_RUN if busy else Outcome.SKIPPED
             found.add(answers.PEER, target, Said(outcome, why))
         return
     with _reserved([target.gpu for target in whole]) as (_, why):
         if why:
             for target in whole:
-                found.prevent([answers.PEER], target, why)
+                found.not_run([answers.PEER], target, why.text, why.cause)
             return
         site.progress("Copying between the GPUs")
         try:
             pairs = _ask(site, "peer", whole)["pairs"]
         except (WorkFailedError, UnsupportedError, StarvedError) as error:
             for target in whole:
-                found.prevent([answers.PEER], target, str(error))
+                found.not_run([answers.PEER], target, str(error))
             return
     blamed = answers.blamed(pairs, len(whole))
     for index, target in enumerate(whole):
@@ -297,7 +300,7 @@ def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findin
             text += ", through the host's memory"
         if index in blamed:
             wrong = sum(p["wrong"] for p in pairs if index in (p["from"], p["to"]))
-            text = f"copies to other GPUs wrong: {wrong} words to or from it"
+            text = f"copies to other GPUs wrong: {wrong} words to or from this GPU"
             found.add(answers.PEER, target, Said(Outcome.FAILED, text, slowest))
         else:
             rate = Rate(answers.PEER, target, slowest, text, "peer", judge.OF_LINK)

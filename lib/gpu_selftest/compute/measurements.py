@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the compute checks have found so far, and the verdict on all rates in the end."""
+"""Collect the results of the compute checks, and judge all rates at the end."""
 
 import collections.abc
 import dataclasses
@@ -12,16 +12,16 @@ from gpu_selftest.check import Check, Outcome, Result, Said
 from gpu_selftest.compute import baseline, floors, judge
 from machine import files
 
-ON_CPU: typing.Final = "on the CPU: proves no GPU"
+ON_CPU: typing.Final = "on the CPU: proves nothing about a GPU"
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is tested at a time: a GPU, one of its MIG devices, or the CPU.
+    """One thing to test: a GPU, one of its MIG devices, or the CPU.
 
     Attributes:
         gpu: the GPU; None for the CPU.
-        device: the id that a program names it by.
+        device: the id by which programs select it.
     """
 
     gpu: Gpu | None
@@ -34,7 +34,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What the operator knows it by."""
+        """The name that the operator knows."""
         if not self.gpu:
             return "the CPU"
         mig = f" ({self.device})" if self.device != self.uuid else ""
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def model(self) -> str:
-        """What its siblings have in common with it."""
+        """The model, which is the same for siblings."""
         if not self.gpu:
             return ""
         profiles = [mig.profile for mig in self.gpu.mig if mig.uuid == self.device]
@@ -50,7 +50,7 @@ class Target:
 
     @property
     def floor(self) -> floors.Model | None:
-        """What its model must reach; nobody says that of a part of a GPU."""
+        """The least rates of its model; None for a part of a GPU, which no source lists."""
         if not self.gpu or self.gpu.mig_enabled:
             return None
         path = pathlib.Path("/sys/bus/pci/devices", self.gpu.pci_address, "device")
@@ -59,10 +59,10 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """A rate that was measured, and is judged when all are there.
+    """A measured rate, judged when all rates are known.
 
     Attributes:
-        floor: the attribute of floors.Model that it is held against.
+        floor: the attribute of floors.Model that it is compared with.
     """
 
     check: Check
@@ -74,10 +74,10 @@ class Rate:
 
 
 class Findings:
-    """What has come out so far."""
+    """The results so far."""
 
     def __init__(self, device: str, unit: str) -> None:
-        """Nothing so far.
+        """Start without results.
 
         Args:
             device: `cuda` or `cpu`.
@@ -95,7 +95,7 @@ class Findings:
         said: Said,
         source: str | None = None,
     ) -> None:
-        """One check on one target; where `source` is None its threshold is from the check's."""
+        """Add the result of one check on one target; `source` replaces the check's own."""
         named = bool(target.gpu and target.gpu.mig_enabled)
         text = f"{said.text} ({target.device})" if named else said.text
         remedy = said.remedy or check.remedy
@@ -107,18 +107,21 @@ class Findings:
             threshold=said.threshold,
             remedy=remedy + self._again if remedy else "",
         )
-        self.results.append(made if source is None else dataclasses.replace(made, source=source))
+        source = made.source if source is None else source
+        self.results.append(dataclasses.replace(made, source=source, cause=said.cause))
 
-    def prevent(self, checks: collections.abc.Iterable[Check], target: Target, why: str) -> None:
-        """Checks that can't be made on a target."""
+    def not_run(
+        self, checks: collections.abc.Iterable[Check], target: Target, why: str, cause: str = ""
+    ) -> None:
+        """Add the results of checks that can't run on a target; `cause` is as in Result."""
         for check in checks:
-            self.add(check, target, Said(Outcome.PREVENTED, why))
+            self.add(check, target, Said(Outcome.NOT_RUN, why, cause=cause))
 
     def judge(self, key: str) -> None:
-        """Judge all rates, and keep those of the GPUs that have passed everything.
+        """Judge all rates, and keep those of GPUs that passed everything.
 
         Args:
-            key: names the software that measured, so that like is compared with like.
+            key: names the measuring software, so that only comparable rates are compared.
         """
         for rate in self.rates:
             floor = judge.floor_of(rate.target.floor, rate.floor)
@@ -132,8 +135,9 @@ class Findings:
             ]
             unit = rate.check.unit
             verdict = judge.judge(rate.value, unit, rate.measure, floor, own, siblings)
-            text = rate.text if verdict.outcome is Outcome.PASSED else f"slow: {rate.text}"
-            said = Said(verdict.outcome, text, rate.value, threshold=verdict.threshold)
+            cause = "" if verdict.outcome is Outcome.PASSED else "slow"
+            text = f"{cause}: {rate.text}" if cause else rate.text
+            said = Said(verdict.outcome, text, rate.value, "", verdict.threshold, cause)
             self.add(rate.check, rate.target, said, verdict.source)
         if not self._on_cpu:
             self._keep(key)

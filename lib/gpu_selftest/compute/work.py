@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Starts workload/, the program that makes a GPU work, and takes its answer."""
+"""Start workload/, the program that makes a GPU work, and read its answer."""
 
 import collections.abc
 import json
@@ -15,20 +15,20 @@ PROGRAM: typing.Final = pathlib.Path(__file__).with_name("workload")
 
 
 class WorkFailedError(Exception):
-    """The work broke off. The text is the last that it said, or how it ended."""
+    """The work broke off. The text is its last output, or how it ended."""
 
 
 class UnsupportedError(Exception):
-    """PyTorch has nothing that runs on this GPU, which says nothing against the GPU."""
+    """PyTorch has no code for this GPU, which proves no fault of the GPU."""
 
 
 def argv(environment: Environment, mode: str, device: str, *options: str) -> list[str]:
-    """How a mode of workload/ is started; see its `--help` for modes and options."""
+    """Return the command line of a mode of workload/; see its `--help`."""
     return [*environment.command, str(PROGRAM), mode, "--device", device, *options]
 
 
 def variables(device: str, gpus: collections.abc.Iterable[str]) -> dict[str, str]:
-    """What it needs in its environment on this machine; in a container it needs nothing.
+    """Return the variables that it needs on this machine; in a container it needs none.
 
     Args:
         device: `cuda` or `cpu`.
@@ -57,9 +57,9 @@ def ask(
         scratch: a folder that it may write to.
 
     Raises:
-        WorkFailedError: if it crashed, took too long, or answered nothing.
-        UnsupportedError: if PyTorch has nothing that runs there.
-        StarvedError: if the machine had no time, memory or room for it.
+        WorkFailedError: it crashed, took too long, or gave no answer.
+        UnsupportedError: PyTorch has no code for the GPU.
+        StarvedError: the machine had no time, memory or room for it.
     """
     options = ["--scratch", scratch] if scratch else []
     clock = Pulse()
@@ -80,11 +80,11 @@ def ask(
 
 
 def answer(stdout: str) -> dict[str, typing.Any]:
-    """What the program answered: its last line.
+    """Return the program's answer: the last line of its output.
 
     Raises:
-        WorkFailedError: if that is no answer.
-        UnsupportedError: if PyTorch has nothing that runs there.
+        WorkFailedError: that is not an answer.
+        UnsupportedError: PyTorch has no code for the GPU.
     """
     lines = stdout.splitlines()
     try:
@@ -92,7 +92,7 @@ def answer(stdout: str) -> dict[str, typing.Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise WorkFailedError("it ended and gave no answer")
+        raise WorkFailedError("the program ended without an answer")
     told = typing.cast("dict[str, typing.Any]", found)
     if "unsupported" in told:
         raise UnsupportedError(str(told["unsupported"]))
@@ -100,10 +100,10 @@ def answer(stdout: str) -> dict[str, typing.Any]:
 
 
 def broke_off(returncode: int | None, stderr: str, timeout: float) -> str:
-    """How it ended that did not end well, in words."""
+    """Describe how a program ended that failed."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if returncode is None:
         return f"no answer within {timeout:g} s"
     if returncode < 0:
-        return f"it was killed by signal {-returncode}" + (f": {lines[-1]}" if lines else "")
-    return lines[-1] if lines else f"it ended with exit status {returncode} and said nothing"
+        return f"killed by signal {-returncode}" + (f": {lines[-1]}" if lines else "")
+    return lines[-1] if lines else f"ended with exit status {returncode} and no output"

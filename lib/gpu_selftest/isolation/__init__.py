@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Level isolation: does a task get its GPU, no other, and none without a lease."""
+"""Level isolation: a task gets its GPU, no other GPU, and none without a lease."""

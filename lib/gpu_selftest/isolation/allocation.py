@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether the wrapper's own choice of GPUs holds: two tasks at once, and one that is killed."""
+"""Check that the GPU runtime allocates GPUs rightly: to two tasks at once, and after a kill."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
 from gpu_runtime.policy import Policy
 from gpu_selftest import gpu_reservation as reserve
-from gpu_selftest.check import Check, Outcome, Result
+from gpu_selftest.check import Check, Obstacle, Outcome, Result
 from gpu_selftest.isolation import container_view as views
 from gpu_selftest.isolation import escape_attempts as doors
 from gpu_selftest.isolation.container_view import View
@@ -25,13 +25,13 @@ from machine import polling as waiting
 from machine import process
 from machine import process_cleanup as leftovers
 
-# How long a wait for a GPU that seems free may last, in seconds.
+# The longest wait for a GPU that seems free, in seconds.
 _PATIENCE: typing.Final = 10.0
-# How much longer than another one a container's making may take that gets a killed task's GPU, in
-# seconds. More is no failure, since a busy machine can take longer for each of its steps.
+# How much longer the creation of a container may take that gets a killed task's GPU, in seconds.
+# More is not a failure, since a busy machine can take longer for each step.
 _RECLAIM: typing.Final = 2.0
 
-# A step that only SIGKILL ends, with a child in a session of its own, which outlives it.
+# A step that only SIGKILL ends. Its child is in a session of its own and outlives it.
 _LEAVING: typing.Final = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,7 +43,7 @@ time.sleep(600)
 
 
 class _NotNow(Exception):
-    """The check can't be made as things are; the result says why."""
+    """The check can't run in the present state; the result says why."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(result.text)
@@ -51,16 +51,16 @@ class _NotNow(Exception):
 
 
 class Allocation:
-    """The checks for which tasks take what the wrapper gives them, as every CI task does."""
+    """Checks in which tasks take the GPU that the runtime chooses, as every CI task does."""
 
     def __init__(self, inspector: Inspector, allowed: Policy, proven: list[str]) -> None:
-        """Do nothing yet. On other devices than the `proven` ones a failure would say nothing."""
+        """Do nothing yet. A failure on devices other than the `proven` ones proves nothing."""
         self._inspector = inspector
         self._allowed = allowed
         self._proven = proven
 
     def disjoint(self) -> Result:
-        """Have two tasks at once.
+        """Run two tasks at once.
 
         Raises:
             StarvedError: the machine has no time or room for them.
@@ -90,15 +90,14 @@ class Allocation:
         return check.result(Outcome.PASSED, f"they were given {names}")
 
     def reclaim(self) -> Result:
-        """See that a task's step is use while it sleeps; kill it; have the next task get its GPU.
+        """Check that a sleeping step counts as use, kill it, and let the next task get its GPU.
 
-        Beside the step a start is use too, for gpu_runtime.holder_usage.STARTING seconds. That is
-        over as soon as a process was started in the container and the call that did so has ended:
-        from then on nothing but the step itself keeps the GPU, and nobody has to wait for a
-        minute.
+        A start counts as use too, for gpu_runtime.holder_usage.STARTING seconds. It stops to count
+        when a process was started in the container and the call that did so has ended. From then
+        on only the step itself keeps the GPU, so that the check need not wait for a minute.
 
         Raises:
-            StarvedError: the machine has no time or room for them.
+            StarvedError: the machine has no time or room for the containers.
         """
         check = doors.RECLAIM
         try:
@@ -110,50 +109,50 @@ class Allocation:
 
     def _reclaim(self, check: Check) -> Result:
         with contextlib.ExitStack() as stack:
-            # So that there is but one way to a GPU: the killed task's.
+            # The killed task's GPU is then the only one that a task can get.
             (wanted,) = self._only(stack, check, 1)
             first, usual = self._timed(stack, "reclaim-0")
             pid, holder = _begin_step(first)
             holder.calls = []
             if not Host().in_use(first.id, holder):
-                text = "a task that runs counts as over, and ends when another one wants its GPU"
+                text = "a running task counts as ended, and would lose its GPU to the next one"
                 return self._inspector.failed(check, text)
             _kill_step(first, pid)
             second, took = self._timed(stack, "reclaim-1")
             given = self._given(check, second)
             left = not Host().is_gone(first.id, holder)
         if given != [wanted]:
-            return check.result(Outcome.PREVENTED, "another GPU came free meanwhile")
+            return check.result(Outcome.NOT_RUN, "another GPU became free meanwhile")
         longer = round(max(0.0, took - usual), 1)
-        limit = f"at most {_RECLAIM:g} more than for a task before which none was killed"
+        limit = f"at most {_RECLAIM:g} more than for a task without a killed one before it"
         if left:
-            text = "a killed task's GPU comes back with a process of that task on it"
+            text = "a killed task's GPU is handed out with a process of that task still on it"
             return self._inspector.failed(check, text, value=longer, threshold=limit)
         if longer > _RECLAIM:
             text = f"{self._name(wanted)} was handed out again, {longer:g} s late"
-            return check.result(Outcome.PREVENTED, text, value=longer, threshold=limit)
+            return check.result(Outcome.NOT_RUN, text, value=longer, threshold=limit)
         text = f"{self._name(wanted)} was handed out again"
         return check.result(Outcome.PASSED, text, value=longer, threshold=limit)
 
     def _given(self, check: Check, container: Container) -> list[str]:
-        """The devices that the wrapper leased to it.
+        """Return the devices that the GPU runtime leased to the container.
 
         Raises:
-            _NotNow: that can't be told.
+            _NotNow: the leases can't be read.
         """
         lease = self._held(check).get(container.id)
         return [*lease.devices] if lease else []
 
     def _held(self, check: Check) -> dict[str, Lease]:
-        """The lease of each container that has one.
+        """Return the lease of each container that has one.
 
         Raises:
-            _NotNow: that can't be told.
+            _NotNow: the leases can't be read.
         """
         held = leases.holders()
         if held is None:
-            why = "it can't be told now who has which GPU: the action gpu-leases says why"
-            raise _NotNow(check.result(Outcome.PREVENTED, why))
+            why = "the leases can't be read now: see the action gpu-leases"
+            raise _NotNow(check.result(Outcome.NOT_RUN, why))
         return held
 
     def _timed(self, stack: contextlib.ExitStack, name: str) -> tuple[Container, float]:
@@ -162,10 +161,10 @@ class Allocation:
         return stack.enter_context(container), time.monotonic() - began
 
     def _only(self, stack: contextlib.ExitStack, check: Check, count: int) -> list[str]:
-        """Have so many proven devices, which are returned, be all that a task can get now.
+        """Reserve all free devices but `count` proven ones, which are returned.
 
         Raises:
-            _NotNow: there are not so many, or a job has them.
+            _NotNow: there are fewer, or a job uses them.
         """
         free = self._free(check, count)
         wanted = [device for device in free if device in self._proven][:count]
@@ -173,26 +172,26 @@ class Allocation:
         if others:
             held = reserve.alone(self._inspector.id(f"{check.id}-others"), others)
             if why := stack.enter_context(held):
-                raise _NotNow(check.result(Outcome.PREVENTED, why))
+                raise _NotNow(check.not_run(why))
         return wanted
 
     def _free(self, check: Check, needed: int) -> list[str]:
-        """The devices that a task of the self-test can have now, in the wrapper's order.
+        """Return the devices that a task of the self-test can get now, in the runtime's order.
 
         Raises:
-            _NotNow: of the proven ones there are fewer than needed, or it can't be told.
+            _NotNow: fewer proven devices are free than needed, or the leases can't be read.
         """
         if not self._allowed.exclusive:
             why = "tasks share all GPUs (gpu-allocation=shared)"
             raise _NotNow(check.result(Outcome.SKIPPED, why))
-        # What a self-test took out is not out for the next one, or it could never return.
-        cordoned = self._allowed.cordoned(self._inspector.id(check.id))
-        usable = [device.id for device in self._allowed.devices if device.id not in cordoned]
+        # A GPU that a self-test quarantined is available to the next one, or it could not return.
+        unavailable = self._allowed.unavailable(self._inspector.id(check.id))
+        usable = [device.id for device in self._allowed.devices if device.id not in unavailable]
         holders = {
             device: name
             for name, lease in self._held(check).items()
             for device in lease.devices
-            # Others have ended: who wants a GPU of theirs gets it.
+            # The other leases have ended: the next request gets their GPUs.
             if lease.occupied
         }
         free = [device for device in usable if device not in holders]
@@ -204,20 +203,19 @@ class Allocation:
             if device in holders
         ]
         if held:
-            why = f"{needed} free GPUs are needed" if needed > 1 else "a free GPU is needed"
-            why = f"{why}, and {', '.join(held)}"
-            raise _NotNow(check.result(Outcome.PREVENTED, why))
+            cause = f"{needed} free GPUs are needed" if needed > 1 else "a free GPU is needed"
+            raise _NotNow(check.not_run(Obstacle(f"{cause}: {', '.join(held)}", cause)))
         count = sum(device in self._proven for device in usable)
-        why = f"it takes {needed} GPUs that are well, and {count} {'is' if count == 1 else 'are'}"
+        why = f"needs {needed} healthy GPUs, and there {'is' if count == 1 else 'are'} {count}"
         raise _NotNow(check.result(Outcome.SKIPPED, why))
 
     def _not_made(
         self, check: Check, needed: int, why: str, error: ContainerError | StarvedError
     ) -> Result:
-        """What it comes to that a task got no GPU: a job may have been faster, or starve it.
+        """Return the result if a task got no GPU: a job may have been faster, or starved it.
 
         Raises:
-            StarvedError: the wrapper was not seen to leave it without.
+            StarvedError: it was not seen that the GPU runtime refused the GPU.
         """
         try:
             self._free(check, needed)
@@ -228,10 +226,10 @@ class Allocation:
         return self._inspector.failed(check, f"{why}: {error}")
 
     def _is_passed_over(self, check: Check) -> bool:
-        """Whether the wrapper has looked for a GPU for a task of this check, and found none.
+        """Return whether the GPU runtime looked for a GPU for a task of this check, in vain.
 
-        It has done so for whoever waits. Where others wait too it may be their turn, and a holder
-        that can't be killed for now has to be waited for.
+        It has, if only these tasks are in its queue. If others wait too, it may be their turn. A
+        holder that can't be killed now has to be waited for.
         """
         table = Store(str(wrapper.STORE)).read()
         ours = {self._inspector.id(f"{check.id}-{place}") for place in (0, 1)}
@@ -245,7 +243,7 @@ class Allocation:
 
 
 def _begin_step(container: Container) -> tuple[int, Holder]:
-    """Start a step that leaves a child; return its process and the lease as it is then."""
+    """Start a step that leaves a child; return its process and its lease at that time."""
     pid = container.begin([wrapper.PYTHON, "-I", "-S", "-c", _LEAVING])
     if not waiting.until(container.output("task").read_text, _PATIENCE, every=0.01):
         raise StarvedError(f"the step of {container.id} does not start")

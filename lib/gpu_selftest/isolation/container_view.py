@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a container sees of this machine's GPUs, and what it should."""
+"""Compare what a container sees of this machine's GPUs with what it should see."""
 
 import collections.abc
 import contextlib
@@ -20,9 +20,9 @@ from gpu_selftest.isolation.rootfs import Mount
 from machine import exhaustion as scarcity
 
 _ROOT: typing.Final = pathlib.Path("/")
-# ENXIO: the container may have it, and there is no driver behind it, as with simulated GPUs.
+# ENXIO: opening is allowed, but there is no driver, as with simulated GPUs.
 _MAY_OPEN: typing.Final = (0, errno.ENXIO)
-# What all of AMD's GPUs have in common.
+# The node that all AMD GPUs share.
 _KFD: typing.Final = "/dev/kfd"
 _OF_ONE_GPU: typing.Final = re.compile(r"/dev/(nvidia[0-9]+|dri/(card|renderD)[0-9]+)")
 
@@ -35,9 +35,9 @@ class Node:
     """A device node of one GPU of this machine.
 
     Attributes:
-        path: where it is.
-        number: by which the kernel knows it, whatever its name in a container.
-        gpu: the GPU's id; empty if tasks never get that one.
+        path: where it is on this machine.
+        number: the kernel's number, which is the same under any name in a container.
+        gpu: the GPU's id; empty if tasks never get that GPU.
     """
 
     path: str
@@ -47,14 +47,14 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What the probe said in one container.
+    """What the probe found in one container.
 
     Attributes:
         nodes: path to number and errno of each device in its /dev; errno 0: it opened.
-        planted: the same for nodes of the machine's GPUs that were mounted elsewhere in it.
-        made: number and errno of each node of them that it tried to make; errno 0: it did.
-        nvml: UUIDs that NVML lists; None where there is no NVML, or no driver behind it.
-        nvml_error: NVML's words if it does not answer.
+        planted: the same for nodes of the machine's GPUs that are mounted elsewhere in it.
+        made: number and errno of each such node that it tried to make; errno 0: it did.
+        nvml: UUIDs that NVML lists; None if there is no NVML, or no driver behind it.
+        nvml_error: NVML's message if it does not answer.
         environment: entries such as `NAME=value`.
     """
 
@@ -67,20 +67,20 @@ class View:
 
     @property
     def gpu_nodes(self) -> list[str]:
-        """Paths of what belongs to GPUs and their drivers in its /dev."""
+        """Paths of the nodes of GPUs and their drivers in its /dev."""
         return [path for path in self.nodes if path.startswith(("/dev/nvidia", "/dev/dri/", _KFD))]
 
     @property
     def mig_nodes(self) -> set[str]:
-        """Paths of what gives access to MIG devices."""
+        """Paths of the nodes that give access to MIG devices."""
         return {path for path in self.nodes if path.startswith("/dev/nvidia-caps/")}
 
 
 def parse(text: str) -> View:
-    """Read what the probe said.
+    """Read the probe's output.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: it is not the probe's output.
     """
     said: dict[str, typing.Any] = json.loads(text)
     answer: dict[str, typing.Any] = said["nvml"] or {"error": "", "uuids": None}
@@ -88,7 +88,7 @@ def parse(text: str) -> View:
         {path: ((major, minor), error) for path, major, minor, error in said[place]}
         for place in ("nodes", "planted")
     )
-    # A control node without a driver: the GPUs are simulated, and NVML has nobody to ask.
+    # A control node without a driver: the GPUs are simulated, and NVML has no driver to ask.
     _, error = nodes.get("/dev/nvidiactl", ((0, 0), 0))
     silent = error == errno.ENXIO and bool(answer["error"])
     return View(
@@ -102,7 +102,7 @@ def parse(text: str) -> View:
 
 
 def lacks(view: View) -> list[str]:
-    """What the container was refused since the machine is out of it: such a view shows nothing."""
+    """Return errors in a view that show that the machine is starved: then the view is useless."""
     own = [view.nodes[path] for path in view.gpu_nodes]
     numbers = {error for _, error in (*own, *view.planted.values())} | {*view.made.values()}
     told = [view.nvml_error, *(os.strerror(number) for number in sorted(numbers) if number > 0)]
@@ -110,7 +110,7 @@ def lacks(view: View) -> list[str]:
 
 
 def host_nodes(gpus: collections.abc.Iterable[Gpu]) -> tuple[Node, ...]:
-    """The nodes of all GPUs here, of others than these too."""
+    """Return the nodes of all GPUs of this machine, including GPUs other than these."""
     owners = {
         path: gpu.uuid for gpu in reversed([*gpus]) for path in [*own_nodes(gpu), *_dri(gpu)]
     }
@@ -125,14 +125,14 @@ def host_nodes(gpus: collections.abc.Iterable[Gpu]) -> tuple[Node, ...]:
 
 
 def own_nodes(gpu: Gpu) -> list[str]:
-    """The nodes without which a container can't use a GPU, but those that all GPUs share."""
+    """Return the nodes without which a container can't use a GPU, except shared ones."""
     if gpu.vendor is Vendor.NVIDIA:
         return [f"/dev/nvidia{gpu.minor}"]
     return [path for path in map(os.path.realpath, gpu.nodes) if path != _KFD]
 
 
 def planted(nodes: collections.abc.Iterable[Node]) -> list[Mount]:
-    """Mounts that bring all these nodes in past the runtime, for the device rules to refuse."""
+    """Return mounts of these nodes that bypass the runtime, so that device rules must refuse."""
     return [
         Mount(node.path, str(rootfs.PROGRAMS / f"{place}"), ("bind",))
         for place, node in enumerate(nodes)
@@ -140,12 +140,12 @@ def planted(nodes: collections.abc.Iterable[Node]) -> list[Mount]:
 
 
 def faults_with(view: View, nodes: tuple[Node, ...], gpu: Gpu, device: str) -> list[str]:
-    """What is wrong in the view of a container that has this GPU, or this MIG device, alone."""
+    """Return faults in the view of a container that has only this GPU or MIG device."""
     faults: list[str] = []
     for path in own_nodes(gpu):
         _, error = view.nodes.get(path, ((0, 0), errno.ENOENT))
         if error not in _MAY_OPEN:
-            faults.append(f"it cannot open {path} of its own ({os.strerror(error)})")
+            faults.append(f"it cannot open its own {path} ({os.strerror(error)})")
     owners = {node.number: node.gpu for node in nodes}
     others = [
         path
@@ -153,7 +153,7 @@ def faults_with(view: View, nodes: tuple[Node, ...], gpu: Gpu, device: str) -> l
         if _OF_ONE_GPU.fullmatch(path) and owners.get(view.nodes[path][0]) != gpu.uuid
     ]
     if others:
-        faults.append(f"it has {_listed(others)} of others")
+        faults.append(f"it has {_listed(others)} of other GPUs")
     wanted = {gpu.uuid, device}
     if view.nvml_error:
         faults.append(f"NVML does not answer in it ({view.nvml_error})")
@@ -163,7 +163,7 @@ def faults_with(view: View, nodes: tuple[Node, ...], gpu: Gpu, device: str) -> l
 
 
 def faults_without(view: View) -> list[str]:
-    """What is wrong in the view of a container that has no GPU."""
+    """Return faults in the view of a container that has no GPU."""
     faults = [f"it has {_listed(view.gpu_nodes)}"] if view.gpu_nodes else []
     if view.nvml:
         faults.append(f"NVML lists {_listed(view.nvml)} in it")
@@ -171,7 +171,7 @@ def faults_without(view: View) -> list[str]:
 
 
 def leaks(view: View, nodes: tuple[Node, ...]) -> list[str]:
-    """Paths of nodes that it can open although it was not given them."""
+    """Return the paths of nodes that a container can open although it was not given them."""
     given = {number for number, _ in view.nodes.values()}
     by_number = {node.number: node.path for node in nodes}
     return [
@@ -182,10 +182,10 @@ def leaks(view: View, nodes: tuple[Node, ...]) -> list[str]:
 
 
 def ways_past(view: View, nodes: tuple[Node, ...]) -> list[str]:
-    """What would let it at a GPU where no device rules are set: paths, each with why.
+    """Return the ways to a GPU in a container without device rules: paths, each with the reason.
 
-    There a container has what has a node in it, so it must neither have others' nor make any. None
-    of these containers is given more than one GPU.
+    Such a container can use every node in it, so it must neither have other GPUs' nodes nor make
+    any. None of these containers is given more than one GPU.
     """
     made = [node for node in nodes if view.made.get(node.number) != errno.EPERM]
     found = [f"{node.path} (mknod: {_answer(view.made.get(node.number))})" for node in made]
@@ -201,9 +201,9 @@ def _answer(number: int | None) -> str:
 
 
 def share_mig_nodes(seen: collections.abc.Sequence[View]) -> bool:
-    """Whether what gives access to the MIG device of one container is in another one too.
+    """Return whether one container's access to its MIG device is in another container too.
 
-    Two may have their GPU instance in common, but then each has its own compute instance.
+    Two may share a GPU instance, but then each has its own compute instance.
     """
     return any(
         one.mig_nodes and one.mig_nodes <= other.mig_nodes
@@ -214,10 +214,9 @@ def share_mig_nodes(seen: collections.abc.Sequence[View]) -> bool:
 
 
 def untruths(view: View, gpu: Gpu, device: str) -> list[str]:
-    """Which variables do not say that it has this device and no other.
+    """Return the variables that do not name this device alone.
 
-    Names and values are the wrapper's (gpu_runtime.grant); CUDA_VISIBLE_DEVICES is what an image
-    said.
+    Names and values are those of gpu_runtime.grant. CUDA_VISIBLE_DEVICES is set by the image.
     """
     by_name: dict[str, list[str]] = {}
     for entry in view.environment:

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Containers of Concourse's shape, made by calling the wrapper as containerd's shim does.
+"""Make containers of Concourse's shape, by calls of the GPU runtime as of containerd's shim.
 
-So a test takes the way of every CI task, without containerd or Concourse: the calls, files and
+A test so takes the way of every CI task, without containerd or Concourse. The calls, files and
 names are those of containerd 2.3.1 (cmd/containerd-shim-runc-v2/process) and go-runc 1.1.0.
 """
 
@@ -40,12 +40,12 @@ _STATE: typing.Final = _HOME / "runc"
 _BUNDLES: typing.Final = _HOME / "bundles"
 _ROOTS: typing.Final = results.HOME / "roots"
 
-# What the runtime may take, in seconds. To make a container the NVIDIA runtime starts the driver
-# anew where nothing keeps it running, about a second for each GPU.
+# Time limits of runtime calls, in seconds. On create, NVIDIA's runtime initialises the driver if
+# nothing keeps it running, about a second for each GPU.
 _CREATE: typing.Final = 40.0
 _CALL: typing.Final = 20.0
 
-# Which users there are here: all 32 bits of them but where there is a user namespace
+# The user ids of this machine: all 32 bits of them, except in a user namespace
 # (user_namespaces(7)).
 _USERS: typing.Final = pathlib.Path("/proc/self/uid_map")
 
@@ -57,7 +57,7 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
     signal.pause()
 """
-# The wrapper first, as our launcher has it, then Concourse's programs.
+# The GPU runtime first, as in the launcher, then Concourse's programs.
 _FOLDERS: typing.Final = (
     *(str(wrapper.BIN), str(pathlib.Path(wrapper.RUNC).parent)),
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
@@ -65,29 +65,37 @@ _FOLDERS: typing.Final = (
 
 
 class ContainerError(Exception):
-    """A container or a process in it could not be made; the text is the runtime's own words."""
+    """A container, or a process in it, could not be made; the text is the runtime's message.
+
+    Attributes:
+        code: the code of a refusal of the GPU runtime (gpu_runtime.refusal); or empty.
+    """
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
-# What the end of a container may be told of: it is looked for again by whoever comes next.
+# Errors that may be ignored at the end of a container: the next holder looks again.
 _UNFINISHED: typing.Final = (ContainerError, StarvedError)
 
 
 def missing() -> str:
-    """The first file that a task's container needs on this worker and that is not there."""
+    """Return the first missing file that a task's container needs on this worker."""
     needed = (str(wrapper.FRONT), wrapper.RUNC, wrapper.PYTHON, str(wrapper.POLICY))
     return next((path for path in needed if not os.access(path, os.R_OK)), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a container is to be.
+    """The description of a container.
 
     Attributes:
-        kind: what Concourse would run in it.
-        image_env: the image's variables, entries such as `NAME=value`, before Concourse's own.
-        params: those of the task's author, after them.
-        annotations: beside Concourse's own.
-        mounts: what it gets of this machine beside Python and the probe.
+        kind: the kind of Concourse step.
+        image_env: the image's variables, such as `NAME=value`, before Concourse's own.
+        params: the task author's variables, after them.
+        annotations: in addition to Concourse's own.
+        mounts: what it gets of this machine in addition to Python and the probe.
     """
 
     kind: Kind = Kind.TASK
@@ -100,10 +108,10 @@ class Step:
 
 
 class Container:
-    """One container that runs. `exec` starts processes in it, `remove` leaves nothing of it.
+    """A running container. `exec` starts processes in it, `remove` removes all of it.
 
     Attributes:
-        id: by which the runtime, the wrapper and its leases know it.
+        id: its id for the runtimes and for its lease.
     """
 
     def __init__(self, name: str, kind: Kind, environment: list[str]) -> None:
@@ -113,7 +121,7 @@ class Container:
         self._bundle = _BUNDLES / name
 
     def __enter__(self) -> "Container":
-        """It runs already."""
+        """Return the container, which runs already."""
         return self
 
     def __exit__(
@@ -125,17 +133,17 @@ class Container:
         """Remove it.
 
         Raises:
-            StarvedError: its end was not seen, and nothing else ends this context.
+            StarvedError: its end was not seen, and no other error ends this context.
         """
         left = self.remove()
         if left and fault is None:
             raise StarvedError(left)
 
     def create(self, config: dict[str, typing.Any], timeout: float) -> None:
-        """Make and start it; what fails half-way is for `remove`.
+        """Make and start it. If that fails half-way, `remove` cleans up.
 
         Raises:
-            ContainerError: the wrapper or the runtime refused it.
+            ContainerError: the GPU runtime or runc refused it.
             StarvedError: the machine has no time or room for it.
         """
         # As containerd has them: hooks read the file as the container's root.
@@ -154,16 +162,16 @@ class Container:
     ) -> Completed:
         """Run a process in it to its end, with the container's variables.
 
-        What it says is in `output(exec_id)` while it runs.
+        Its output is in `output(exec_id)` while it runs.
 
         Args:
-            argv: the program's absolute path in there, and its arguments.
+            argv: the program's absolute path in the container, and its arguments.
             timeout: in seconds; then it is killed.
             exec_id: `task` for a task's step, a UUID for a hijacked session.
 
         Raises:
-            ContainerError: it was refused.
-            StarvedError: it ran out of time, or was killed, as the kernel does for want of memory.
+            ContainerError: the runtime refused it.
+            StarvedError: it ran out of time or was killed, as by the kernel when memory runs out.
         """
         pid = self.begin(argv, exec_id=exec_id)
         try:
@@ -172,7 +180,7 @@ class Container:
                 leftovers.end_processes([pid], grace=0)
                 process.wait(pid, _CALL)
         except (ProcessLookupError, ChildProcessError) as error:
-            raise ContainerError(f"{argv[0]} ended out of sight: {error}") from error
+            raise ContainerError(f"{argv[0]} ended unseen: {error}") from error
         files.ensure_absent(self._bundle / f"{exec_id}.pid")
         said = [self.output(exec_id, name).read_text(errors="replace") for name in _STREAMS]
         if status is None:
@@ -186,7 +194,7 @@ class Container:
         """Start a process in it and return its id; see exec.
 
         Raises:
-            ContainerError: it was refused.
+            ContainerError: the runtime refused it.
             StarvedError: the machine has no time or room for it.
         """
         variables = [*self._environment, "USER=root"]
@@ -200,11 +208,11 @@ class Container:
         return int(pid_file.read_text())
 
     def output(self, exec_id: str, stream: str = "stdout") -> pathlib.Path:
-        """The file that takes what a process writes to its stdout or stderr."""
+        """Return the file with the output of a process."""
         return self._bundle / f"{exec_id}.{stream}"
 
     def remove(self) -> str:
-        """Kill it, and take away all there is of it: also what a failed `create` left.
+        """Kill it and remove everything of it, also what a failed `create` left.
 
         Returns:
             Why its end was not seen; empty if it was.
@@ -260,20 +268,22 @@ class Container:
                 **{name: path for name, path in outputs.items() if path},
             )
         except CommandError as error:
-            raise _refused(_said(log) or str(error), starved=error.starved) from error
+            said, code = _said(log)
+            raise _refused(said or str(error), code, starved=error.starved) from error
         if status:
-            said = f"{wrapper.FRONT} {words[0]} failed with {status} and said nothing"
-            raise _refused(_said(log) or said, starved=status == -signal.SIGKILL)
+            said, code = _said(log)
+            said = said or f"{wrapper.FRONT} {words[0]} failed with {status} and no output"
+            raise _refused(said, code, starved=status == -signal.SIGKILL)
 
 
 _STREAMS: typing.Final = ("stdout", "stderr")
 
 
 class Containers:
-    """The containers of a self-test; what is left of them goes with this context.
+    """The containers of a self-test; leaving this context removes all that is left of them.
 
-    What an earlier self-test left that was killed goes first. Several threads may make some at
-    once.
+    Entering it removes what an earlier, killed self-test left. Several threads may make containers
+    at once.
     """
 
     def __init__(self) -> None:
@@ -281,10 +291,10 @@ class Containers:
         self._highest_id = 0
 
     def __enter__(self) -> "Containers":
-        """Sweep, and see what the interpreter needs.
+        """Remove leftovers, and find out what the interpreter needs.
 
         Raises:
-            ContainerError: it does not run.
+            ContainerError: the interpreter does not run.
             StarvedError: the machine has no time or room for it.
         """
         process.adopt_orphans()
@@ -304,7 +314,7 @@ class Containers:
         fault: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        """Take away all that is left."""
+        """Remove all that is left."""
         _sweep()
 
     def create(
@@ -314,15 +324,15 @@ class Containers:
         *,
         timeout: float = _CREATE,
     ) -> Container:
-        """Start a container; `with` removes it in the end.
+        """Start a container; `with` removes it at the end.
 
         Args:
-            name: its id; one that nothing else has now.
-            step: what it is to be.
-            timeout: how long its making may take, a wait for GPUs included, in seconds.
+            name: its id, which must be unused.
+            step: its description.
+            timeout: the limit for its creation, including a wait for GPUs, in seconds.
 
         Raises:
-            ContainerError: the wrapper or the runtime refused it.
+            ContainerError: the GPU runtime or runc refused it.
             StarvedError: the machine has no time or room for it.
         """
         environment = bundle.variables(step.image_env, step.params)
@@ -343,7 +353,7 @@ class Containers:
         return made
 
     def _folders(self, name: str) -> tuple[str, str]:
-        """Make a container's root and the folder that it works in."""
+        """Make a container's root and its working folder."""
         root, work = _ROOTS / name / "rootfs", _ROOTS / name / "work"
         rootfs.make(root, {_PROBE.name: _PROBE.read_text()}, self._highest_id)
         files.ensure_directory(work)
@@ -351,15 +361,15 @@ class Containers:
         return str(root), str(work)
 
 
-def _refused(words: str, *, starved: bool) -> ContainerError | StarvedError:
-    """The error for what was not made; its words may tell that the machine is out of something."""
+def _refused(words: str, code: str = "", *, starved: bool) -> ContainerError | StarvedError:
+    """Return the error for a refusal; the message may show that the machine is starved."""
     if starved or scarcity.is_told_by(words):
         return StarvedError(words)
-    return ContainerError(words)
+    return ContainerError(words, code)
 
 
 def _sweep() -> None:
-    """Take away whatever containers of a self-test there are, and all that belongs to them."""
+    """Remove all containers of self-tests and everything that belongs to them."""
     names = {path.name for folder in (_STATE, _BUNDLES, _ROOTS) for path in _entries(folder)}
     for name in names:
         command = [wrapper.RUNC, "--root", str(_STATE), "delete", "--force", name]
@@ -374,19 +384,19 @@ def _sweep() -> None:
 
 
 def is_nested() -> bool:
-    """Whether this machine is a container with users of its own, as LXD's are."""
+    """Return whether this machine is a container with its own user namespace, as LXD's are."""
     return _USERS.read_text().split() != ["0", "0", "4294967295"]
 
 
 def _highest_id() -> int:
-    """The highest user id here, of which Concourse makes the root of its containers."""
+    """Return the highest user id here, which Concourse maps to its containers' root."""
     lines = _USERS.read_text().splitlines()
     return max(int(first) + int(count) - 1 for first, _, count in map(str.split, lines))
 
 
 def _forget(name: str) -> None:
     """Remove a container's files and its lease."""
-    # Where that fails, whoever wants the GPU next takes it.
+    # If this fails, the next request for the GPU takes it.
     with contextlib.suppress(OSError, Refused):
         broker.do_without(Store(str(wrapper.STORE)), Host(), name)
     for folder in (_BUNDLES, _ROOTS):
@@ -397,12 +407,12 @@ def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
     return [*folder.iterdir()] if folder.is_dir() else []
 
 
-def _said(log: pathlib.Path) -> str:
-    """The last error in a runtime's log, as the shim takes it from there."""
-    last = ""
+def _said(log: pathlib.Path) -> tuple[str, str]:
+    """Return the last error in a runtime's log, as the shim does, and the GPU runtime's code."""
+    last = "", ""
     for line in (files.read_text(log) or "").splitlines():
         with contextlib.suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
             if entry["level"] == "error":
-                last = str(entry["msg"])
+                last = str(entry["msg"]), str(entry.get("code", ""))
     return last

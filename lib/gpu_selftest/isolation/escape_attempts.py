@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The checks of isolation, and the containers that try to get more than their lease. No deeds."""
+"""Data of the checks of isolation, and of containers that try to get more than their lease."""
 
 import dataclasses
 import typing
@@ -11,40 +11,40 @@ from gpu_selftest.isolation.containers import Kind, Step
 from gpu_selftest.isolation.rootfs import Mount
 from gpu_selftest.quick import runtime_checks as wrapper_checks
 
-_ANEW: typing.Final = (
-    "have wrapper and configuration written anew, on all units, by "
+_REINSTALL: typing.Final = (
+    "reinstall the GPU runtime and its configuration, on all units: "
     "`juju config APP enable-gpu=false`, then `juju config APP enable-gpu=true`"
 )
 _STORE: typing.Final = (
-    f"`sudo rm {wrapper.STORE}/leases.json`, which is made anew of what runs; then {_ANEW}"
+    f"`sudo rm {wrapper.STORE}/leases.json`, which is rebuilt from what runs; then {_REINSTALL}"
 )
 
 LEASE: typing.Final = Check(
     "lease",
     Level.ISOLATION,
-    "a task sees the GPU of its lease, and no other",
-    remedy=f"compare with what the wrapper granted (`sudo tail {wrapper.LOG}`); {_ANEW}",
+    "a task sees the GPU of its lease and no other",
+    remedy=f"compare with the grants of the GPU runtime (`sudo tail {wrapper.LOG}`); {_REINSTALL}",
     each_gpu=True,
 )
 NO_LEASE: typing.Final = Check(
     "no-lease",
     Level.ISOLATION,
-    "get, put, and a task with GPU_COUNT=0 see no GPU, whatever their image asks for",
-    remedy=_ANEW,
+    "get, put, and a task with GPU_COUNT=0 see no GPU, whatever their image requests",
+    remedy=_REINSTALL,
 )
 DEVICE_CGROUP: typing.Final = Check(
     "device-cgroup",
     Level.ISOLATION,
-    "the kernel refuses a container every GPU's device that it was not given, by device rules or, "
-    "in a container like LXD's, by its user namespace",
-    remedy="see that this kernel has device control groups (`grep -e CONFIG_CGROUP_BPF= -e "
-    "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, have runc anew: "
+    "the kernel refuses a container all GPU devices that it was not given: by device rules, or by "
+    "its user namespace in a container like LXD's",
+    remedy="check that this kernel has device control groups (`grep -e CONFIG_CGROUP_BPF= -e "
+    "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, unpack runc again: "
     f"{wrapper_checks.UNPACK}",
 )
-# runc sets no device rules there: they would need rights over the host (runc 1.3
-# libcontainer/cgroups/devices/v2.go). What has no node is kept from it by the user namespace.
+# runc sets no device rules in a user namespace: they would need rights on the host (runc 1.3
+# libcontainer/cgroups/devices/v2.go). Devices without a node are blocked by the user namespace.
 UNNEST: typing.Final = (
-    "on the host, have LXD make no nodes for it: `lxc config unset <instance> "
+    "on the host, stop LXD from making nodes for the container: `lxc config unset <instance> "
     "security.syscalls.intercept.mknod`, `lxc restart <instance>`; then juju run APP/leader "
     "gpu-selftest"
 )
@@ -54,28 +54,27 @@ DISJOINT: typing.Final = Check(
 RECLAIM: typing.Final = Check(
     "reclaim",
     Level.ISOLATION,
-    "the GPU of a task that was killed is handed out again, and nothing of that task has it still",
+    "the GPU of a killed task is handed out again, and no process of that task still uses it",
     remedy=_STORE,
     unit="s",
-    source="gpu_runtime.holder_usage: the store's look, and the killing of what is left, take "
-    "less than one",
+    source="gpu_runtime.holder_usage: to find and kill what is left takes less than a second",
 )
 EXEC_ENVIRONMENT: typing.Final = Check(
     "exec-environment",
     Level.ISOLATION,
     "the variables of a step and of a hijacked session name the GPU of the lease",
-    remedy=_ANEW,
+    remedy=_REINSTALL,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Door:
-    """A way in which an image or a pipeline may ask for more than its lease.
+    """A way in which an image or a pipeline may try to get more than its lease.
 
     Attributes:
-        check: what it is tested as.
+        check: the check that tests it.
         step: a container that tries it.
-        refusable: whether the wrapper may also refuse such a container.
+        refusable: whether the GPU runtime may also refuse such a container.
     """
 
     check: Check
@@ -83,39 +82,39 @@ class Door:
     refusable: bool = False
 
 
-def _door(name: str, proves: str, remedy: str = _ANEW) -> Check:
+def _door(name: str, proves: str, remedy: str = _REINSTALL) -> Check:
     return Check(name, Level.ISOLATION, proves, remedy=remedy)
 
 
 _ENVIRONMENT: typing.Final = _door(
-    "environment", "variables that are set twice or malformed bring no more than the lease"
+    "environment", "variables that are set twice or malformed give no more than the lease"
 )
 _ALL: typing.Final = "runtime.nvidia.com/gpu=all"
 DOORS: typing.Final = (
     Door(
-        _door("image-all", "an image with NVIDIA_VISIBLE_DEVICES=all gets its lease alone"),
+        _door("image-all", "an image with NVIDIA_VISIBLE_DEVICES=all gets only its lease"),
         Step(image_env=("NVIDIA_VISIBLE_DEVICES=all",), params=("GPU_COUNT=1",)),
     ),
     Door(
-        _door("cuda-version-only", "an image with nothing but CUDA_VERSION gets its lease alone"),
+        _door("cuda-version-only", "an image with only CUDA_VERSION gets only its lease"),
         Step(image_env=("CUDA_VERSION=12.4.1",), params=("GPU_COUNT=1",)),
     ),
     Door(
         _door(
             "annotation",
-            "annotations that ask for devices bring no more than the lease",
-            f"annotation-prefixes must be [] in {wrapper_checks.CONFIG}: {_ANEW}",
+            "annotations that request devices give no more than the lease",
+            f"annotation-prefixes must be [] in {wrapper_checks.CONFIG}: {_REINSTALL}",
         ),
-        # An image names its user, which Concourse makes an annotation. That one counts where
-        # annotation-prefixes is [""], which `nvidia-ctk config --set` makes of nothing.
+        # An image names its user, which Concourse makes an annotation. It counts if
+        # annotation-prefixes is [""], which `nvidia-ctk config --set` makes of an empty value.
         Step(params=("GPU_COUNT=1",), annotations={"cdi.k8s.io/gpu-ci": _ALL, "user": _ALL}),
     ),
     Door(
         _door(
             "volume-mount",
-            "mounts that ask for devices bring no more than the lease",
+            "mounts that request devices give no more than the lease",
             "accept-nvidia-visible-devices-as-volume-mounts must be false in "
-            f"{wrapper_checks.CONFIG}: {_ANEW}",
+            f"{wrapper_checks.CONFIG}: {_REINSTALL}",
         ),
         Step(
             params=("GPU_COUNT=1",),
@@ -143,16 +142,16 @@ DOORS: typing.Final = (
 
 NVIDIA_ONLY: typing.Final = frozenset(door.check for door in DOORS) - {_ENVIRONMENT}
 
-# A task that asks for nothing unusual.
+# A task without unusual requests.
 PLAIN: typing.Final = Step(params=("GPU_COUNT=1",))
-# Containers that are to see no GPU, by what they are called.
+# Containers that must see no GPU, by their names in the report.
 _GREEDY: typing.Final = ("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=12.4.1")
 WITHOUT: typing.Final = {
     "get": Step(Kind.GET, image_env=_GREEDY),
     "put": Step(Kind.PUT, image_env=_GREEDY),
     "task": Step(image_env=_GREEDY, params=("GPU_COUNT=0",)),
 }
-# A task whose image lies about its GPUs: nothing of that may reach its processes.
+# A task whose image has wrong variables about its GPUs: none of them may reach its processes.
 UNTRUE: typing.Final = Step(
     image_env=(
         *("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=-1", "GPU_COUNT=8"),

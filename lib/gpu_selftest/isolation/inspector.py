@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Looking into containers: what each sees, and what any could open that it was not given.
+"""Look into containers: what each sees, and what it can open that it was not given.
 
-Two threads may look at a time, each into a container of its own.
+Two threads may look at a time, each into its own container.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from gpu_selftest.isolation.containers import Container, ContainerError, Contain
 from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import StarvedError
 
-# How long a container's look around may take, in seconds: NVML may have to wake the GPUs.
+# The time limit of a look, in seconds: NVML may have to initialise the GPUs.
 _LOOK: typing.Final = 30.0
 
 _PROBE: typing.Final = [
@@ -35,10 +35,10 @@ class Inspector:
     Attributes:
         nodes: the nodes of all GPUs here.
         owners: the GPU of each device that tasks get, by the device's id.
-        nested: this machine is itself a container, in which no device rules are set.
-        leaked: each way to a GPU past what it was given that some container has, and which: the
-            path of a node that it opened; where nested, see views.ways_past.
-        looks: the ids of the containers that were looked into, one for each look.
+        nested: whether this machine is itself a container, in which no device rules are set.
+        leaked: each way to a GPU beyond its lease that a container has, with the container's id:
+            the path of a node that it opened; if nested, see views.ways_past.
+        looks: the id of the container of each look.
     """
 
     def __init__(self, settings: Settings, made: Containers) -> None:
@@ -54,17 +54,17 @@ class Inspector:
         self._run = secrets.token_hex(3)
 
     def id(self, name: str) -> str:
-        """The id of a container that people are to know by this name; no other run has it."""
+        """Return the id of a container with this name; no other run of the self-test has it."""
         return f"{SELF_TEST_CONTAINER}{name}-{self._run}"
 
     def create(self, name: str, step: Step, **limits: float) -> Container:
-        """Start a container by the id of this name; see Containers.create."""
+        """Start a container with the id of this name; see Containers.create."""
         mounts = [*step.mounts, *views.planted(self.nodes)]
         whole = dataclasses.replace(step, mounts=mounts)
         return self._made.create(self.id(name), whole, **limits)
 
     def look(self, container: Container, exec_id: str = "task") -> View:
-        """What the container sees.
+        """Return what the container sees.
 
         Raises:
             ContainerError: it could not be looked into.
@@ -86,7 +86,7 @@ class Inspector:
         return view
 
     def see(self, name: str, step: Step) -> View:
-        """What a container sees that is made for that alone.
+        """Make a container, return what it sees, and remove it.
 
         Raises:
             ContainerError: it could not be made or looked into.
@@ -96,6 +96,6 @@ class Inspector:
             return self.look(container)
 
     def failed(self, check: Check, text: str, *, remedy: str = "", **named: typing.Any) -> Result:
-        """A failure, whose remedy, the check's own if none is given, names this application."""
+        """Return a failure; APP in its remedy, by default the check's, is this application."""
         told = (remedy or check.remedy).replace("APP", self._application)
         return check.result(Outcome.FAILED, text, remedy=told, **named)

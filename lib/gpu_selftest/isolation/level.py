@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a CI task gets its GPU, no other, and none where it has no lease: seen from inside it.
+"""Check from inside containers that a task gets its GPU, no other, and none without a lease.
 
-Each check makes containers as Concourse would, through this worker's own wrapper and runtime. GPUs
-are taken by leases, so that no task is disturbed: what a job has is not tested.
+Each check makes containers as Concourse does, through this worker's GPU runtime. GPUs are reserved
+by leases, so that no task is disturbed. A GPU that a job uses is not tested.
 """
 
 import collections.abc
@@ -21,7 +21,7 @@ from gpu_agent.runtime import policy
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused
 from gpu_selftest import gpu_reservation as reserve
-from gpu_selftest.check import Check, Outcome, Progress, Result
+from gpu_selftest.check import Check, Obstacle, Outcome, Progress, Result
 from gpu_selftest.isolation import container_view as views
 from gpu_selftest.isolation import containers
 from gpu_selftest.isolation import escape_attempts as doors
@@ -34,20 +34,20 @@ from gpu_selftest.starvation_clock import StarvedError
 
 CHECKS: typing.Final = doors.CHECKS
 
-# A container is made by one program after the other, so that one check leaves the second processor
-# of a small machine idle. A worker's tasks need the others.
+# A container is made by one program after another, so that one check leaves the second processor
+# of a small machine idle. The worker's tasks need the other processors.
 _AT_ONCE: typing.Final = 2
 
 
 def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[Result]:
-    """Make all checks of isolation on these GPUs, those of `settings` or some of them."""
+    """Make all checks of isolation on these GPUs, which are all or some of those in `settings`."""
     absent = containers.missing()
     why = f"{absent} is missing" if absent else ""
     try:
         allowed = policy.allowed()
         listed = {device.id for device in allowed.devices} if allowed else set[str]()
         if unknown := listed - {device for gpu in settings.gpus for device in gpu.devices}:
-            why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is not here"
+            why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is missing"
         if allowed and not why:
             with _awake(gpus), Containers() as made:
                 inspector = Inspector(settings, made)
@@ -56,7 +56,7 @@ def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[R
         why = why or str(error)
     why = why or f"{wrapper.POLICY} allows no GPU"
     return [
-        check.result(Outcome.PREVENTED, why, gpu=gpu)
+        check.result(Outcome.NOT_RUN, why, gpu=gpu)
         for check in CHECKS
         for gpu in ([one.uuid for one in gpus] if check.each_gpu else [""])
     ]
@@ -64,9 +64,9 @@ def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[R
 
 @contextlib.contextmanager
 def _awake(gpus: tuple[Gpu, ...]) -> collections.abc.Generator[None]:
-    """Keep the driver's state of these GPUs, as nvidia-persistenced does: by an open node each.
+    """Keep these GPUs' driver initialised by an open node each, as nvidia-persistenced does.
 
-    Where nothing else keeps it, every container would start it anew, a second or more for a GPU.
+    Otherwise every container may initialise it again, which takes a second or more for each GPU.
     """
     with contextlib.ExitStack() as stack:
         for path in [path for gpu in gpus for path in views.own_nodes(gpu)]:
@@ -92,23 +92,24 @@ class _Isolation:
         self._inspector = inspector
         self._allowed = allowed
         self._progress = progress
-        # GPUs whose lease was kept; what needs any such GPU takes one of them, while it has this.
+        # GPUs that passed the check lease. A check that needs any GPU takes one of them and locks
+        # it in _turns.
         self._proven: list[Gpu] = []
         self._turns = {gpu.uuid: threading.Lock() for gpu in gpus}
-        # Why others are not among them.
+        # Why other GPUs are not among them.
         self._broken = ""
-        self._taken = ""
-        # What the machine had no time or room for; then nothing more is tried.
+        self._taken: Obstacle | None = None
+        # What the machine had no time or room for; no further check is tried then.
         self._starved = ""
 
     def results(self) -> list[Result]:
-        """Make all checks; those that need an earlier one's success come after it."""
+        """Make all checks; a check that needs an earlier one's success comes after it."""
         bound = functools.partial
         found = self._side_by_side(
             (doors.LEASE, bound(self._lease, gpu), gpu.uuid) for gpu in self._gpus
         )
         self._proven.sort(key=self._gpus.index)
-        self._progress("Isolation: containers that have no lease, or ask for more than theirs")
+        self._progress("Isolation: containers without a lease, or that ask for more than theirs")
         ways = dict.fromkeys(one.check for one in doors.DOORS)
         found += self._side_by_side(
             (
@@ -117,48 +118,48 @@ class _Isolation:
                 (doors.EXEC_ENVIRONMENT, self._exec_environment, ""),
             )
         )
-        # Each by itself: the wrapper chooses, and is timed.
-        self._progress("Isolation: two tasks at once, and one that is killed")
+        # One at a time: the GPU runtime chooses, and is timed.
+        self._progress("Isolation: two tasks at once, and a killed one")
         proven = [device for gpu in self._proven for device in gpu.devices]
         allocation = Allocation(self._inspector, self._allowed, proven)
         for check, make in (
             (doors.DISJOINT, allocation.disjoint),
             (doors.RECLAIM, allocation.reclaim),
         ):
-            prevented = check.result(Outcome.PREVENTED, self._broken)
-            found.append(prevented if self._broken else self._unless_starved(check, make))
+            not_run = check.result(Outcome.NOT_RUN, self._broken)
+            found.append(not_run if self._broken else self._unless_starved(check, make))
         return [*found, self._device_cgroup()]
 
     def _side_by_side(
         self, checks: collections.abc.Iterable[tuple[Check, _Make, str]]
     ) -> list[Result]:
-        """Make these checks, none of which needs another's success; the results in their order.
+        """Make these checks, which are independent, and return the results in their order.
 
-        What ends one without a result, or this process, has no further one begin.
+        If a check ends by an exception, or this process is stopped, no further check begins.
 
         Args:
-            checks: each with what makes it, and the GPU that it is of, if it is of one.
+            checks: each with the function that makes it, and the id of its GPU, or an empty one.
         """
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             return [*pool.map(self._unless_starved, *zip(*checks, strict=True))]
 
     def _unless_starved(self, check: Check, make: _Make, gpu: str = "") -> Result:
-        """A check's result; where the machine has no time or room for it, that it can't be made.
+        """Return a check's result, or that it can't run if the machine has no time or room.
 
-        A job can starve the machine, and what comes late is not wrong.
+        A job can starve the machine, and a late answer is not a wrong one.
         """
         try:
             if not self._starved:
                 return make()
         except StarvedError as error:
-            self._starved = f"this machine has no time or room for it: {error}"
-        return check.result(Outcome.PREVENTED, self._starved, gpu=gpu)
+            self._starved = f"this machine has no time or room for the check: {error}"
+        return check.result(Outcome.NOT_RUN, self._starved, gpu=gpu)
 
     def _lease(self, gpu: Gpu) -> Result:
         check = doors.LEASE
         self._progress(f"Isolation: a task with GPU {gpu.index}")
         if not gpu.devices:
-            why = "MIG is on, and there is no MIG device to hand out"
+            why = "MIG is on, but there is no MIG device"
             return check.result(Outcome.SKIPPED, why, gpu=gpu.uuid)
         seen: list[View] = []
         faults: list[str] = []
@@ -167,7 +168,7 @@ class _Isolation:
             with reserve.alone(self._inspector.id(name), [device]) as why:
                 if why:
                     self._taken = why
-                    return check.result(Outcome.PREVENTED, why, gpu=gpu.uuid)
+                    return check.not_run(why, gpu.uuid)
                 try:
                     view = self._inspector.see(name, doors.PLAIN)
                 except ContainerError as error:
@@ -176,14 +177,14 @@ class _Isolation:
             seen.append(view)
             faults += views.faults_with(view, self._inspector.nodes, gpu, device)
         if views.share_mig_nodes(seen):
-            faults.append("one of its MIG devices brings the access to another")
+            faults.append("one of its MIG devices gives access to another")
         if faults:
             self._broken = f"{check.id} failed on GPU {gpu.index}"
-            text = f"a task does not see its GPU alone: {'; '.join(faults)}"
+            text = f"a task does not see only its GPU: {'; '.join(faults)}"
             return self._inspector.failed(check, text, gpu=gpu.uuid)
         self._proven.append(gpu)
-        nvml = "; NVML lists it alone" if seen[0].nvml is not None else ""
-        text = f"a task has {', '.join(views.own_nodes(gpu))}, and no other GPU's node{nvml}"
+        nvml = "; NVML lists only it" if seen[0].nvml is not None else ""
+        text = f"a task has {', '.join(views.own_nodes(gpu))} and no other GPU's node{nvml}"
         return check.result(Outcome.PASSED, text, gpu=gpu.uuid)
 
     def _no_lease(self) -> Result:
@@ -192,44 +193,44 @@ class _Isolation:
             try:
                 faults = views.faults_without(self._inspector.see(f"{check.id}-{name}", step))
             except ContainerError as error:
-                faults = [f"it could not be made: {error}"]
+                faults = [f"its container could not be made: {error}"]
             if faults:
-                text = f"{name} without a lease is not without GPUs: {'; '.join(faults)}"
+                text = f"{name} without a lease has a GPU: {'; '.join(faults)}"
                 return self._inspector.failed(check, text)
         names = ", ".join(doors.WITHOUT)
-        return check.result(Outcome.PASSED, f"none was seen in: {names}")
+        return check.result(Outcome.PASSED, f"no GPU was seen in: {names}")
 
     def _door(self, check: Check) -> Result:
         if check in doors.NVIDIA_ONLY and self._gpus[0].vendor is not Vendor.NVIDIA:
-            return check.result(Outcome.SKIPPED, "only NVIDIA's container runtime has this door")
+            return check.result(Outcome.SKIPPED, "only NVIDIA's container runtime accepts this")
         said: list[str] = []
         for door in doors.DOORS:
             if door.check != check:
                 continue
             name = f"{check.id}-{len(said)}"
-            with self._a_proven_gpu(name) as (gpu, why):
-                if gpu is None:
-                    return check.result(Outcome.PREVENTED, why)
+            with self._a_proven_gpu(name) as gpu:
+                if isinstance(gpu, Obstacle):
+                    return check.not_run(gpu)
                 try:
                     view = self._inspector.see(name, door.step)
                 except ContainerError as error:
-                    if not (door.refusable and str(error).startswith("gpu-ci-worker: ")):
-                        return self._inspector.failed(check, f"no container that asks so: {error}")
-                    said.append(f"refused in words: {error}")
+                    if not (door.refusable and error.code):
+                        return self._inspector.failed(check, f"its container failed: {error}")
+                    said.append(f"refused with a message: {error}")
                     continue
             faults = views.faults_with(view, self._inspector.nodes, gpu, gpu.devices[0])
             if faults:
-                text = f"{check.id} brings a task past its lease: {'; '.join(faults)}"
+                text = f"{check.id} gives a task more than its lease: {'; '.join(faults)}"
                 return self._inspector.failed(check, text)
-            said.append(f"a task saw GPU {gpu.index} alone")
+            said.append(f"a task saw only GPU {gpu.index}")
         return check.result(Outcome.PASSED, "; ".join(said))
 
     def _exec_environment(self) -> Result:
         check = doors.EXEC_ENVIRONMENT
         faults: list[str] = []
-        with self._a_proven_gpu(check.id) as (gpu, why):
-            if gpu is None:
-                return check.result(Outcome.PREVENTED, why)
+        with self._a_proven_gpu(check.id) as gpu:
+            if isinstance(gpu, Obstacle):
+                return check.not_run(gpu)
             try:
                 with self._inspector.create(check.id, doors.UNTRUE) as container:
                     for what, exec_id in (("step", "task"), ("hijacked", str(uuid.uuid4()))):
@@ -239,38 +240,38 @@ class _Isolation:
             except ContainerError as error:
                 faults.append(str(error))
         if faults:
-            text = f"variables do not tell the lease: {'; '.join(faults)}"
+            text = f"variables do not match the lease: {'; '.join(faults)}"
             return self._inspector.failed(check, text)
-        text = f"both a step and a hijacked session are told {gpu.devices[0]}"
+        text = f"a step and a hijacked session both have {gpu.devices[0]}"
         return check.result(Outcome.PASSED, text)
 
     @contextlib.contextmanager
-    def _a_proven_gpu(self, name: str) -> collections.abc.Generator[tuple[Gpu | None, str]]:
-        """A GPU whose lease is kept, for the container of that name; else None, and why not."""
-        obstacle = self._broken or self._taken or "no GPU has a device to hand out"
-        # First those that no other check has now, which is a matter of luck and time alone.
+    def _a_proven_gpu(self, name: str) -> collections.abc.Generator[Gpu | Obstacle]:
+        """Reserve a GPU that passed the check `lease` for the container of that name."""
+        obstacle = Obstacle(self._broken) if self._broken else self._taken
+        # GPUs that no other check uses now come first, so that two checks rarely wait.
         for gpu in sorted(self._proven, key=lambda one: self._turns[one.uuid].locked()):
             taken = reserve.alone(self._inspector.id(name), gpu.devices[:1])
             with self._turns[gpu.uuid], taken as why:
                 if not why:
-                    yield gpu, ""
+                    yield gpu
                     return
             obstacle = why
-        yield None, obstacle
+        yield obstacle or Obstacle("no GPU has a device to hand out")
 
     def _device_cgroup(self) -> Result:
         check, inspector = doors.DEVICE_CGROUP, self._inspector
         if not inspector.looks:
-            return check.result(Outcome.PREVENTED, "no container could be looked into")
+            return check.result(Outcome.NOT_RUN, "no container could be looked into")
         leaked = ", ".join(f"{path} in {name}" for path, name in inspector.leaked.items())
         count, looks = len(inspector.nodes), f"{len(inspector.looks)} looks from inside"
         if inspector.nested:
             if leaked:
-                text = f"tasks are not kept from GPUs by this container's user namespace: {leaked}"
+                text = f"this container's user namespace does not keep tasks from GPUs: {leaked}"
                 return inspector.failed(check, text, remedy=doors.UNNEST)
-            text = f"{looks}, in a container without device rules: of {count} nodes none could be"
-            return check.result(Outcome.PASSED, f"{text} made (mknod), nor was another's there")
+            text = f"{looks}, in a container without device rules: none of {count} nodes could be"
+            return check.result(Outcome.PASSED, f"{text} made (mknod), no other GPU's was there")
         if leaked:
-            return inspector.failed(check, f"GPUs can be opened past their nodes: {leaked}")
-        text = f"{looks}: of {count} nodes none opened but those granted"
+            return inspector.failed(check, f"tasks can open GPUs that they don't have: {leaked}")
+        text = f"{looks}: of {count} nodes only those granted could be opened"
         return check.result(Outcome.PASSED, text)

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Says as one line of JSON which devices it can open. Runs inside a container of the self-test.
+"""Print as one line of JSON which devices can be opened. Runs in a container of the self-test.
 
-There only the standard library is at hand, and this file by itself:
+Only the standard library is available there, and this file by itself:
 
     {"nodes": [[path, major, minor, errno], ...],    character devices in /dev; errno 0: it opened
      "planted": [[path, major, minor, errno], ...],  those that the self-test mounted beside itself
@@ -41,7 +41,7 @@ def look(folder: str) -> list[Seen]:
 
 
 def _opened(path: str) -> int:
-    """0, or the number of the error."""
+    """Return 0, or the number of the error."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError as error:
@@ -50,7 +50,7 @@ def _opened(path: str) -> int:
 
 
 def make(number: str) -> tuple[int, int, int]:
-    """What making a node of such a number, as `195:0`, answers."""
+    """Return what making a node with a number, such as `195:0`, answers."""
     major, minor = map(int, number.split(":"))
     path = f"/tmp/gpu-ci-{major}-{minor}"  # noqa: S108 the container's own
     try:
@@ -61,22 +61,22 @@ def make(number: str) -> tuple[int, int, int]:
 
 
 class _NvmlError(Exception):
-    """NVML refused; the text is its own words."""
+    """NVML refused; the text is its message."""
 
 
 class _Nvml:
-    """The few questions that tell which GPUs a container has."""
+    """The few questions that show which GPUs a container has."""
 
     def __init__(self) -> None:
-        """Load it.
+        """Load NVML.
 
         Raises:
-            OSError: there is none, or it can't be loaded.
+            OSError: there is no NVML, or it can't be loaded.
         """
         self._library = ctypes.CDLL(_LIBRARY)
 
     def uuids(self) -> list[str]:
-        """The UUIDs of all GPUs, each followed by those of its MIG devices."""
+        """Return the UUIDs of all GPUs, each followed by those of its MIG devices."""
         self._call("nvmlInit_v2")
         found: list[str] = []
         for index in range(self._number("nvmlDeviceGetCount_v2")):
@@ -117,11 +117,11 @@ class _Nvml:
 
 
 def ask_nvml() -> dict[str, object] | None:
-    """What NVML lists; None where there is none."""
+    """Return what NVML lists; None if there is no NVML."""
     try:
         nvml = _Nvml()
     except OSError as error:
-        # The loader has no number for it, and the same words where another library is missing.
+        # The loader gives no errno, and the same message if another library is missing.
         absent = str(error).startswith(f"{_LIBRARY}: ") and os.strerror(errno.ENOENT) in str(error)
         return None if absent else {"error": str(error), "uuids": []}
     try:
@@ -131,7 +131,7 @@ def ask_nvml() -> dict[str, object] | None:
 
 
 def main(planted: str, *numbers: str) -> None:
-    """Print it all; of these numbers whether nodes can be made."""
+    """Print everything, including whether nodes with these numbers can be made."""
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
         entries = file.read().decode(errors="replace").split("\0")
     whole = {

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A container's root made of this machine's own Python: no image, no network, nothing to download.
+"""Make a container's root from this machine's own Python: without image, network or download.
 
-The interpreter and its libraries are bind-mounted one by one into a folder that is empty else, so
-that a runtime can still add a driver's libraries beside them, and run its hooks there.
+The interpreter and its libraries are bind-mounted one by one into an otherwise empty folder. A
+runtime can so still add a driver's libraries beside them and run its hooks.
 """
 
 import collections.abc
@@ -16,14 +16,14 @@ from gpu_agent import paths as wrapper
 from gpu_runtime.rootfs import MARKER
 from machine import files, process
 
-# Where programs of ours lie in a container.
+# The folder of our programs in a container.
 PROGRAMS: typing.Final = pathlib.PurePosixPath("/.gpu-ci")
 
-# What the kernel may have set on a file system, a user namespace can't take away: to mount it
-# read-only there, these have to be named too (mount_namespaces(7)).
+# A user namespace can't clear flags that the kernel has set on a file system. To mount it
+# read-only there, these flags have to be named too (mount_namespaces(7)).
 _READ_ONLY: typing.Final = ("bind", "ro", "nosuid", "nodev")
 
-# Names in / that are links into /usr, where the machine has it so (systemd, file-hierarchy(7)).
+# Names in / that are links into /usr on machines with a merged /usr (systemd, file-hierarchy(7)).
 _MERGED: typing.Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 _ASK = """
@@ -44,12 +44,12 @@ print(json.dumps({
 
 @dataclasses.dataclass(frozen=True)
 class Mount:
-    """A file, folder or device node of this machine that a container gets too.
+    """A file, folder or device node of this machine that a container gets.
 
     Attributes:
-        source: where it is here.
-        destination: where it is there.
-        options: as in config.json; without `ro` it can be written to.
+        source: its path here.
+        destination: its path in the container.
+        options: as in config.json; without `ro` it is writable.
     """
 
     source: str
@@ -60,16 +60,16 @@ class Mount:
 def interpreter(
     python: str = wrapper.PYTHON, modules: collections.abc.Iterable[str] = ()
 ) -> tuple[Mount, ...]:
-    """What a Python needs that imports these modules: itself, its library, those it has mapped.
+    """Return the mounts for a Python that imports these modules: program, library, shared objects.
 
-    Of a virtual environment its own folder is left out, which has to be mounted besides.
+    The folder of a virtual environment is left out; it has to be mounted in addition.
 
     Args:
         python: path of the interpreter.
-        modules: what its program imports.
+        modules: the modules that its program imports.
 
     Raises:
-        machine.process.CommandError: if it can't be asked, or has no such module.
+        machine.process.CommandError: it can't be run, or lacks a module.
     """
     done = process.run([python, "-I", "-c", _ASK, *modules], timeout=120)
     said = json.loads(done.stdout.splitlines()[-1])
@@ -92,13 +92,13 @@ def interpreter(
 
 
 def make(folder: pathlib.Path, programs: collections.abc.Mapping[str, str], owner: int) -> None:
-    """Make a root with nothing but these programs of ours in PROGRAMS: name and text of each.
+    """Make a root with only these programs of ours in PROGRAMS.
 
     Args:
-        folder: where; not there yet.
-        programs: their names and texts.
-        owner: number of the user that the container's root is, as whom the runtime makes what is
-            mounted on.
+        folder: where; must not exist.
+        programs: names and texts of the programs.
+        owner: number of the user that the container's root is; the runtime makes mount points as
+            that user.
     """
     files.ensure_directory(folder)
     for name in _MERGED:
@@ -113,5 +113,5 @@ def make(folder: pathlib.Path, programs: collections.abc.Mapping[str, str], owne
         files.ensure_file(place / name, text)
     files.hand_over(folder, owner)
     files.ensure_file(folder / MARKER, "")  # root's own: no container could have made it
-    # It is no image's volume, which the wrapper wants of a task's root.
+    # It is not an image's volume, which the GPU runtime requires of a task's root.
     files.ensure_file(folder / MARKER, "")

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A container as Concourse 8.3 describes it to containerd: config.json and the process file. Pure.
+"""Describe a container to the runtime as Concourse 8.3 does: config.json and the process file.
 
 The shape is that of its unprivileged steps (worker/runtime/spec/spec.go, mounts.go, namespaces.go,
-capabilities.go), but for the network files and the program that waits.
+capabilities.go), except for the network files and the program that waits.
 """
 
 import collections.abc
@@ -14,9 +14,9 @@ from gpu_selftest.isolation.rootfs import Mount
 
 
 class Kind(enum.Enum):
-    """What a step does, told by the folder that it works in (atc/engine/step_factory.go).
+    """The kind of a step, which its working folder shows (atc/engine/step_factory.go).
 
-    A task's is the beginning of the SHA-256 of its name; this one's name is `selftest`.
+    A task's folder is the beginning of the SHA-256 of its name; this one's name is `selftest`.
     """
 
     TASK = "/tmp/build/d354caf9"  # noqa: S108 Concourse's, inside the container
@@ -24,10 +24,10 @@ class Kind(enum.Enum):
     PUT = "/tmp/build/put"  # noqa: S108
 
 
-# The control group below which all of them are.
+# The control group of all these containers.
 CGROUP: typing.Final = "gpu-ci-selftest"
 
-# What web puts between the image's variables and the author's (atc/exec/step_metadata.go).
+# The variable that web sets between the image's and the author's (atc/exec/step_metadata.go).
 _BORDER: typing.Final = "ATC_EXTERNAL_URL"
 
 _PATH: typing.Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -38,8 +38,8 @@ _CAPABILITIES: typing.Final = [
     SETPCAP SETUID SYS_CHROOT
     """.split()
 ]
-# Of what its profile leaves out (seccomp.go), that which programs for GPUs are known to try. They
-# get EPERM, as they would there, and are to cope.
+# System calls that Concourse's profile leaves out (seccomp.go) and GPU programs are known to try.
+# They get EPERM, as they would there, and have to cope.
 _DENIED_CALLS: typing.Final = """
     bpf get_mempolicy io_uring_enter io_uring_register io_uring_setup mbind move_pages
     perf_event_open pidfd_getfd process_vm_readv process_vm_writev set_mempolicy unshare
@@ -66,14 +66,14 @@ _NAMESPACES: typing.Final = ("pid", "ipc", "uts", "mount", "network", "user", "c
 def variables(
     image: collections.abc.Iterable[str], params: collections.abc.Iterable[str]
 ) -> list[str]:
-    """All variables of a step: the image's, then those of the task's author."""
+    """Return all variables of a step: the image's, then those of the task's author."""
     return [_PATH, *image, f"{_BORDER}=http://127.0.0.1:8080", *params]
 
 
 def process(
     argv: collections.abc.Sequence[str], environment: list[str], folder: str = "/"
 ) -> dict[str, typing.Any]:
-    """One process of a container, as its root, without a terminal."""
+    """Return one process of a container, as its root, without a terminal."""
     sets = ("bounding", "effective", "inheritable", "permitted")
     return {
         "user": {"uid": 0, "gid": 0},
@@ -92,18 +92,18 @@ def config(
     annotations: collections.abc.Mapping[str, str],
     highest_id: int,
 ) -> dict[str, typing.Any]:
-    """A container's config.json.
+    """Return a container's config.json.
 
     Args:
         group: its control group below CGROUP, the last part of which is its id. When a lease ends,
-            so do the containers beside the holder's that have its GPU open
-            (gpu_runtime.holder_usage), and runc opens all nodes that it mounts: what is made at
-            once must not be beside each other.
+            the sibling containers that have its GPU open end too (gpu_runtime.holder_usage), and
+            runc opens all nodes that it mounts. Containers that are made at once must therefore
+            not be siblings.
         root: the folder that becomes its root.
         init: its first process.
         mounts: what it gets of this machine.
-        annotations: beside Concourse's own.
-        highest_id: the highest user and group id here: whoever is root in there is that.
+        annotations: in addition to Concourse's own.
+        highest_id: the highest user and group id here, which is root in the container.
     """
     binds = (_mount(mount.destination, "bind", mount.source, [*mount.options]) for mount in mounts)
     return {
@@ -114,7 +114,7 @@ def config(
         "mounts": [*(_mount(*mount) for mount in _SYSTEM_MOUNTS), *binds],
         "hooks": {},
         "annotations": {"user": "", **annotations},
-        # From the top: a relative one would lie in the group of whoever starts the self-test.
+        # Absolute: a relative one would be in the group of the process that started the self-test.
         "linux": _linux(f"/{CGROUP}/{group}", highest_id),
     }
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether the GPUs' device nodes are there, are theirs, and let a task in that is not root."""
+"""Check that the GPUs' device nodes exist, are the right ones, and open for tasks."""
 
 import collections.abc
 import dataclasses
@@ -19,7 +19,7 @@ from gpu_selftest.check import Check, Level, Outcome, Result
 CHECK: typing.Final = Check(
     "device-nodes",
     Level.QUICK,
-    "every GPU's device nodes are there and a task that is not root can open them",
+    "every GPU's device nodes exist, and a task that is not root can open them",
     source="Linux Documentation/admin-guide/devices.txt; /proc/devices",
     each_gpu=True,
 )
@@ -36,10 +36,10 @@ class _Node:
 
     Attributes:
         path: absolute.
-        major: what it must be; None where the kernel does not say.
+        major: the number that it must have; None if the kernel does not say.
         minor: the same.
         make: the command that makes it.
-        optional: whether a task computes without it.
+        optional: whether tasks can compute without it.
     """
 
     path: str
@@ -50,12 +50,12 @@ class _Node:
 
     @property
     def is_nvidias(self) -> bool:
-        """Whether NVIDIA's driver, and its runtime in a container, have charge of it."""
+        """Whether NVIDIA's driver, and NVIDIA's runtime in containers, manage the node."""
         return pathlib.PurePath(self.path).name.startswith("nvidia")
 
 
 def run(gpus: collections.abc.Sequence[Gpu], root: pathlib.Path) -> list[Result]:
-    """A result for each of these GPUs, all of one vendor, and one for what they share."""
+    """Return a result for each of these GPUs, all of one vendor, and one for shared nodes."""
     majors = _majors(root)
     results = [_judge(_own(gpu), gpu.uuid, root) for gpu in gpus]
     shared = _shared(gpus, majors)
@@ -63,7 +63,7 @@ def run(gpus: collections.abc.Sequence[Gpu], root: pathlib.Path) -> list[Result]
 
 
 def _own(gpu: Gpu) -> list[_Node]:
-    """The nodes of one GPU alone."""
+    """Return the nodes that belong to one GPU."""
     if gpu.vendor is Vendor.NVIDIA:
         make = f"sudo nvidia-modprobe -c={gpu.minor}"
         return [_Node(f"/dev/nvidia{gpu.minor}", _NVIDIA_MAJOR, gpu.minor, make)]
@@ -75,13 +75,13 @@ def _own(gpu: Gpu) -> list[_Node]:
 def _shared(
     gpus: collections.abc.Sequence[Gpu], majors: collections.abc.Mapping[str, int]
 ) -> list[_Node]:
-    """The nodes that every task with a GPU gets."""
+    """Return the nodes that every task with a GPU gets."""
     if any(gpu.vendor is Vendor.NVIDIA for gpu in gpus):
         uvm, make = majors.get("nvidia-uvm"), "sudo nvidia-modprobe -u -c=0"
         control = _NVIDIA_CONTROL_MINOR
         return [
             _Node("/dev/nvidiactl", _NVIDIA_MAJOR, control, f"sudo nvidia-modprobe -c={control}"),
-            # Without it CUDA does not start, though nvidia-smi does (NVIDIA/gpu-operator#2685).
+            # Without it CUDA does not start, although nvidia-smi does (NVIDIA/gpu-operator#2685).
             _Node("/dev/nvidia-uvm", uvm, 0, make),
             _Node("/dev/nvidia-uvm-tools", uvm, 1, make, optional=True),
         ]
@@ -93,15 +93,15 @@ def _shared(
 
 
 def _of_the_kernel(subsystem: str) -> str:
-    """How nodes come back that the kernel makes itself: udev has but their links and modes."""
+    """Return how to restore nodes that the kernel makes; udev only has their links and modes."""
     return (
-        f"sudo udevadm trigger --subsystem-match={subsystem}; where that does not bring it back, "
+        f"sudo udevadm trigger --subsystem-match={subsystem}; if the node is still missing, "
         "reboot: the kernel makes such nodes when it finds the GPU"
     )
 
 
 def _judge(nodes: list[_Node], gpu: str, root: pathlib.Path) -> Result:
-    """The gravest of what is wrong with some nodes; the others are told too."""
+    """Return the result for some nodes: the text has all faults, the outcome is the gravest."""
     wrong = [(node, *found) for node in nodes if (found := _fault(node, root))]
     if not wrong:
         paths = ", ".join(node.path for node in nodes)
@@ -116,52 +116,52 @@ def _judge(nodes: list[_Node], gpu: str, root: pathlib.Path) -> Result:
 
 
 def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
-    """What is wrong with a node, in a word and as a clause."""
+    """Return what is wrong with a node, as a word and as a clause."""
     path = root / node.path.lstrip("/")
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return "missing", "is not there"
+        return "missing", "does not exist"
     if not stat.S_ISCHR(found.st_mode):
-        return "wrong", "is no character device"
+        return "wrong", "is not a character device"
     number = re.search(r"[0-9]+$", path.resolve().name)
     minor = int(number.group()) if node.minor < 0 and number else node.minor
     expected = node.major if node.major is not None else os.major(found.st_rdev), minor
     numbers = os.major(found.st_rdev), os.minor(found.st_rdev)
     if numbers != expected:
         seen, right = (f"{major}:{minor}" for major, minor in (numbers, expected))
-        return "wrong", f"has the numbers {seen}, not {right}"
+        return "wrong", f"has numbers {seen}, not {right}"
     mode = stat.S_IMODE(found.st_mode)
-    # The wrapper puts tasks into the group of a node that it hands out itself.
+    # The GPU runtime adds tasks to the group of a node that it hands out itself.
     if mode & 0o006 == 0o006 or (not node.is_nvidias and mode & 0o060 == 0o060):
         return None
     owner = f"{found.st_uid}:{_group(found.st_gid)}"
-    return "closed", f"has mode {mode:04o} ({owner}), so only root can open it"
+    return "closed", f"has mode {mode:04o} ({owner}): only root can open it"
 
 
 def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
     if instance := facts.instance(root):
         return (
-            f"lxc config device set {instance} <device> mode=0666 on the host (of {node.path})"
+            f"lxc config device set {instance} <device> mode=0666 on the host (for {node.path})"
             if what == "closed"
             else f"lxc config device add {instance} {pathlib.Path(node.path).name} unix-char "
             f"source={node.path} mode=0666 on the host"
         )
     if what != "closed":
-        # A reboot empties /dev, so that only what no reboot makes has to be removed by hand.
+        # A reboot empties /dev. What a reboot does not make has to be removed by hand.
         remove = f"sudo rm {node.path}; " if what == "wrong" and node.is_nvidias else ""
         return remove + node.make
     if node.is_nvidias:
         return (
-            f"sudo chmod 666 {node.path}; to keep it, `options nvidia NVreg_DeviceFileMode=0666` "
-            "in /etc/modprobe.d/nvidia-nodes.conf, and no rule in /etc/udev/rules.d that says "
-            "otherwise"
+            f"sudo chmod 666 {node.path}; to keep the mode, put `options nvidia "
+            "NVreg_DeviceFileMode=0666` into /etc/modprobe.d/nvidia-nodes.conf, and remove rules "
+            "in /etc/udev/rules.d that set another one"
         )
-    return f"sudo chmod 660 {node.path}; to keep it, look for the rule in /etc/udev/rules.d"
+    return f"sudo chmod 660 {node.path}; to keep the mode, fix the rule in /etc/udev/rules.d"
 
 
 def _majors(root: pathlib.Path) -> dict[str, int]:
-    """Numbers of the kernel's character devices by the driver's name; none of block devices."""
+    """Return the major numbers of character devices, by the driver's name."""
     said = kernel.text(root / "proc/devices").partition("Block devices:")[0]
     return {name: int(number) for number, name in re.findall(r"^ *([0-9]+) (\S+)$", said, re.M)}
 

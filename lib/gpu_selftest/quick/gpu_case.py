@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the checks of a GPU are given and give, and what an operator does about one. Pure."""
+"""Input of the checks of one GPU, and the remedies that they share. Without side effects."""
 
 import dataclasses
 import typing
@@ -14,14 +14,14 @@ from gpu_selftest.settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One GPU and all that is known of it.
+    """One GPU and everything that is known about it.
 
     Attributes:
-        settings: what is asked of GPUs.
-        gpu: which one.
-        health: what NVML says of it.
-        log: what the kernel's log says of all.
-        busy: whether a job has it, so that its heat and its clock are that job's.
+        settings: the minimums for GPUs.
+        gpu: the GPU.
+        health: NVML's data on it.
+        log: the kernel log's Xids of all GPUs.
+        busy: whether a job uses it, so that temperature and clock depend on that job.
     """
 
     settings: Settings
@@ -32,17 +32,17 @@ class Case:
 
     @property
     def again(self) -> str:
-        """How the GPU comes back once it is mended."""
+        """The command that returns the GPU to use after the repair."""
         return f"then `juju run {self.settings.unit} gpu-selftest`"
 
     @property
     def reboot(self) -> str:
-        """What to do where only a new start of the machine helps."""
+        """The remedy if only a reboot helps."""
         return f"{self._rebooting}; {self.again}"
 
     @property
     def reset(self) -> str:
-        """What to do where a new start of the GPU is enough."""
+        """The remedy if a reset of the GPU is enough."""
         return (
             f"{self._rebooting}; or, while nothing uses the GPU, reset it: "
             f"`sudo nvidia-smi --gpu-reset -i {self.gpu.uuid}`; {self.again}"
@@ -51,25 +51,25 @@ class Case:
     @property
     def _rebooting(self) -> str:
         return (
-            f"Reboot the machine (`juju ssh {self.settings.unit} sudo reboot`; where that is a "
-            "container, its host)"
+            f"Reboot the machine (`juju ssh {self.settings.unit} sudo reboot`; for a container, "
+            "its host)"
         )
 
     @property
     def replace(self) -> str:
-        """What to do about a card that does not mend."""
+        """The remedy for a broken card."""
         return (
-            f"Have GPU {self.gpu.index} replaced ({self.gpu.model}, {self.gpu.pci_address}); "
+            f"Replace GPU {self.gpu.index} ({self.gpu.model}, {self.gpu.pci_address}); "
             f"{self.again}"
         )
 
     @property
     def cool(self) -> str:
-        """What to do about a hot GPU."""
+        """The remedy for a hot GPU."""
         return (
-            f"Look at fans, air flow and dust of GPU {self.gpu.index}, and at the room's "
-            f"temperature; {self.again}"
+            f"Check fans, air flow and dust of GPU {self.gpu.index}, and the room temperature; "
+            f"{self.again}"
         )
 
 
-NOT_TOLD: typing.Final = Said(Outcome.SKIPPED, "not told by this GPU or its driver")
+NOT_TOLD: typing.Final = Said(Outcome.SKIPPED, "not reported by this GPU or its driver")

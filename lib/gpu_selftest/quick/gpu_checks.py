@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The quick checks of each GPU, from its driver's own words. Pure: what was read is given."""
+"""The quick checks of each GPU, made of its driver's data. Without side effects."""
 
 import collections.abc
 import dataclasses
@@ -16,10 +16,10 @@ from gpu_selftest.quick import gpu_errors
 from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
 from gpu_selftest.settings import Settings
 
-# How close to its limit a GPU may be before somebody should look at the cooling.
+# How close to its limit a GPU may be, in °C, before the check warns.
 _NARROW_MARGIN: typing.Final = 5
 
-_UNDER_LOAD: typing.Final = "; a job has it, so it is not judged"
+_UNDER_LOAD: typing.Final = "; not judged, because a job uses the GPU"
 
 _AZURE: typing.Final = "Azure/azurehpc-health-checks, ECC check"
 
@@ -37,30 +37,30 @@ def _check(name: str, proves: str, source: str, unit: str = "", *, condemns: boo
 
 
 NVML: typing.Final = _check(
-    "nvml", "NVML answers what it is asked of the GPU", "nvml.h of CUDA 13"
+    "nvml", "NVML answers all questions about the GPU", "nvml.h of CUDA 13"
 )
 ECC: typing.Final = _check(
-    "ecc", "no memory error was left uncorrected since the driver was loaded", _AZURE, "errors"
+    "ecc", "no uncorrected memory error since the driver was loaded", _AZURE, "errors"
 )
 SRAM_ECC: typing.Final = _check(
-    "sram-ecc", "no cache or register error was left uncorrected", _AZURE, "errors"
+    "sram-ecc", "no uncorrected cache or register error", _AZURE, "errors"
 )
 REMAPPED_ROWS: typing.Final = _check(
     "remapped-rows", "every bad row of memory could be remapped", _AZURE, "rows"
 )
 RETIRED_PAGES: typing.Final = _check(
-    "retired-pages", "no page of memory waits to be retired, and few were", _AZURE, "pages"
+    "retired-pages", "no memory page waits to be retired, and few are", _AZURE, "pages"
 )
 RECOVERY_ACTION: typing.Final = _check(
     "recovery-action",
-    "the driver asks for no recovery",
+    "the driver requests no recovery",
     "nvml.h of CUDA 13, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
 )
 THROTTLE: typing.Final = _check(
     "throttle",
-    "nothing but idleness, the power limit or a setting lowers the clock",
+    "the clock is lowered only by idleness, the power limit or a setting",
     "Azure/azurehpc-health-checks, clock throttling; nvml.h of CUDA 13, nvmlClocksEventReasons",
-    # A job's load has it too, and the heat after it: burn-in tells whether it is the card's fault.
+    # A job's load can cause it, and so can the heat after it. Only burn-in can blame the card.
     condemns=False,
 )
 PCIE_WIDTH: typing.Final = _check(
@@ -71,7 +71,7 @@ PCIE_WIDTH: typing.Final = _check(
 )
 TEMPERATURE: typing.Final = _check(
     "temperature",
-    "the GPU is cooler than where it slows down",
+    "the GPU is cooler than its slowdown temperature",
     "the GPU's own limit",
     "°C",
     condemns=False,  # as above
@@ -81,16 +81,16 @@ PERSISTENCE: typing.Final = _check(
 )
 XID: typing.Final = _check(
     "xid",
-    "the kernel's log has no Xid that calls for a reset, a reboot or a repair",
+    "the kernel log has no Xid that requires a reset, a reboot or a repair",
     "NVIDIA's Xid catalogue, October 2025; k8s-device-plugin, internal/rm/health.go",
 )
 MEMORY: typing.Final = _check(
-    "memory", "the GPU has the memory that was asked for", "option min-gpu-memory-gib", "GiB"
+    "memory", "the GPU has the minimum memory", "option minimums (gpu-memory)", "GiB"
 )
 COMPUTE_CAPABILITY: typing.Final = _check(
     "compute-capability",
-    "the GPU has the compute capability that was asked for",
-    "option min-compute-capability",
+    "the GPU has the minimum compute capability",
+    "option minimums (compute-capability)",
 )
 
 
@@ -99,9 +99,9 @@ def _nvml(case: Case) -> Said:
         text = f"NVML says {case.health.failure}"
         return Said(Outcome.FAILED, text, case.health.failure, case.reset)
     if case.health.trouble:
-        text = f"NVML does not answer all: {case.health.trouble}"
+        text = f"NVML does not answer everything: {case.health.trouble}"
         return Said(Outcome.WARNING, text, case.health.trouble, case.reset)
-    return Said(Outcome.PASSED, "it answers", "no error")
+    return Said(Outcome.PASSED, "NVML answers", "no error")
 
 
 def _throttle(case: Case) -> Said:
@@ -111,7 +111,7 @@ def _throttle(case: Case) -> Said:
     bits = f"0x{reasons:x}"
     named = " and ".join(words for bit, words in _REASONS.items() if reasons & bit)
     if not named:
-        # It goes along with the two hardware reasons, or stands alone on older GPUs.
+        # It accompanies the two hardware reasons, or stands alone on older GPUs.
         named = "hardware slowdown" if reasons & health.HARDWARE_SLOWDOWN else ""
     if not named:
         return Said(Outcome.PASSED, "idle" if reasons & health.IDLE else "not throttled", bits)
@@ -119,15 +119,15 @@ def _throttle(case: Case) -> Said:
     text = f"throttled: {named}" + ("" if clock is None else f", at {clock} MHz")
     if case.busy:
         return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", bits)
-    # Three looks within 0.2 s tell nothing of the next minute: the watch looks for that, and
-    # burn-in judges it under a load of its own.
+    # Three samples within 0.2 s say nothing about the next minute. The GPU health service watches
+    # for that, and burn-in judges it under its own load.
     return Said(Outcome.WARNING, text, bits, _power(case) if power_brake else case.cool)
 
 
 def _power(case: Case) -> str:
     return (
-        f"Look at the power supply and the power cables of GPU {case.gpu.index}: the machine "
-        f"holds it back; {case.again}"
+        f"Check the power supply and the power cables of GPU {case.gpu.index}: the machine "
+        f"limits its power; {case.again}"
     )
 
 
@@ -138,8 +138,8 @@ def _pcie_width(case: Case) -> Said:
     threshold = f"at least {possible}"
     if width < possible:
         remedy = (
-            f"Switch the machine off, seat GPU {case.gpu.index} ({case.gpu.pci_address}) and its "
-            f"riser or cable anew, and clean the contacts; {case.again}"
+            f"Power off, reseat GPU {case.gpu.index} ({case.gpu.pci_address}) and its riser or "
+            f"cable, and clean the contacts; {case.again}"
         )
         text = f"PCIe x{width} of x{possible}: some lanes are not in use"
         return Said(Outcome.FAILED, text, width, remedy, threshold)
@@ -151,7 +151,7 @@ def _temperature(case: Case) -> Said:
     if degrees is None:
         return NOT_TOLD
     if margin is None:
-        return Said(Outcome.SKIPPED, f"{degrees} °C; the GPU does not tell its limit", degrees)
+        return Said(Outcome.SKIPPED, f"{degrees} °C; the GPU does not report its limit", degrees)
     limit = degrees + margin
     threshold = f"below {limit}, better {limit - _NARROW_MARGIN}"
     text = f"{degrees} °C, {margin} °C below its limit"
@@ -161,8 +161,9 @@ def _temperature(case: Case) -> Said:
         text = f"too hot: {degrees} °C, {-margin} °C above its limit"
     if case.busy:
         return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", degrees)
-    outcome = Outcome.FAILED if margin <= 0 else Outcome.WARNING
-    return Said(outcome, text, degrees, case.cool, threshold)
+    if margin <= 0:
+        return Said(Outcome.FAILED, text, degrees, case.cool, threshold, cause="too hot")
+    return Said(Outcome.WARNING, text, degrees, case.cool, threshold)
 
 
 def _persistence(case: Case) -> Said:
@@ -171,11 +172,11 @@ def _persistence(case: Case) -> Said:
         return NOT_TOLD
     if on:
         return Said(Outcome.PASSED, "persistence mode is on", "on")
-    # Ubuntu's service begins with persistence mode off, and has nothing to enable.
+    # Ubuntu's service starts with persistence mode off, and there is nothing to enable.
     remedy = (
-        f"`juju ssh {case.settings.unit} sudo nvidia-smi -pm 1` (where that is a container, on "
-        "its host), or each job waits for the driver to start; to keep it over reboots, take "
-        "--no-persistence-mode out of what `sudo systemctl edit --full nvidia-persistenced` shows"
+        f"`juju ssh {case.settings.unit} sudo nvidia-smi -pm 1` (for a container, on its host), "
+        "or each job waits for the driver to start; to keep it over reboots, remove "
+        "--no-persistence-mode in `sudo systemctl edit --full nvidia-persistenced`"
     )
     return Said(Outcome.WARNING, "persistence mode is off", "off", remedy)
 
@@ -183,7 +184,7 @@ def _persistence(case: Case) -> Said:
 def _memory(case: Case) -> Said:
     wanted, gpu = case.settings.min_gpu_memory_gib, case.gpu
     if not wanted:
-        return Said(Outcome.SKIPPED, "no minimum is set")
+        return Said(Outcome.SKIPPED, "minimums has no gpu-memory")
     if case.health.memory_mib is not None:
         gpu = dataclasses.replace(gpu, memory_mib=case.health.memory_mib)
     size, threshold = inventory.memory_gib(gpu), f"at least {wanted}"
@@ -191,8 +192,8 @@ def _memory(case: Case) -> Said:
         return NOT_TOLD
     what = "each MIG device" if gpu.mig_enabled else "the GPU"
     if size < wanted:
-        text = f"{size} GiB of memory: {what} has less than the {wanted} GiB asked for"
-        remedy = _leave_out(case, f"min-gpu-memory-gib={size}")
+        text = f"{size} GiB of memory: {what} has less than the minimum, {wanted} GiB"
+        remedy = _leave_out(case, "gpu-memory", f"{size}GiB")
         return Said(Outcome.FAILED, text, size, remedy, threshold)
     return Said(Outcome.PASSED, f"{what} has {size} GiB", size, threshold=threshold)
 
@@ -200,25 +201,25 @@ def _memory(case: Case) -> Said:
 def _compute_capability(case: Case) -> Said:
     wanted, found = case.settings.min_compute_capability, case.health.compute_capability
     if not wanted:
-        return Said(Outcome.SKIPPED, "no minimum is set")
+        return Said(Outcome.SKIPPED, "minimums has no compute-capability")
     if found is None:
         return NOT_TOLD
     has, threshold = ".".join(map(str, found)), f"at least {wanted}"
     if tuple(found) < versions.numbers(wanted):
-        text = f"compute capability {has}: less than the {wanted} asked for"
-        remedy = _leave_out(case, f"min-compute-capability={has}")
+        text = f"compute capability {has}: less than the minimum, {wanted}"
+        remedy = _leave_out(case, "compute-capability", has)
         return Said(Outcome.FAILED, text, has, remedy, threshold)
     return Said(Outcome.PASSED, has, has, threshold=threshold)
 
 
-def _leave_out(case: Case, lower: str) -> str:
+def _leave_out(case: Case, key: str, lower: str) -> str:
     command = f"juju config {case.settings.application}"
     others = [str(gpu.index) for gpu in case.settings.gpus if gpu.uuid != case.gpu.uuid]
-    less = f"by `{command} {lower}`; {case.again}"
+    less = f"the minimum by `{command} {case.settings.minimums(key, lower)}`; {case.again}"
     if not others:
-        return f"Ask for less {less}"
+        return f"Lower {less}"
     without = f"{command} gpu-device-ids={','.join(others)}"
-    return f"Leave GPU {case.gpu.index} out by `{without}`, or ask for less {less}"
+    return f"Leave GPU {case.gpu.index} out by `{without}`, or lower {less}"
 
 
 class _Row(typing.NamedTuple):
@@ -227,7 +228,7 @@ class _Row(typing.NamedTuple):
     threshold: str
 
 
-_MEMORY_ROW: typing.Final = _Row(MEMORY, _memory, "min-gpu-memory-gib")
+_MEMORY_ROW: typing.Final = _Row(MEMORY, _memory, "gpu-memory in minimums")
 _ROWS: typing.Final = (
     _Row(NVML, _nvml, "no error"),
     _Row(
@@ -247,12 +248,12 @@ _ROWS: typing.Final = (
     _Row(PCIE_WIDTH, _pcie_width, "all of GPU and slot"),
     _Row(TEMPERATURE, _temperature, "below where it slows down"),
     _Row(PERSISTENCE, _persistence, "on"),
-    _Row(XID, gpu_errors.xid, "none that calls for a reset, a reboot or a repair"),
+    _Row(XID, gpu_errors.xid, "none that requires a reset, a reboot or a repair"),
     _MEMORY_ROW,
-    _Row(COMPUTE_CAPABILITY, _compute_capability, "min-compute-capability"),
+    _Row(COMPUTE_CAPABILITY, _compute_capability, "compute-capability in minimums"),
 )
 CHECKS: typing.Final = tuple(row.check for row in _ROWS)
-# These do not ask NVML.
+# These checks don't need an answer of NVML.
 _WITHOUT_NVML: typing.Final = (NVML, XID)
 
 
@@ -263,14 +264,14 @@ def run(
     gpus: tuple[Gpu, ...],
     busy: collections.abc.Collection[str] = (),
 ) -> list[Result]:
-    """Make all quick checks of these GPUs; of other makers' the memory's size alone.
+    """Make all quick checks of these GPUs; for other vendors' GPUs only the size of the memory.
 
     Args:
-        settings: what is asked of GPUs.
-        healths: of each NVIDIA GPU among them, by its id.
-        xids: what the kernel's log has.
-        gpus: which.
-        busy: ids of those that a job has.
+        settings: the minimums for GPUs.
+        healths: NVML's data on each NVIDIA GPU among them, by the GPU's id.
+        xids: the Xids in the kernel log.
+        gpus: the GPUs.
+        busy: ids of GPUs that a job uses.
     """
     results: list[Result] = []
     for gpu in gpus:
@@ -279,7 +280,7 @@ def run(
             case = Case(settings, gpu, told, xids, gpu.uuid in busy or bool(told.computing))
             results += [_result(row, case) for row in _ROWS]
         else:
-            why = f"{gpu.vendor.display}: health is read of NVIDIA's GPUs only"
+            why = f"{gpu.vendor.display}: health is known of NVIDIA's GPUs only"
             results.append(NVML.result(Outcome.SKIPPED, why, gpu=gpu.uuid))
             results.append(_result(_MEMORY_ROW, Case(settings, gpu, Health(), xids)))
     return results
@@ -288,5 +289,5 @@ def run(
 def _result(row: _Row, case: Case) -> Result:
     failure, gpu = case.health.failure, case.gpu.uuid
     if failure and row.check not in _WITHOUT_NVML:
-        return row.check.result(Outcome.PREVENTED, f"nvml failed: {failure}", gpu=gpu)
+        return row.check.result(Outcome.NOT_RUN, f"nvml failed: {failure}", gpu=gpu)
     return row.check.told(row.judge(case), gpu, row.threshold)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the errors mean that a GPU, its driver and the kernel's log tell of. Pure."""
+"""Judge the errors that a GPU, its driver and the kernel log report. Without side effects."""
 
 import typing
 
@@ -9,19 +9,19 @@ from gpu_agent.gpu.vendors.nvidia.xid import Message, Severity, meaning
 from gpu_selftest.check import Outcome, Said
 from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
 
-# Above these, corrected errors are a sign of wear (Azure/azurehpc-health-checks, ECC check).
+# More corrected errors than these are a sign of wear (Azure/azurehpc-health-checks, ECC check).
 _MANY_CORRECTED: typing.Final = 20_000_000
 _MANY_CORRECTED_SRAM: typing.Final = 10_000
-# The same for rows and pages that spare ones stand in for; of pages there are 64.
+# The same for rows and pages that were replaced by spare ones; there are 64 spare pages.
 _MANY_REMAPPED_ROWS: typing.Final = 512
 _MANY_RETIRED_PAGES: typing.Final = 62
 
 
 def ecc(case: Case) -> Said:
-    """Whether memory had an error since the driver was loaded that ECC could not correct."""
+    """Judge memory errors since the driver was loaded that ECC could not correct."""
     found = case.health
     if found.ecc is False:
-        return Said(Outcome.SKIPPED, "ECC is switched off on this GPU")
+        return Said(Outcome.SKIPPED, "ECC is off on this GPU")
     uncorrected, corrected = found.uncorrected_volatile, found.corrected_volatile
     if uncorrected is None:
         return NOT_TOLD
@@ -40,7 +40,7 @@ def ecc(case: Case) -> Said:
 
 
 def sram_ecc(case: Case) -> Said:
-    """The same for caches and registers, told by recent drivers."""
+    """Judge errors of caches and registers, which recent drivers report."""
     sram = case.health.sram
     if sram is None:
         return NOT_TOLD
@@ -59,7 +59,7 @@ def sram_ecc(case: Case) -> Said:
 
 
 def remapped_rows(case: Case) -> Said:
-    """Whether spare rows stand in for bad ones, as they should; from Ampere on."""
+    """Judge the rows of memory that were replaced by spare ones; from Ampere on."""
     rows = case.health.remapped_rows
     if rows is None:
         return NOT_TOLD
@@ -72,20 +72,20 @@ def remapped_rows(case: Case) -> Said:
         text = f"too many remapped rows: {seen}"
         return Said(Outcome.FAILED, text, uncorrected, case.replace)
     if rows.pending:
-        # By NVIDIA's word new work may start; what the watch does about it is a policy.
+        # NVIDIA allows new work then; the GPU health service decides what to do about it.
         text = f"row remapping waits for a reset: {seen}"
         return Said(Outcome.WARNING, text, uncorrected, case.reset)
     return Said(Outcome.PASSED, seen if count else "no row was ever remapped", uncorrected)
 
 
 def retired_pages(case: Case) -> Said:
-    """Whether bad pages are out of use, as they should be; before Ampere."""
+    """Judge the pages of memory that are out of use; before Ampere."""
     pages, pending = case.health.retired_pages, case.health.retired_pages_pending
     if pages is None and pending is None:
         return NOT_TOLD
     seen = f"{pages or 0} pages retired"
     if (pages or 0) >= _MANY_RETIRED_PAGES:
-        text = f"too many retired pages: {pages}, and there is room for 64"
+        text = f"too many retired pages: {pages} of at most 64"
         return Said(Outcome.FAILED, text, pages, case.replace)
     if pending:
         text = f"page retirement waits for a reset: {seen}"
@@ -94,14 +94,14 @@ def retired_pages(case: Case) -> Said:
 
 
 def recovery_action(case: Case) -> Said:
-    """What the driver itself says should be done, told by recent drivers."""
+    """Judge the recovery that the driver requests; recent drivers report it."""
     action = case.health.recovery_action
     if action is None:
         return NOT_TOLD
     if not action:
-        return Said(Outcome.PASSED, "the driver asks for none", "none")
+        return Said(Outcome.PASSED, "the driver requests none", "none")
     words = recovery.WORDS.get(action, f"action {action}")
-    text = f"recovery needed: the driver asks for {words}"
+    text = f"recovery needed: the driver requests {words}"
     if action == recovery.COLD_START:
         remedy = f"Power the machine off and on; {case.again}"
     else:
@@ -110,11 +110,11 @@ def recovery_action(case: Case) -> Said:
 
 
 def xid(case: Case) -> Said:
-    """Whether the kernel's log has an Xid that the GPU has not recovered from."""
+    """Judge the Xids in the kernel log that the GPU has not recovered from."""
     if case.log.problem:
         text = (
-            f"the kernel's log can't be read ({case.log.problem}), which is normal in a "
-            "container: recovery-action says what the driver asks for"
+            f"the kernel log can't be read ({case.log.problem}), which is normal in a "
+            "container: see recovery-action instead"
         )
         return Said(Outcome.SKIPPED, text)
     address = case.gpu.pci_address
@@ -131,14 +131,14 @@ def xid(case: Case) -> Said:
     text = f"no Xid {since}"
     if messages:
         _, words = meaning(messages[-1])
-        text = f"none that calls for action; Xid {messages[-1].code}: {words}"
+        text = f"none that requires action; Xid {messages[-1].code}: {words}"
         if standing != messages:
             text = f"the driver has recovered since Xid {codes}"
     return Said(Outcome.PASSED, text, codes)
 
 
 def _told(messages: list[Message]) -> str:
-    """Of several kinds the first, which mostly is the cause of the others."""
+    """Describe Xids: the first kind in full, since it mostly is the cause of the others."""
     first = messages[0]
     times = sum(one.code == first.code for one in messages)
     others = sorted({one.code for one in messages} - {first.code})
@@ -154,11 +154,11 @@ def _after_xid(case: Case, message: Message) -> str:
     severity, _ = meaning(message)
     if severity is Severity.WARNING:
         return (
-            f"Look Xid {message.code} up in NVIDIA's catalogue "
+            f"Look up Xid {message.code} in NVIDIA's catalogue "
             "(https://docs.nvidia.com/deploy/xid-errors/); if it comes again, test the GPU: "
             f"`juju run {case.settings.unit} gpu-selftest level=burn-in gpu={case.gpu.uuid}`"
         )
     return (
-        f"{case.reboot}. The kernel's log keeps an Xid until then. If it comes again, or the GPU "
-        f"stays away after the power was off: {case.replace}"
+        f"{case.reboot}. The kernel log keeps an Xid until then. If it comes again, or the GPU "
+        f"is still missing after a power-off: {case.replace}"
     )

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The checks of the machine: its GPUs against those that it had, driver, toolkit, files, size."""
+"""Check the machine: earlier GPUs, driver, toolkit, files, size, worker."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ from gpu_agent.availability.known_gpus import Known
 from gpu_agent.diagnosis import machine as facts
 from gpu_agent.diagnosis import states as host_states
 from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
-from gpu_agent.diagnosis.facts import Facts, pass_in
+from gpu_agent.diagnosis.facts import Facts, Options, pass_in
 from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_agent.gpu.vendors import detect
 from gpu_agent.gpu.vendors.nvidia import driver_state
@@ -24,24 +24,23 @@ from gpu_selftest.quick import device_nodes, host_size, worker_checks
 from gpu_selftest.quick import runtime_checks as wrapper_checks
 from gpu_selftest.settings import Settings
 from machine import packages
-from options.table import Options
 
 INVENTORY: typing.Final = Check(
     "inventory",
     Level.QUICK,
-    "every GPU that this machine has had is here and answers",
+    "every GPU that this machine ever had is present and answers",
     source=str(known.PATH),
 )
 DRIVER: typing.Final = Check(
     "driver",
     Level.QUICK,
-    "the kernel's driver and the vendor's library fit each other and find the GPUs",
+    "the kernel's driver and the vendor's library match, and find the GPUs",
 )
 DRIVER_VERSION: typing.Final = Check(
     "driver-version",
     Level.QUICK,
-    "the driver is at least as new as the operator asks",
-    source="option min-driver-version",
+    "the driver has the minimum version",
+    source="option minimums (driver)",
 )
 TOOLKIT: typing.Final = Check(
     "toolkit",
@@ -52,7 +51,7 @@ TOOLKIT: typing.Final = Check(
 CUDA_TOOLKIT: typing.Final = Check(
     "cuda-toolkit",
     Level.QUICK,
-    "the report names the CUDA toolkits of the machine itself, which no task needs",
+    "the report names the CUDA toolkits on the machine, which no task needs",
     condemns=False,
 )
 CHECKS: typing.Final = (
@@ -61,7 +60,7 @@ CHECKS: typing.Final = (
     DRIVER_VERSION,
     TOOLKIT,
     CUDA_TOOLKIT,
-    wrapper_checks.WRAPPER,
+    wrapper_checks.RUNTIME,
     wrapper_checks.LAUNCHER,
     wrapper_checks.CONFIGURATION,
     device_nodes.CHECK,
@@ -69,9 +68,9 @@ CHECKS: typing.Final = (
     *worker_checks.CHECKS,
 )
 
-# Where NVIDIA's installer and packages put it, and Debian's and Ubuntu's own package.
+# Where NVIDIA's installer and packages, and Debian's and Ubuntu's own package, put it.
 _CUDA_HOMES: typing.Final = ("usr/local/cuda", "usr/local/cuda-*", "opt/cuda", "usr/lib/cuda")
-# What tells its version there: from CUDA 11.1 on, and before that.
+# The files that have its version: from CUDA 11.1 on, and before.
 _CUDA_VERSIONS: typing.Final = (
     ("version.json", r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([0-9.]{1,20})"'),
     ("version.txt", r"^CUDA Version ([0-9.]{1,20})"),
@@ -80,16 +79,16 @@ _CUDA_VERSIONS: typing.Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What was seen of the machine.
+    """The state of the machine.
 
     Attributes:
         inventory: its GPUs now.
-        machine: the software beside them.
-        known: the GPUs that it has had.
-        damage: why those can't be told; empty where they can.
-        unknown: why the software can't be told; empty where it can.
-        root: where the machine's files lie.
-        driver: what there is of NVIDIA's driver, if it is NVIDIA's GPUs.
+        machine: its other software.
+        known: the GPUs that it ever had.
+        damage: why the known GPUs can't be read; empty if they can.
+        unknown: why the software can't be determined; empty if it can.
+        root: the root of the machine's files.
+        driver: the state of NVIDIA's driver, if the GPUs are NVIDIA's.
     """
 
     inventory: Inventory
@@ -102,21 +101,21 @@ class Look:
 
     @property
     def lost(self) -> tuple[Known, ...]:
-        """GPUs that were here and are not."""
+        """GPUs that were here and are missing."""
         return tuple(gpu for gpu in self.known if self._is_lost(gpu))
 
     def is_withdrawn(self, gpu: Known) -> bool:
-        """Whether a GPU that is gone from this container is still one of its host's."""
+        """Return whether a GPU that is missing in this container is still in its host."""
         there = (self.root / "sys/bus/pci/devices" / gpu.pci_address).exists()
         answers_not = gpu.pci_address in self.inventory.lost
         return bool(self.machine.instance) and there and not answers_not
 
     def _is_lost(self, gpu: Known) -> bool:
-        """Whether nothing but a fault, or a hand on the machine, explains that it is not there.
+        """Return whether a GPU is missing because of a fault, or because someone removed it.
 
-        AMD's and Intel's have their ids from their place, or are partitions of a card, which come
-        and go as they are configured. Of another maker than that whose GPUs are used now, it is
-        enough that the bus has it.
+        AMD's and Intel's GPUs have their ids from their place, or are partitions of a card, which
+        come and go with its configuration. A GPU of another vendor than the one in use is not
+        lost as long as it is on the bus.
         """
         if gpu.uuid in {one.uuid for one in self.inventory.gpus}:
             return False
@@ -127,14 +126,14 @@ class Look:
 
     @property
     def all_lost(self) -> bool:
-        """Whether there is no GPU left because all are lost, so that no driver is to blame."""
+        """Whether no GPU is left because all are lost, so that the driver is not to blame."""
         state = self.inventory.state
         gone = state is State.NO_GPU or (state is State.NVML_ERROR and bool(self.inventory.lost))
         return gone and any(gpu.allowed for gpu in self.lost)
 
 
 def look(settings: Settings) -> Look:
-    """See how the machine is. NVML may take its time, or hang with its driver."""
+    """Return the state of the machine. NVML may take long, or hang with its driver."""
     seen = Look(detect.detect(settings.vendor), Machine(facts.architecture()))
     try:
         seen = dataclasses.replace(seen, machine=facts.machine())
@@ -151,39 +150,39 @@ def look(settings: Settings) -> Look:
 def run(settings: Settings, look: Look) -> list[Result]:
     """Make the checks of the machine. GPUs that are new are known from now on.
 
-    What can't be checked because of a failure says which: `driver failed`.
+    If a check can't run because another one failed, its text names that one: `driver failed`.
     """
     found = [*_inventory(settings, look), _driver(settings, look)]
     usable = look.inventory.state is State.READY
     culprit = "inventory" if look.all_lost else "driver"
-    prevented = f"{culprit} failed"
-    found.append(_driver_version(settings, look, "" if usable else prevented))
+    not_run = f"{culprit} failed"
+    found.append(_driver_version(settings, look, "" if usable else not_run))
     found.append(_toolkit(settings, look))
     found.append(_cuda_toolkit(look.root))
     blocked = [result.check for result in found if result.outcome is Outcome.FAILED]
     found += _files(settings, look, f"{blocked[0]} failed" if blocked else "")
     if gpus := _allowed(settings, look):
         found += [
-            device_nodes.CHECK.result(Outcome.PREVENTED, "inventory failed", gpu=result.gpu)
+            device_nodes.CHECK.result(Outcome.NOT_RUN, "inventory failed", gpu=result.gpu)
             for result in found
             if result.check == INVENTORY.id and result.outcome is Outcome.FAILED
         ]
         found += device_nodes.run(gpus, look.root)
     else:
-        why = "inventory failed" if usable else prevented
-        found.append(device_nodes.CHECK.result(Outcome.PREVENTED, why))
+        why = "inventory failed" if usable else not_run
+        found.append(device_nodes.CHECK.result(Outcome.NOT_RUN, why))
     found += host_size.run(settings, look.root)
     found += worker_checks.run(look.root)
-    # A write that fails would take the verdict with it.
+    # On a full disk, the failing write would lose the verdict.
     if usable and found[-1].outcome is not Outcome.FAILED:
         _learn(settings, look)
     return found
 
 
 def _learn(settings: Settings, look: Look) -> None:
-    """Know from now on the GPUs that are here, as the operator knows them.
+    """Add the GPUs that are here to the known ones, with the operator's indexes.
 
-    Those of another maker are no task's any more, partitions that are no more are forgotten.
+    GPUs of another vendor are marked as not for tasks. Partitions that are gone are forgotten.
     """
     if look.damage:
         return
@@ -201,7 +200,7 @@ def _learn(settings: Settings, look: Look) -> None:
         for gpu in look.inventory.gpus
     }
     others = [gpu for gpu in look.known if gpu.uuid not in here and gpu not in look.lost]
-    # One in whose place there is another card was taken out.
+    # A GPU in whose place there is another card was removed.
     places = {gpu.pci_address for gpu in here.values()}
     foreign = [
         gpu
@@ -217,7 +216,7 @@ def _learn(settings: Settings, look: Look) -> None:
 
 
 def _allowed(settings: Settings, look: Look) -> tuple[Gpu, ...]:
-    """The GPUs as they are now that tasks may get; all where that is not decided."""
+    """Return the GPUs that tasks may get, in their present state; all if that is not decided."""
     uuids = {gpu.uuid for gpu in settings.gpus} or {gpu.uuid for gpu in look.inventory.gpus}
     return tuple(gpu for gpu in look.inventory.gpus if gpu.uuid in uuids)
 
@@ -225,17 +224,18 @@ def _allowed(settings: Settings, look: Look) -> tuple[Gpu, ...]:
 def _inventory(settings: Settings, look: Look) -> list[Result]:
     inventory = look.inventory
     if look.damage:
-        remedy = f"sudo rm {known.PATH}, if no GPU is missing; then the self-test again"
+        again = f"then juju run {settings.unit} gpu-selftest"
+        remedy = f"sudo rm {known.PATH}, if no GPU is missing; {again}"
         return [INVENTORY.result(Outcome.WARNING, look.damage, remedy=remedy)]
     if inventory.state is not State.READY and not look.all_lost:
-        return [INVENTORY.result(Outcome.PREVENTED, "driver failed")]
+        return [INVENTORY.result(Outcome.NOT_RUN, "driver failed")]
     missed = [_missed(settings, look, gpu) for gpu in look.lost]
     strangers = set(inventory.lost) - {gpu.pci_address for gpu in look.known}
     missed += [
         INVENTORY.result(
             Outcome.WARNING,
-            f"the driver has a GPU at {address} that does not answer, and never did",
-            remedy=f"sudo dmesg | grep -e {address} -e NVRM; reboot, or reseat it",
+            f"the driver lists a GPU at {address} that never answered",
+            remedy=f"sudo dmesg | grep -e {address} -e NVRM; reboot, or reseat the card",
         )
         for address in sorted(strangers)
     ]
@@ -251,19 +251,19 @@ def _inventory(settings: Settings, look: Look) -> list[Result]:
 
 
 def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
-    """What a GPU that is gone comes to; one that was no task's fails nothing.
+    """Return the result for a missing GPU. It is a failure only if tasks could get the GPU.
 
-    Nor does one that somebody has taken out of a container: its host has it as before.
+    A GPU that was removed from a container is a warning: its host still has it.
     """
     forget = f"juju run {settings.unit} gpu-uncordon gpu={gpu.uuid}"
     if look.is_withdrawn(gpu):
         return INVENTORY.result(
             Outcome.WARNING,
-            f"GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) is passed into this container "
-            "no more",
+            f"GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) is no longer passed into this "
+            "container",
             gpu=gpu.uuid,
             remedy=f"{pass_in(look.machine.instance, gpu.pci_address)} on its host; if it was "
-            f"taken out for good: {forget}",
+            f"removed for good: {forget}",
         )
     seen = "does not answer" if gpu.pci_address in look.inventory.lost else "is gone"
     text = f"lost: GPU {gpu.index} ({gpu.model} at {gpu.pci_address}) {seen}"
@@ -275,7 +275,7 @@ def _missed(settings: Settings, look: Look, gpu: Known) -> Result:
         text,
         gpu=gpu.uuid,
         remedy="sudo dmesg | grep -e 'fallen off the bus' -e Xid; reboot, or power off and reseat "
-        f"the card. If it was taken out: {forget}",
+        f"the card. If it was removed: {forget}",
     )
 
 
@@ -287,7 +287,8 @@ def _facts(settings: Settings, look: Look) -> Facts:
         options=Options(
             gpu_vendor=settings.vendor,
             gpu_driver=settings.gpu_driver,
-            auto_reboot=settings.auto_reboot,
+            may_reboot=settings.auto_reboot,
+            toolkit_version="",
             allow_vulnerable_toolkit=settings.allow_vulnerable_toolkit,
         ),
         unit=settings.unit,
@@ -297,7 +298,7 @@ def _facts(settings: Settings, look: Look) -> Facts:
 def _driver(settings: Settings, look: Look) -> Result:
     inventory = look.inventory
     if look.all_lost:
-        return DRIVER.result(Outcome.PREVENTED, "inventory failed")
+        return DRIVER.result(Outcome.NOT_RUN, "inventory failed")
     obstacle = host_states.of_gpus(_facts(settings, look))
     if obstacle is None:
         version = inventory.driver or "the kernel's own"
@@ -309,14 +310,14 @@ def _driver(settings: Settings, look: Look) -> Result:
     return DRIVER.result(Outcome.FAILED, text, remedy=obstacle.remedy)
 
 
-def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
+def _driver_version(settings: Settings, look: Look, not_run: str) -> Result:
     wanted, found = settings.min_driver_version, look.inventory.driver
     if not wanted:
-        return DRIVER_VERSION.result(Outcome.SKIPPED, "min-driver-version is not set")
-    if prevented:
-        return DRIVER_VERSION.result(Outcome.PREVENTED, prevented)
+        return DRIVER_VERSION.result(Outcome.SKIPPED, "minimums has no driver")
+    if not_run:
+        return DRIVER_VERSION.result(Outcome.NOT_RUN, not_run)
     if not found:
-        return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version of its own")
+        return DRIVER_VERSION.result(Outcome.SKIPPED, "this driver has no version number")
     threshold = f"at least {wanted}"
     if versions.numbers(found) >= versions.numbers(wanted):
         return DRIVER_VERSION.result(Outcome.PASSED, found, value=found, threshold=threshold)
@@ -324,16 +325,16 @@ def _driver_version(settings: Settings, look: Look, prevented: str) -> Result:
     install = f"sudo ubuntu-drivers install --gpgpu nvidia:{versions.numbers(wanted)[0]}-server"
     return DRIVER_VERSION.result(
         Outcome.FAILED,
-        f"driver too old: {found} is below min-driver-version {wanted}",
+        f"driver too old: {found} is below the minimum, {wanted}",
         value=found,
         threshold=threshold,
         remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
-        f"juju config {settings.application} min-driver-version=",
+        f"juju config {settings.application} {settings.minimums('driver', '')}",
     )
 
 
 def _cuda_toolkit(root: pathlib.Path) -> Result:
-    """Which CUDA toolkits the machine has; a missing one is no fault."""
+    """Return which CUDA toolkits the machine has; having none is not a fault."""
     homes = {path.resolve() for pattern in _CUDA_HOMES for path in sorted(root.glob(pattern))}
     found = {
         match.group(1): f"/{home.relative_to(root.resolve())}"
@@ -343,7 +344,7 @@ def _cuda_toolkit(root: pathlib.Path) -> Result:
     }
     if not found:
         return CUDA_TOOLKIT.result(
-            Outcome.SKIPPED, "no CUDA toolkit on the machine; images bring their own"
+            Outcome.SKIPPED, "no CUDA toolkit on the machine; images have their own"
         )
     text = ", ".join(f"CUDA {version} in {home}" for version, home in found.items())
     return CUDA_TOOLKIT.result(Outcome.PASSED, text, value=", ".join(found))
@@ -355,9 +356,9 @@ def _toolkit(settings: Settings, look: Look) -> Result:
     if Vendor.NVIDIA not in vendors:
         return TOOLKIT.result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
     if look.unknown:
-        return TOOLKIT.result(Outcome.PREVENTED, look.unknown)
+        return TOOLKIT.result(Outcome.NOT_RUN, look.unknown)
     threshold = f"at least {toolkit_policy.SAFE}"
-    # What our GPUs need, whatever else may be found now.
+    # The requirement of our GPUs, whatever else is found now.
     inventory = dataclasses.replace(look.inventory, vendor=Vendor.NVIDIA)
     seen = dataclasses.replace(_facts(settings, look), inventory=inventory)
     obstacle = host_states.of_toolkit(seen)
@@ -375,9 +376,9 @@ def _toolkit(settings: Settings, look: Look) -> Result:
             remedy=f"juju config {settings.application} allow-vulnerable-toolkit=false",
         )
     text = {
-        "toolkit vulnerable": f"toolkit vulnerable: {version} has {has}",
-        "toolkit without a version": f"toolkit's version unknown: {obstacle.what}",
-    }.get(obstacle.state, f"{obstacle.state}: {obstacle.what}")
+        "toolkit-vulnerable": f"toolkit vulnerable: {version} has {has}",
+        "toolkit-version-unreadable": f"toolkit's version unknown: {obstacle.what}",
+    }.get(obstacle.code, f"{obstacle.code.replace('-', ' ')}: {obstacle.what}")
     return TOOLKIT.result(
         Outcome.FAILED,
         text,
@@ -387,17 +388,17 @@ def _toolkit(settings: Settings, look: Look) -> Result:
     )
 
 
-def _files(settings: Settings, look: Look, prevented: str) -> list[Result]:
-    checks = (wrapper_checks.WRAPPER, wrapper_checks.LAUNCHER, wrapper_checks.CONFIGURATION)
+def _files(settings: Settings, look: Look, not_run: str) -> list[Result]:
+    checks = (wrapper_checks.RUNTIME, wrapper_checks.LAUNCHER, wrapper_checks.CONFIGURATION)
     if not settings.files:
-        why = prevented or "the wrapper is not installed yet; juju status says why"
-        return [check.result(Outcome.PREVENTED, why) for check in checks]
+        why = not_run or "the GPU runtime is not installed yet; see juju status"
+        return [check.result(Outcome.NOT_RUN, why) for check in checks]
     if wrapper_checks.is_configured(settings):
         configuration = wrapper_checks.check_configuration(settings, look.root)
     else:
         configuration = checks[2].result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
     if look.unknown:
-        launcher = wrapper_checks.LAUNCHER.result(Outcome.PREVENTED, look.unknown)
+        launcher = wrapper_checks.LAUNCHER.result(Outcome.NOT_RUN, look.unknown)
     else:
         launcher = wrapper_checks.check_launcher(settings, look.machine, look.root)
-    return [wrapper_checks.check_wrapper(settings, look.root), launcher, configuration]
+    return [wrapper_checks.check_runtime(settings, look.root), launcher, configuration]

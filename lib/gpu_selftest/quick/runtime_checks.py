@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether the wrapper, its launcher and the NVIDIA runtime's configuration are those of the charm.
+"""Check the GPU runtime, its launcher and NVIDIA's configuration against what the charm wrote.
 
-And whether they are what a task really goes through.
+And check that tasks really go through them.
 """
 
 import collections.abc
@@ -22,35 +22,35 @@ from gpu_selftest.settings import Settings
 from machine import process_cleanup as leftovers
 
 _REMEDY: typing.Final = (
-    "find out who changed it; the charm puts it back at its next event, within 5 minutes"
+    "find out who changed it; the charm restores it at its next event, within 5 minutes"
 )
 
-WRAPPER: typing.Final = Check(
-    "wrapper",
+RUNTIME: typing.Final = Check(
+    "gpu-runtime",
     Level.QUICK,
-    "the wrapper, which gives tasks their GPUs, and the runtime gpu-ci, which gives podman's and "
-    "Docker's containers theirs, are those that the charm installed",
+    "the GPU runtime for tasks, and the runtime gpu-ci for podman's and Docker's containers, are "
+    "as the charm installed them",
     remedy=_REMEDY,
 )
 LAUNCHER: typing.Final = Check(
     "launcher",
     Level.QUICK,
-    "Concourse's containerd finds the wrapper in place of runc",
+    "Concourse's containerd finds the GPU runtime instead of runc",
     remedy=_REMEDY,
 )
 CONFIGURATION: typing.Final = Check(
     "runtime-config",
     Level.QUICK,
-    "NVIDIA's runtime takes GPUs from the wrapper alone, and hands on to the real runc",
+    "NVIDIA's runtime gets GPUs from the GPU runtime only, and calls the real runc",
     remedy=_REMEDY,
 )
 
-# The private configuration of NVIDIA's runtime.
+# The configuration of NVIDIA's runtime for tasks alone.
 CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
-# A release counts as unpacked as long as the charm's note lies beside it (ci.concourse.release).
+# A release counts as unpacked as long as the charm's note is beside it (ci.concourse.release).
 UNPACK: typing.Final = (
-    f"`sudo rm {release.CURRENT}/.release.json`; the charm unpacks Concourse anew at "
-    "its next event, within 5 minutes"
+    f"`sudo rm {release.CURRENT}/.release.json`; the charm unpacks Concourse again at its next "
+    "event, within 5 minutes"
 )
 
 _SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / worker.SERVICE
@@ -59,29 +59,29 @@ _ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
 _NAMED: typing.Final = 3
 
 
-def check_wrapper(settings: Settings, root: pathlib.Path) -> Result:
-    """Compare what `gpu_agent.runtime.install.installed` listed, but the other checks' files."""
+def check_runtime(settings: Settings, root: pathlib.Path) -> Result:
+    """Compare the files that gpu_agent.runtime.install listed, except the other checks' files."""
     others = (str(wrapper.LAUNCHER), str(CONFIG), str(CONFIG.parent))
     files = {path: told for path, told in settings.files.items() if path not in others}
     changed = _changed(files, root)
     if not changed:
-        return WRAPPER.result(Outcome.PASSED, f"{len(files)} files and folders are as installed")
+        return RUNTIME.result(Outcome.PASSED, f"{len(files)} files and folders are as installed")
     shown = changed[:_NAMED]
     if more := len(changed) - len(shown):
         shown.append(f"{more} more")
-    return WRAPPER.result(Outcome.FAILED, f"wrapper changed: {', '.join(shown)}")
+    return RUNTIME.result(Outcome.FAILED, f"GPU runtime changed: {', '.join(shown)}")
 
 
 def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> Result:
-    """Compare the launcher, and look whether the worker that is here goes through it.
+    """Compare the launcher, and check that the running worker goes through it.
 
-    A worker that promises no GPU need not: the self-test comes before it gets one.
+    A worker without GPUs need not go through it: the self-test runs before it gets any.
     """
     path = str(wrapper.LAUNCHER)
     changed = _changed({path: settings.files.get(path, "")}, root)
     if changed:
         return LAUNCHER.result(Outcome.FAILED, f"launcher changed: {changed[0]}")
-    # A tag that the charm alone gives.
+    # A tag that only this charm sets.
     promised = '"--tag=gpu-type=' in _text(root, _SERVICE)
     names = (pathlib.Path(wrapper.CONTAINERD).name,)
     pids = leftovers.processes_running(release.ROOT, names, root / "proc")
@@ -89,16 +89,16 @@ def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> 
     named = f'CONCOURSE_CONTAINERD_BIN="{path}"' in _text(root, _ENVIRONMENT)
     rival, foreign = machine.rival, machine.foreign_runc
     faults = (
-        (foreign, f"{foreign} is found before the wrapper", f"sudo rm {foreign}"),
+        (foreign, f"{foreign} is found before the GPU runtime", f"sudo rm {foreign}"),
         (
             rival,
-            f"{rival} owns /run/containerd/containerd.sock, which Concourse needs",
+            f"{rival} uses /run/containerd/containerd.sock, which Concourse needs",
             f"sudo systemctl disable --now {rival}, or use another machine",
         ),
         (
             promised and without,
-            f"the PATH of Concourse's containerd ({', '.join(without)}) begins elsewhere",
-            f"sudo systemctl restart {worker.SERVICE}, through which builds live",
+            f"the PATH of Concourse's containerd ({', '.join(without)}) has another folder first",
+            f"sudo systemctl restart {worker.SERVICE}; builds go on",
         ),
         (promised and not named, f"{_ENVIRONMENT} does not name it", _REMEDY),
     )
@@ -107,13 +107,13 @@ def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> 
             text = f"launcher not in use: {seen}"
             return LAUNCHER.result(Outcome.FAILED, text, remedy=remedy)
     if without or not named:
-        return LAUNCHER.result(Outcome.PASSED, "as installed; no worker with GPUs was started yet")
+        return LAUNCHER.result(Outcome.PASSED, "as installed; no worker with GPUs has started yet")
     use = "in use" if pids else "the worker is not running"
     return LAUNCHER.result(Outcome.PASSED, f"as installed, {use}")
 
 
 def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
-    """Compare the runtime's private configuration, and what it means."""
+    """Compare the configuration of NVIDIA's runtime, and check what it means."""
     ours = (str(CONFIG.parent), str(CONFIG))
     found = _changed({path: settings.files[path] for path in ours}, root)
     content = _text(root, CONFIG)
@@ -125,11 +125,11 @@ def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
         )
     runc = (root / wrapper.RUNC.lstrip("/")).resolve()
     if not os.access(runc, os.X_OK):
-        wrong = f"{wrapper.RUNC} is missing or no program"
+        wrong = f"{wrapper.RUNC} is missing or not a program"
     elif runc == (root / str(wrapper.FRONT).lstrip("/")).resolve():
-        wrong = f"{wrapper.RUNC} leads back to the wrapper, without end"
+        wrong = f"{wrapper.RUNC} leads back to the GPU runtime, in a loop"
     else:
-        return CONFIGURATION.result(Outcome.PASSED, f"as installed; hands on to {wrapper.RUNC}")
+        return CONFIGURATION.result(Outcome.PASSED, f"as installed; calls {wrapper.RUNC}")
     return CONFIGURATION.result(
         Outcome.FAILED,
         f"runc not found: {wrong}",
@@ -138,7 +138,7 @@ def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
 
 
 def is_configured(settings: Settings) -> bool:
-    """Whether the charm has written a configuration for NVIDIA's runtime."""
+    """Return whether the charm has written a configuration for NVIDIA's runtime."""
     return str(CONFIG) in settings.files
 
 
@@ -148,7 +148,7 @@ def _changed(files: collections.abc.Mapping[str, str], root: pathlib.Path) -> li
 
 
 def _text(root: pathlib.Path, path: pathlib.Path) -> str:
-    """What a file says; empty if it is not there."""
+    """Return the content of a file; empty if there is none."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (root / str(path).lstrip("/")).read_text(encoding="utf-8", errors="replace")
     return ""

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The checks of Concourse's worker: its volumes, the room for them, and its limits."""
+"""Check Concourse's worker: its volumes, the free disk space, its limits, its ports."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from ci.concourse.worker import volumes, worker
 from gpu_agent import paths as wrapper
 from gpu_agent.diagnosis import machine as facts
 from gpu_selftest import results
-from gpu_selftest.check import Check, Level, Outcome, Result
+from gpu_selftest.check import Check, Level, Outcome, Result, Said
 from machine import ports, process
 from machine import process_cleanup as leftovers
 
@@ -22,36 +22,36 @@ VOLUMES: typing.Final = Check(
     "volumes",
     Level.QUICK,
     "a volume can be made, layered over another and removed, as each image, get and check needs",
-    remedy="journalctl -k | grep overlay; see that /var/lib/concourse is ext4 or XFS and can be "
-    "written to; the charm looks again by itself within 10 minutes",
+    remedy="journalctl -k | grep overlay; make sure that /var/lib/concourse is ext4 or XFS and "
+    "writable; the charm checks again within 10 minutes",
     source="Concourse 8.3, worker/baggageclaim/volume/driver",
     condemns=False,
 )
 LIMITS: typing.Final = Check(
     "limits",
     Level.QUICK,
-    "the worker has the limits that its unit asks for, which systemd lowers in silence",
+    "the worker has the limits that its systemd unit sets, which systemd may lower silently",
     source="/etc/systemd/system/concourse-worker.service; /proc/PID/limits",
     condemns=False,
 )
 DISK: typing.Final = Check(
     "disk",
     Level.QUICK,
-    "there is room for images, volumes and what tasks download",
-    # Below the first the smallest CUDA image can't be unpacked; the second is what the smoke test
-    # of the project's first users asks for. An image is there once for itself, once for a step,
-    # and once for a failed build's container that Concourse keeps.
+    "there is space for images, volumes and downloads of tasks",
+    # Below 1 GB the smallest CUDA image can't be unpacked. 50 GB is what the smoke test of the
+    # project's first users requires. An image is on disk once for itself, once for a step, and
+    # once for a failed build's container that Concourse keeps.
     source="1 GB: an image with CUDA's runtime alone is larger; 50 GB: models and environments; "
-    "where volumes are copies three times that",
+    "three times that if volumes are copies",
     unit="GB",
     condemns=False,
 )
 PORTS: typing.Final = Check(
     "worker-ports",
     Level.QUICK,
-    "no user but root reaches the worker's ports on 127.0.0.1, by which one would be root",
-    remedy=f"systemctl restart {worker.SERVICE}; journalctl -u {worker_ports.SERVICE}; until it "
-    "passes, let no one log in to this machine whom you would not make root",
+    "only root reaches the worker's ports on 127.0.0.1, which give root access",
+    remedy=f"systemctl restart {worker.SERVICE}; journalctl -u {worker_ports.SERVICE}; until the "
+    "check passes, let only users log in to this machine who may have root access",
     source="Concourse 8.3, worker/workercmd/worker.go",
     condemns=False,
 )
@@ -63,7 +63,7 @@ _SCARCE: typing.Final = 50.0
 _COPIES: typing.Final = 3
 
 _SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / worker.SERVICE
-# systemd's names (systemd.exec(5)), the kernel's (proc(5)) and what people say.
+# Each with systemd's name (systemd.exec(5)), the kernel's (proc(5)) and the report's.
 _LIMITED: typing.Final = (
     ("NOFILE", "Max open files", "open files"),
     ("NPROC", "Max processes", "processes"),
@@ -72,7 +72,7 @@ _LIMITED: typing.Final = (
 
 
 def run(root: pathlib.Path) -> list[Result]:
-    """A result for each of these checks, the disk's last."""
+    """Return a result for each of these checks, the disk's last."""
     work_dir = root / str(worker.WORK_DIR).lstrip("/")
     driver = worker.volume_driver(root) or volumes.choose("", work_dir)
     disk = _disk(root, _COPIES if driver == volumes.NAIVE else 1)
@@ -85,14 +85,15 @@ def _volumes(driver: str, work_dir: pathlib.Path, full: str) -> Result:
         volumes.prove(driver, work_dir)
     except volumes.VolumeError as error:
         if error.starved:
-            return VOLUMES.result(Outcome.PREVENTED, full or str(error))
-        return VOLUMES.result(Outcome.FAILED, f"no volumes: {error}", value=driver)
+            return VOLUMES.result(Outcome.NOT_RUN, full or str(error))
+        cause = "no volumes"
+        return VOLUMES.told(Said(Outcome.FAILED, f"{cause}: {error}", driver, cause=cause))
     how = "copies" if driver == volumes.NAIVE else "layers"
     return VOLUMES.result(Outcome.PASSED, f"{how} (driver {driver})", value=driver)
 
 
 def _limits(root: pathlib.Path) -> Result:
-    """What the worker's containerd has, from which each container has its own."""
+    """Check the limits of the worker's containerd, from which each container inherits its own."""
     unit = root / str(_SERVICE).lstrip("/")
     asked = dict(re.findall(r"^Limit(\w+)=(\S+)$", _text(unit), re.MULTILINE))
     names = (pathlib.Path(wrapper.CONTAINERD).name,)
@@ -108,13 +109,13 @@ def _limits(root: pathlib.Path) -> Result:
     if not asked or not told:
         return LIMITS.result(Outcome.SKIPPED, "the worker is not running")
     if not lower:
-        return LIMITS.result(Outcome.PASSED, "as asked for")
+        return LIMITS.result(Outcome.PASSED, "as the unit sets them")
     return LIMITS.result(
         Outcome.WARNING,
-        f"systemd could set no more than {'; '.join(lower)}",
-        remedy="where tasks need more (RDMA locks memory): in an LXD container, on its host "
+        f"systemd set no more than {'; '.join(lower)}",
+        remedy="If tasks need more (RDMA locks memory), in an LXD container: on its host "
         f"`lxc config set {facts.instance(root) or '<instance>'} <key> unlimited` for "
-        f"{', '.join(keys)}, and lxc restart",
+        f"{', '.join(keys)}, then lxc restart",
     )
 
 
@@ -123,21 +124,22 @@ def _ports(root: pathlib.Path) -> Result:
     try:
         reached = worker_ports.reached_by_others(root)
     except process.CommandError as error:
-        return PORTS.result(Outcome.PREVENTED, str(error))
+        return PORTS.result(Outcome.NOT_RUN, str(error))
     if reached is None:
         return PORTS.result(Outcome.SKIPPED, "the worker is not running")
     if reached:
         named = ", ".join(map(str, reached))
-        return PORTS.result(Outcome.FAILED, f"worker ports open to every user: {named}")
+        cause = "worker ports open to every user"
+        return PORTS.told(Said(Outcome.FAILED, f"{cause}: {named}", cause=cause))
     lost = ports.losses()
-    return PORTS.result(Outcome.PASSED, f"shut{_flushed(lost) if lost else ''}")
+    return PORTS.result(Outcome.PASSED, f"closed{_flushed(lost) if lost else ''}")
 
 
 def _flushed(lost: list[float]) -> str:
     ago = (time.clock_gettime(time.CLOCK_BOOTTIME) - lost[-1]) / 60
     return (
         f"; another program removed the rules {len(lost)} times since the worker started, last "
-        f"{ago:.0f} min ago, and {worker_ports.SERVICE} put them back"
+        f"{ago:.0f} min ago, and {worker_ports.SERVICE} restored them"
     )
 
 
@@ -146,7 +148,7 @@ def _number(text: str) -> float:
 
 
 def _text(path: pathlib.Path) -> str:
-    """What a file says; empty if it is not there, or its process is over."""
+    """Return the content of a file; empty if it does not exist or its process has ended."""
     try:
         return path.read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -154,25 +156,25 @@ def _text(path: pathlib.Path) -> str:
 
 
 def _disk(root: pathlib.Path, times: int) -> Result:
-    """The least room of where Concourse works and where the self-test writes."""
+    """Check the space where Concourse works and where the self-test writes."""
     free = {path: _free(root, path) for path in (worker.HOME, results.HOME)}
     path = min(free, key=lambda path: free[path])
     room, full, scarce = free[path], _FULL * times, _SCARCE * times
     threshold = f"at least {full:g} GB, better {scarce:g} GB"
     text = f"{room:.1f} GB free for {path}"
     remedy = (
-        f"sudo du -xh --max-depth=2 {path} | sort -h | tail; make room, or give {path} a larger "
-        "disk; the charm looks again by itself within 10 minutes"
+        f"sudo du -xh --max-depth=2 {path} | sort -h | tail; free space, or give {path} a larger "
+        "disk; the charm checks again within 10 minutes"
     )
+    outcome, cause = Outcome.PASSED if room >= scarce else Outcome.WARNING, ""
     if room < full:
-        outcome, text = Outcome.FAILED, f"disk full: {text}"
-    else:
-        outcome = Outcome.PASSED if room >= scarce else Outcome.WARNING
-    return DISK.result(outcome, text, value=round(room, 1), threshold=threshold, remedy=remedy)
+        outcome, cause = Outcome.FAILED, "disk full"
+        text = f"{cause}: {text}"
+    return DISK.told(Said(outcome, text, round(room, 1), remedy, threshold, cause))
 
 
 def _free(root: pathlib.Path, path: pathlib.Path) -> float:
-    """Room on a path's file system in GB; none where it has no inode left for another file."""
+    """Return the free space of a path's file system in GB; 0 if it has no free inode."""
     place = root / str(path).lstrip("/")
     while not place.exists():
         place = place.parent

@@ -1,10 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Keys that take turns: the worker's own, and the TSA's host key, without losing a worker.
+"""Rotates the worker's key and the TSA's host key without losing a worker.
 
-A key takes the other's place in two steps, each of which is told over the relations and goes on at
-whatever event comes next: whoever has to know the new one says that it does; only then is it
-shown. Which step it is, files and the peers' secret tell, nothing else.
+First the other side accepts the new key and reports that over the relation. Only then the new key
+is used. Each step continues at the next event. Files and the peers' secret hold the current step.
 """
 
 import typing
@@ -23,12 +22,12 @@ from relations import worker_view as sights
 from relations.worker_view import Rotation
 
 _OUTSIDE: typing.Final = (
-    "{option} is set: the key of a Concourse outside Juju is changed there first, with both keys "
-    "known, and then here by juju config {application}; docs/how-to/rotate-keys.md"
+    "{option} is set. Change the key at the Concourse outside Juju first, which must accept both "
+    "keys, and then here with juju config {application}; see docs/how-to/rotate-keys.md"
 )
 _SILENT: typing.Final = (
-    "{units} does not tell which keys it takes, as the web of the public charm, which takes each "
-    "key for ever: there is nothing to rotate. A web of this charm tells it after its refresh"
+    "{units} does not report which keys it accepts. The web of the public charm accepts every key "
+    "forever, so there is nothing to rotate; a web of this charm reports after its refresh"
 )
 
 
@@ -43,7 +42,7 @@ def begin_worker_key(model: juju.Model) -> dict[str, str]:
         RotationError: the key is not this unit's to change.
     """
     application = model.app.name
-    for option in ("worker-private-key", "tsa-host"):
+    for option in ("worker-private-key", "tsa-hosts"):
         if model.config.get(option):
             raise RotationError(_OUTSIDE.format(option=option, application=application))
     if not worker_keys.shown():
@@ -67,7 +66,7 @@ def begin_host_key(web_keys: peers.WebKeys, *, force: bool) -> dict[str, str]:
         force: wait for no worker any more.
 
     Raises:
-        RotationError: this unit is not the leader, or there are no keys.
+        RotationError: this unit is not the leader, or web has not got keys yet.
     """
     model = web_keys.model
     shared, lost = web_keys.read()
@@ -86,9 +85,7 @@ def begin_host_key(web_keys: peers.WebKeys, *, force: bool) -> dict[str, str]:
         "state": "begun" if began else "goes on: a new key already waits for the workers",
         "next-public-key": keys.public_key_line(new),
         "waits-for": ", ".join(() if force else awaited) or "nobody",
-        "next": (
-            "Workers that no relation joins must be told the next-public-key beside the other"
-        ),
+        "next": ("add the next-public-key to tsa-public-keys of each worker that has no relation"),
     }
 
 
@@ -113,7 +110,7 @@ def ensure_key(model: juju.Model, state: UnitState) -> str:
 
 
 def tell(model: juju.Model, web_keys: peers.WebKeys, state: UnitState, wanted: Plan) -> Rotation:
-    """After all is as planned, tell the others which keys are known here and which come next.
+    """Publish which keys this unit trusts and which come next, after the plan was applied.
 
     Returns:
         Which keys wait for their turn now.

@@ -21,6 +21,8 @@ from ci.concourse.plan.model import ReleasePlan
 from ci.concourse.upstream import RELEASES, tarball, works_with
 from gpu_agent.model import versions
 from machine import download, files, process
+from plan import messages
+from plan.messages import Line
 
 ROOT: typing.Final = pathlib.Path("/opt/concourse")
 CURRENT: typing.Final = ROOT / "current"
@@ -50,21 +52,21 @@ class ReleaseError(Exception):
 
 
 class _NoReleaseError(ReleaseError):
-    """A tarball is none of Concourse's for this machine. The text says why."""
+    """A tarball is not a Concourse release for this machine. The text says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """A release on this machine, by the version that its own binary tells.
+    """A release on this machine, by the version that its own binary reports.
 
     Attributes:
-        waits: why it is used in place of the one that was asked for; or empty.
-        failed: why the one that was asked for is not; or empty.
+        waits: why it is used instead of the wanted one; None if it is the wanted one.
+        failed: why the upgrade to the wanted one was rolled back; or empty.
     """
 
     version: str
     path: pathlib.Path
-    waits: str = ""
+    waits: Line | None = None
     failed: str = ""
 
 
@@ -110,26 +112,25 @@ def ensure(
     *,
     base_url: str = RELEASES,
 ) -> Release:
-    """Have the release of the plan as `current`, and return which is. The one before is kept.
+    """Make the release of the plan `current`, keep the previous one, and return the current one.
 
-    It is here but not `current` as long as webs that it can't serve are served by the one that
-    is, and where it has failed with this revision of the charm. A release of the same version
-    that came as the resource stays where the resource is empty by now.
+    The new release does not become `current` while this worker's webs schedule only on the old
+    one, or if it has failed with this revision of the charm. A release from the resource stays in
+    use if the resource is empty now.
 
     Args:
-        plan: a tarball at hand goes before a download.
-        progress: told what takes long.
-        is_time: whether that of this version may take the place of another one; until it is
-            time, that stays.
-        base_url: where releases are, each in a folder `v<version>`, unless the plan says it.
+        plan: if it has a tarball, nothing is downloaded.
+        progress: reports steps that take long.
+        is_time: whether this version may replace another one now.
+        base_url: where releases are, each in a folder `v<version>`, unless the plan names it.
 
     Raises:
-        ReleaseError: if the tarball is no release, or can't be unpacked.
+        ReleaseError: if the tarball is not a release, or cannot be unpacked.
         machine.download.DownloadError: if it can't be downloaded.
     """
     now, failed = installed(), _failed()
     if now and _has_lost_its_resource(now, plan):
-        waits = f"the resource concourse is empty, its {now.version} runs on: {plan.attach}"
+        waits = messages.line("release-resource-empty", version=now.version, attach=plan.attach)
         return dataclasses.replace(now, waits=waits)
     wanted = _release(_have(plan, progress, plan.mirror or base_url))
     if failed and failed["release"] == wanted.path.name:
@@ -150,7 +151,7 @@ def ensure(
 
 
 def is_from(tarball: pathlib.Path) -> bool:
-    """Whether a release is here that was unpacked from this file as it is."""
+    """Whether an installed release was unpacked from this very file."""
     try:
         found = tarball.stat()
     except FileNotFoundError:
@@ -233,7 +234,7 @@ def _have(
         except _NoReleaseError as error:
             if not plan.tarball:
                 raise
-            text = f"The resource concourse is no release: {plan.attach}: {error}"
+            text = f"The resource concourse is not a release ({error}): {plan.attach}"
             raise ReleaseError(text) from error
     return found
 
@@ -250,15 +251,12 @@ def _has_lost_its_resource(now: Release, plan: ReleasePlan) -> bool:
     return is_same and note["source"] != [0, 0]
 
 
-def _waits(wanted: Release, now: Release, webs: tuple[str, ...]) -> str:
-    """Why a worker that serves its webs now would be of no use with another release; or empty."""
+def _waits(wanted: Release, now: Release, webs: tuple[str, ...]) -> Line | None:
+    """Return why the wanted release must wait: its webs would not schedule on it. Else None."""
     left = [web for web in webs if not works_with(wanted.version, web)]
     if not left or not all(works_with(now.version, web) for web in webs):
-        return ""
-    return (
-        f"Concourse {wanted.version} is ready here and waits for web, which runs {left[0]} and "
-        f"gives no work to {wanted.version}"
-    )
+        return None
+    return messages.line("release-waits-for-web", wanted=wanted.version, web=left[0])
 
 
 def _failed() -> _Failed | None:
@@ -272,7 +270,7 @@ def _failed() -> _Failed | None:
 
 
 def _charm() -> int:
-    # Juju writes each file of the charm anew on a refresh.
+    # Juju writes each file of the charm again on a refresh.
     return pathlib.Path(__file__).stat().st_ctime_ns
 
 
@@ -338,8 +336,8 @@ def _unpack(tarball: pathlib.Path, sha256: str, source: list[int], expected: str
         version = _version(_UNPACK, tarball.name)
         if expected and versions.numbers(version)[:3] != versions.numbers(expected):
             raise ReleaseError(
-                f"{tarball.name} is Concourse {version} and not {expected}: set concourse-version "
-                "and concourse-sha256 to what belongs together"
+                f"{tarball.name} is Concourse {version} and not {expected}: correct the version "
+                "or the checksum in concourse-version"
             )
         path = ROOT / f"{version}-{sha256[:8]}"
         note = _Note(version=version, sha256=sha256, source=source, files=_digests(_UNPACK))
@@ -391,7 +389,7 @@ def _check_room(needed: int) -> None:
 
 
 def _version(folder: pathlib.Path, name: str) -> str:
-    """What a release tells of itself; `name` is how the operator knows it."""
+    """Return the version that a release reports; `name` is its name for the operator."""
     for needed in _NEEDED:
         if not (folder / needed).is_file():
             raise _NoReleaseError(

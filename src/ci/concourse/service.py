@@ -22,7 +22,7 @@ CONFIG: typing.Final = pathlib.Path("/etc/concourse")
 KEYS: typing.Final = CONFIG / "keys"
 USER: typing.Final = "concourse"
 
-# Starts within ten minutes that are no chance any more: the first of them may be the charm's.
+# More starts than this within ten minutes are a failure: the first may be the charm's own.
 _MANY: typing.Final = 3
 _RECENTLY: typing.Final = 600
 
@@ -116,7 +116,7 @@ def asked(port: int, path: str, patience: float) -> object:
 
     Args:
         port: where it listens.
-        path: what it is asked for.
+        path: the path of the request.
         patience: how many seconds it may take.
 
     Returns:

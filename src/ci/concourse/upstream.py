@@ -39,7 +39,9 @@ PINNED_SHA256: typing.Final = {
     "8.3.0": "320b0cde214893378213d1f2f38eb515c55d0d8128185b076fd7ce555bf09e2c",
 }
 
-# The oldest whose settings this charm writes.
+# The release that a unit runs if neither its options nor its web say otherwise.
+RELEASE: typing.Final = "8.3.0"
+# The oldest release whose settings this charm writes.
 OLDEST: typing.Final = "8.0.0"
 
 # What Concourse itself listens on (8.2.5 tsa/tsacmd/command.go:33-36, atc/atccmd/command.go:158,
@@ -69,7 +71,7 @@ def tarball(version: str, architecture: str) -> str:
 def works_with(worker: str, web: str) -> bool:
     """Whether a web of one Concourse release schedules on a worker of another.
 
-    The worker's API version must have the same major and be no older (concourse 8.2.5
+    The worker's API version must have the same major and must not be older (concourse 8.2.5
     atc/worker/pool.go:395-425): 2.4 up to 7.9, 2.5 up to 8.2, 3.0 from 8.3 on.
     """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The GPUs of a worker whose driver changes: out of use, free of jobs, and in use again."""
+"""The GPUs of a worker during a driver upgrade: quarantine, wait for leases, return to use."""
 
 import collections.abc
 import typing
@@ -17,20 +17,20 @@ from gpu_selftest.settings import Settings
 from machine import polling as waiting
 
 CHECK: typing.Final = "driver-upgrade"
-"""What quarantine says that GPUs failed which are out of use for the upgrade alone."""
+"""The check in the quarantine records of GPUs that only the upgrade took out of use."""
 
 _REMEDY: typing.Final = (
-    "wait for its end, or for its reboot; then the self-test brings it back, or "
-    "juju run {unit} gpu-selftest level=isolation"
+    "wait until the upgrade, or its reboot, ends: the self-test then returns the GPU. Or run juju "
+    "run {unit} gpu-selftest level=isolation"
 )
 # In seconds.
 _POLL: typing.Final = 2.0
-# Of the jobs or processes that are in the way, so many are named.
+# How many of the holders or processes that are in the way are named.
 _NAMED: typing.Final = 3
 
 
 def failed(kept: Settings) -> frozenset[str]:
-    """The GPUs that have failed already, which no new driver is to blame for."""
+    """Return the GPUs that failed before the upgrade; the new driver is not to blame for them."""
     last = results.read()
     found = {one.gpu for one in filter(results.condemns, last.results if last else ())}
     found |= {entry.uuid for entry in quarantine.read() if entry.by != quarantine.OPERATOR}
@@ -39,7 +39,7 @@ def failed(kept: Settings) -> frozenset[str]:
 
 
 def take_out(kept: Settings, reason: str) -> None:
-    """Have all GPUs out of use; what else keeps one out stays as it is."""
+    """Quarantine all GPUs; a GPU that is already out of use keeps its record."""
     out = {entry.uuid for entry in quarantine.read()}
     for gpu in kept.gpus:
         if gpu.uuid not in out:
@@ -48,51 +48,51 @@ def take_out(kept: Settings, reason: str) -> None:
 
 
 def out() -> list[str]:
-    """The GPUs that nothing but the upgrade keeps out of use."""
+    """Return the GPUs that only the upgrade keeps out of use."""
     return [entry.uuid for entry in quarantine.read() if entry.check == CHECK]
 
 
 def bring_back() -> None:
-    """Have those in use again without a test: nothing has changed for them."""
+    """Return those GPUs to use without a test, since nothing was changed."""
     for uuid in out():
         quarantine.lift(uuid)
 
 
 def wait(
-    minutes: int, progress: Progress, is_free: collections.abc.Callable[[], bool] | None = None
+    seconds: float, progress: Progress, is_free: collections.abc.Callable[[], bool] | None = None
 ) -> str:
-    """Wait until no job has a GPU, and end what jobs have left, as the next one would.
+    """Wait until no holder uses a GPU, and end their leftovers, as the next request would.
 
     Args:
-        minutes: for so long at most.
-        progress: told who is waited for.
-        is_free: whether the worker has no builds either; None: that is not asked.
+        seconds: the longest wait.
+        progress: shows the operator which holders are waited for.
+        is_free: whether the worker has no builds either; None: builds do not matter.
 
     Returns:
-        Who has one still; empty if nobody does.
+        The holders that still use a GPU; empty if there are none.
     """
-    told = frozenset[str]()
+    shown = frozenset[str]()
 
     def is_over() -> bool:
-        nonlocal told
+        nonlocal shown
         now = occupants()
-        if now.keys() - told:
+        if now.keys() - shown:
             progress(f"waiting for {few(now.values())}")
-            told |= now.keys()
+            shown |= now.keys()
         return not now and (is_free is None or is_free())
 
-    if not waiting.until(is_over, 60 * minutes, _POLL):
-        return few(occupants().values()) or "builds that have a part here"
+    if not waiting.until(is_over, seconds, _POLL):
+        return few(occupants().values()) or "builds that use this worker"
     try:
         for device in _held():
-            leases.release(device, "driver upgrade", force=False)
+            leases.reclaim(device, "driver upgrade", force=False)
     except (leases.LeaseError, OSError, ValueError, Refused) as error:
         return str(error)
     return ""
 
 
 def occupants() -> dict[str, str]:
-    """The containers that use GPUs, by their names, with what runs there and since when."""
+    """Return the holders that use GPUs: their names, and a description of each."""
     host = Host()
     try:
         holders = Store(str(wrapper.STORE)).read().holders.items()
@@ -102,17 +102,17 @@ def occupants() -> dict[str, str]:
             if host.in_use(name, holder)
         }
     except (OSError, ValueError, Refused) as error:
-        return {"": f"somebody, since that can't be told: {error}"}
+        return {"": f"unknown holders, since the leases cannot be read: {error}"}
 
 
 def few(names: collections.abc.Iterable[str]) -> str:
-    """The first of these names, and how many more there are."""
+    """Return the first of these names, and the number of the others."""
     every = [*names]
     more = f" and {len(every) - _NAMED} more" if every[_NAMED:] else ""
     return ", ".join(every[:_NAMED]) + more
 
 
 def _held() -> list[str]:
-    """The devices that have a lease, in use or not."""
+    """Return the devices that have a lease, in use or not."""
     holders = Store(str(wrapper.STORE)).read().holders.values()
     return sorted({device for holder in holders for device in holder.gpus})

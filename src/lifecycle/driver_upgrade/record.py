@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the action upgrade-driver has begun: a file, from before its first step to its end."""
+"""The record of a driver upgrade: a file that exists from before the first step to the end."""
 
 import dataclasses
 import enum
@@ -16,7 +16,7 @@ _NAME: typing.Final = "driver-upgrade.json"
 
 
 class Step(enum.Enum):
-    """Where it stands: the step that is to be made, or to be made again."""
+    """The step that is due, or that must be repeated after an interruption."""
 
     WAIT = "waiting for jobs"
     INSTALL = "installing"
@@ -30,15 +30,15 @@ class Record:
     """One upgrade.
 
     Attributes:
-        before: the driver that was there.
-        after: the one that is to take its place.
-        step: where it stands.
-        back: the new one failed, so that the steps lead back to the old one.
-        failed: the GPUs that had failed before it, which proves nothing against the new one.
-        why: what the new one failed of; empty if it did not.
-        stuck: why the old one can't be had back; empty if it can.
-        seen: id of the last self-test that may have begun before the driver was loaded that is to
-            be tested; empty if there was none, None until all such have ended.
+        before: the old driver.
+        after: the new driver.
+        step: the step that is due.
+        back: whether the new driver failed, so the steps lead back to the old one.
+        failed: the GPUs that failed before the upgrade; they do not count against the new driver.
+        why: why the new driver failed; empty if it did not.
+        stuck: why the rollback failed; empty if it did not.
+        seen: the id of the last self-test that may have begun before the driver under test was
+            loaded; empty if there was none, None until all such tests have ended.
     """
 
     before: Choice
@@ -52,27 +52,27 @@ class Record:
 
     @property
     def target(self) -> Choice:
-        """The driver that the steps lead to."""
+        """The driver that the steps install."""
         return self.before if self.back else self.after
 
     @property
     def other(self) -> Choice:
-        """The one that goes."""
+        """The driver that the steps remove."""
         return self.after if self.back else self.before
 
 
 def path() -> pathlib.Path:
-    """Where it is kept."""
+    """Return the path of the record."""
     return paths.STATE / _NAME
 
 
 def read() -> Record | None:
-    """The last upgrade that was begun and has not ended well; None if there is none."""
+    """Return the last upgrade that began and did not succeed; None if there is none."""
     text = files.read_text(path())
     if text is None:
         return None
     found: dict[str, typing.Any] = json.loads(text)
-    found.pop("since", None)  # A charm before this one noted a time of day.
+    found.pop("since", None)  # Older charms wrote a time of day.
     for name in ("before", "after"):
         found[name] = Choice(**found[name])
     found["step"] = Step(found["step"])
@@ -81,13 +81,13 @@ def read() -> Record | None:
 
 
 def is_open() -> bool:
-    """Whether an upgrade has begun and not ended."""
+    """Return whether an upgrade has begun and not ended."""
     record = read()
     return record is not None and record.step is not Step.ENDED
 
 
 def write(record: Record) -> None:
-    """Keep it; it must be on the disk before the step that it names begins."""
+    """Write the record; it must be on disk before the step that it names begins."""
     plain = dataclasses.asdict(record)
     plain["step"], plain["failed"] = record.step.value, sorted(record.failed)
     files.ensure_directory(paths.STATE)
@@ -95,5 +95,5 @@ def write(record: Record) -> None:
 
 
 def remove() -> bool:
-    """Forget it. Return True if there was one."""
+    """Remove the record. Return True if there was one."""
     return files.ensure_absent(path())

@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The steps from one NVIDIA driver to another, and back where the new one fails.
+"""The steps from one NVIDIA driver to another, and back if the new one fails.
 
-Where it stands is written down before each step, and each step can be made again: the next hook
-goes on where a reboot or a kill has ended it. All GPUs are out of use meanwhile, over reboots too,
-and a self-test of isolation that passes brings them back, whoever starts it.
+The record names the step before the step begins, and each step can be repeated: after a reboot or
+a kill, the next hook continues there. Meanwhile all GPUs are quarantined, also over reboots. A
+self-test of level isolation that passes returns them to use, no matter who starts it.
 """
 
 import collections.abc
@@ -29,7 +29,8 @@ from plan.draining import Purpose
 
 STEPS: typing.Final = 6
 
-# In seconds. A test of isolation takes 60, and systemd ends one after 600 (gpu_selftest.service).
+# In seconds. A self-test of level isolation takes 60; systemd ends it after 600
+# (gpu_selftest.service).
 _TESTED: typing.Final = 620
 _COURTESY: typing.Final = 30
 
@@ -37,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 class _NoVerdictError(Exception):
-    """A self-test came to no verdict; the text says why."""
+    """A self-test ended without a verdict; the text says why."""
 
 
 def settle(progress: Progress) -> bool:
-    """Go on with an upgrade that a reboot, a kill or an error has ended.
+    """Continue an upgrade that a reboot, a kill or an error has interrupted.
 
     Returns:
         Whether anything changed.
 
     Raises:
-        machine.packages.PackageError: it can't be gone on with now.
+        machine.packages.PackageError: the upgrade cannot continue now.
         gpu_selftest.service.SelftestError: the same.
         gpu_agent.model.errors.UnknownError: the same.
     """
@@ -58,7 +59,7 @@ def settle(progress: Progress) -> bool:
         before = record
         if record.step is Step.WAIT:
             drained = drain.go_on(Purpose.DRIVER, progress)
-            if drained is None:  # killed before it was begun, or given up by resume
+            if drained is None:  # killed before the drain began, or cancelled by resume
                 give_up()
             if not drained:
                 return drained is None
@@ -72,34 +73,36 @@ def settle(progress: Progress) -> bool:
 
 
 def give_up() -> None:
-    """End an upgrade that has changed nothing yet."""
+    """Cancel an upgrade that has changed nothing yet."""
     drain.cancel(Purpose.DRIVER)
     pool.bring_back()
     driver_record.remove()
 
 
 def said() -> str:
-    """What there is to know of the last upgrade: why it was taken back, or what it waits for."""
+    """Describe the last upgrade: its step, or why it was rolled back; empty if there is none."""
     record = driver_record.read()
     if record is None:
         return ""
     text = f"driver upgrade from {record.before} to {record.after}"
     if record.step is Step.ENDED:
-        return f"{text} taken back: {record.why}" + (f"; {record.stuck}" if record.stuck else "")
-    return f"{text}{', going back' if record.back else ''}: {record.step.value}"
+        return f"{text} rolled back: {record.why}" + (f"; {record.stuck}" if record.stuck else "")
+    # The record has older words for it.
+    step = "waiting for builds" if record.step is Step.WAIT else record.step.value
+    return f"{text}{', rolling back' if record.back else ''}: {step}"
 
 
 def go_on(record: Record, progress: Progress) -> Record:
-    """Make all steps that are left, the way back too; stop where something is waited for.
+    """Make all steps that are left, also those of the rollback; stop if one has to wait.
 
     Returns:
-        Where it stands then.
+        The record after the last step.
 
     Raises:
-        machine.packages.PackageError: the driver can't be loaded, or the old one be had back, now.
-        gpu_selftest.service.SelftestError: the self-test can't be started.
-        gpu_agent.model.errors.UnknownError: the driver can't be looked at now.
-        OSError: GPUs or leases can't.
+        machine.packages.PackageError: the driver cannot be loaded, or not be restored, now.
+        gpu_selftest.service.SelftestError: the self-test cannot start.
+        gpu_agent.model.errors.UnknownError: the driver's state cannot be read now.
+        OSError: the GPUs or leases cannot be read.
     """
     driver_record.write(record)
     steps: dict[Step, collections.abc.Callable[[Record, Progress], Record]] = {
@@ -123,7 +126,7 @@ def go_on(record: Record, progress: Progress) -> Record:
 def _install(record: Record, progress: Progress) -> Record:
     told = _numbered(record, 3, progress)
     if kept := settings.read():
-        # A self-test by hand may have brought one back.
+        # An operator's self-test may have returned a GPU to use.
         pool.take_out(kept, f"driver upgrade: from {record.before} to {record.after}")
     told(f"installing NVIDIA driver {record.target}")
     try:
@@ -136,10 +139,10 @@ def _install(record: Record, progress: Progress) -> Record:
 
 
 def _load(record: Record, progress: Progress) -> Record:
-    """Load the modules of the driver that is installed; the same record if that needs a reboot."""
+    """Load the installed driver's modules; return the same record if that needs a reboot."""
     told, target = _numbered(record, 4, progress), record.target.version
     try:
-        # Where a process has it in use, services would be stopped at each event for nothing.
+        # If a process uses the modules, a reload would only stop services at each event.
         due = driver_state.look().loaded != target
         if due and (driver_change.users() or not driver.reload(told)):
             return record
@@ -154,9 +157,9 @@ def _load(record: Record, progress: Progress) -> Record:
 
 
 def _test(record: Record, progress: Progress) -> Record:
-    """Judge the driver by a self-test since it was loaded; the same record without a verdict."""
+    """Judge the driver by a self-test after it was loaded; the same record without a verdict."""
     kept = settings.read()
-    if kept is None:  # Tasks get no GPU any more, and those that were out stay so until a test.
+    if kept is None:  # Tasks no longer get GPUs. The quarantined ones wait for a self-test.
         return dataclasses.replace(record, step=Step.ENDED)
     if record.seen is None:
         return _note_last(record)
@@ -167,15 +170,15 @@ def _test(record: Record, progress: Progress) -> Record:
     blamed = [one for one in report.results if _blames(one, record, kept)] if report else []
     if blamed:
         return _failed(record, f"{blamed[0].check} failed: {blamed[0].text}")
-    # One that the settings no longer have is not tested, and waits for nothing here.
+    # A GPU that the settings no longer name is not tested, so the upgrade does not wait for it.
     if report is None or {gpu.uuid for gpu in kept.gpus}.intersection(pool.out()):
         return record
-    _numbered(record, 6, progress)("the GPUs that passed are in use again")
+    _numbered(record, 6, progress)("the GPUs that passed are available")
     return dataclasses.replace(record, step=Step.ENDED)
 
 
 def _note_last(record: Record) -> Record:
-    """Note the last self-test that may be of the driver before; the same record while one runs."""
+    """Note the last self-test of the old driver; return the same record while a test runs."""
     if _is_another_at_work():
         return record
     last = results.read()
@@ -183,12 +186,13 @@ def _note_last(record: Record) -> Record:
 
 
 def _report(record: Record, told: Progress) -> results.Report | None:
-    """A self-test of the driver that is loaded now.
+    """Return the report of a self-test of the loaded driver.
 
-    None where another one is in its way, or Concourse's runc is not here, which it needs.
+    Return None while another self-test runs, or if Concourse's runc, which the test needs, is not
+    installed.
 
     Raises:
-        _NoVerdictError: it began and came to no verdict, as where the driver hangs.
+        _NoVerdictError: the test began and ended without a verdict, such as when the driver hangs.
     """
     report = results.read()
     if report and _is_of(report, record):
@@ -204,29 +208,31 @@ def _report(record: Record, told: Progress) -> results.Report | None:
 
 
 def _is_another_at_work() -> bool:
-    """Whether a self-test runs; one that the charm has not started gets some time to end."""
+    """Return whether a self-test runs; wait a moment for one that the charm did not start."""
     return service.running() is not None or service.wait_for_others(_COURTESY) != ""
 
 
 def _is_of(report: results.Report, record: Record) -> bool:
-    """Whether a self-test is of the driver that is loaded now, and of all GPUs."""
+    """Return whether a report is about the loaded driver, and about all GPUs."""
     whole = not report.gpu and report.level.includes(Level.ISOLATION)
     return whole and report.run != record.seen
 
 
 def _blames(result: Result, record: Record, kept: Settings) -> bool:
-    """Whether a GPU failed that was well before, or all did."""
+    """Return whether a GPU failed that had not failed before, or the whole worker did."""
     concerned = {result.gpu} if result.gpu else {gpu.uuid for gpu in kept.gpus} or {""}
     return results.condemns(result) and not concerned <= record.failed
 
 
 def _failed(record: Record, why: str) -> Record:
-    """Go back; from the way back there is none."""
+    """Begin the rollback; if the rollback itself failed, end the upgrade."""
     if not record.back:
         return dataclasses.replace(record, step=Step.INSTALL, back=True, why=why)
-    return dataclasses.replace(record, step=Step.ENDED, stuck=f"with {record.before} again, {why}")
+    return dataclasses.replace(
+        record, step=Step.ENDED, stuck=f"with {record.before} restored, {why}"
+    )
 
 
 def _numbered(record: Record, number: int, progress: Progress) -> Progress:
-    way = ", going back" if record.back else ""
+    way = ", rolling back" if record.back else ""
     return lambda line: progress(f"{number} of {STEPS}{way}: {line}")

@@ -30,7 +30,7 @@ def note(store: Store, unit: str, machine: Machine) -> bool:
 
 
 def look(machine: Machine) -> list[dict[str, str]]:
-    """The addresses of a machine that Juju would tell of, in its order."""
+    """Return a machine's addresses that Juju would list, in its order."""
     told = machine.enter("/sbin/ip", "-json", "-details", "address", "show").stdout
     found: list[tuple[bool, dict[str, str]]] = []
     for link in json.loads(told):

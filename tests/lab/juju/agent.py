@@ -189,7 +189,7 @@ class Agent:
         """Run an event's hook, or this script in its stead; commits nothing.
 
         Returns:
-            Whether it succeeded, and what it has written.
+            Whether it succeeded, and its output.
         """
         context = HookContext(self._store, self._unit, event, self._juju_log, self._action_log)
         self._killed.clear()

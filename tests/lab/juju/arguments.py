@@ -46,7 +46,7 @@ def parse(
     Args:
         arguments: without the command's name.
         valued: names of the options that take a value; `r:relation` is short for another one.
-        switches: names of those that take none, or one after `=`.
+        switches: names of options without a value, or with one after `=`.
         most: how many other arguments there may be; any number when None.
 
     Raises:

@@ -45,13 +45,14 @@ def read(path: pathlib.Path) -> CharmMeta:
     """Read a .charm file.
 
     Raises:
-        WrongUse: it is no packed charm.
+        WrongUse: it is not a packed charm.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             names = set(archive.namelist())
             if not {"metadata.yaml", "dispatch"} <= names:
-                raise WrongUse(f"{path} is no packed charm: metadata.yaml or dispatch is missing")
+                why = "metadata.yaml or dispatch is missing"
+                raise WrongUse(f"{path} is not a packed charm: {why}")
             parts = {
                 part: yaml.safe_load(archive.read(f"{part}.yaml")) or {}
                 for part in ("metadata", "config", "actions")

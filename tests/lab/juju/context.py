@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One run of one hook: what it sees (a snapshot), and what it has written but not committed.
+"""Run one hook: a snapshot that it reads, and changes that it has not committed yet.
 
 Juju 4.0.15, internal/worker/uniter/runner/context/context.go: status, log lines, action logs and
 the workload version are written at once; everything else only when the hook has exited with 0.
@@ -148,7 +148,7 @@ class HookContext:
     def commit(self) -> None:
         """Write all that the hook's success makes true, and tell those whom it concerns."""
         with self.store.transaction():
-            # Grants before data: who is told of a secret may read it.
+            # Grants before data: a unit that learns of a secret may read it.
             self._commit_secrets()
             for relation, entity in sorted(self._written):
                 self._commit_bag(relation, entity)
@@ -188,7 +188,7 @@ class HookContext:
 
 
 def add_revision(store: Store, secret: str, content: dict[str, str]) -> None:
-    """Make a new revision, unless the content is that of the latest, and tell its readers."""
+    """Make a new revision, unless the content is unchanged, and notify its readers."""
     sql = "SELECT * FROM secret_revision WHERE secret = ? ORDER BY revision DESC LIMIT 1"
     latest = store.row(sql, secret)
     if latest and json.loads(latest["content"]) == content:

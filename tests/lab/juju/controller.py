@@ -19,7 +19,7 @@ from tests.lab.juju.server import HookServer
 from tests.lab.juju.store import Row, Store
 from tests.lab.park import Park
 
-# A failed hook runs again this often, then waits for `lab resolved` (Juju: for ever, up to 5 min).
+# A failed hook runs again this often, then waits for `lab resolved` (Juju: forever, up to 5 min).
 RETRIES = 3
 RETRY_SECONDS = 2.0
 HOOKTOOL = pathlib.Path(__file__).with_name("hooktool.c")
@@ -96,7 +96,7 @@ class Controller:
         """Run the agents until no unit has anything to do but those whose hooks keep failing.
 
         Args:
-            until: what is to come true first, such as by what a machine does by itself.
+            until: a condition to wait for first, such as a change that a machine makes.
             seconds: how long that is waited for.
 
         Raises:
@@ -142,7 +142,7 @@ class Controller:
         pool: concurrent.futures.Executor,
         running: dict[concurrent.futures.Future[None], str],
     ) -> bool:
-        """Start what can start, wait a little; False when there is nothing left to do."""
+        """Start all operations that can start, wait a little; return False if none is left."""
         for event in self._runnable(set(running.values())):
             running[pool.submit(self._work, event)] = event["unit"]
         if not running:
@@ -199,7 +199,7 @@ class Controller:
 
     def _runnable(self, running: set[str]) -> list[Row]:
         """What can start beside the units that run: one thing at a time on each machine."""
-        # Of those that run one may have been removed at this moment.
+        # A running unit may have been removed at this moment.
         machine = "SELECT machine FROM unit WHERE name = ?"
         busy = {self.store.value(machine, unit) for unit in running}
         found: list[Row] = []
@@ -339,7 +339,7 @@ class Controller:
             attempts: how many tries that counts for in all; 0: one more than before.
         """
         unit = event["unit"]
-        # Whoever pressed Ctrl-C has not used up a try.
+        # A Ctrl-C does not count as a try.
         attempts = attempts or event["attempts"] + (0 if self._stopping else 1)
         self._retry_at[event["id"]] = time.monotonic() + self._retry_seconds * 2 ** (attempts - 1)
         with self.store.transaction():

@@ -120,7 +120,7 @@ def begin_relation(store: Store, relation: int) -> None:
         ):
             notify(store, unit, "relation-created", relation=relation, remote_app=remote)
             if store.value(f"SELECT 1 FROM event WHERE {waits} AND kind = 'install'", unit):
-                # It gets this one, too, before it is told of its options and starts.
+                # It gets this event, too, before config-changed and start.
                 store.do(f"DELETE FROM event WHERE {waits} AND kind IN {AFTER_INSTALL}", unit)
                 _follow_install(store, unit)
 
@@ -170,7 +170,7 @@ def _knows(store: Store, relation: int, unit: str, remote: str) -> bool:
 
 
 def _depart(store: Store, relation: int, unit: str, remote: str, departing: str) -> None:
-    """Tell a unit that a remote one leaves; what it has not heard of yet it never will."""
+    """Queue the departure of a remote unit; events about it that are still queued are dropped."""
     about_it = "unit = ? AND relation = ? AND remote_unit = ?"
     pending = f"{about_it} AND state IN ('pending', 'late')"
     told = store.value(
@@ -255,7 +255,7 @@ def left(store: Store, relation: int, unit: str) -> None:
 
 
 def forget_relation(store: Store, relation: int) -> None:
-    """Delete a dying relation that nobody is in any more; to the operator it lingers on."""
+    """Delete a dying relation without units; to the operator it lingers on."""
     life = store.value("SELECT life FROM relation WHERE id = ?", relation)
     busy = store.value("SELECT 1 FROM member WHERE relation = ?", relation) or store.value(
         "SELECT 1 FROM event WHERE relation = ?", relation
@@ -295,7 +295,7 @@ def end_unit(store: Store, unit: str) -> None:
 
 
 def elect(store: Store, app: str) -> None:
-    """Give the leadership to the lowest unit that stays, where nobody has it."""
+    """Give the leadership to the lowest unit that stays, if no unit has it."""
     if store.application(app)["leader"]:
         return
     unit = store.value(
@@ -349,7 +349,7 @@ def secret_changed(store: Store, secret: str) -> None:
 
 
 def secret_obsolete(store: Store, secret: str, revision: int) -> None:
-    """Tell the owner of a revision that nobody reads any more."""
+    """Notify the owner of a revision without readers."""
     owner = store.value("SELECT owner FROM secret WHERE id = ?", secret)
     sql = "SELECT 1 FROM secret_consumer WHERE secret = ? AND revision = ?"
     if not owner or store.value(sql, secret, revision):

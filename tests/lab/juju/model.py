@@ -160,7 +160,7 @@ class Model:
 
     def _check_name(self, app: str) -> None:
         if not APP_NAME.fullmatch(app):
-            raise WrongUse(f"{app!r} is no application name: use a-z, 0-9 and -")
+            raise WrongUse(f"{app!r} is not an application name: use a-z, 0-9 and -")
         if self.store.row("SELECT 1 FROM application WHERE name = ?", app):
             raise WrongUse(
                 f"application {app!r} is there already: use refresh, config or another name"
@@ -197,7 +197,7 @@ class Model:
         return self.controller.park.get(self.unit(unit)["machine"])
 
     def _machines(self, to: Sequence[str], units: int) -> list[Row | None]:
-        """For each of so many units a row of one that is on its machine; None: a new machine."""
+        """Return for each new unit a unit on its machine, as a row; None: a new machine."""
         if len(to) > units:
             raise WrongUse(f"--to {','.join(to)} names more machines than units: {units}")
         found: list[Row | None] = []
@@ -274,8 +274,8 @@ class Model:
     ) -> None:
         """Set options from typed text, and put others back to their defaults.
 
-        Juju usually tells of one command's changes twice, here `times`. Of a reset alone Juju
-        4.0.15 tells no unit (domain/application/state/application.go,
+        Juju usually fires config-changed twice for one command, here `times`. For a reset alone
+        Juju 4.0.15 notifies no unit (domain/application/state/application.go,
         UnsetApplicationConfigKeys makes no new hash of them): the next event reads them.
 
         Raises:
@@ -380,7 +380,7 @@ class Model:
                     events.update_status(self.store, name)
 
     def resolved(self, unit: str) -> None:
-        """Have a failed hook run again.
+        """Run a failed hook again.
 
         Raises:
             WrongUse: no such unit, or it is not in error.

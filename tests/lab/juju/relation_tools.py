@@ -36,7 +36,7 @@ def relation_ids(context: HookContext, arguments: list[str], _: str) -> str:
 
 
 def relation_list(context: HookContext, arguments: list[str], _: str) -> str:
-    """The remote units that this unit has been told of, or the remote application."""
+    """Return the remote units that this unit knows, or the remote application."""
     given = parse(arguments, valued="r:relation", switches="app")
     relation = relation_id(context, given.get("relation"))
     if given.flag("app"):

@@ -27,7 +27,7 @@ def check_files(meta: CharmMeta, given: Mapping[str, pathlib.Path]) -> None:
             have = ", ".join(meta.resources) or "none"
             raise WrongUse(f"charm {meta.name} has no resource {name!r}: have {have}")
         if not path.is_file():
-            raise WrongUse(f"resource {name!r}: {path} is no file")
+            raise WrongUse(f"resource {name!r}: {path} is not a file")
 
 
 def attach_file(

@@ -46,7 +46,7 @@ def call(context: HookContext, tool: str, arguments: list[str], stdin: str = "")
 
 
 class CommandWatcher(Protocol):
-    """Whoever runs the hook hears of its commands, and may kill it there."""
+    """The hook's runner sees its commands, and may kill the hook there."""
 
     def before_command(self, context: HookContext) -> None:
         """A command came in; it has not been carried out."""

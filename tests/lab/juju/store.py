@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS relation_end (
 CREATE TABLE IF NOT EXISTS lingering (ends TEXT PRIMARY KEY, until REAL);
 -- Units that have entered the relation: their relation-created hook has run.
 CREATE TABLE IF NOT EXISTS member (relation INTEGER, unit TEXT, PRIMARY KEY (relation, unit));
--- Which remote units a unit has been told of by relation-joined.
+-- The remote units that a unit knows by relation-joined.
 CREATE TABLE IF NOT EXISTS seen (
     relation INTEGER, unit TEXT, remote TEXT, PRIMARY KEY (relation, unit, remote));
 CREATE TABLE IF NOT EXISTS databag (

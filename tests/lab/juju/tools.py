@@ -210,7 +210,7 @@ def file_pairs(given: Arguments, stdin: str) -> dict[str, str]:
     """What `--file -` and `key=value` arguments say together.
 
     Raises:
-        ToolError: the file is no mapping of strings.
+        ToolError: the file is not a mapping of strings.
     """
     values: dict[str, str] = {}
     if given.get("file"):
@@ -264,7 +264,7 @@ def action_fail(context: HookContext, arguments: list[str], _: str) -> str:
 
 
 def action_log(context: HookContext, arguments: list[str], _: str) -> str:
-    """A line for whoever waits for the action; written at once."""
+    """Print a line for the action's caller at once."""
     _need_action(context)
     given = parse(arguments)
     given.first("no message specified")

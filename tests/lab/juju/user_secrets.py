@@ -54,7 +54,7 @@ class UserSecrets:
         sql = "SELECT id FROM secret WHERE owner = '' AND (label = ? OR id = ?)"
         secret = self.store.value(sql, name, secret_tools.plain_id(name))
         if not secret:
-            raise WrongUse(f"there is no secret {name!r} of yours: make it with secret add")
+            raise WrongUse(f"you have no secret {name!r}: make it with secret add")
         return str(secret)
 
     def grant(self, name: str, app: str) -> None:
@@ -66,5 +66,5 @@ class UserSecrets:
         if not self.store.row("SELECT 1 FROM application WHERE name = ?", app):
             raise WrongUse(f"application {app!r} not found")
         secret = self._user_secret(name)
-        # As in Juju, nobody is told: the operator goes on with `config`.
+        # As in Juju, no unit is notified: the operator continues with `config`.
         self.store.do("INSERT OR REPLACE INTO secret_grant VALUES (?, ?, NULL)", secret, app)

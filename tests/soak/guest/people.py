@@ -49,7 +49,7 @@ class Machine:
             looks.make_node(f"/dev/{name}", major, minor)
         app.HOME, app.CURRENT = pathlib.Path("/srv"), "charm"
         service.install("gpu-users")
-        registration.ensure(EnginesPlan(("docker", "podman"), default=True, nvidia=True))
+        registration.ensure(EnginesPlan(("docker", "podman"), ("docker", "podman")))
         self.ok("systemctl", "start", "docker")
         for engine in ("podman", "docker"):
             self.ok(engine, "load", "-i", "/soak/plain.tar")

@@ -166,7 +166,7 @@ def holding():
 def served(seen):
     """The waiters for whom there is a GPU, as their elders leave it."""
     left, given, found = {one["id"] for one in seen["devices"] if one["state"] == "free"}, 0, []
-    for one in seen["waiters"]:
+    for one in seen["queue"]:
         if one["count"] <= len(left) - given and left.issuperset(one["named"]):
             found.append(one["container"])
             given += 0 if one["named"] else one["count"]
@@ -206,7 +206,7 @@ class Watch:
             if now - since > PATIENCE:
                 self.faults.append(f"{name} waits, and there is a GPU for it: {seen}")
                 self.fits_since[name] = now
-        if seen["waiters"] and self.dice.random() < 0.04:
+        if seen["queue"] and self.dice.random() < 0.04:
             self.shoot()
 
     def compare(self, before, seen):
@@ -248,7 +248,7 @@ def settled():
     """Whether nobody has a GPU in use or waits for one, within a minute."""
     for _ in range(240):
         seen = json.loads(leases.as_json())
-        if not seen["waiters"] and not any(one["in_use"] for one in seen["containers"].values()):
+        if not seen["queue"] and not any(one["in_use"] for one in seen["containers"].values()):
             return True
         time.sleep(0.25)
     return False

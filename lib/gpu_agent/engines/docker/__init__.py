@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Registers our runtime with Docker, and gives Docker a containerd of its own beside Concourse."""
+"""Register the runtime with Docker, and give Docker its own containerd beside Concourse."""

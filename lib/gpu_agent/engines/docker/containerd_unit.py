@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Docker beside Concourse, whose containerd has the distribution's socket: each with its own.
+"""Run Docker beside Concourse, whose containerd uses the distribution's socket.
 
-A dockerd that is not told of a containerd starts one of its own (moby 20.10 to 29,
-cmd/dockerd/daemon.go). So its unit loses that argument, and the distribution's containerd, which
-it would start, is masked.
+A dockerd without the argument for a containerd starts its own (moby 20.10 to 29,
+cmd/dockerd/daemon.go). So this module removes that argument from Docker's unit, and masks the
+distribution's containerd, which the unit would start.
 """
 
 import json
@@ -20,17 +20,17 @@ from machine import systemd as services
 _DROP_IN: Final = "gpu-ci.conf"
 _OTHERS: Final = "containerd.service"
 _SOCKET: Final = "/run/containerd/containerd.sock"
-# Where a containerd keeps what runs, a folder for each of its users.
+# The folder of running containers of containerd, with one folder for each namespace.
 _RUNNING: Final = Path("/run/containerd/io.containerd.runtime.v2.task")
-# That the drop-in is ours, and whether it is we who masked the distribution's service.
+# Records that the drop-in is the charm's, and whether the charm masked the distribution's service.
 _RECORD: Final = Path("/var/lib/gpu-ci/engines.json")
 
 
 def ensure() -> bool:
-    """Have Docker use a containerd of its own; True if anything was changed.
+    """Make Docker use its own containerd; return True if anything was changed.
 
     Raises:
-        EngineError: containers run that would be lost by that.
+        EngineError: running containers would be lost.
         machine.process.CommandError: systemd refuses.
     """
     found = services.show(UNIT, "LoadState", "ActiveState", "ExecStart")
@@ -41,9 +41,9 @@ def ensure() -> bool:
     users = _users()
     if users:
         raise EngineError(
-            f"containers of {' and '.join(users)} run under the distribution's containerd, whose "
-            "place Concourse's takes: stop them, then anything that changes this unit's "
-            "configuration goes on from here"
+            f"containers of {' and '.join(users)} run under the distribution's containerd, which "
+            "Concourse's replaces: stop them, then change any option of this application to "
+            "continue"
         )
     files.ensure_directory(_RECORD.parent)
     masked = services.show(_OTHERS, "LoadState")["LoadState"] == "masked"
@@ -58,9 +58,9 @@ def ensure() -> bool:
 
 
 def remove() -> bool:
-    """Have Docker as its package has it, from its next start on; True if it was not so."""
+    """Restore the package's setup from Docker's next start on; return True if it was changed."""
     noted = files.read_text(_RECORD)
-    if noted is None:  # it comes before all else
+    if noted is None:  # it is written before all other changes
         return False
     services.remove_drop_in(UNIT, _DROP_IN)
     if json.loads(noted)["masked"]:
@@ -69,17 +69,17 @@ def remove() -> bool:
 
 
 def _arguments(shown: str) -> list[str]:
-    """The command of an ExecStart as systemd shows it: `{ path=... ; argv[]=... ; ... }`."""
+    """Return the command in systemd's `{ path=... ; argv[]=... ; ... }` of an ExecStart."""
     return shlex.split(shown.partition("argv[]=")[2].partition(" ; ")[0])
 
 
 def _quoted(word: str) -> str:
-    # A variable of the unit's own is to be one: systemd takes `$NAME` apart into words.
+    # A variable of the unit stays a variable: systemd splits `$NAME` into words.
     return word if word.startswith("$") else shlex.quote(word)
 
 
 def _users() -> list[str]:
-    """Whose containers run under the containerd at that place, but for Concourse's."""
+    """Return the owners of containers under that containerd, except for Concourse."""
     names = {"moby": "Docker", "k8s.io": "Kubernetes"}
     found = [path for path in files.entries(_RUNNING) if path.name != "concourse"]
     return [names.get(path.name, path.name) for path in found if files.entries(path)]

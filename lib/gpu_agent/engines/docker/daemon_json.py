@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Docker's daemon.json with our runtime in it; whatever else is there stays letter by letter.
+"""Add the runtime to Docker's daemon.json, without changing any other character of it.
 
-Docker takes both keys over on SIGHUP, under running containers (20.10 to 29, daemon/reload.go), so
-it is never restarted for them; see `_switch` for keys that go.
+Docker reads both keys on SIGHUP while containers run (20.10 to 29, daemon/reload.go), so it is
+never restarted for them; see `_switch` for keys that are removed.
 """
 
 import json
@@ -23,29 +23,29 @@ UNIT: Final = "docker.service"
 _NAME: Final = "gpu-ci"
 _RUNTIMES, _DEFAULT = "runtimes", "default-runtime"
 _ITS_OWN: Final = "runc"  # what Docker calls its own default runtime
-# What is to be in that place, and what is there until Docker has taken it over.
+# The file that will be there, and the temporary one until Docker has read it.
 _NOTE: Final = Path("/var/lib/gpu-ci/daemon.json")
-# What is left of a file that was made for us.
+# The rest of a file that the charm created.
 _MADE: Final = "{\n}\n"
-_ODD: Final = "surrogateescape"  # what is no UTF-8 stays as it is
+_ODD: Final = "surrogateescape"  # bytes that are not UTF-8 stay unchanged
 _TIMEOUT: Final = 30.0  # seconds, for an answer of dockerd
-_PATIENCE: Final = 10.0  # seconds, until it has taken its file over
+_PATIENCE: Final = 10.0  # seconds, until it has read its file
 
 
 def ensure(*, default: bool) -> bool:
-    """Have Docker know our runtime; True if anything was changed.
+    """Register the runtime with Docker; return True if anything was changed.
 
     Args:
-        default: whether containers that name no runtime get ours.
+        default: whether containers that name no runtime get this one.
 
     Raises:
-        EngineError: there is no Docker here, it does not take the file, or the operator has
-            something else under the same name.
+        EngineError: Docker is not installed, it refuses the file, or the operator has another
+            runtime of the same name.
     """
     if not program():
         raise EngineError(
-            "Docker is not on this machine, which container-engines names: install it (sudo "
-            "systemctl mask containerd; sudo apt-get install docker.io), or take docker out of it"
+            "Docker is not installed on this machine: install it (sudo systemctl mask containerd; "
+            "sudo apt-get install docker.io), or remove docker from container-engines"
         )
     was_killed = _finish()
     former = _read()
@@ -55,18 +55,18 @@ def ensure(*, default: bool) -> bool:
     _validate(wanted)
     if not _switch(wanted):
         _switch(former)
-        raise EngineError(f"Docker does not take over {CONFIG}: journalctl -u docker")
+        raise EngineError(f"Docker did not reload {CONFIG}: see journalctl -u docker")
     return True
 
 
 def remove() -> bool:
-    """Take our runtime out of Docker; True if it was there."""
+    """Remove the runtime from Docker; return True if it was there."""
     try:
         was_killed = _finish()
         former = _read()
         wanted = without(former) if former else former
     except EngineError:
-        return False  # no Docker starts by such a file, so nobody has us by it
+        return False  # Docker does not start with such a file, so it does not have the runtime
     if wanted == former and not was_killed:
         return False
     _switch(None if wanted == _MADE else wanted)
@@ -74,21 +74,25 @@ def remove() -> bool:
 
 
 def merged(text: str | None, *, default: bool) -> str:
-    """daemon.json with our runtime; None: there is none.
+    """Return daemon.json with the runtime added.
+
+    Args:
+        text: the current file; None: there is none.
+        default: whether the runtime becomes the default one.
 
     Raises:
-        EngineError: it is no JSON object, or has another runtime of that name or as default.
+        EngineError: it is not a JSON object, or has another runtime of that name or as default.
     """
     text = _MADE if text is None or not text.strip() else text
     found = _parsed(text)
     runtimes, ours = _object(found.get(_RUNTIMES, {})), {"path": str(front.FRONT)}
     if runtimes is None or runtimes.get(_NAME, ours) != ours:
-        raise EngineError(f"{CONFIG} has a runtime {_NAME} of its own: take it out there")
+        raise EngineError(f"{CONFIG} has another runtime named {_NAME}: remove it there")
     chosen = found.get(_DEFAULT, "")
     if default and chosen not in ("", _NAME):
         raise EngineError(
-            f"{CONFIG} sets Docker's default runtime to {chosen}: take that out there, or set "
-            "engine-default-runtime=false"
+            f"{CONFIG} sets Docker's default runtime to {chosen}: remove that there, or remove "
+            "=default from docker in container-engines"
         )
     if _RUNTIMES not in found:
         text = json_text.with_member(text, 0, _RUNTIMES, {_NAME: ours})
@@ -103,10 +107,10 @@ def merged(text: str | None, *, default: bool) -> str:
 
 
 def without(text: str) -> str:
-    """daemon.json as it was before `merged`.
+    """Return daemon.json as it was before `merged`.
 
     Raises:
-        EngineError: it is no JSON object.
+        EngineError: it is not a JSON object.
     """
     if not text.strip():
         return text
@@ -123,10 +127,10 @@ def without(text: str) -> str:
 
 
 def _read() -> str | None:
-    """daemon.json, bytes that are no UTF-8 too; None: there is none.
+    """Return daemon.json, including bytes that are not UTF-8; None: there is none.
 
     Raises:
-        EngineError: it is a folder, as one is made for who mounts it where there is none.
+        EngineError: it is a folder, as Docker creates for a mount of a missing file.
     """
     try:
         return CONFIG.read_bytes().decode(errors=_ODD)
@@ -140,24 +144,24 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         found = _object(json.loads(text, object_pairs_hook=_once))
     except ValueError as error:
-        raise EngineError(f"{CONFIG} is no JSON ({error}): repair it") from error
+        raise EngineError(f"{CONFIG} is not JSON ({error}): repair it") from error
     if found is None:
-        raise EngineError(f"{CONFIG} is no JSON object: repair it")
+        raise EngineError(f"{CONFIG} is not a JSON object: repair it")
     return found
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of daemon.json: Docker would put together what is said twice.
+    """Make an object of daemon.json; Docker would merge duplicate names.
 
-    Names that differ in case Docker refuses by itself, as options that it does not know.
+    Docker itself refuses names that differ in case, as unknown options.
 
     Raises:
-        ValueError: it says a name twice.
+        ValueError: a name is there twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it says {next(one for one in names if names.count(one) > 1)!r} twice")
+        raise ValueError(f"it has {next(one for one in names if names.count(one) > 1)!r} twice")
     return found
 
 
@@ -166,15 +170,15 @@ def _object(value: object) -> dict[str, Any] | None:
 
 
 def program(name: str = "dockerd") -> str:
-    """Path of one of Docker's programs; empty where it is not here."""
+    """Return the path of one of Docker's programs; empty if it is not installed."""
     return shutil.which(name, path="/usr/bin:/usr/sbin:/usr/local/bin:/usr/local/sbin") or ""
 
 
 def _validate(text: str) -> None:
-    """Have Docker itself look at a file before it is its own; releases before 23 can't.
+    """Validate a file with Docker itself before it is installed; releases before 23 can't.
 
     Raises:
-        EngineError: it does not take it.
+        EngineError: Docker refuses it.
     """
     tried = _NOTE.with_name("daemon.json.tried")
     files.ensure_directory(tried.parent)
@@ -186,14 +190,16 @@ def _validate(text: str) -> None:
         files.ensure_absent(tried)
     said = f"{done.stderr}{done.stdout}".strip()
     if done.returncode and "unknown flag: --validate" not in said:
-        raise EngineError(f"dockerd --validate refuses {CONFIG} with our runtime: {said[-300:]}")
+        raise EngineError(
+            f"dockerd --validate refuses {CONFIG} with the runtime {_NAME}: {said[-300:]}"
+        )
 
 
 def _switch(wanted: str | None) -> bool:
-    """Put daemon.json in its place and have a Docker that runs go by it; whether that does.
+    """Install daemon.json and make a running Docker reload it; return whether Docker uses it.
 
-    A key that is gone says nothing to it on SIGHUP: it would go on with our runtime, as its
-    default too, when that is no more. So both keys are said outright for that moment.
+    On SIGHUP Docker ignores a key that was removed. It would continue with the removed runtime,
+    even as its default. So a temporary file sets both keys explicitly during the reload.
     """
     said: dict[str, Any] = {_RUNTIMES: {}, _DEFAULT: _ITS_OWN, **_parsed(wanted or "{}")}
     meanwhile = json.dumps(said)
@@ -207,12 +213,12 @@ def _switch(wanted: str | None) -> bool:
 
 
 def _finish() -> bool:
-    """Put the file in its place that a moment of `_switch` was for; whether there was one."""
+    """Replace the temporary file of `_switch` by the final one; return whether there was one."""
     noted = files.read_text(_NOTE)
     if noted is None:
         return False
     note = json.loads(noted)
-    # Who has edited it after a hook was killed has the last word.
+    # If the operator edited the file after a hook was killed, the edit stays.
     if _read() == note["meanwhile"]:
         _put(note["text"])
     return files.ensure_absent(_NOTE)
@@ -232,7 +238,7 @@ def _put(text: str | None) -> None:
 
 
 def _takes_over(said: dict[str, Any]) -> bool:
-    """Have a Docker that runs read its file; whether it goes by these keys then."""
+    """Make a running Docker reload its file; return whether it then uses these keys."""
     if not services.reload(UNIT):
         return True
     argv = [program("docker"), "info", "--format", "{{json .Runtimes}} {{.DefaultRuntime}}"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A member more or less in the text of a JSON object, every other letter of which stays. Pure."""
+"""Add or remove a member in the text of a JSON object, and keep every other character. Pure."""
 
 import json
 import re
@@ -11,7 +11,7 @@ _DECODER: typing.Final = json.JSONDecoder()
 
 
 class Member(typing.NamedTuple):
-    """A member of an object, as places in its text: of its name, of its value, behind that."""
+    """A member of an object, as positions in its text: of its name, its value and its end."""
 
     name: str
     begin: int
@@ -20,9 +20,9 @@ class Member(typing.NamedTuple):
 
 
 def members(text: str, begin: int = 0) -> list[Member]:
-    """The members of the object whose `{` is the first letter of `text` from `begin` on.
+    """Return the members of the object that begins with the first `{` after `begin`.
 
-    The text must be JSON, which json.loads tells.
+    The text must be valid JSON.
     """
     found: list[Member] = []
     place = _skip(text, _skip(text, begin) + 1)
@@ -38,9 +38,9 @@ def members(text: str, begin: int = 0) -> list[Member]:
 
 
 def with_member(text: str, begin: int, name: str, value: object) -> str:
-    """`text` with one more member at the end of the object that begins there.
+    """Return `text` with one more member at the end of the object that begins there.
 
-    It is set out as the member before it is, so that without_member brings the text back.
+    Its layout is that of the member before, so that without_member restores the text.
     """
     there = members(text, begin)
     opened = _skip(text, begin) + 1
@@ -56,7 +56,7 @@ def with_member(text: str, begin: int, name: str, value: object) -> str:
 
 
 def without_member(text: str, begin: int, name: str) -> str:
-    """`text` without that member of the object that begins there."""
+    """Return `text` without that member of the object that begins there."""
     there = members(text, begin)
     for number, one in enumerate(there):
         if one.name == name:

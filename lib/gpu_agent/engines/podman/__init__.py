@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Registers our runtime with podman."""
+"""Register the runtime with podman."""

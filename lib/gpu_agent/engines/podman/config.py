@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""podman's configuration: our runtime in a file of its own beside the operator's.
+"""Register the runtime with podman in a separate file beside the operator's.
 
-podman reads these files at each call, each of them over those before it (containers.conf(5)), so
-nothing has to be told or started anew.
+podman reads these files at each call, and later files override earlier ones (containers.conf(5)),
+so nothing has to be restarted.
 """
 
 import collections.abc
@@ -23,13 +23,13 @@ _MAIN: Final = Path("/etc/containers/containers.conf")
 
 
 def ensure(*, default: bool) -> bool:
-    """Have podman know our runtime; True if anything was changed.
+    """Register the runtime with podman; return True if anything was changed.
 
     Args:
-        default: whether containers that name no runtime get ours.
+        default: whether containers that name no runtime get this one.
 
     Raises:
-        EngineError: the operator has another runtime under its name or as default.
+        EngineError: the operator has another runtime of that name or as default.
     """
     for path in (_MAIN, *files.entries(_FOLDER)):
         if path != DROP_IN and path.suffix == ".conf":
@@ -40,7 +40,7 @@ def ensure(*, default: bool) -> bool:
 
 
 def remove() -> bool:
-    """Take our runtime away again; True if podman knew it."""
+    """Remove the runtime; return True if podman had it."""
     changed = files.ensure_absent(DROP_IN)
     files.remove_if_empty(DROP_IN.parent)
     files.remove_if_empty(DROP_IN.parent.parent)
@@ -48,7 +48,7 @@ def remove() -> bool:
 
 
 def _content(*, default: bool) -> str:
-    lines = ["# Written by the charm gpu-ci-worker, which takes it away again."]
+    lines = ["# Written by the charm gpu-ci-worker, which also removes it."]
     if default:
         lines += ["[engine]", 'runtime = "gpu-ci"']
     return "\n".join([*lines, "[engine.runtimes]", f'gpu-ci = ["{front.FRONT}"]', ""])
@@ -62,12 +62,12 @@ def _check(path: Path, *, default: bool) -> None:
     engine = _table(found.get("engine"))
     runtimes = _table(engine.get("runtimes"))
     if runtimes.get("gpu-ci", [str(front.FRONT)]) != [str(front.FRONT)]:
-        raise EngineError(f"{path} has a runtime gpu-ci of its own: take it out there")
+        raise EngineError(f"{path} has another runtime named gpu-ci: remove it there")
     chosen = engine.get("runtime", "gpu-ci")
     if default and chosen != "gpu-ci":
         raise EngineError(
-            f"{path} sets podman's default runtime to {chosen}: take that out there, or set "
-            "engine-default-runtime=false"
+            f"{path} sets podman's default runtime to {chosen}: remove that there, or remove "
+            "=default from podman in container-engines"
         )
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The device nodes of GPUs, by name: those that are here, and those that the charm knows of."""
+"""The device nodes of GPUs by name: the present ones, and the ones that the charm saw last."""
 
 import pathlib
 import re
@@ -10,9 +10,9 @@ from machine import files
 
 DEV: typing.Final = pathlib.Path("/dev")
 DRI: typing.Final = DEV / "dri"
-# What opens MIG devices: two of each, and nothing else tells of one more on a card that is here.
+# Nodes that open MIG devices, two for each: the only sign of a new one on a present card.
 CAPS: typing.Final = DEV / "nvidia-caps"
-# What the charm saw last; gone at a reboot, after which Juju wakes it by itself.
+# The nodes that the charm saw last; a reboot removes the file, and then Juju runs the charm.
 NOTE: typing.Final = pathlib.Path("/run/gpu-ci/devices")
 
 _NAME: typing.Final = re.compile(
@@ -21,30 +21,27 @@ _NAME: typing.Final = re.compile(
 
 
 def may_be(name: str) -> bool:
-    """Whether what came or went by this name may have changed the nodes that are here.
-
-    The empty name stands for any.
-    """
+    """Whether a change of this name may have changed the present nodes; empty: any name."""
     return name in ("", DRI.name, CAPS.name) or bool(_NAME.fullmatch(name))
 
 
 def present() -> tuple[str, ...]:
-    """Names of the nodes that are here, sorted.
+    """Names of the present nodes, sorted.
 
     Raises:
-        OSError: they can't be looked at.
+        OSError: they can't be read.
     """
     return tuple(sorted(path.name for path in _named() if path.is_char_device()))
 
 
 def is_half_made() -> bool:
-    """Whether a name is here without its node.
+    """Whether a name exists without its node.
 
-    LXD makes an empty file and mounts the node on it, which nobody is told of, and leaves the file
-    for milliseconds after that.
+    LXD creates an empty file and mounts the node on it, for which inotify has no event; at removal
+    it leaves the file for milliseconds.
 
     Raises:
-        OSError: they can't be looked at.
+        OSError: they can't be read.
     """
     return any(path.exists() and not path.is_char_device() for path in _named())
 
@@ -56,12 +53,12 @@ def _named() -> list[pathlib.Path]:
 
 
 def known() -> tuple[str, ...] | None:
-    """The names that the charm has noted last; None since boot."""
+    """The names that the charm noted last; None if it has not since boot."""
     noted = files.read_text(NOTE)
     return None if noted is None else tuple(noted.split())
 
 
 def note(seen: tuple[str, ...]) -> None:
-    """Note what the charm has seen, when it last looked at this machine."""
+    """Note the nodes that the charm saw at its last look at this machine."""
     files.ensure_directory(NOTE.parent)
     files.ensure_file(NOTE, "".join(f"{name}\n" for name in seen))

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""GPUs on the PCI bus, as the kernel lists them in /sys: there before any driver is."""
+"""List GPUs on the PCI bus from /sys, which exist there before any driver is loaded."""
 
 import collections.abc
 import dataclasses
@@ -11,10 +11,10 @@ import typing
 from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_agent.model.inventory import Inventory, State, Vendor
 
-# Vendor ids and classes of pci.ids. Class 03 is a display controller, of which 00 is VGA, 02 is 3D
-# and 80 another; 1200 is a processing accelerator: that is what AMD's Instincts from MI200 on say
-# they are, and Intel's NPUs, which are no GPUs. Audio functions, USB ports, NVSwitches and
-# Mellanox NICs have other classes.
+# Vendor ids and classes of pci.ids. Class 03 is a display controller; its subclass 00 is VGA, 02
+# is 3D and 80 other. 1200 is a processing accelerator: AMD's Instinct cards from MI200 on have
+# this class, and so do Intel's NPUs, which are not GPUs. Audio functions, USB ports, NVSwitches
+# and Mellanox NICs have other classes.
 _VENDORS: typing.Final = {Vendor.NVIDIA: 0x10DE, Vendor.AMD: 0x1002, Vendor.INTEL: 0x8086}
 _CLASSES: typing.Final = {
     Vendor.NVIDIA: (0x0300, 0x0302),
@@ -22,7 +22,7 @@ _CLASSES: typing.Final = {
     Vendor.INTEL: (0x0300, 0x0380),
 }
 
-# Where Debian's package pci.ids and other distributions' hwdata put it.
+# Its path in Debian's package pci.ids and in other distributions' hwdata.
 _NAMES: typing.Final = ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids")
 
 
@@ -42,18 +42,19 @@ class Device:
 
     @property
     def is_for_guests(self) -> bool:
-        """Whether it was set aside for virtual machines.
+        """Whether it is reserved for virtual machines.
 
-        Drivers for that are `vfio-pci` and its kin for one vendor (`nvgrace-gpu-vfio-pci`,
-        `xe-vfio-pci`), Xen's `pciback`, and AMD's `gim`, which cuts cards into virtual functions.
+        Drivers for that are `vfio-pci` and its variants for one vendor (`nvgrace-gpu-vfio-pci`,
+        `xe-vfio-pci`), Xen's `pciback`, and AMD's `gim`, which splits cards into virtual
+        functions.
         """
         return "vfio" in self.driver or self.driver.endswith("pciback") or self.driver == "gim"
 
 
 def gpus(root: pathlib.Path, vendor: Vendor) -> tuple[Device, ...]:
-    """All GPUs of one maker that /sys below `root` shows, in the order of their addresses.
+    """Return all GPUs of one vendor in /sys below `root`, sorted by address.
 
-    In a container these are the host's, whether they were passed in or not.
+    In a container these are the host's, whether or not they are passed in.
     """
     folder = root / "sys/bus/pci/devices"
     devices = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -61,7 +62,7 @@ def gpus(root: pathlib.Path, vendor: Vendor) -> tuple[Device, ...]:
 
 
 def _is_gpu(device: pathlib.Path, vendor: Vendor) -> bool:
-    # A virtual function is a slice of a card, for guests, and no card of its own.
+    # A virtual function is a part of a card for a guest, not a card.
     if (device / "physfn").exists():
         return False
     of_vendor = kernel.number(device / "vendor") == _VENDORS[vendor]
@@ -78,12 +79,12 @@ def _device(device: pathlib.Path) -> Device:
 
 
 def addresses(devices: collections.abc.Iterable[Device]) -> str:
-    """The devices' addresses for an operator."""
+    """Return the devices' addresses for a text."""
     return ", ".join(device.address for device in devices)
 
 
 def undriven(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inventory:
-    """Why none of these can be used, where no driver that computes has any of them."""
+    """Return why none of these can be used, if no compute driver is bound to any of them."""
     usable = [device for device in devices if not device.is_for_guests]
     nouveau = [device for device in usable if device.driver == "nouveau"]
     for state, those in (
@@ -97,7 +98,7 @@ def undriven(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inven
 
 
 def integrated_only(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inventory:
-    """That these are all there is, and nobody said that such GPUs should be used."""
+    """The inventory of a machine whose only GPUs are part of a processor and not asked for."""
     return Inventory(
         State.NO_GPU,
         detail=f"{vendor.display} {addresses(devices)} is part of the processor: "
@@ -107,9 +108,9 @@ def integrated_only(devices: collections.abc.Iterable[Device], vendor: Vendor) -
 
 
 def model(root: pathlib.Path, device: Device, vendor: Vendor) -> str:
-    """A GPU's name as sold, from this machine's pci.ids; empty where that does not know it.
+    """Return a GPU's product name from this machine's pci.ids; empty if it is not listed.
 
-    pci.ids writes the chip first: `Navi 31 [Radeon RX 7900 XT/7900 XTX]`.
+    pci.ids has the chip first: `Navi 31 [Radeon RX 7900 XT/7900 XTX]`.
     """
     for path in _NAMES:
         ids = kernel.text(root / path) + "\n"
@@ -122,6 +123,6 @@ def model(root: pathlib.Path, device: Device, vendor: Vendor) -> str:
 
 
 def with_vendor(name: str, vendor: Vendor) -> str:
-    """A GPU's name with its maker before it, as NVML writes them too."""
+    """Return a GPU's name with its vendor first, as NVML writes names."""
     has_it = name.lower().startswith(vendor.value)
     return name if has_it else f"{vendor.display} {name}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One GPU of AMD's or Intel's at one look, by what its driver says in /sys.
+"""Read one AMD or Intel GPU's figures from its driver's files in /sys.
 
 Files of amdgpu: Linux Documentation/gpu/amdgpu/driver-misc.rst, thermal.rst and ras.rst; hwmon's:
 Documentation/hwmon/sysfs-interface.rst and Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon.
@@ -18,14 +18,14 @@ _MIB: typing.Final = 1 << 20
 
 
 def read(root: pathlib.Path, address: str) -> Figures | None:
-    """What there is; None where no driver has the GPU.
+    """The figures that the driver has; None if no driver has the GPU.
 
     Args:
-        root: where /sys lies.
-        address: the GPU's on PCI's list.
+        root: the folder with /sys.
+        address: the GPU's PCI address.
 
     Raises:
-        OSError: the machine is out of something, so that nothing can be told.
+        OSError: the machine lacks resources, so the figures are unknown.
     """
     device = root / "sys/bus/pci/devices" / address
     if not (device / "driver").exists():
@@ -83,9 +83,9 @@ def _mhz(sensors: collections.abc.Iterable[pathlib.Path]) -> int | None:
 
 
 def _ras(folder: pathlib.Path) -> tuple[int | None, int | None]:
-    """Errors of all blocks that could be corrected, and that could not: `ue: 0`, `ce: 0`.
+    """Return corrected and uncorrected errors of all blocks, from `ue: 0`, `ce: 0`.
 
-    None where the GPU has no RAS.
+    None if the GPU has no RAS.
     """
     said = "\n".join(kernel.text(path) for path in sorted(folder.glob("*_err_count")))
     sums = [

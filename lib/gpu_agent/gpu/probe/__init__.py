@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Asks the GPU drivers in a child process, so that a driver that hangs holds up nothing else."""
+"""Query GPU drivers in a child process, so that a hanging driver blocks nothing else."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Looks at GPUs in the child that asks the drivers: NVIDIA's through NVML, others' in /sys."""
+"""Sample GPUs in the child that queries drivers: NVIDIA's through NVML, others' in /sys."""
 
 import collections.abc
 import contextlib
@@ -21,28 +21,28 @@ from gpu_agent.model.card import Figures
 from gpu_agent.model.inventory import Vendor
 from machine import exhaustion as scarcity
 
-# A GPU that comes back, as by a new scan of the bus, is there for a new session alone. In seconds.
+# A GPU that comes back, for example by a rescan of the bus, needs a new session. In seconds.
 _ANEW: typing.Final = 60
-# A driver that is being loaded or replaced, as at boot, is absent or does not fit for a while:
-# so many looks in a row say nothing of the GPUs.
+# A driver that is being loaded or replaced, as at boot, is absent or does not match for a while:
+# so many failed samples in a row say nothing about the GPUs.
 _PATIENCE: typing.Final = 1
-# Events that can't be waited for fail at once, again and again.
+# If waiting for events fails, it fails at once, again and again.
 _BETWEEN_SETS: typing.Final = 5
 
 Tell = collections.abc.Callable[[wire.Said], None]
 
 
 class NvidiaLooks:
-    """NVIDIA's GPUs, in one session of NVML's that goes on from look to look.
+    """NVIDIA's GPUs, in one NVML session that lasts from sample to sample.
 
     Args:
         cards: PCI addresses by UUID.
-        root: where /sys lies; NVML is always this machine's.
-        tell: says a line to the parent.
+        root: the root of the machine's files; NVML is always this machine's.
+        tell: sends a line to the parent.
 
     Attributes:
-        missing: UUIDs of those that PCI's list has and the driver does not, at the last look.
-        gone: UUIDs of those that PCI's list lacks too.
+        missing: UUIDs that PCI's list had and the driver had not, in the last sample.
+        gone: UUIDs that PCI's list did not have either.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class NvidiaLooks:
 
     @property
     def has_events(self) -> bool:
-        """Whether NVML has something to wait for."""
+        """Whether NVML has events to wait for."""
         return self._events is not None
 
     def look(self) -> str:
-        """Tell the figures of each GPU; why that can't be done now, or empty."""
+        """Send the figures of each GPU; return why that is not possible now, or empty."""
         self.missing, self.gone = (), ()
         if not self._cards:
             return ""
@@ -82,7 +82,7 @@ class NvidiaLooks:
         return ""
 
     def wait(self, seconds: float) -> bool:
-        """Tell the events that come within so long; whether they end, so that a look is due."""
+        """Send events for so long; return whether they ended, so that a sample is due."""
         end = time.monotonic() + seconds
         while self._events and (left := end - time.monotonic()) > 0:
             try:
@@ -96,7 +96,7 @@ class NvidiaLooks:
         return False
 
     def register(self) -> None:
-        """Have events of all GPUs that answered at the last look."""
+        """Register for events of all GPUs that answered in the last sample."""
         now = time.monotonic()
         if not self._session or now - self._events_at < _BETWEEN_SETS:
             return
@@ -132,7 +132,7 @@ class NvidiaLooks:
                 session.close()
 
     def _look_at_all(self) -> bool:
-        """Whether one of them does not answer."""
+        """Return whether a GPU does not answer."""
         bus = {device.address for device in pci.gpus(self._root, Vendor.NVIDIA)}
         silent: dict[str, Figures | None] = {}
         for uuid, address in self._cards.items():
@@ -150,7 +150,7 @@ class NvidiaLooks:
             if self._cards[uuid] not in bus:
                 self.gone += (uuid,)
             elif not nvidia.is_passed(self._cards[uuid], self._root, answering):
-                continue  # Taken away from this container: nothing is wrong with it.
+                continue  # removed from this container: nothing is wrong with it
             elif found:
                 self._tell(wire.One(uuid, found))
             else:
@@ -161,17 +161,17 @@ class NvidiaLooks:
         try:
             if uuid not in self._devices:
                 self._devices[uuid] = figures.find(self._binding, uuid, address)
-                self._tell(wire.Beat())  # to wake a GPU takes a second or more
+                self._tell(wire.Beat())  # waking a GPU takes a second or more
             found = figures.read(self._devices[uuid])
         except self._binding.NVMLError as error:
             found = Figures(failure=str(error))
         return found if not found.failure else Figures(failure=_line(found.failure))
 
     def _fail(self, words: str) -> str:
-        """NVML can't be used at all: each GPU's failure, where that lasts.
+        """Handle an NVML that can't be used at all: a failure of each GPU, if it lasts.
 
-        Not where the machine is out of files: the library and the driver's nodes can't be opened
-        then, and read as absent.
+        Not if the machine is out of file descriptors: the library and the driver's nodes can't be
+        opened then, and look absent.
         """
         self._close()
         try:
@@ -188,7 +188,7 @@ class NvidiaLooks:
         return ""
 
     def _note(self, text: str) -> None:
-        """Have it in the log, once as long as nothing else is to be said."""
+        """Log a text, once until another text is logged."""
         if text != self._noted:
             self._noted = text
             self._tell(wire.Note(_line(text)))
@@ -201,7 +201,7 @@ class NvidiaLooks:
 
 
 class SysfsLooks:
-    """GPUs of AMD's and Intel's; arguments and attributes as for NvidiaLooks."""
+    """GPUs of AMD and Intel; arguments and attributes as for NvidiaLooks."""
 
     def __init__(
         self, cards: collections.abc.Mapping[str, str], root: pathlib.Path, tell: Tell
@@ -210,7 +210,7 @@ class SysfsLooks:
         self.missing, self.gone = tuple[str, ...](), tuple[str, ...]()
 
     def look(self) -> str:
-        """Tell the figures of each GPU; why that can't be done now, or empty."""
+        """Send the figures of each GPU; return why that is not possible now, or empty."""
         self.missing, self.gone = (), ()
         for uuid, address in self._cards.items():
             try:
@@ -227,5 +227,5 @@ class SysfsLooks:
 
 
 def _line(words: str) -> str:
-    """NVML's words as the wire takes them."""
+    """Return NVML's message as the protocol accepts it."""
     return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:200]

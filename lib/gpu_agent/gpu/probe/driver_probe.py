@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Asks the drivers through a child, and never waits for it: silence is an answer.
+"""Ask the drivers through a child process, without waiting for it.
 
-A child that says nothing for too long is in a call that does not return. It is killed and left
-alone, and the next one tries. Twice in a row is a driver that hangs.
+A child that is silent for too long is in a call that does not return. It is killed and left alone,
+and the next child tries. If that happens twice in a row, the driver hangs.
 """
 
 import collections.abc
@@ -21,21 +21,21 @@ from gpu_agent.model.observations import Hang, Look, Message, Seen, Source
 from machine import child_process as children
 
 POLL: typing.Final = 15
-"""Seconds from one look to the next."""
+"""Seconds from one sample to the next."""
 
-# For one GPU's queries, or what else a child does between two lines. In seconds, as all here.
+# For one GPU's queries, or anything else between two lines of a child. All times are in seconds.
 _DEADLINE: typing.Final = 7
-# Until a child runs: that is the machine's business, not a driver's.
+# Until a child runs: that depends on the machine, not on a driver.
 _START: typing.Final = 30
 _AFTER_A_HANG: typing.Final = 15
-_MISSES: typing.Final = 2  # in a row, after which it is tried less often
-# Children that were killed in a call and have not ended yet; with so many, no other joins them.
+_MISSES: typing.Final = 2  # in a row; then it is tried less often
+# Children that were killed in a call and have not ended; with so many, no other is started.
 _MOST_LEFT: typing.Final = 3
-# From one child that ended by itself to the next: twice as long each time, up to that of a hang.
+# The pause after a child that ended by itself: twice as long each time, up to that of a hang.
 _PAUSE: typing.Final = 1
-# Who reads so late after the limit has slept himself.
+# A reader that comes so late after the limit has been asleep itself.
 _LATE: typing.Final = 1
-# Who asks for looks as fast as messages come gets no more of them than this.
+# The shortest pause between requested samples, however fast messages come.
 _BETWEEN_LOOKS: typing.Final = 1
 
 _log = logging.getLogger(__name__)
@@ -45,18 +45,18 @@ Clock = collections.abc.Callable[[], float]
 
 
 def boottime() -> float:
-    """Seconds since boot."""
+    """Return the seconds since boot."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def start(cards: collections.abc.Sequence[Card], root: pathlib.Path) -> children.Child:
-    """A child of this program's own Python and modules.
+    """Start a child with this program's Python and modules.
 
     Raises:
         OSError: it can't be started.
         EndedError: it has ended at once.
     """
-    # Without `site`, which costs a tenth of its start and a megabyte.
+    # Without `site`, which takes a tenth of its start time and a megabyte.
     argv = [
         sys.executable,
         "-B",
@@ -77,14 +77,14 @@ def start(cards: collections.abc.Sequence[Card], root: pathlib.Path) -> children
 
 
 class Asker:
-    """One child after the other; `turn` is to be called when there is something to read or due.
+    """One child after another; call `turn` when there is something to read or when it is due.
 
     Args:
-        cards: the GPUs to ask about.
-        root: where /sys lies.
-        poll: seconds from one look to the next.
+        cards: the GPUs to query.
+        root: the root of the machine's files.
+        poll: seconds from one sample to the next.
         begin: starts a child.
-        clock: seconds since boot.
+        clock: returns the seconds since boot.
     """
 
     def __init__(
@@ -101,34 +101,34 @@ class Asker:
         self._child: children.Child | None = None
         self._figures: dict[str, Figures] = {}
         self._misses = self._crashes = 0
-        # Whether the child runs, is at a look, is to look again; was given time beside its limit.
+        # Whether the child runs, is sampling, is to sample again; got time beyond its limit.
         self._begun = self._looking = self._again = self._spared = False
         self._try_at = self._look_at = self._due = self._limit = clock()
         self._waited = 0.0
         self._said = ""
 
     def fileno(self) -> int | None:
-        """What can be read when the child has said something; None without one."""
+        """A descriptor that is readable when the child has sent a line; None without a child."""
         return self._child.fileno() if self._child else None
 
     def due(self) -> float:
-        """When `turn` is due by the clock, whatever comes."""
+        """The time when `turn` is due, even without output."""
         if not self._child:
             return self._try_at if self._cards else float("inf")
         return self._limit if self._looking else min(self._limit, self._next_look())
 
     def poll_now(self) -> None:
-        """Have a look as soon as can be."""
+        """Poll as soon as possible."""
         self._again = True
 
     def poll_every(self, seconds: float) -> None:
-        """Have so much time from one look to the next from now on."""
+        """Set the seconds between two polls."""
         if seconds != self._poll:
             self._due += seconds - self._poll
             self._poll = seconds
 
     def turn(self) -> list[Seen]:
-        """What the child has said since, or its silence."""
+        """The observations of the child since the last call, or a hang."""
         now = self._clock()
         seen: list[Seen] = []
         if not self._child and self._cards and now >= self._try_at:
@@ -137,33 +137,33 @@ class Asker:
             try:
                 seen += self._talk(self._child, now)
             except (children.EndedError, wire.GarbledError) as error:
-                self._ended(f"what asks the drivers has failed: {error}", now)
+                self._ended(f"the driver probe failed: {error}", now)
         if self._child and now >= self._limit:
             seen += self._silent(self._child, now)
         return seen
 
     def close(self) -> None:
-        """Let go of the child, whatever it does."""
+        """Kill the child."""
         if self._child:
             self._child.kill()
         self._child, self._try_at = None, float("inf")
 
     def _start(self, now: float) -> None:
         if children.left() >= _MOST_LEFT:
-            self._say("nobody asks the drivers until a call of before has returned")
+            self._say("the drivers are not asked until an earlier call has returned")
             self._try_at = now + _AFTER_A_HANG
             return
         try:
             self._child = self._begin(self._cards, self._root)
         except (OSError, children.EndedError) as error:
-            self._ended(f"what asks the drivers can't be started: {error}", now)
+            self._ended(f"the driver probe can't be started: {error}", now)
             return
         self._figures = {}
         self._begun, self._looking, self._again, self._look_at = False, True, False, now
         self._limit, self._spared, self._waited = now + _START, False, 0.0
 
     def _talk(self, child: children.Child, now: float) -> list[Seen]:
-        """Hear it, and ask for the look that is due."""
+        """Read its output, and request the sample that is due."""
         seen: list[Seen] = []
         lines = child.lines()
         for line in lines:
@@ -203,7 +203,7 @@ class Asker:
             _log.warning("the driver answers again")
         self._misses = self._crashes = 0
         if end.scarce:
-            self._say(f"the GPUs can't be looked at: {end.scarce}")
+            self._say(f"the GPUs can't be sampled: {end.scarce}")
             return []
         return [Look(self._look_at, figures, frozenset(end.missing), frozenset(end.gone))]
 
@@ -211,14 +211,14 @@ class Asker:
         return self._look_at + _BETWEEN_LOOKS if self._again else self._due
 
     def _silent(self, child: children.Child, now: float) -> list[Seen]:
-        """It has been silent for too long, and not for want of a processor here or there."""
+        """Handle a silence that is too long and not caused by a lack of processor time."""
         late = now - self._limit > _LATE
         starved = child.waited() - self._waited > _DEADLINE / 2
         if not self._spared and (late or starved):
             self._spared, self._limit = True, now + (_DEADLINE if starved else _LATE)
             return []
         if not self._begun:
-            self._ended("what asks the drivers does not begin", now)
+            self._ended("the driver probe does not start", now)
             return []
         self._misses += 1
         _log.warning("a call into a driver has not returned; %s in a row", self._misses)
@@ -228,7 +228,7 @@ class Asker:
         return [Hang(now, self._misses)]
 
     def _ended(self, why: str, now: float) -> None:
-        """The child is of no use, for which no driver is to blame: another one, soon."""
+        """Replace a child that is useless without any fault of a driver."""
         self._say(why)
         if self._child:
             self._child.kill()
@@ -239,7 +239,7 @@ class Asker:
         self._crashes = min(self._crashes + 1, 10)
 
     def _say(self, text: str) -> None:
-        """Once as long as nothing else is to be said."""
+        """Log a text, once until another text is logged."""
         if text != self._said:
             self._said = text
             _log.warning("%s", text)

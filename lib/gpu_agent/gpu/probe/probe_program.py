@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The child that asks the drivers: `python -m gpu_agent.gpu.probe.probe_program PARENT ROOT`.
+"""Query drivers as a child: `python -m gpu_agent.gpu.probe.probe_program PARENT ROOT`.
 
-Each call into a driver is made here, and may never return. It looks at the GPUs when a line comes
-on stdin, tells each event of NVML's as it comes, and says something at least each few seconds, so
-that its silence can be told from a GPU's. It ends with its parent.
+Each call into a driver is made here, and may never return. The child polls the GPUs when a line
+comes on stdin and reports NVML's events as they come. It sends a line at least every few seconds,
+so that its silence means a call that hangs. It ends with its parent.
 """
 
 import os
@@ -20,19 +20,19 @@ from gpu_agent.gpu.probe.collectors import NvidiaLooks, SysfsLooks
 from machine import child_process as children
 
 NAME: typing.Final = "gpu-ci-health"
-"""What the child is called: it has the drivers' device nodes open (host.nvidia_driver_change)."""
+"""The child's name; it opens the drivers' device nodes (host.nvidia_driver_change)."""
 
-# Between two words of a child that has nothing to say. In seconds.
+# The longest silence of a child that has nothing to send. In seconds.
 BEAT: typing.Final = 4
-# Where no line and no event comes it sleeps; with an event set, that is slept in NVML, where no
-# line can be heard.
+# It sleeps if there is no line and no event. With an event set it sleeps in NVML, where it can't
+# see a line.
 _SLICE: typing.Final = 1
 _NVIDIA: typing.Final = 0x10DE
 _MOST: typing.Final = 1 << 16
 
 
 def main() -> None:
-    """Look until the parent is gone or wants no more."""
+    """Sample until the parent is gone or closes the connection."""
     parent, root = int(sys.argv[1]), pathlib.Path(sys.argv[2])
     children.end_with(parent, NAME)
     cards = wire.unpack_cards(sys.stdin.buffer.readline(_MOST))
@@ -41,7 +41,7 @@ def main() -> None:
     of_nvidia = {
         uuid: address
         for uuid, address in cards.items()
-        # One that has fallen off the bus has no vendor any more; UUIDs of this form are NVIDIA's.
+        # A card that has fallen off the bus has no vendor; UUIDs of this form are NVIDIA's.
         if kernel.number(here / address / "vendor") in (_NVIDIA, 0) and uuid.count("-") > 4
     }
     others = {uuid: cards[uuid] for uuid in cards.keys() - of_nvidia.keys()}
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def serve(nvidia: NvidiaLooks, others: SysfsLooks) -> None:
-    """Look now, whenever a line comes, and where NVML's events have come to an end."""
+    """Sample now, whenever a line comes, and when NVML's events have ended."""
     wanted, said = True, time.monotonic()
     while True:
         if wanted:
@@ -71,7 +71,7 @@ def serve(nvidia: NvidiaLooks, others: SysfsLooks) -> None:
 
 
 def tell(said: wire.Said) -> None:
-    """Say it to the parent."""
+    """Send a line to the parent."""
     children.tell_parent(wire.pack(said))
 
 

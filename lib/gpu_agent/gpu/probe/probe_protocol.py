@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the watch and the child that asks the drivers say to each other: a JSON object a line.
+"""The protocol between the GPU health service and the child that asks the drivers: JSON lines.
 
-The child has a maker's library in it. What it says is taken word by word or not at all.
+The child loads a vendor's library, so each of its lines is validated completely.
 """
 
 import collections.abc
@@ -13,18 +13,18 @@ import typing
 from gpu_agent.model.card import Card, Figures
 
 _MOST_TEXT: typing.Final = 300
-# As in gpu_agent.gpu.vendors.nvidia.nvml_metrics, which the watch itself does not load.
+# As in gpu_agent.gpu.vendors.nvidia.nvml_metrics, which the health service does not load.
 _MOST_PIDS: typing.Final = 1024
 _MOST_NUMBER: typing.Final = 1 << 64
 
 
 class GarbledError(Exception):
-    """A line that nobody here has written."""
+    """A line that does not follow the protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """The child runs; from now on a call into a driver may be what it waits for."""
+    """The child runs; from now on it may wait for a call into a driver."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """A driver told of a GPU; the fields are those of gpu_agent.model.observations.Message."""
+    """A driver's message about a GPU; see gpu_agent.model.observations.Message."""
 
     uuid: str
     fault: str = ""
@@ -44,7 +44,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class One:
-    """One GPU's figures, of a poll that goes on."""
+    """One GPU's figures, within a poll."""
 
     uuid: str
     figures: Figures
@@ -55,7 +55,7 @@ class End:
     """The end of a poll; the fields are those of gpu_agent.model.observations.Look.
 
     Attributes:
-        scarce: why nothing can be told this time; or empty.
+        scarce: why this poll has no result; or empty.
     """
 
     missing: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Note:
-    """What is worth a line in the log."""
+    """A text for the log."""
 
     text: str
 
@@ -85,10 +85,10 @@ _OPTIONAL_BOOL: typing.Final = frozenset({"remap_pending", "remap_failed"})
 
 
 def pack(said: Said) -> bytes:
-    """A line of the child's, without its end."""
+    """Return a line of the child, without its end."""
     fields = {name: value for name, value in vars(said).items() if value not in (None, "", ())}
     if isinstance(said, One):
-        # What is not told stays at home: most lines are these.
+        # Empty fields are left out, since they make up most lines.
         fields["figures"] = {
             name: value for name, value in vars(said.figures).items() if value not in (None, "")
         }
@@ -96,14 +96,14 @@ def pack(said: Said) -> bytes:
 
 
 def unpack(line: bytes, uuids: collections.abc.Container[str]) -> Said:
-    """A line that the child has said.
+    """Read a line of the child.
 
     Args:
         line: without its end.
-        uuids: the GPUs that it can speak of.
+        uuids: the GPUs that it may name.
 
     Raises:
-        GarbledError: it is none of these.
+        GarbledError: it is not of this protocol.
     """
     try:
         said = json.loads(line)
@@ -117,12 +117,12 @@ def unpack(line: bytes, uuids: collections.abc.Container[str]) -> Said:
 
 
 def pack_cards(cards: collections.abc.Iterable[Card]) -> bytes:
-    """The first line to the child: the GPUs that it is to look after."""
+    """Return the first line to the child: the GPUs that it samples."""
     return json.dumps([[card.uuid, card.pci_address] for card in cards]).encode()
 
 
 def unpack_cards(line: bytes) -> dict[str, str]:
-    """The PCI addresses of those GPUs by their UUIDs."""
+    """Return the PCI addresses of those GPUs by their UUIDs."""
     return dict(json.loads(line))
 
 
@@ -144,7 +144,7 @@ _TAKEN: typing.Final[dict[type[Said], collections.abc.Callable[..., Said]]] = {
 
 
 def _check(said: Said, uuids: collections.abc.Container[str]) -> None:
-    """Refuse, by TypeError or ValueError, what has not the types or sizes that it should have."""
+    """Raise TypeError or ValueError for values of wrong types or sizes."""
     match said:
         case Event():
             _known(said.uuid, uuids)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which GPUs this machine has, or what stands between it and them; of one maker, never of two."""
+"""Detect the GPUs of this machine, or why it has none; always of one vendor only."""
 
 import pathlib
 import typing
@@ -12,26 +12,26 @@ from gpu_agent.gpu.vendors.nvidia import inventory as nvidia
 from gpu_agent.model.inventory import Inventory, State, Vendor
 from machine import isolated_call as apart
 
-# In seconds. A driver that keeps no GPU ready takes a second or two for each of up to 16.
+# In seconds. A driver without initialised GPUs takes a second or two for each of up to 16.
 PATIENCE: typing.Final = 20.0
-# Tells of a look that hangs still; gone at a reboot, as that is.
+# Marks a detection that still hangs; gone after a reboot, like the hanging process.
 HANGS: typing.Final = pathlib.Path("/run/gpu-ci/driver-hangs")
 
 _ROOT: typing.Final = pathlib.Path("/")
-# GPUs that others have, or nobody: another maker's may be ours.
+# States in which GPUs are not usable here, so that another vendor's may be.
 _NOT_OURS: typing.Final = (State.NO_GPU, State.VFIO, State.NOT_PASSED)
 
 
 def detect(vendor: str = "auto", root: pathlib.Path = _ROOT) -> Inventory:
-    """Look for GPUs. Nothing is changed, and no GPU at all is an answer too.
+    """Look for GPUs. Nothing is changed, and having no GPU is a valid result.
 
     Args:
-        vendor: whose: a Vendor's value; or `auto` for the first of NVIDIA, AMD and Intel that has
-            any here, where GPUs that are part of a processor do not count.
-        root: where /sys, /proc, /dev and /run lie; NVML is always this machine's.
+        vendor: a Vendor's value; or `auto` for the first of NVIDIA, AMD and Intel that has any GPU
+            here, not counting GPUs that are part of a processor.
+        root: the root of the machine's files; NVML is always this machine's.
 
     Raises:
-        OSError: the machine is out of something, so that it can't be told.
+        OSError: the machine lacks resources, so the result is unknown.
     """
     if vendor != "auto":
         return _look(Vendor(vendor), root, integrated=True)
@@ -46,12 +46,12 @@ def detect(vendor: str = "auto", root: pathlib.Path = _ROOT) -> Inventory:
 
 
 def cards(root: pathlib.Path = _ROOT) -> tuple[str, ...]:
-    """PCI addresses of the GPUs that could be given to tasks here, by what /sys shows of them.
+    """Return PCI addresses of the GPUs that tasks could get here, from /sys.
 
-    Those of the first maker that has any, as in detect. No driver is asked.
+    They are of the first vendor that has any, as in detect. No driver is queried.
 
     Raises:
-        OSError: /sys can't be looked at.
+        OSError: /sys can't be read.
     """
     for maker in Vendor:
         found = [gpu for gpu in pci.gpus(root, maker) if not gpu.is_for_guests]
@@ -64,10 +64,10 @@ def cards(root: pathlib.Path = _ROOT) -> tuple[str, ...]:
 
 
 def in_time(vendor: str = "auto") -> Inventory:
-    """The same of this machine, given up where the driver does not answer.
+    """Detect this machine's GPUs, and give up if the driver does not answer.
 
     Raises:
-        OSError: the machine is out of something, so that it can't be told.
+        OSError: the machine lacks resources, so the result is unknown.
     """
     try:
         return apart.call(lambda: detect(vendor), PATIENCE, note=HANGS)

@@ -1,11 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The inventory as the gpu-inventory action shows it, to people and to programs."""
+"""The inventory as the results of gpu-inventory, for people and for programs."""
 
 import collections.abc
 import dataclasses
 import enum
 import json
+import textwrap
 
 from gpu_agent.model.inventory import Inventory
 
@@ -15,12 +16,12 @@ def as_results(
     allowed: collections.abc.Collection[str],
     out: collections.abc.Mapping[str, str],
 ) -> dict[str, str]:
-    """The flat results of an action.
+    """Return the results of an action for people.
 
     Args:
-        inventory: what was found.
+        inventory: the GPUs of the machine.
         allowed: the UUIDs of the GPUs that tasks may get now.
-        out: the UUIDs of those that tasks may not get for now, each with the reason.
+        out: the UUIDs of the unavailable GPUs, each with the cause.
     """
     results = {
         "state": inventory.state.value,
@@ -34,13 +35,21 @@ def as_results(
         results["lost"] = ", ".join(inventory.lost)
     for gpu in inventory.gpus:
         memory = f"{gpu.memory_mib} MiB" if gpu.memory_mib else "memory unknown"
-        words = [gpu.model, memory, gpu.uuid, gpu.pci_address, *gpu.nodes]
-        words += [f"MIG {device.profile} {device.uuid}" for device in gpu.mig]
-        words.append("for tasks" if gpu.uuid in allowed else "not for tasks")
-        if reason := out.get(gpu.uuid):
-            words[-1] += f" ({reason})"
-        results[f"gpu-{gpu.index}"] = ", ".join(words)
+        use = "for tasks" if gpu.uuid in allowed else "not for tasks"
+        if cause := out.get(gpu.uuid):
+            use += f" ({cause})"
+        ids = [word for word in (gpu.uuid, gpu.pci_address) if word]
+        lines = [f"{gpu.model}, {memory}", ", ".join(ids), " ".join(gpu.nodes)]
+        lines += [f"MIG {device.profile} {device.uuid}" for device in gpu.mig]
+        lines.append(use)
+        results[f"gpu-{gpu.index}"] = _as_text(lines)
     return results
+
+
+def _as_text(lines: collections.abc.Iterable[str]) -> str:
+    """Join lines into a text that fits 100 columns after Juju's indent and the result's name."""
+    wrapped = [line for text in lines for line in textwrap.wrap(text, 84, break_on_hyphens=False)]
+    return "\n  ".join(wrapped)
 
 
 def as_json(
@@ -48,7 +57,7 @@ def as_json(
     allowed: collections.abc.Collection[str],
     out: collections.abc.Mapping[str, str],
 ) -> str:
-    """The same for programs: the inventory, with `allowed` and `out`."""
+    """Return the same as JSON: the inventory, with `allowed` and `out`."""
     whole = {**dataclasses.asdict(inventory), "allowed": [*allowed], "out": {**out}}
     return json.dumps(whole, default=_plain)
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The watch's part that learns whose step a container is, where web is on this machine.
+"""Learn which Concourse job a container belongs to, if web runs on this machine.
 
-Web is asked by a program beside this one, which alone knows the admin's password and is killed if
-it takes long. Nobody waits for it: as long as names are not known they are left out.
+A separate program asks web. Only that program knows the admin's password, and it is killed if it
+takes too long. Other parts do not wait for it: unknown names are left out.
 """
 
 import collections.abc
@@ -20,9 +20,11 @@ from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names
 from machine import process
 
-# In seconds. Web compares a password each time, which costs it a tenth of a second.
+# Seconds between two requests. Each costs web a tenth of a second for the password.
 _APART: typing.Final = 10.0
-_MOST_DOUBLED: typing.Final = 6  # times that this is doubled, for a container that web lacks
+_MOST_DOUBLED: typing.Final = (
+    6  # times that this is doubled for a container that web does not know
+)
 _TOO_LONG: typing.Final = 20.0
 _AT_ONCE: typing.Final = 32  # containers, as ci.concourse.api.build_info_program has it
 
@@ -34,18 +36,18 @@ _log = logging.getLogger(__name__)
 
 
 class Naming:
-    """Whose steps the containers with a lease are. `naming(container)` answers at once."""
+    """The Concourse jobs of containers with a lease. `naming(container)` returns at once."""
 
     def __init__(
         self,
         program: collections.abc.Sequence[str] = _PROGRAM,
         settings: pathlib.Path = handles.SETTINGS,
     ) -> None:
-        """Begin with nothing known.
+        """Start without names.
 
         Args:
-            program: what asks web; it is given the containers' ids.
-            settings: of the web on this machine; where they are not, nobody is asked.
+            program: the program that asks web; the containers' ids are appended.
+            settings: settings of web on this machine; without the file web is not asked.
         """
         self._program, self._settings = program, settings
         self._known: dict[str, Names] = {}
@@ -56,11 +58,11 @@ class Naming:
         self._fault = ""
 
     def __call__(self, container: str) -> Names | None:
-        """Whose step a container is; None as long as that is not known."""
+        """The names of a container's job; None while unknown."""
         return self._known.get(container)
 
     def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
-        """Take what was answered, and have web asked for those that came since."""
+        """Read the answer, and ask web for new containers."""
         if self._child is not None:
             self._take(self._child, moment.now)
         if moment.holdings is None:
@@ -70,7 +72,7 @@ class Naming:
         self._tries = {name: self._tries[name] for name in self._tries.keys() & held}
         wanted = [
             name
-            # Those of a step that has just ended too: web and the store have them for a while.
+            # Also for steps that have just ended: web and the store know them for a while.
             for name in sorted(held, key=lambda name: (self._tries.get(name, (0, 0.0)), name))
             if name not in self._known
             and handles.is_handle(name)
@@ -80,7 +82,7 @@ class Naming:
             self._ask(wanted[:_AT_ONCE], moment.now)
 
     def close(self) -> None:
-        """End the program that asks, if it runs."""
+        """Kill the program, if it runs."""
         self._running.close()
         self._child = None
 
@@ -115,7 +117,7 @@ class Naming:
                 self._tell(str(error))
 
     def _tell(self, fault: str) -> None:
-        """Say in the log why names are missing: once, until that changes."""
+        """Log why names are missing, once until the reason changes."""
         if fault and fault != self._fault:
-            _log.warning("the names of teams and pipelines are not known: %s", fault)
+            _log.warning("cannot learn the names of teams and pipelines: %s", fault)
         self._fault = fault

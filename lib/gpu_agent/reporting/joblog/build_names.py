@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The builds of containers, as JSON between the watch and the program that asks the CI system.
+"""The builds of containers as JSON, from the program that asks the CI system.
 
-Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
-not choose what an operator's terminal does: what is not printable is replaced, what is too long is
-cut (gpu_agent.reporting.receipts.receipt.cut).
+Authors of pipelines choose the names of pipelines, jobs and teams, and must not control an
+operator's terminal. So unprintable characters are replaced and long names are cut
+(gpu_agent.reporting.receipts.receipt.cut).
 """
 
 import collections.abc
@@ -15,20 +15,20 @@ from gpu_agent.reporting.receipts.receipt import Names, cut
 
 
 class AnswerError(ValueError):
-    """Web answered something else than it should; the text says what."""
+    """Web's answer has another form; the text says which."""
 
 
 def as_json(found: collections.abc.Mapping[str, Names]) -> str:
-    """What `read` reads."""
+    """The JSON that `read` parses."""
     rows = {key: [one.team, one.pipeline, one.job, one.build] for key, one in found.items()}
     return json.dumps(rows)
 
 
 def read(text: str) -> dict[str, Names]:
-    """What `as_json` told of.
+    """Parse the JSON of `as_json`.
 
     Raises:
-        AnswerError: it is something else.
+        AnswerError: the text has another form.
     """
     rows = table(text.encode(errors="replace"))
     found: dict[str, Names] = {}
@@ -44,21 +44,21 @@ def parsed(answer: bytes) -> object:
     """Parse an answer in JSON.
 
     Raises:
-        AnswerError: it is none.
+        AnswerError: the answer is not JSON.
     """
     try:
         return json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise AnswerError("web's answer is no JSON") from error
+        raise AnswerError("web's answer is not JSON") from error
 
 
 def table(answer: bytes) -> dict[str, object]:
-    """Parse an answer that is an object in JSON.
+    """Parse an answer that is a JSON object.
 
     Raises:
-        AnswerError: it is none.
+        AnswerError: the answer is not a JSON object.
     """
     found = parsed(answer)
     if not isinstance(found, dict):
-        raise AnswerError("web's answer is no object")
+        raise AnswerError("web's answer is not a JSON object")
     return typing.cast("dict[str, object]", found)

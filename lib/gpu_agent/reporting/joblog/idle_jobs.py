@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a job uses its GPU: what a look at it says, and for how long nothing has. Pure.
+"""Whether a job uses its GPU, by poll, and how long it has not. Pure.
 
-A job whose framework was built for the CPU alone runs, is slow and stays green. Only what is seen
-to be unused at each look without a break counts; what can't be told is never "unused".
+A job whose framework was built for the CPU only is slow and stays green. A GPU counts as unused
+only if each poll without a gap shows that; unknown use counts as use.
 """
 
 import typing
@@ -11,9 +11,9 @@ import typing
 from gpu_agent.model.card import Figures
 
 PATIENCE: typing.Final = 600.0
-"""So many seconds a GPU may be held and not be used."""
+"""Seconds that a GPU may be held without being used."""
 
-# Two looks further apart than this (seconds, some polls) leave a gap of which nothing is known.
+# Polls more than so many seconds apart leave a gap of unknown use.
 _GAP: typing.Final = 60.0
 # A driver's context takes more than 100 MiB, an idle GPU less than this
 # (gpu_agent.availability.external_processes).
@@ -21,12 +21,12 @@ _IDLE_MIB: typing.Final = 64
 
 
 def is_used(figures: Figures, *, sees_all: bool) -> bool | None:
-    """Whether a GPU was in use at a look; None: that can't be told.
+    """Whether a GPU was in use at a poll; None: unknown.
 
     Args:
-        figures: of that look.
-        sees_all: whether processes on it can't be hidden from this program, as they are in a
-            system container, where NVML may list none although there are some.
+        figures: the GPU's figures at that poll.
+        sees_all: whether NVML lists all processes; in a system container it may list none although
+            there are some.
     """
     if figures.failure:
         return None
@@ -41,12 +41,12 @@ def is_used(figures: Figures, *, sees_all: bool) -> bool | None:
 
 
 class Idle:
-    """One GPU of one lease, from look to look.
+    """The use of one GPU of one lease over polls.
 
     Attributes:
-        used: whether it was in use at one of them; from then on nothing is said of it.
-        since: since when each look found it unused; None: none did, or there was a gap.
-        last: when the last look was.
+        used: whether it was ever in use; from then on it never counts as unused.
+        since: since when each poll found it unused; None: none did, or there was a gap.
+        last: when the last poll was.
     """
 
     def __init__(self, *, used: bool = False) -> None:
@@ -55,11 +55,11 @@ class Idle:
         self.last = 0.0
 
     def look(self, at: float, *, used: bool | None) -> None:
-        """Take in what a look at it said.
+        """Take in a poll.
 
         Args:
             at: when it was, in seconds since boot.
-            used: as of `is_used`.
+            used: the result of `is_used`.
         """
         self.used = self.used or used is True
         if used is not False or (self.since is not None and at - self.last > _GAP):
@@ -70,5 +70,5 @@ class Idle:
 
     @property
     def seconds(self) -> float:
-        """For how long it is known not to have been used; 0 if it has been."""
+        """How long it has been unused, in seconds; 0 if it was ever used."""
         return 0.0 if self.used or self.since is None else self.last - self.since

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Tells jobs, in their own logs, what they got, what became of it and what they made of it.
+"""Write into the log of a job which GPUs it got, their faults and their use.
 
-A line is told once: what was told to whom is written down before, and outlives this program. One
-that nobody takes is dropped after a while; no job is held up or ended by what is written.
+Each line is written once: a note of it is saved first and outlasts this program. A line that can't
+be written is dropped after a while. Writing never delays or ends a job.
 """
 
 import collections.abc
@@ -28,16 +28,11 @@ from gpu_runtime.lease_table import STEP
 
 NOTES: typing.Final = pathlib.Path("/run/gpu-ci/health/joblog.json")
 
-_STARTED: typing.Final = 120.0  # s after its lease a step has begun, or nobody is to be told
-_TRIED: typing.Final = 30.0  # s that a line may find no room, or no stderr that it may go to
-_SUMMED: typing.Final = (
-    1,
-    5,
-    15,
-    30,
-    60,
-)  # min after which a job is told what it used; then hourly
-_PIECE: typing.Final = 4096  # PIPE_BUF of Linux: what goes into a pipe in one piece
+_STARTED: typing.Final = 120.0  # s after the lease in which the step's process must start
+_TRIED: typing.Final = 30.0  # s that a line is tried while it can't be written
+# Minutes after the start at which the use is summed up; then hourly.
+_SUMMED: typing.Final = (1, 5, 15, 30, 60)
+_PIECE: typing.Final = 4096  # PIPE_BUF of Linux: a pipe takes it in one piece
 _ALL_PROCESSES: typing.Final = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux, proc_ns.h
 
 _log = logging.getLogger(__name__)
@@ -45,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class _Line:
-    """A line that waits to be written.
+    """A line to be written.
 
     Attributes:
-        text: it, with its end.
+        text: the line with its end.
         until: when it is dropped, in seconds since boot; None: with the lease.
-        waits: whether a step is waited for that has not begun.
+        waits: whether it is kept until the step's process starts.
     """
 
     text: bytes
@@ -59,15 +54,15 @@ class _Line:
 
 
 class JobLog:
-    """The job's log as a part of the watch.
+    """Writes job logs; a part of the GPU health service.
 
     Args:
-        mode: `on`; `faults`: only what became of the GPU; `off`.
-        unused: what follows where a job does not use its GPU: `ignore`, `warn` or `fail`.
-        notes: where it is written down what was told.
-        pen: what writes; for tests.
+        mode: `enabled`; `faults`: only faults of GPUs; `disabled`.
+        unused: what happens to a job that does not use its GPU: `ignore`, `warn` or `fail`.
+        notes: the file with the notes of written lines.
+        pen: writes lines; for tests.
         host: the machine's processes; for tests.
-        sees_all: whether NVML hides no process from here; None: that is found out.
+        sees_all: whether NVML lists all processes here; None: find out.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class JobLog:
     ) -> None:
         self._mode, self._unused = mode, unused
         self._notes = Notes(notes)
-        self.operators_log = journal.PATH  # gets a line of each step that is ended
+        self.operators_log = journal.PATH  # gets a line for each killed step
         self._pen, self._host = pen or Pen(), host or Host()
         own = pathlib.Path("/proc/self/ns/pid")
         self._sees_all = str(own.readlink()) == _ALL_PROCESSES if sees_all is None else sees_all
@@ -92,17 +87,17 @@ class JobLog:
         self._last: dict[str, Sample] = {}
 
     def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
-        """Take in what was seen and decided, and write what is due.
+        """Take in observations and decisions, and write the lines that are due.
 
         Raises:
-            OSError: it can't be written down what was told; it is told nevertheless.
+            OSError: the notes can't be saved; the lines are written nevertheless.
         """
         self._tells += [(moment.now, one) for one in decisions if isinstance(one, Tell)]
         self._settle(moment.now)
         if moment.holdings is None:
             self._tells = [one for one in self._tells if moment.now - one[0] < _TRIED]
             return
-        # Others have no log of ours to write to: their engine's, or a terminal.
+        # Other holders write to their engine's log or to a terminal.
         jobs = [one for one in moment.holdings if one.in_use and not one.ours and one.kind == STEP]
         notes = {one.container: self._notes.of(one, moment) for one in jobs}
         self._look(moment, jobs, notes)
@@ -124,7 +119,7 @@ class JobLog:
         jobs: collections.abc.Sequence[Holding],
         notes: collections.abc.Mapping[str, Note],
     ) -> None:
-        """Take in a new look at the GPUs."""
+        """Take in a new poll of the GPUs."""
         look = moment.look
         if look is None:
             return
@@ -146,11 +141,11 @@ class JobLog:
         cards = moment.cards_of(job)
         if not cards:
             return
-        if self._mode == "on":
+        if self._mode == "enabled":
             self._start(moment, job, note, cards)
             self._sum_up(moment, job, note, cards)
-        if self._mode != "off":
-            # Who came later has nothing to do with it.
+        if self._mode != "disabled":
+            # A job that came later is not affected.
             for tell in [tell for at, tell in self._tells if job.since <= at]:
                 self._fault(moment, job, note, tell)
         if self._unused != "ignore":
@@ -169,7 +164,7 @@ class JobLog:
         minutes = int((moment.now - job.since) // 60)
         due = max([one for one in _SUMMED if one <= minutes], default=0)
         due = max(due, minutes // 60 * 60)
-        # One that came late tells what those before it would have.
+        # A late line covers those before it.
         if due <= note.summed:
             return
         note.summed = due
@@ -190,11 +185,11 @@ class JobLog:
 
     def _fault(self, moment: Moment, job: Holding, note: Note, tell: Tell) -> None:
         card = next((card for card in moment.cards_of(job) if card.uuid == tell.uuid), None)
-        # What the hardware did is one thing, however many tell of it.
+        # A hardware fault gets one line, no matter how many sources report it.
         what = "failed" if tell.hardware else f"{tell.fault} {tell.xid or ''}"
         if card and note.is_news(f"{what} {tell.uuid}"):
             line = job_words.fault(card, tell, out=_is_out(moment, tell.uuid))
-            _log.info("container %s is told: %s", job.container, line)
+            _log.info("to the log of container %s: %s", job.container, line)
             self._queue(job, line)
 
     def _idle(
@@ -207,20 +202,20 @@ class JobLog:
         ]
         if not idle:
             return
-        # One that is used is enough to leave the job alone.
+        # One GPU in use is enough to leave the job alone.
         ends = self._unused == "fail" and len(idle) == len(cards) and not note.condemned
         news = [card for card in idle if note.is_news(f"unused {card.uuid}")]
-        if not ends and (not news or self._mode != "on" or note.condemned):
+        if not ends and (not news or self._mode != "enabled" or note.condemned):
             return
         seconds = min(note.idle[card.uuid].seconds for card in idle)
         line = job_words.unused(idle, seconds, ends=ends)
-        _log.info("container %s is told: %s", job.container, line)
+        _log.info("to the log of container %s: %s", job.container, line)
         self._queue(job, line, until=moment.now + _TRIED, waits=False)
         if ends:
             note.condemned = moment.now
 
     def _end(self, moment: Moment, job: Holding, note: Note) -> None:
-        """End a step that was told that it would be, once a later look says the same of it."""
+        """Kill a step that was warned, once a later poll finds its GPUs still unused."""
         if not note.condemned or note.ended or self._unused != "fail":
             return
         looks = list(note.idle.values())
@@ -228,17 +223,17 @@ class JobLog:
             note.condemned = 0.0
             return
         told = job.container not in self._lines and self._pen.is_free(job.container)
-        # What stands in the line's way must not keep the GPU for the job.
+        # A job must not keep its GPU by blocking the line.
         if not told and moment.now - note.condemned < _TRIED:
             return
         if all(one.last > note.condemned for one in looks):
-            _log.warning("container %s: its step is ended, it uses no GPU", job.container)
+            _log.warning("container %s: killing its step, which uses no GPU", job.container)
             note.ended = True
             try:
                 self._host.end_steps(job.container, job.bundle)
                 self._tell_operator(job)
-            except ValueError as error:  # a file of containerd's holds something else
-                _log.warning("container %s can't be ended: %s", job.container, error)
+            except ValueError as error:  # a file of containerd has unexpected content
+                _log.warning("cannot kill the step of container %s: %s", job.container, error)
 
     def _tell_operator(self, job: Holding) -> None:
         decision = decision_log.Decision(job.container)
@@ -253,7 +248,7 @@ class JobLog:
         self._lines.setdefault(job.container, []).append(_Line(text, until, waits))
 
     def _write(self, now: float, job: Holding) -> None:
-        """Hand over what waits, in one piece, so that a container has one writer at a time."""
+        """Write the waiting lines in one piece, with one writer at a time per container."""
         lines = self._lines.get(job.container, [])
         lines = [line for line in lines if line.until is None or now < line.until]
         if not lines or not self._pen.is_free(job.container):
@@ -267,14 +262,14 @@ class JobLog:
         self._pen.hand(job, b"".join(line.text for line in piece))
 
     def _settle(self, now: float) -> None:
-        """See what came of what was handed over."""
+        """Take the results of writes."""
         for container, (outcome, left) in self._pen.take().items():
             sent = self._sent.pop(container, [])
             again: list[_Line] = []
             if outcome is Outcome.NOBODY:
                 again = [line for line in sent if line.waits]
             elif left and outcome is not Outcome.SAID:
-                # No room, or not a step's yet: for a moment it is runc's, which starts it.
+                # It is full, or for a moment still runc's, which starts the step.
                 until = [line.until for line in sent if line.until is not None]
                 again = [_Line(left, min([now + _TRIED, *until]))]
             self._keep(container, [*again, *self._lines.get(container, [])])
@@ -286,8 +281,8 @@ class JobLog:
 
 
 def _is_out(moment: Moment, uuid: str) -> bool:
-    """Whether no task gets that GPU now; decided a moment ago, it is written down by now."""
+    """Whether the GPU is unavailable; a record written in this turn counts too."""
     try:
-        return uuid in moment.out or quarantine.find(uuid) is not None
+        return uuid in moment.unavailable or quarantine.find(uuid) is not None
     except OSError:
-        return False  # the line then says less, and nothing that may be wrong
+        return False  # the line then says less, but nothing wrong

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a job's log is told of its GPUs: sentences for the job's author. Pure.
+"""The lines about its GPUs in the log of a step, for the author of the job. Pure.
 
 Each is one line of printable ASCII, short enough to be written in one piece.
 """
@@ -13,34 +13,33 @@ from gpu_agent.model.card import Card
 from gpu_agent.model.decisions import Tell
 
 MARK: typing.Final = "[gpu-ci] "
-_MOST: typing.Final = (
-    400  # letters of a line; one page of memory is what a pipe takes in one piece
-)
-_NAMED: typing.Final = 4  # of so many GPUs each is named, of more their number
+_MOST: typing.Final = 400  # characters in a line; a pipe takes a page of memory in one piece
+_NAMED: typing.Final = 4  # up to so many GPUs are named; of more only the number is given
 
-# The author's words for what NVIDIA calls the application's fault
+# Explanations of the Xids that NVIDIA attributes to the application
 # (gpu_agent.fault_policy.fault_table.JOB_XIDS).
 _MEANT: typing.Final = {
-    13: "a kernel of this job used an illegal address or instruction. Most often the program is "
-    "wrong, not the GPU: compute-sanitizer names the line, CUDA_LAUNCH_BLOCKING=1 the call",
-    31: "this job used GPU memory that it does not have, as a segmentation fault does. Most often "
-    "the program is wrong, not the GPU: compute-sanitizer names the line",
-    43: "after an error of the program the driver has ended what it ran on the GPU. The GPU is "
-    "well; look for the first error above",
-    45: "what the program ran on the GPU was ended, as after an error, an abort or a kill. The "
-    "GPU is well; look for the first error above",
+    13: "a CUDA kernel of this job made an illegal access or instruction. This is usually a "
+    "program bug: run compute-sanitizer to find the line, or CUDA_LAUNCH_BLOCKING=1 to find the "
+    "call",
+    31: "this job accessed GPU memory that it did not allocate, like a segmentation fault. This "
+    "is usually a program bug: run compute-sanitizer to find the line",
+    43: "the driver ended the program's work on the GPU after a program error. The GPU is not "
+    "faulty: look for the first error above",
+    45: "the program's work on the GPU was ended, for example after an error, an abort or a kill. "
+    "The GPU is not faulty: look for the first error above",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Used:
-    """What one GPU has done for a job so far. None stands for what is not known.
+    """What one GPU has done for a step so far; None: unknown.
 
     Attributes:
         card: the GPU.
-        busy: how much of the time a kernel ran, in %.
-        peak_mib: the most memory that was taken at a look.
-        total_mib: all of its memory.
+        busy: share of the time in which a compute kernel ran, in percent.
+        peak_mib: the most memory allocated at a poll, in MiB.
+        total_mib: the GPU's memory, in MiB.
     """
 
     card: Card
@@ -56,18 +55,18 @@ def start(
     driver: str = "",
     cuda: str = "",
 ) -> str:
-    """What a job has got.
+    """Name the GPUs of a step that starts.
 
     Args:
-        cards: its GPUs, in whole or in part; at least one.
-        devices: ids of what it has of them.
-        waited: for how long it had to wait, in seconds; None: that is not known.
-        driver: the driver's version; empty: it has none of its own.
-        cuda: the highest CUDA version of that driver.
+        cards: its GPUs, whole or in part; at least one.
+        devices: ids of its GPUs or MIG devices.
+        waited: how long it waited for them, in seconds; None: unknown.
+        driver: the driver's version; empty: unknown.
+        cuda: the highest CUDA version of that driver; empty: unknown.
     """
     models = list(dict.fromkeys(card.model for card in cards))
     if len(cards) <= _NAMED and len(models) == 1:
-        having = f"{_what(cards, devices)}: {models[0]}"
+        having = f"{_what(cards, devices)}{_in_the_task(cards, devices)}: {models[0]}"
     elif len(cards) <= _NAMED:
         having = ", ".join(f"{_what([card], devices)}: {card.model}" for card in cards)
     else:
@@ -78,12 +77,12 @@ def start(
 
 
 def fault(card: Card, tell: Tell, *, out: bool) -> str:
-    """What happened to a GPU of a job.
+    """Explain a fault of a step's GPU.
 
     Args:
         card: the GPU.
-        tell: what the job is to be told.
-        out: no further job gets that GPU now.
+        tell: the fault.
+        out: whether the GPU is unavailable to new tasks.
     """
     gpu = f"GPU {card.index}"
     if tell.hardware:
@@ -92,17 +91,18 @@ def fault(card: Card, tell: Tell, *, out: bool) -> str:
     if tell.xid in _MEANT:
         return _line(f"{gpu}: Xid {tell.xid}: {_MEANT[tell.xid]}")
     return _line(
-        f"{gpu}: {tell.text}. What ran on it is lost; a kernel that hangs can bring it on"
+        f"{gpu}: {tell.text}. The work on it is lost. A hanging GPU kernel in your program can "
+        "cause this. If it repeats on other GPUs, debug your program first"
     )
 
 
 def used(seconds: float, gpus: collections.abc.Sequence[Used], energy_j: float | None) -> str:
-    """What a job has used so far, such as `14 min: GPU 71 % busy, memory peak 61 of 80 GiB`.
+    """Sum up the use so far, such as `14 min: GPU 71 % busy, memory peak 61 of 80 GiB`.
 
     Args:
-        seconds: since it got its GPUs.
+        seconds: time since the step got its GPUs.
         gpus: each GPU; at least one.
-        energy_j: what all of them have drawn for it; None: that is not known.
+        energy_j: energy that all of them used for it, in joules; None: unknown.
     """
     if len(gpus) == 1:
         told = [f"GPU {words}" for words in [_figures(gpus[0])] if words]
@@ -119,19 +119,19 @@ def used(seconds: float, gpus: collections.abc.Sequence[Used], energy_j: float |
 
 
 def unused(cards: collections.abc.Sequence[Card], seconds: float, *, ends: bool) -> str:
-    """That a job has GPUs and does not use them.
+    """Warn that a step holds GPUs without using them.
 
     Args:
-        cards: those GPUs; at least one.
-        seconds: for how long it has had them.
-        ends: the job is ended for it.
+        cards: the unused GPUs; at least one.
+        seconds: how long the step has held them.
+        ends: whether the step is killed for it.
     """
     gpus = f"GPU {_listed(card.index for card in cards)}"
-    what = f"no process has used {gpus} in {_long(seconds)}: is this a CPU-only build of the "
-    what += "framework? "
-    advice = "Set the param GPU_COUNT to 0 if this step needs no GPU"
+    what = f"no process has used {gpus} in {_long(seconds)}. Is the framework a CPU-only package? "
+    what += "Then install its GPU package. "
+    advice = "If this step needs no GPU, set the param GPU_COUNT to 0"
     if ends:
-        return _line(f"{what}This step is ended for that (gpu-unused=fail). {advice}")
+        return _line(f"{what}This step is killed for it (idle-gpu-action=fail). {advice}")
     return _line(what + advice)
 
 
@@ -143,6 +143,21 @@ def _what(cards: collections.abc.Sequence[Card], devices: collections.abc.Collec
     if not parts:
         return name
     return f"MIG device of {name}" if parts == 1 else f"{parts} MIG devices of {name}"
+
+
+def _in_the_task(
+    cards: collections.abc.Sequence[Card], devices: collections.abc.Collection[str]
+) -> str:
+    """How programs of the task number its GPUs, if not by the worker's numbers.
+
+    CUDA does not specify its order of several GPUs, so they are not paired.
+    """
+    is_divided = any(device.startswith("MIG-") for device in devices)
+    if is_divided or sorted(card.index for card in cards) == list(range(len(cards))):
+        return ""
+    if len(cards) == 1:
+        return " (GPU 0 in this task)"
+    return " (numbered from 0 in this task)"
 
 
 def _figures(gpu: Used) -> str:
@@ -177,6 +192,6 @@ def _listed(indexes: collections.abc.Iterable[int]) -> str:
 
 
 def _line(text: str) -> str:
-    """One line for a log; whatever a driver says, no letter of it steers a terminal."""
+    """One line for a log; characters from a driver that could control a terminal become `?`."""
     plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
     return f"{MARK}{plain}"[:_MOST]

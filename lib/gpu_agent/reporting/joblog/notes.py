@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What jobs were told and have used, written down so that it outlives this program."""
+"""Notes on the lines written for each lease and on its use; they outlast this program."""
 
 import collections.abc
 import json
@@ -14,20 +14,20 @@ from gpu_agent.reporting.receipts.account import Account
 from gpu_runtime.json_shape import items, table, text
 from machine import files
 
-# An account wants a time for its receipt; none is written of these.
+# An account needs a time for its usage record; no usage record is written from these.
 _NO_TIME: typing.Final = "1970-01-01T00:00:00Z"
 
 
 class Note:
-    """One lease.
+    """The note of one lease.
 
     Attributes:
-        told: what was told, in words of gpu_agent.reporting.joblog.job_log's.
-        summed: the last minute at which it was told what it used.
-        condemned: when it was told that it would be ended, in seconds since boot; 0: it was not.
-        ended: whether its step was ended for not using a GPU.
-        account: what its GPUs did.
-        idle: its GPUs, by their UUIDs, and for how long each was not used.
+        told: keys of the lines written so far, from gpu_agent.reporting.joblog.job_log.
+        summed: the minute of the last line about its use.
+        condemned: when the line said that its step is killed, in seconds since boot; 0: never.
+        ended: whether its step was killed for not using a GPU.
+        account: the use of its GPUs.
+        idle: for each of its GPUs, by UUID, how long it was unused.
     """
 
     def __init__(self, account: Account) -> None:
@@ -39,14 +39,14 @@ class Note:
         self.idle = {uuid: Idle() for uuid in account.gpus}
 
     def is_news(self, what: str) -> bool:
-        """Whether this was not told yet; from now on it was."""
+        """Whether no line with this key was written yet; from now on it counts as written."""
         if what in self.told:
             return False
         self.told.append(what)
         return True
 
     def as_json(self) -> dict[str, object]:
-        """It as JSON."""
+        """The note as JSON."""
         return {
             "since": self.account.since,
             "told": self.told,
@@ -59,10 +59,10 @@ class Note:
 
 
 class Notes:
-    """All of them, in a file.
+    """All notes, kept in a file.
 
     Args:
-        path: where it is.
+        path: the file.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -71,7 +71,7 @@ class Notes:
         self._earlier = _read(path)
 
     def of(self, job: Holding, moment: Moment) -> Note:
-        """The note of a lease; what an earlier process knew of it is taken over."""
+        """The note of a lease, continued from an earlier process if there is one."""
         note = self._notes.get(job.container)
         if note is None or note.account.since != job.since:
             note = self._resumed(job, moment) or Note(
@@ -81,10 +81,10 @@ class Notes:
         return note
 
     def save(self, leases: collections.abc.Collection[tuple[str, float]]) -> None:
-        """Write them down, but those of leases that are no more.
+        """Write the notes of these leases to the file and drop all others.
 
         Raises:
-            OSError: that can't be done.
+            OSError: the file can't be written.
         """
         self._notes = {
             name: note
@@ -102,7 +102,7 @@ class Notes:
             if found.get("since") != job.since:
                 return None
             earlier = form.parse(text(found.get("account")))
-        except ValueError:  # damaged: as if nothing had been told
+        except ValueError:  # damaged: start with an empty note
             return None
         note = Note(Account.resumed(job.since, job.since, moment.now, earlier))
         note.told = [what for what in items(found.get("told")) if isinstance(what, str)]

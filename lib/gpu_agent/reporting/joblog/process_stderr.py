@@ -1,11 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Writes lines to the stderr that another process was given, and to nothing that it made itself.
+"""Write lines to the stderr that another process was given, never to one that it made itself.
 
-What a process has there it chooses: a file, a device, a socket, a pipe or terminal of its own. So
-only the stderr is written to whose other end a second process has that is trusted: the one that
-passes on what the first one says. Nothing here opens the other end, reads, follows a path of the
-process's or waits for it.
+A process can redirect its stderr to a file, a device, a socket, or its own pipe or terminal. So a
+line is written only if a second, trusted process holds the other end: the one that passes the
+output on. This module never opens the other end, reads, follows a path of the process or blocks.
 """
 
 import collections.abc
@@ -21,10 +20,10 @@ import typing
 _TERMINAL_MAJOR: typing.Final = 136
 _STDOUT: typing.Final = 1
 _STDERR: typing.Final = 2
-# proc(5): of a terminal's other end, and how a descriptor was opened.
+# proc(5): the index of a terminal's other end, and the flags of a descriptor.
 _INDEX: typing.Final = re.compile(r"^tty-index:\s*([0-9]+)$", re.MULTILINE)
 _FLAGS: typing.Final = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
-# statx(2): linux/fcntl.h, linux/stat.h; where mode, inode and numbers are in what it tells.
+# statx(2): linux/fcntl.h, linux/stat.h; the places of mode, inode and numbers in its result.
 _AT_EMPTY_PATH: typing.Final = 0x1000
 _AT_STATX_DONT_SYNC: typing.Final = 0x4000
 _STATX_TYPE_AND_INO: typing.Final = 0x101
@@ -32,40 +31,39 @@ _STATX: typing.Final = struct.Struct("=28xHxxQ88x4I")
 
 
 class _Found(typing.NamedTuple):
-    """What a descriptor leads to."""
+    """The file behind a descriptor."""
 
     mode: int
     inode: int
     numbers: tuple[int, int]
-    """Of a device: its own."""
+    """Major and minor number of a device."""
     device: int
-    """The number of the file system that it is in."""
+    """The number of its file system."""
 
 
 class NotTheirsError(Exception):
-    """That process's stderr is not what it was given, or it has none; the text says what it is."""
+    """The process's stderr is not the one it was given, or is closed; the text says which."""
 
 
 def write(pid: int, reader: int, text: bytes, is_meant: collections.abc.Callable[[], bool]) -> int:
-    """Write to a process's stderr what fits in there now.
+    """Write to a process's stderr as much as fits now.
 
     Args:
         pid: the process.
-        reader: the process that passes on what it says: a pipe's other end, or a terminal's.
-        text: whole lines. At most PIPE_BUF bytes of them go into a pipe in one piece or not at
-            all; a terminal that is nearly full may take a part.
-        is_meant: whether `pid` still is the process that is meant; asked once its stderr was
-            taken hold of.
+        reader: the process that passes its output on and holds the other end.
+        text: whole lines. A pipe takes up to PIPE_BUF bytes in one piece or not at all; a terminal
+            that is nearly full may take a part.
+        is_meant: whether `pid` is still the intended process; called once its stderr is held.
 
     Returns:
-        How many bytes were written; 0: nothing fits now.
+        The number of bytes written; 0: nothing fits now.
 
     Raises:
-        NotTheirsError: there is nothing to write to.
-        OSError: that can't be told.
+        NotTheirsError: there is no stderr to write to.
+        OSError: the stderr can't be inspected.
     """
     try:
-        # Nothing is opened by this but a name for it: no device wakes, no FIFO waits.
+        # O_PATH opens no device and does not block on a FIFO.
         held = os.open(f"/proc/{pid}/fd/{_STDERR}", os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise NotTheirsError("it is closed") from error
@@ -85,12 +83,12 @@ def write(pid: int, reader: int, text: bytes, is_meant: collections.abc.Callable
 
 
 def _look(held: int) -> _Found:
-    """What a descriptor leads to, as far as the kernel knows without asking a file system.
+    """Inspect the file behind a descriptor without asking its file system.
 
-    One of the job's own (FUSE) may never answer; fstat(2) asks it.
+    A file system of the job (FUSE) may never answer, and fstat(2) would ask it.
 
     Raises:
-        NotTheirsError: the kernel does not know.
+        NotTheirsError: the kernel does not know the file.
     """
     libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(256)
     flags = _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC
@@ -103,12 +101,12 @@ def _look(held: int) -> _Found:
 def _write(held: int, text: bytes) -> int:
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        # The very thing that was looked at: such a link leads to no name, but to what is held.
+        # This opens the inspected file itself: the link refers to the held file, not to a name.
         descriptor = os.open(f"/proc/self/fd/{held}", flags)
-    except OSError as error:  # ENXIO, EIO: its other end is gone; EBUSY: for the job alone
+    except OSError as error:  # ENXIO, EIO: the other end is gone; EBUSY: exclusive
         raise NotTheirsError(f"it can't be opened: {error.strerror}") from error
     try:
-        # SIGPIPE is ignored by Python itself.
+        # Python ignores SIGPIPE.
         return os.write(descriptor, text)
     except BlockingIOError:
         return 0
@@ -120,12 +118,12 @@ def _write(held: int, text: bytes) -> int:
 
 def _check_pipe(found: _Found, pid: int, reader: int) -> None:
     name = f"pipe:[{found.inode}]"
-    # Else it is a FIFO with a name, which somebody has made.
+    # Otherwise it is a FIFO with a name, which some process created.
     if found.device != _pipes() or not any(
         target == name and _is_reading(reader, number) for number, target in _open_in(reader)
     ):
         raise NotTheirsError("it is a pipe of the job's own")
-    # Two pipes were given; of those stdout's may be an answer that a program reads.
+    # The process was given two pipes; a program may parse what comes from stdout.
     if any(number == str(_STDOUT) and target == name for number, target in _open_in(pid)):
         raise NotTheirsError("it goes where its stdout goes")
 
@@ -142,7 +140,7 @@ def _check_terminal(found: _Found, reader: int) -> None:
 
 
 def _pipes() -> int:
-    """The number of the file system that all pipes without a name are in."""
+    """The number of the file system of all pipes without a name."""
     ends = os.pipe()
     try:
         return os.fstat(ends[0]).st_dev
@@ -152,7 +150,7 @@ def _pipes() -> int:
 
 
 def _open_in(pid: int) -> collections.abc.Iterator[tuple[str, str]]:
-    """A process's descriptors, each with what it leads to in words; none if it is gone."""
+    """A process's descriptors, each with the target of its link; none if it is gone."""
     try:
         paths = list(pathlib.Path(f"/proc/{pid}/fd").iterdir())
     except (FileNotFoundError, ProcessLookupError):
@@ -173,12 +171,12 @@ def _info(pid: int, number: str) -> str:
 
 def _is_reading(pid: int, number: str) -> bool:
     match = _FLAGS.search(_info(pid, number))
-    # One with O_PATH, such as this program's own, is no end of it.
+    # A descriptor with O_PATH, such as this program's, is not an end of the pipe.
     return bool(match) and int(match[1], 8) & (os.O_ACCMODE | os.O_PATH) == os.O_RDONLY
 
 
 def _device(pid: int, number: str) -> int:
-    """The number of the file system that a trusted process's open file is in; 0 if it is gone."""
+    """The number of the file system of a trusted process's open file; 0 if it is gone."""
     try:
         return pathlib.Path(f"/proc/{pid}/fd/{number}").stat().st_dev
     except (FileNotFoundError, ProcessLookupError):

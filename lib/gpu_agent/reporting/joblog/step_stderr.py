@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Writes a line into the log of the step that runs in a container: to its process's stderr.
+"""Write a line into the log of a container's step: to the stderr of the step's process.
 
-What runs in a container is an attacker's. Its process is the one that containerd's own file names,
-in the container's control group; its stderr counts where the parent of that process has its other
-end: containerd's shim, which gave it that and passes on what comes (tested with pipes and with
+Programs in a container are not trusted. The step's process is the one that containerd's own file
+names, in the container's control group. Its stderr is used if the parent of that process holds the
+other end: containerd's shim, which created it and passes the output on (tested with pipes and with
 terminals). A process can't choose its parent, and the shim is outside the container.
 """
 
@@ -21,27 +21,29 @@ from gpu_agent.reporting.joblog import process_stderr as terminals
 from gpu_runtime.holder_usage import Host
 
 _PROC: typing.Final = pathlib.Path("/proc")
-_WRITERS: typing.Final = 16  # at a time: those that hang must not use up what the watch may have
+_WRITERS: typing.Final = (
+    16  # threads at a time: hanging ones must not use up the limits of the service
+)
 
 
 class Outcome(enum.Enum):
-    """What came of a line."""
+    """The result of writing a line."""
 
-    SAID = "said"
-    NOBODY = "nobody is there yet to be told"
-    FULL = "there is no room now"
-    NEVER = "what the step has for stderr now is not to be written to"
+    SAID = "written"
+    NOBODY = "the container has no step's process yet"
+    FULL = "the stderr is full now"
+    NEVER = "the step's stderr is redirected"
 
 
 Say = collections.abc.Callable[[Holding, bytes], tuple[Outcome, bytes]]
-"""As `say`."""
+"""The signature of `say`."""
 
 
 class Pen:
-    """Writes beside the watch: what a job puts in a line's way must hold up nobody else.
+    """Writes in threads, so that a job that blocks its stderr delays no other line.
 
-    A write that hangs all the same, such as on a file system of another machine's that is gone,
-    keeps back that container's lines alone, and ends with this program.
+    A write that hangs, for example on a network file system that is gone, blocks only the lines of
+    its container, and ends with this program.
     """
 
     def __init__(self, say: "Say | None" = None) -> None:
@@ -50,7 +52,7 @@ class Pen:
         self._came: dict[str, tuple[Outcome, bytes]] = {}
 
     def hand(self, holding: Holding, text: bytes) -> None:
-        """Begin to write; to be called where `is_free` says so."""
+        """Start to write; call only if `is_free` is true."""
 
         def work() -> None:
             self._came[holding.container] = self._say(holding, text)
@@ -60,11 +62,11 @@ class Pen:
         thread.start()
 
     def is_free(self, container: str) -> bool:
-        """Whether nothing of this container's is under way, nor too much of others'."""
+        """Whether no write to this container runs, and not too many others."""
         return container not in self._running and len(self._running) < _WRITERS
 
     def take(self) -> dict[str, tuple[Outcome, bytes]]:
-        """What has come of what was handed over, by the container, each once."""
+        """The results of finished writes by container; each is returned once."""
         found: dict[str, tuple[Outcome, bytes]] = {}
         for container, thread in list(self._running.items()):
             if not thread.is_alive():
@@ -73,21 +75,21 @@ class Pen:
         return found
 
     def settle(self, seconds: float) -> None:
-        """Wait for what is under way, but no longer than this."""
+        """Wait for running writes, at most so many seconds for each."""
         for thread in list(self._running.values()):
             thread.join(seconds)
 
 
 def say(holding: Holding, text: bytes, host: Host | None = None) -> tuple[Outcome, bytes]:
-    """Write to the stderr of the step in a container; never waits for one that does not read.
+    """Write to the stderr of the step in a container, without waiting for a reader.
 
     Args:
         holding: the container.
-        text: a whole line with its end, at most PIPE_BUF bytes; or what is left of one.
+        text: a whole line with its end, at most PIPE_BUF bytes; or the rest of one.
         host: for tests.
 
     Returns:
-        What came of it; and what is left to be written first where a terminal took a part alone.
+        The result, and the rest of the text if a terminal took only a part.
     """
     host = host or Host()
     outcome, left = Outcome.NOBODY, text
@@ -96,7 +98,7 @@ def say(holding: Holding, text: bytes, host: Host | None = None) -> tuple[Outcom
             outcome, left = _say(host, holding, pid, text)
             if outcome in (Outcome.SAID, Outcome.FULL):
                 break
-    except (OSError, ValueError):  # it is being deleted, or can't be looked at: not now
+    except (OSError, ValueError):  # the container is being deleted, or can't be inspected now
         return Outcome.NOBODY, text
     return outcome, left
 
@@ -111,7 +113,7 @@ def _say(host: Host, holding: Holding, pid: int, text: bytes) -> tuple[Outcome, 
     except OSError:
         return Outcome.NOBODY, text
     try:
-        # Had it ended in between, its number could be another's by now: a descriptor of it tells.
+        # If it ended in between, its number may be reused; its pidfd shows that.
         def is_meant() -> bool:
             is_there = host.is_in(pid, holding.container, holding.bundle)
             return is_there and not select.select([process], [], [], 0)[0]
@@ -131,9 +133,9 @@ def _say(host: Host, holding: Holding, pid: int, text: bytes) -> tuple[Outcome, 
 
 
 def _parent(pid: int) -> int:
-    """The process that has started it, as the kernel knows it; 0 if it is gone."""
+    """The parent process; 0 if the process is gone."""
     try:
-        text = (_PROC / str(pid) / "stat").read_bytes()  # with its name, which may be any bytes
+        text = (_PROC / str(pid) / "stat").read_bytes()  # the name in it may have any bytes
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return int(text.rpartition(b")")[2].split()[1])

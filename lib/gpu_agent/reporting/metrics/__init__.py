@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The metrics that the health watch serves to Prometheus, on this machine alone."""
+"""The metrics that the GPU health service serves to Prometheus, on this machine only."""

@@ -1,39 +1,42 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the watch tells Prometheus: each turn's moment is kept, and told when somebody asks.
+"""The values of the metrics: each turn stores its moment, and each scrape publishes the last one.
 
-Nothing old is told as if it were fresh: a GPU's figures end with the second poll that did not come
-back, and all but the age of what is known where the watch itself stands still.
+Old values are not published as current ones. A GPU's figures end with the second poll that fails.
+If the GPU health service stops turning, only the ages of its last turn and poll remain.
 """
 
 import collections.abc
 import dataclasses
 import logging
 import pathlib
-import re
 import time
 import typing
 
-from gpu_agent.fault_policy import fault_table as faults
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.decisions import Decision, Suspect
 from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
 from gpu_agent.reporting.metrics import definitions as exporter
 from gpu_agent.reporting.metrics import refusal_reasons as refusals
 from gpu_agent.reporting.metrics.definitions import Histogram, Page
+from gpu_runtime import unavailable
 
 _MIB: typing.Final = 1 << 20
-_XIDS_EACH: typing.Final = 32  # numbers of Xids that one GPU's counter tells apart
-_XID_CAUSE: typing.Final = re.compile(r"Xid [0-9]{1,3}(?![0-9])")
-_CAUSES: typing.Final = {row.short for row in faults.TABLE} - {""}
+_XIDS_EACH: typing.Final = 32  # numbers of Xids with a series of their own, per GPU
 _OTHER: typing.Final = "other"
 _HUNG: typing.Final = 2  # calls in a row that did not return
+_KINDS: typing.Final = (
+    (exporter.QUARANTINED, unavailable.QUARANTINED),
+    (exporter.CORDONED, unavailable.CORDONED),
+    (exporter.EXTERNAL, unavailable.EXTERNAL),
+    (exporter.UNUSABLE, unavailable.UNUSABLE),
+)
 
 _log = logging.getLogger(__name__)
 
 
 class Job(typing.Protocol):
-    """Whose a container is; a text is empty where that is not known."""
+    """The Concourse job of a container; unknown names are empty."""
 
     @property
     def team(self) -> str:
@@ -52,28 +55,28 @@ class Job(typing.Protocol):
 
 
 Names = collections.abc.Callable[[str], Job | None]
-"""From a container's id to its job; None while that is not known. It never waits."""
+"""Gets a container's id, returns its job; None while the job is unknown. It never blocks."""
 
 
 def nobody(_container: str) -> Job | None:
-    """Names where nothing resolves any."""
+    """Know no container's job."""
     return None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """All that is told; made anew by each turn, since another thread reads it.
+    """The data of one scrape. Each turn makes a new one, since another thread reads it.
 
     Attributes:
-        moment: the last turn's.
-        polled: when the last good poll was, in seconds since the epoch; None: there was none.
+        moment: the moment of the last turn.
+        polled: time of the last successful poll, in seconds since the epoch; None: there was none.
         jobs: index of a GPU, team, pipeline and job.
-        xids: how many by GPU's UUID and number.
-        misses: how many calls did not return.
+        xids: number of Xids by the GPU's UUID and the Xid's number.
+        misses: number of calls into the driver that did not return.
         hung: whether the driver hangs.
-        breaker: whether it is tripped.
-        waits: of tasks that got GPUs, in seconds.
-        refused: how many by reason.
+        breaker: whether the circuit breaker has tripped.
+        waits: waiting times of tasks that got GPUs, in seconds.
+        refused: number of refusals by reason.
     """
 
     moment: Moment
@@ -90,7 +93,7 @@ class _Known:
 
 
 class Metrics:
-    """A part of the watch; `text` may be called from any thread."""
+    """A part of the GPU health service; `text` may be called from any thread."""
 
     def __init__(
         self,
@@ -100,14 +103,14 @@ class Metrics:
         journal: pathlib.Path,
         names: Names = nobody,
     ) -> None:
-        """Begin with nothing known.
+        """Start without observations.
 
         Args:
-            version: the charm's, or its app's hash.
+            version: the charm's, or the hash of its files.
             mode: the option gpu-health.
-            poll_seconds: how often the GPUs are looked at.
-            journal: the wrapper's log.
-            names: whose a container is.
+            poll_seconds: seconds between two polls of the GPUs.
+            journal: the decision log of the GPU runtime.
+            names: returns the job of a container.
         """
         self._info = (version, mode)
         self._fresh_seconds = 2 * poll_seconds
@@ -115,12 +118,12 @@ class Metrics:
         self._journal_fails = False
         self._names = names
         self._started, self._began = time.time(), _now()
-        # By GPU, number and who told: the driver and the kernel's log tell of the same ones.
-        self._told: dict[tuple[str, str, Source], int] = {}
+        # By GPU, number and source: the driver and the kernel log report the same Xids.
+        self._counts: dict[tuple[str, str, Source], int] = {}
         self._known = _Known(Moment(self._began, self._started, ()))
 
     def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
-        """Take in what there is at this moment; a log that can't be read is said once."""
+        """Store the observations of this moment; log an unreadable decision log once."""
         last = self._known
         hung, misses = last.hung, last.misses
         for one in moment.seen:
@@ -146,7 +149,7 @@ class Metrics:
         )
 
     def text(self) -> str:
-        """All metrics of now, as Prometheus reads them."""
+        """The metrics as Prometheus reads them."""
         known, now, page = self._known, _now(), Page()
         moment = known.moment
         cards = {card.uuid: _labels(card) for card in moment.cards}
@@ -163,24 +166,24 @@ class Metrics:
             if uuid in cards:
                 page.set(exporter.XIDS, count, *cards[uuid], number)
         if now - moment.now <= self._fresh_seconds:
-            _tell_state(page, known)
+            _add_state(page, known)
             if moment.look and now - moment.look.at <= self._fresh_seconds:
-                _tell_look(page, moment.cards, moment.look)
+                _add_look(page, moment.cards, moment.look)
         return page.text()
 
     def _count(self, message: Message) -> None:
         if message.xid is None:
             return
         number, uuid = str(message.xid), message.uuid
-        known = {name for gpu, name, _ in self._told if gpu == uuid}
+        known = {name for gpu, name, _ in self._counts if gpu == uuid}
         if number not in known and len(known) >= _XIDS_EACH:
             number = _OTHER
         key = uuid, number, message.source
-        self._told[key] = self._told.get(key, 0) + 1
+        self._counts[key] = self._counts.get(key, 0) + 1
 
     def _xids(self) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
-        for (uuid, number, _), count in self._told.items():
+        for (uuid, number, _), count in self._counts.items():
             found[uuid, number] = max(count, found.get((uuid, number), 0))
         return found
 
@@ -227,23 +230,23 @@ def _polled(moment: Moment, last: _Known) -> float | None:
     if moment.look is None:
         return None
     if last.moment.look and last.moment.look.at == moment.look.at:
-        return last.polled  # the same poll is told with the same time, whatever the clock does
+        return last.polled  # one poll keeps its time even if the clock is set
     return round(moment.wall - (moment.now - moment.look.at), 1)
 
 
-def _tell_state(page: Page, known: _Known) -> None:
-    """What the worker itself knows of its GPUs, without the driver."""
+def _add_state(page: Page, known: _Known) -> None:
+    """Add the samples that need no driver."""
     moment = known.moment
     page.set(exporter.WATCHED, len(moment.cards))
     page.set(exporter.HUNG, known.hung)
     page.set(exporter.BREAKER, known.breaker)
     for card in moment.cards:
-        labels, why = _labels(card), moment.out.get(card.uuid)
-        cordoned = why is not None and card.uuid in moment.cordoned
-        page.set(exporter.QUARANTINED, why is not None and not cordoned, *labels)
-        page.set(exporter.CORDONED, cordoned, *labels)
-        if why is not None and not cordoned:
-            page.set(exporter.CAUSE, 1, *labels, _cause(why))
+        labels, cause = _labels(card), moment.unavailable.get(card.uuid)
+        kind = cause.kind if cause else ""
+        for metric, of_kind in _KINDS:
+            page.set(metric, kind == of_kind, *labels)
+        if cause and kind == unavailable.QUARANTINED:
+            page.set(exporter.CAUSE, 1, *labels, cause.code or _OTHER)
         if moment.holdings is not None:
             there = moment.holders(card.uuid)
             page.set(exporter.HANDING_OVER, any(one.handing_over for one in there), *labels)
@@ -258,19 +261,8 @@ def _any(holders: list[Holding], *, ours: bool) -> bool:
     return any(holder.ours is ours for holder in holders)
 
 
-def _cause(why: str) -> str:
-    """A short cause of few that there can be, of what a GPU `is` (gpu_runtime.policy.why)."""
-    if why.startswith("cordoned by the operator"):
-        return "operator"
-    reason = why.removeprefix("quarantined: ")
-    if match := _XID_CAUSE.match(reason):
-        return match.group()
-    short = reason.partition(":")[0]
-    return short if short in _CAUSES else _OTHER
-
-
-def _tell_look(page: Page, cards: tuple[Card, ...], look: Look) -> None:
-    """What the driver told at the last good poll."""
+def _add_look(page: Page, cards: tuple[Card, ...], look: Look) -> None:
+    """Add the samples of the last successful poll."""
     for card in cards:
         labels, figures = _labels(card), look.figures.get(card.uuid)
         if figures is None:
@@ -279,10 +271,10 @@ def _tell_look(page: Page, cards: tuple[Card, ...], look: Look) -> None:
             continue
         page.set(exporter.ANSWERS, not figures.failure, *labels)
         if not figures.failure:
-            _tell_figures(page, labels, figures)
+            _add_figures(page, labels, figures)
 
 
-def _tell_figures(page: Page, labels: tuple[str, ...], figures: Figures) -> None:
+def _add_figures(page: Page, labels: tuple[str, ...], figures: Figures) -> None:
     for metric, value, factor in (
         (exporter.BUSY, figures.busy, 0.01),
         (exporter.MEMORY_USED, figures.memory_used_mib, _MIB),

@@ -1,19 +1,16 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the wrapper decided, from its log: how long tasks waited, and why steps were refused.
+"""Read from the GPU runtime's log how long tasks waited, and why steps were refused.
 
-Each line has words of pipelines in it, so none is trusted: a reason becomes one of a few names.
+Lines contain text from pipelines, so none is trusted: a code becomes one of a few names.
 """
 
-import collections.abc
 import dataclasses
-import json
 import pathlib
-import re
 import typing
 
+from gpu_agent.reporting import decisions
 from gpu_runtime.policy import SELF_TEST_CONTAINER
-from machine import log_tail as followed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,74 +18,91 @@ class Reason:
     """Why steps are refused.
 
     Attributes:
-        name: as the metric has it.
-        pattern: how the texts of lib/gpu_runtime begin (Refused(...)).
+        name: the label of the metric.
+        codes: the codes of such refusals, from gpu_runtime.refusal_codes.
         means: for people.
     """
 
     name: str
-    pattern: str
+    codes: frozenset[str]
     means: str
 
 
 REASONS: typing.Final = (
-    Reason("busy", r"this task waited ", "the GPUs stayed in use until gpu-wait-timeout"),
     Reason(
-        "too-many", r"this task needs [^,]*, and ", "it asked for more GPUs than tasks may get"
+        "busy",
+        frozenset({"wait-timeout"}),
+        "the GPUs stayed in use until gpu-wait-timeout",
     ),
-    Reason("off", r"tasks on this worker get no GPU", "`enable-gpu` is false by now"),
+    Reason(
+        "too-many",
+        frozenset({"too-few-gpus"}),
+        "the request needs more GPUs than are available",
+    ),
+    Reason("off", frozenset({"gpus-disabled"}), "`enable-gpu` is now false"),
     Reason(
         "privileged",
-        r"GPU_COUNT '.*' asks for a GPU, and this task is privileged",
+        frozenset({"privileged-not-allowed"}),
         "a privileged task asked for a GPU",
     ),
-    Reason("wrong-count", r"GPU_COUNT '.*' is no number of GPUs", "`GPU_COUNT` is no number"),
+    Reason("wrong-count", frozenset({"gpu-count-invalid"}), "`GPU_COUNT` is not a number of GPUs"),
     Reason(
         "wrong-choice",
-        r"[A-Z_]+ '.*' names '.*', which this task does not have",
+        frozenset({"gpu-index-invalid"}),
         "a variable names a GPU that the task does not have",
     ),
     Reason(
         "given-back",
-        r"this container gave its GPU back",
+        frozenset({"gpu-given-back"}),
         "a session came after the step's end, and others have the GPU or wait for it",
     ),
     Reason(
         "gone",
-        r"this container (?:had|runs with a) GPU|this container has ended, and its lease ",
-        "a session came, and its GPU is out of use by now",
+        frozenset({"gpu-withdrawn", "container-ended"}),
+        "a session came, and its GPU is now unavailable or its container has ended",
     ),
     Reason(
         "not-allowed",
-        r"this step has an input|this task's rootfs_uri |.* in this task's image is no plain "
-        r"|.* is set more than once",
+        frozenset(
+            {
+                *("path-reserved", "rootfs-shared", "rootfs-not-allowed"),
+                *("image-special-file", "reserved-variable"),
+            }
+        ),
         "what the step brings could not be made safe",
     ),
     Reason(
         "requirement",
-        r"this task(?:'s image)? requires |.* of this task(?:'s image)? has '.*', which is no ",
+        frozenset({"requirement-unmet", "requirement-invalid"}),
         "the image needs a newer driver or CUDA, or another GPU, than the worker has",
     ),
     Reason(
-        "folder", r"this task has files at ", "its files are where `task-mounts` puts a folder"
+        "folder",
+        frozenset({"task-mounts-conflict"}),
+        "its files are where `task-mounts` puts a folder",
     ),
     Reason(
         "worker",
-        r"this worker |.* cannot be run, so this task|this task needs a GPU and was started ",
+        frozenset(
+            {
+                *("device-node-missing", "handover-failed", "internal-error"),
+                *("lease-table-damaged", "policy-unreadable", "runtime-damaged"),
+                *("runtime-missing", "start-unsupported", "task-mounts-unreadable"),
+                *("task-mounts-unusable", "worker-fault"),
+            }
+        ),
         "the worker's own fault: its disk, its files, its software",
     ),
 )
 OTHER: typing.Final = "other"
-_PATTERNS: typing.Final = tuple((one.name, re.compile(one.pattern, re.DOTALL)) for one in REASONS)
-_BEGINNING: typing.Final = 600  # of a text, in characters: more than what decides
+_NAMES: typing.Final = {code: one.name for one in REASONS for code in one.codes}
 
-_TASKS: typing.Final = ("task", "privileged task")
-_MOST_MS: typing.Final = 24 * 3600 * 1000  # of a wait that can be believed
+_LONGEST: typing.Final = 86400.0  # seconds of a wait that can be believed
 
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """One decision of the wrapper's on a step.
+    """One decision of the GPU runtime on a step.
 
     Attributes:
         waited: for how many seconds a task that got GPUs waited; None: it got none.
@@ -99,16 +113,16 @@ class Decided:
     refused: str = ""
 
 
-def reason(text: str) -> str:
-    """The name of a refusal's reason."""
-    return next((name for name, pattern in _PATTERNS if pattern.match(text[:_BEGINNING])), OTHER)
+def reason(code: str) -> str:
+    """Return the name of the reason for a refusal with this code."""
+    return _NAMES.get(code, OTHER)
 
 
 class Journal:
-    """The wrapper's log, from its present end on."""
+    """The GPU runtime's log, from its present end on."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self._log = followed.Followed(path)
+        self._log = decisions.Followed(path)
 
     def read(self) -> list[Decided]:
         """What was decided since the last time.
@@ -116,34 +130,15 @@ class Journal:
         Raises:
             OSError: the log is there and can't be read.
         """
-        return [found for found in map(_decided, self._log.lines()) if found]
+        return [found for found in map(_decided, self._log.entries()) if found]
 
 
-def _decided(line: bytes) -> Decided | None:
-    """What a line tells; None where that is nothing of a step's."""
-    entry = _parsed(line)
-    kind, container, text = entry.get("kind"), entry.get("container"), entry.get("reason")
-    if not (isinstance(kind, str) and isinstance(container, str) and isinstance(text, str)):
+def _decided(entry: decisions.Entry) -> Decided | None:
+    """Return what an entry says of a step; None if it is not about a step."""
+    if entry.container.startswith(SELF_TEST_CONTAINER) or not entry.is_step:
         return None
-    if container.startswith(SELF_TEST_CONTAINER) or not _is_step(kind):
-        return None
-    if text:
-        return Decided(refused=reason(text))
-    waited = entry.get("waited_ms")
-    if kind in _TASKS and entry.get("granted") and isinstance(waited, int):
-        return Decided(waited=min(max(waited, 0), _MOST_MS) / 1000)
+    if entry.code:
+        return Decided(refused=reason(entry.code))
+    if entry.kind in decisions.TASKS and entry.granted and entry.waited is not None:
+        return Decided(waited=min(entry.waited, _LONGEST))
     return None
-
-
-def _parsed(line: bytes) -> collections.abc.Mapping[str, object]:
-    try:
-        found: object = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return typing.cast("collections.abc.Mapping[str, object]", found)
-
-
-def _is_step(kind: str) -> bool:
-    return kind in _TASKS or kind == "exec" or kind.startswith("exec ")

@@ -1,12 +1,12 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The metrics over HTTP, on this machine alone: a collector beside the charm comes for them.
+"""Serve the metrics over HTTP on this machine only, where a collector scrapes them.
 
-A thread of its own, which reads what the watch has left for it and waits for nothing else. Every
-user of the machine may ask. System accounts, as which collectors run, have 32 connections of 5 s
-each at most, and all other users together have 32. Once such places are taken, a new connection
-takes that of the user who has the most: no one keeps another user out. Nothing but `GET /metrics`
-is answered. http.server would take 4 MiB, and a thread for each who is slow.
+The server has its own thread, which reads the last stored values and blocks on nothing else. Every
+user of the machine may connect. System accounts, which collectors run as, have 32 connections of
+at most 5 s each; all other users together have 32. If all are taken, a new connection closes one
+of the user who has the most, so no user can lock out another. Only `GET /metrics` is answered.
+http.server would need 4 MiB, and a thread for each slow client.
 """
 
 import collections
@@ -31,13 +31,13 @@ PATH: typing.Final = "/metrics"
 _MOST: typing.Final = 32  # connections of system accounts, and as many of people
 # Users from here on are people (SYS_UID_MAX of login.defs(5) is 999).
 _PEOPLE: typing.Final = 1000
-_QUEUE: typing.Final = 4096  # of those that the kernel lets wait to be accepted
-_AT_ONCE: typing.Final = 512  # accepted at each look
+_QUEUE: typing.Final = 4096  # connections that the kernel queues until they are accepted
+_AT_ONCE: typing.Final = 512  # connections accepted in a row
 _PATIENCE: typing.Final = 5.0  # for one connection, in seconds
 _LONGEST: typing.Final = 8192  # of a request, in bytes
-_REST: typing.Final = 0.005  # after each look at the connections, in seconds
-_SAME: typing.Final = 1.0  # for how many seconds the same text is told
-_AGAIN: typing.Final = 10.0  # until a port that was taken is tried again, in seconds
+_REST: typing.Final = 0.005  # pause after each pass over the connections, in seconds
+_SAME: typing.Final = 1.0  # how long a page is reused, in seconds
+_AGAIN: typing.Final = 10.0  # pause before a taken port is tried again, in seconds
 _STATUS: typing.Final = {
     200: "OK",
     400: "Bad Request",
@@ -51,14 +51,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class _Connection:
-    """Somebody who asks.
+    """A client's connection.
 
     Attributes:
-        socket: to them.
-        until: when our patience ends, on the monotonic clock.
-        user: who asks.
-        request: what came of it.
-        answer: what is left to send; None: nothing was asked yet.
+        socket: the socket to the client.
+        until: when the connection is closed at the latest, on the monotonic clock.
+        user: the client's user id.
+        request: the bytes received.
+        answer: the bytes left to send; None: the request is not complete.
     """
 
     socket: socket.socket
@@ -69,17 +69,17 @@ class _Connection:
 
 
 class Server:
-    """Tells the metrics to whoever asks, until it is closed."""
+    """Serves the metrics until it is closed."""
 
     def __init__(
         self, port: int, text: collections.abc.Callable[[], str], again: float = _AGAIN
     ) -> None:
-        """Begin to serve; a port that is taken is said once, and tried again.
+        """Start to serve. If the port is taken, log that once and try again.
 
         Args:
-            port: of HOST; 0: any.
-            text: the metrics of now. It is called in the server's thread.
-            again: after how many seconds a port that was taken is tried again.
+            port: port on HOST; 0: any free one.
+            text: returns the current metrics; called in the server's thread.
+            again: seconds before a taken port is tried again.
         """
         self._wanted, self._text, self._again = port, text, again
         self._cached, self._made = b"", -_SAME
@@ -91,7 +91,7 @@ class Server:
         self._waker, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._ends = False
-        # A child that hangs in the driver for ever must not keep the port.
+        # A child process that hangs in the driver must not keep the port.
         mine = weakref.WeakMethod(self._leave)
         os.register_at_fork(after_in_child=lambda: (leave := mine()) and leave())
         self._listen()
@@ -105,7 +105,7 @@ class Server:
         return listener.getsockname()[1] if listener else 0
 
     def close(self) -> None:
-        """Leave the port and everybody who asks."""
+        """Close the port and all connections."""
         self._ends = True
         self._waker.send(b"x")
         self._thread.join(_PATIENCE)
@@ -142,8 +142,8 @@ class Server:
             if not self._is_said:
                 self._is_said = True
                 _log.warning(
-                    "metrics are not served: port %d of %s: %s; trying again every %d s (the "
-                    "option gpu-metrics-port has another one)",
+                    "cannot serve metrics on port %d of %s: %s; trying again every %d s (the "
+                    "option gpu-metrics-port sets the port)",
                     *(self._wanted, HOST, error.strerror, self._again),
                 )
             return
@@ -154,7 +154,7 @@ class Server:
         self._listener = listener
 
     def _look(self) -> None:
-        """Do what can be done at once for everybody; wait until there is something to do."""
+        """Wait until a connection is ready, and serve all that are."""
         now = time.monotonic()
         ends = [one.until for one in self._connections]
         if not self._listener:
@@ -171,15 +171,17 @@ class Server:
             self._drop(late)
 
     def _accept(self, listener: socket.socket) -> bool:
-        """Take one connection. Return False if none waits."""
+        """Accept one connection. Return False if none waits."""
         try:
             other, _ = listener.accept()
-        except OSError:  # gone meanwhile, or no descriptor is left: _REST keeps this from spinning
+        except (
+            OSError
+        ):  # the client left, or no descriptor is left: _REST keeps this from spinning
             return False
         other.settimeout(0)
         try:
             user = sockets.user_of(other)
-        except OSError:  # the kernel does not tell: all are one user
+        except OSError:  # the kernel does not say: such clients count as one user
             user = _PEOPLE
         if user is None:
             other.close()
@@ -191,7 +193,7 @@ class Server:
         return True
 
     def _make_room(self, user: int) -> None:
-        """End the oldest connection of who has the most, if a new one of this user needs room."""
+        """Close the oldest connection of the user with the most, if this user's needs room."""
         crowd = [one for one in self._connections if (one.user < _PEOPLE) is (user < _PEOPLE)]
         if len(crowd) < _MOST:
             return
@@ -216,14 +218,14 @@ class Server:
                     self._drop(connection)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # they are gone
+        except OSError:  # the client left
             self._drop(connection)
 
     def _receive(self, connection: _Connection) -> None:
-        """Read on, and have an answer once the request is there.
+        """Read more of the request; set the answer once the request is complete.
 
         Raises:
-            OSError: nothing more comes.
+            OSError: the client has closed the connection.
         """
         came = connection.socket.recv(_LONGEST)
         if not came:
@@ -251,7 +253,7 @@ class Server:
 
 
 def serve(port: int, text: collections.abc.Callable[[], str]) -> Server | None:
-    """Serve the metrics on this port of this machine; 0: not at all."""
+    """Serve the metrics on this port of this machine; return None for port 0."""
     return Server(port, text) if port else None
 
 

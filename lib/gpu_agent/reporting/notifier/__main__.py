@@ -11,7 +11,7 @@ from machine import inotify
 
 
 def main(unit: str, dispatch: str) -> None:
-    """Wake this unit's charm, as long as its dispatch is there."""
+    """Wake this unit's charm as long as its dispatch exists."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with inotify.Watch() as changes:
         watch.follow(changes, lambda: watch.wake(unit), pathlib.Path(dispatch).exists)

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The watch on GPUs' device nodes as a systemd unit.
+"""The service that watches GPUs' device nodes as a systemd unit.
 
-No hook ever waits for it: it may itself be waiting, in juju-exec, for the end of that hook.
+A hook must not wait for it: the service may itself wait, in juju-exec, for the end of that hook.
 """
 
 import pathlib
@@ -21,11 +21,11 @@ _DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[4] / "dispatc
 
 
 def install(unit: str, seen: tuple[str, ...]) -> bool:
-    """Have the charm woken when the nodes are others than these.
+    """Wake the charm when the nodes differ from these.
 
     Args:
         unit: Juju's name of this unit, such as `worker/0`.
-        seen: names of the nodes that were here as the charm began to look at the machine.
+        seen: names of the nodes when the charm began to look at the machine.
 
     Returns:
         Whether the service was (re)started.
@@ -49,6 +49,6 @@ def install(unit: str, seen: tuple[str, ...]) -> bool:
 
 
 def remove() -> bool:
-    """Have it woken by Juju's own events alone. Return True if anything was there."""
+    """Remove the service. Return True if anything was there."""
     removed = services.remove_unit(SERVICE)
     return files.ensure_absent(nodes.NOTE) or removed

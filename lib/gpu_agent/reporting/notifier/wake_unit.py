@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """One wake of the charm, as a systemd unit that another one of ours starts when it ends.
 
-What takes longer than a hook, as a burn-in, is told by Juju's status within seconds of its end,
-however it ends, and whether or not its program came to say so.
+So Juju's status shows the result of a long program, such as a burn-in, within seconds of its end,
+even if the program was killed.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ _DISPATCH: typing.Final = pathlib.Path(__file__).resolve().parents[4] / "dispatc
 
 
 def install(unit: str) -> bool:
-    """Have the unit, which nobody starts yet. Return True if anything had to be changed.
+    """Install the unit without starting it. Return True if anything had to be changed.
 
     Args:
         unit: Juju's name of this unit, such as `worker/0`.
@@ -36,5 +36,5 @@ def install(unit: str) -> bool:
 
 
 def remove() -> bool:
-    """Take it away. Return True if anything was there."""
+    """Remove the unit. Return True if anything was there."""
     return services.remove_unit(SERVICE)

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A receipt for each lease: what it had, used and met. And what they add up to."""
+"""Usage records (receipts) of leases: GPUs, use and faults of each; and their totals."""

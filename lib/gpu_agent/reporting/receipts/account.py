@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The account of one open lease: what its GPUs did since it began. Pure.
+"""The account of one open lease: the use of its GPUs since it began. Pure.
 
-A look at a GPU stands for the time since the look before it, but for no more than `LONGEST`: what
-nobody looked at is neither idle nor busy, it is left out.
+A poll of a GPU stands for the time since the previous poll, but for `LONGEST` at most. The rest of
+the time counts neither as idle nor as busy; it is left out.
 """
 
 import collections.abc
@@ -18,8 +18,8 @@ from gpu_runtime.lease_table import STEP
 LONGEST: typing.Final = 30.0
 """Seconds, two polls."""
 
-# Bits of nvml.h, nvmlClocksThrottleReasons. Those that only say "idle" or "as it was set" are left
-# out: they are no throttling.
+# Bits of nvml.h, nvmlClocksThrottleReasons, without "idle" and "as it was set", which are not
+# throttling.
 _POWER_CAP: typing.Final = 0x4
 _HARDWARE: typing.Final = 0x8
 _THERMAL: typing.Final = 0x20 | 0x40
@@ -29,30 +29,30 @@ _MOST_XIDS: typing.Final = 32
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one look found of one GPU, and when it was."""
+    """The figures of one GPU in one poll, and the time of the poll."""
 
     at: float
     figures: Figures
 
 
 def throttles(reasons: int) -> tuple[str, ...]:
-    """Causes of a lower clock, of the bits that a driver tells; the hardware's own come apart."""
+    """Return the causes of a lower clock by the driver's bits; `hardware`: unknown cause."""
     named = {"power cap": _POWER_CAP, "thermal": _THERMAL, "power brake": _POWER_BRAKE}
     found = [name for name, bits in named.items() if reasons & bits]
-    # The driver sets this bit beside the one that says why, where it knows why.
+    # If the driver knows the cause, it sets this bit and the bit of the cause.
     known = reasons & (0x40 | _POWER_BRAKE)
     return (*found, "hardware") if reasons & _HARDWARE and not known else tuple(found)
 
 
 def risen(before: float | None, after: float | None) -> float | None:
-    """How much a counter went up; one that fell began anew at 0. None if it is not known."""
+    """Return the rise of a counter; a counter that fell restarted at 0. None if unknown."""
     if before is None or after is None:
         return None
     return after - before if after >= before else after
 
 
 class _Sums:
-    """What one GPU did for the lease; begun with what an earlier process knew of it."""
+    """The sums of one GPU for the lease; begins with the sums of an earlier process."""
 
     def __init__(self, earlier: GpuReceipt) -> None:
         self._base, self.devices = earlier, earlier.devices
@@ -68,7 +68,7 @@ class _Sums:
         self.ecc: list[int | None] = [earlier.ecc_corrected, earlier.ecc_uncorrected]
 
     def hold(self, figures: Figures, seconds: float) -> None:
-        """It was like this for so long."""
+        """Add figures that held for so many seconds."""
         self.watched += seconds
         if figures.busy is not None:
             self.busy += figures.busy * seconds
@@ -86,7 +86,7 @@ class _Sums:
                 self.throttled[name] = self.throttled.get(name, 0.0) + seconds
 
     def count(self, before: Figures, after: Figures, share: float) -> None:
-        """Its counters went from one look's to the next one's; the lease had this share of it."""
+        """Add the rise of the counters between two polls, by the lease's share of that time."""
         drawn = risen(before.energy_j, after.energy_j)
         if drawn is not None:
             self.energy = (self.energy or 0.0) + drawn * share
@@ -100,7 +100,7 @@ class _Sums:
                 self.ecc[place] = (self.ecc[place] or 0) + int(more)
 
     def receipt(self) -> GpuReceipt:
-        """What is known of it by now."""
+        """Return the receipt so far."""
         base = self._base
         always = GpuReceipt(
             base.uuid, base.index, base.model, base.devices,
@@ -126,14 +126,14 @@ class Account:
 
     Attributes:
         container: the container's id.
-        since: when, as the store says, the container got its GPUs; with the id it names the lease.
-        began: when this account begins; later than `since` where the lease was over in between.
-        began_text: the same as a receipt has it.
+        since: when the container got its GPUs, by the lease store; with the id it names the lease.
+        began: when this account begins; later than `since` if the lease had ended in between.
+        began_text: the same, in the receipt's format.
         seen: when the lease was last seen.
-        unused: since when the container uses its GPUs no more; None: it uses them.
-        waited: seconds that it waited for them; None if that is not known.
-        names: whose step it is; None if that is not known.
-        kind, who: as its receipt has them.
+        unused: since when the container no longer uses its GPUs; None: it uses them.
+        waited: seconds that it waited for them; None if unknown.
+        names: the build of the step; None if unknown.
+        kind, who: the fields of the receipt.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Account:
     def opened(
         cls, holding: Holding, cards: tuple[Card, ...], began: float, text: str
     ) -> "Account":
-        """A new one.
+        """Open a new account.
 
         Args:
             holding: the lease.
-            cards: the GPUs that it has a part of, as in Moment.cards_of.
-            began: when it begins.
-            text: the same as a receipt has it.
+            cards: the GPUs of which it has a part, as in Moment.cards_of.
+            began: when the account begins.
+            text: the same, in the receipt's format.
         """
         gpus = tuple(
             GpuReceipt(
@@ -168,7 +168,7 @@ class Account:
             )
             for card in cards
         )
-        # What is watched no more, or is not watched yet, is held all the same.
+        # The lease also holds GPUs that are not watched, or not yet.
         known = {device for card in cards for device in card.devices}
         others = tuple(GpuReceipt(name) for name in holding.devices if name not in known)
         account = cls((holding.container, holding.since), began, text, (*gpus, *others))
@@ -178,13 +178,13 @@ class Account:
 
     @classmethod
     def resumed(cls, since: float, began: float, now: float, earlier: Receipt) -> "Account":
-        """One that an earlier process had; what was between the two nobody has looked at.
+        """Continue the account of an earlier process; no poll covers the time in between.
 
         Args:
-            since: as of the store.
-            began: when it began.
-            now: from when on it is watched again.
-            earlier: what that process knew of it.
+            since: when the container got its GPUs, by the lease store.
+            began: when the account began.
+            now: from when on the lease is watched again.
+            earlier: the receipt so far.
         """
         account = cls((earlier.container, since), began, earlier.began, earlier.gpus)
         account._watched_from = account.seen = now
@@ -200,7 +200,7 @@ class Account:
 
     @property
     def is_first(self) -> bool:
-        """Whether it begins as the container got its GPUs, which may have been waited for."""
+        """Whether it began when the container got its GPUs, so a wait may precede it."""
         return self.began == self.since
 
     @property
@@ -209,22 +209,22 @@ class Account:
         return tuple(self._gpus)
 
     def has_all(self, uuid: str) -> bool:
-        """Whether one of its GPUs is its own as a whole, and not some MIG devices of it."""
+        """Return whether it has the whole of a GPU, and not only MIG devices of it."""
         return not self._gpus[uuid].devices
 
     def look(self, uuid: str, before: Sample | None, now: Sample, *, alone: bool) -> None:
-        """A look at one of its GPUs.
+        """Add a poll of one of its GPUs.
 
         Args:
-            uuid: which.
-            before: the look before; None if there was none.
-            now: this one; one that is older than the lease is left aside.
-            alone: whether nobody else has a part of that GPU.
+            uuid: the GPU.
+            before: the previous poll; None if there was none.
+            now: this poll; a poll older than the lease is ignored.
+            alone: whether no other lease has a part of that GPU.
         """
         sums = self._gpus[uuid]
         sums.shared = sums.shared or not alone
         start = self._watched_from if before is None else max(self._watched_from, before.at)
-        # It may be over by now: that shows only when nothing has used its GPUs for a while.
+        # The lease may be over already: that shows only after its GPUs were unused for a while.
         end = now.at if self.unused is None else min(now.at, self.unused)
         if end <= start or now.figures.failure:
             return
@@ -233,23 +233,23 @@ class Account:
             sums.count(before.figures, now.figures, (end - start) / (now.at - before.at))
 
     def xid(self, uuid: str, number: int) -> None:
-        """One of its GPUs told of an Xid."""
+        """Add an Xid of one of its GPUs."""
         xids = self._gpus[uuid].xids
         if number not in xids and len(xids) < _MOST_XIDS:
             xids.append(number)
 
     def fail(self, uuid: str, why: str) -> None:
-        """One of its GPUs failed under it; the first failure tells."""
+        """Note that one of its GPUs failed; the first failure is the reason."""
         sums = self._gpus[uuid]
         sums.failed = sums.failed or cut(why)
         self._failed = self._failed or cut(why)
 
     def kill(self, why: str) -> None:
-        """This worker or its operator ended it."""
+        """Note that this worker or its operator ended it."""
         self._killed = self._killed or cut(why)
 
     def close(self, end: float, last: collections.abc.Mapping[str, Sample]) -> None:
-        """The lease is over: what the last look at each GPU found lasted until then."""
+        """Close the account: the figures of the last poll held until the end."""
         self.seen = end
         for uuid, sums in self._gpus.items():
             sample = last.get(uuid)
@@ -257,10 +257,10 @@ class Account:
                 sums.hold(sample.figures, min(end - sample.at, LONGEST))
 
     def receipt(self, ended: str, *, over: bool) -> Receipt:
-        """What is known of it by now.
+        """Return the receipt so far.
 
         Args:
-            ended: when it was last seen, as a receipt has it.
+            ended: when the lease was last seen, in the receipt's format.
             over: whether that was its end.
         """
         names = self.names or Names()
@@ -286,6 +286,6 @@ class Account:
 
 
 def _parts(card: Card, holding: Holding) -> tuple[str, ...]:
-    """The MIG devices that a lease has of a GPU; empty where it has all of it as one."""
+    """Return the MIG devices that a lease has of a GPU; empty if it has the whole GPU."""
     mine = tuple(device for device in card.devices if device in holding.devices)
     return () if mine == (card.uuid,) else mine

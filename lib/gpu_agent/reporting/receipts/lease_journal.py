@@ -1,52 +1,48 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the wrapper's log tells of a lease: how long it waited, who ended it.
+"""Read from the decision log how long a lease was waited for, and why it was ended."""
 
-The wrapper writes it: gpu_runtime.decision_log.
-"""
-
-import json
 import pathlib
 import typing
 
-from gpu_agent.reporting.receipts.receipt import UnsoundError, cut, is_number, is_text, table
-from machine import log_tail as followed
+from gpu_agent import paths
+from gpu_agent.reporting import decisions
+from gpu_agent.reporting.receipts.receipt import cut
 
-PATH: typing.Final = pathlib.Path("/var/log/gpu-ci/oci.log")
+PATH: typing.Final = paths.LOG
 
-UNUSED: typing.Final = "gpu-unused"
-"""The kind of a line that says that a step was ended since it did not use its GPU."""
+UNUSED: typing.Final = decisions.UNUSED
 
-KILLS: typing.Final = ("gpu-release", UNUSED)
-"""Kinds of lines by which this worker or its operator says that it ended a container."""
+KILLS: typing.Final = (decisions.RECLAIM, UNUSED)
+"""Kinds of entries by which this worker or its operator reports that it ended a container."""
 
-_BEFORE: typing.Final = 1 << 18  # bytes of what was there before, for the leases that are open
+_BEFORE: typing.Final = 1 << 18  # bytes of the log's present end, for the leases that are open
 _MOST: typing.Final = 1024  # containers that are remembered
 
 
 class Journal:
-    """The log, read as it grows."""
+    """The decision log, read as it grows."""
 
     def __init__(self, path: pathlib.Path = PATH) -> None:
-        self._log = followed.Followed(path, before=_BEFORE)
+        self._log = decisions.Followed(path, before=_BEFORE)
         self._waited: dict[str, float] = {}
         self._killed: dict[str, tuple[str, float, str]] = {}
 
     def follow(self) -> None:
-        """Read what is new.
+        """Read the new entries.
 
         Raises:
-            OSError: it can't be read; a log that is not there yet is an empty one.
+            OSError: the log cannot be read. A log that does not exist yet is an empty one.
         """
-        for line in self._log.lines():
-            self._take(line)
+        for entry in self._log.entries():
+            self._take(entry)
 
     def waited(self, container: str) -> float | None:
-        """Seconds that a container waited for the GPUs that it got; None if that is not told."""
+        """Return how many seconds a container waited for its GPUs; None if that is not known."""
         return self._waited.get(container)
 
     def killed(self, container: str, boot: str, since: float) -> str:
-        """Why a container was ended by this worker or its operator; empty: it was not.
+        """Return why this worker or its operator ended a container; empty: neither did.
 
         Args:
             container: its id.
@@ -56,21 +52,12 @@ class Journal:
         where, when, why = self._killed.get(container, ("", 0.0, ""))
         return why if where == boot and when >= since else ""
 
-    def _take(self, line: bytes) -> None:
-        try:
-            entry = table(json.loads(line))
-        except (UnsoundError, ValueError, RecursionError):
-            return  # the first may have lost its head
-        container, kind, waited = (entry.get(key) for key in ("container", "kind", "waited_ms"))
-        if not is_text(container) or not is_text(kind):
-            return
-        if kind in KILLS:
-            why = f"{kind}: {cut(str(entry.get('reason', '')))}"
-            at = entry.get("since_boot")
-            when = float(str(at)) if is_number(at) else 0.0  # 0: by an older charm
-            _remember(self._killed, str(container), (str(entry.get("boot", "")), when, why))
-        elif kind in ("task", "privileged task") and entry.get("granted") and is_number(waited):
-            _remember(self._waited, str(container), float(str(waited)) / 1000)
+    def _take(self, entry: decisions.Entry) -> None:
+        if entry.kind in KILLS:
+            why = f"{entry.kind}: {cut(entry.reason)}"
+            _remember(self._killed, entry.container, (entry.boot, entry.since_boot, why))
+        elif entry.kind in decisions.TASKS and entry.granted and entry.waited is not None:
+            _remember(self._waited, entry.container, entry.waited)
 
 
 _Value = typing.TypeVar("_Value", tuple[str, float, str], float)

@@ -1,13 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The watch's part that keeps an account of each lease, and writes its receipt when it is over.
+"""Keep an account of each open lease, and write its receipt when it ends.
 
-Killed at any point, it loses what the last seconds of open accounts were like, and no lease: a
-receipt is on the disk before its account is forgotten, and a lease is known by its container and
-the moment at which it began, so that none is written twice.
+The GPU health service runs this. If it is killed, the last seconds of open accounts are lost, but
+no lease: a receipt is on disk before its account is dropped. The container and the begin identify
+a lease, so no receipt is written twice.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -27,10 +28,10 @@ from machine import files
 STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci/health/accounts.json")
 
 SAVED: typing.Final = 15.0
-"""Seconds between two savings of accounts; a lease that comes or goes is saved within a second."""
+"""Seconds between two saves of the accounts; a new or ended lease is saved within a second."""
 
 _SOON: typing.Final = 1.0
-# Between the calls that start a step a container may look unused for a moment.
+# A container may look unused for a moment, between the calls that start its step.
 _BLINK: typing.Final = 10.0
 _MOST_PENDING: typing.Final = 1000
 _BOOT: typing.Final = pathlib.Path("/proc/sys/kernel/random/boot_id")
@@ -40,11 +41,11 @@ _log = logging.getLogger(__name__)
 _Read = typing.TypeVar("_Read")
 
 Lease = tuple[str, float]
-"""A container, and since when it has its GPUs, in seconds since boot."""
+"""A container, and the begin of its lease in seconds since boot."""
 
 
 class Ledger:
-    """All open accounts, and the receipts that could not be written yet."""
+    """All open accounts, and the receipts that are not written yet."""
 
     def __init__(
         self,
@@ -55,14 +56,14 @@ class Ledger:
         names: collections.abc.Callable[[str], Names | None] = lambda _: None,
         boot: str = "",
     ) -> None:
-        """Begin with what an earlier process has saved.
+        """Begin with the accounts that an earlier process saved.
 
         Args:
-            path: where receipts go.
-            state: where open accounts are saved.
-            journal: the wrapper's log; None: where it is.
-            names: whose step a container is; it must answer at once.
-            boot: what names this boot of the machine; empty: the kernel's own name.
+            path: the log of receipts.
+            state: the file for open accounts.
+            journal: the decision log; None: the log of this machine.
+            names: returns the build of a container, without waiting.
+            boot: the name of this boot of the machine; empty: the kernel's name for it.
         """
         self._path, self._state, self._names = path, state, names
         self._journal = journal or Journal()
@@ -76,8 +77,8 @@ class Ledger:
         self._saved_at, self._due = float("-inf"), False
 
     def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
-        """Take what was seen and decided into the accounts; write the receipts of those closed."""
-        self._try("the wrapper's log can't be read", self._journal.follow)
+        """Add what was seen and decided to the accounts; write the receipts of ended leases."""
+        self._try("the decision log cannot be read", self._journal.follow)
         if self._earlier is not None and moment.holdings is not None:
             self._resume(moment, self._earlier)
             self._earlier = None
@@ -93,13 +94,13 @@ class Ledger:
                 account.waited = self._journal.waited(account.container)
         if moment.holdings is not None:
             self._close(moment, moment.holdings)
-        self._try("receipts can't be written, and are kept until they can", self._write)
+        self._try("receipts cannot be written and are kept until they can", self._write)
         if self._earlier is None:
-            self._try("open accounts can't be saved", lambda: self._save(moment))
+            self._try("open accounts cannot be saved", lambda: self._save(moment))
 
     @property
     def pending(self) -> int:
-        """How many receipts could not be written yet."""
+        """How many receipts are not written yet."""
         return len(self._pending)
 
     def _open(self, moment: Moment, holdings: collections.abc.Sequence[Holding]) -> None:
@@ -110,7 +111,7 @@ class Ledger:
             if holding.ours or not holding.devices:
                 continue
             if not holding.in_use:
-                # If it is used again, as by a session, that is a lease of its own.
+                # If it is used again, such as by a session, a new lease begins.
                 self._over |= {lease} - self._accounts.keys()
                 continue
             if lease not in self._accounts:
@@ -126,7 +127,7 @@ class Ledger:
                 account.waited = holding.waited
 
     def _note(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
-        """Xids and failures; the kernel's log alone, which a job can forge, writes none."""
+        """Note Xids and failures; jobs can forge the kernel log, so it alone writes no Xid."""
         for message in moment.seen:
             if isinstance(message, Message) and message.source is Source.EVENT:
                 self._xid(message.uuid, message.xid, message.at)
@@ -180,7 +181,7 @@ class Ledger:
         self._pending.append(receipt)
         if len(self._pending) > _MOST_PENDING:
             lost = self._pending.pop(0)
-            _log.warning("the receipt of %s is lost: the disk takes none", lost.container)
+            _log.warning("the receipt of %s is lost: the disk does not accept it", lost.container)
 
     def _write(self) -> None:
         while self._pending:
@@ -188,7 +189,7 @@ class Ledger:
             del self._pending[0]
 
     def _resume(self, moment: Moment, earlier: collections.abc.Mapping[str, object]) -> None:
-        """Go on with the accounts that an earlier process had; those that are over are lost."""
+        """Continue an earlier process's accounts; leases that ended meanwhile become `lost`."""
         holdings = {(each.container, each.since): each for each in moment.holdings or ()}
         boot = str(earlier.get("boot"))
         same_boot = boot == self._boot
@@ -201,7 +202,7 @@ class Ledger:
         for receipt in pending:
             if receipt.key not in written:
                 self._receipt(receipt)
-        if not same_boot:  # the same moment since boot is another one
+        if not same_boot:  # times since boot do not compare across boots
             holdings.clear()
         for receipt, (since, began) in opened:
             holding = holdings.get((receipt.container, since))
@@ -221,32 +222,34 @@ class Ledger:
         name: str,
         read: collections.abc.Callable[[object], _Read],
     ) -> list[_Read]:
-        """The entries of one of its lists; one that is damaged spoils no other."""
+        """Return the entries of one of its lists, without the damaged ones."""
         found: list[_Read] = []
         try:
             for entry in form.items(earlier.get(name)):
                 try:
                     found.append(read(entry))
                 except form.UnsoundError as error:
-                    _log.warning("%s: one of %s is damaged: %s", self._state, name, error)
+                    _log.warning("%s: an entry of %s is damaged: %s", self._state, name, error)
         except form.UnsoundError as error:
             _log.warning("%s is damaged: %s: %s", self._state, name, error)
         return found
 
     def _lost(self, receipt: Receipt, boot: str, began: float) -> Receipt:
-        """What can be told of a lease whose end nobody saw, and that began at that time."""
+        """Return the receipt of a lease whose end was not seen; the log may have its cause."""
         why = self._journal.killed(receipt.container, boot, began)
         if not why or receipt.outcome != "lost":
             return receipt
         return dataclasses.replace(receipt, outcome="killed", reason=why)
 
     def _written(self, receipts: collections.abc.Sequence[Receipt]) -> set[tuple[str, str]]:
-        """What names those of these leases whose receipt is written already."""
+        """Return the keys of those leases whose receipts are written already."""
         containers = {receipt.container for receipt in receipts}
         try:
             return {each.key for each in log.read(self._path, containers) if each}
         except OSError as error:
-            _log.warning("%s can't be read, so that a lease may come twice: %s", self._path, error)
+            _log.warning(
+                "%s cannot be read, so a lease may have two receipts: %s", self._path, error
+            )
             return set()
 
     def _save(self, moment: Moment) -> None:
@@ -278,11 +281,11 @@ class Ledger:
             text = files.read_text(self._state)
             return None if text is None else form.table(json.loads(text))
         except (OSError, ValueError, RecursionError) as error:
-            _log.warning("%s can't be read, its accounts are lost: %s", self._state, error)
+            _log.warning("%s cannot be read, its accounts are lost: %s", self._state, error)
             return None
 
     def _try(self, what: str, work: collections.abc.Callable[[], None]) -> None:
-        """Do something that the machine may refuse; the log is told once, and once it is over."""
+        """Run `work`; log its failure once, and once more when it works again."""
         try:
             work()
         except OSError as error:
@@ -300,7 +303,7 @@ def _looks(moment: Moment) -> list[Look]:
 
 
 def _is_alone(moment: Moment, account: Account, uuid: str) -> bool:
-    """Whether an account's lease has all of a GPU, and nobody else a part of it."""
+    """Return whether an account's lease has the whole GPU, and no other lease has a part."""
     return account.has_all(uuid) and all(
         holding.container == account.container or not holding.in_use
         for holding in moment.holders(uuid)
@@ -308,7 +311,7 @@ def _is_alone(moment: Moment, account: Account, uuid: str) -> bool:
 
 
 def _opened(entry: object) -> tuple[Receipt, tuple[float, float]]:
-    """An open account as it was saved; since when it has its GPUs, and when it began."""
+    """Parse a saved account: its receipt so far, the begin of its lease, and its own begin."""
     found = form.table(entry)
     times = _time(found, "since"), _time(found, "began")
     return form.parse(str(found.get("receipt"))), times
@@ -317,16 +320,34 @@ def _opened(entry: object) -> tuple[Receipt, tuple[float, float]]:
 def _lease(pair: object) -> Lease:
     container, since = form.items(pair) if len(form.items(pair)) == 2 else (None, None)
     if not form.is_text(container) or not form.is_number(since):
-        raise form.UnsoundError(f"{pair!r} is no lease")
+        raise form.UnsoundError(f"{pair!r} is not a lease")
     return str(container), float(str(since))
 
 
 def _time(entry: collections.abc.Mapping[str, object], name: str) -> float:
     if not form.is_number(entry.get(name)):
-        raise form.UnsoundError(f"{name} is no time")
+        raise form.UnsoundError(f"{name} is not a time")
     return float(str(entry[name]))
 
 
 def _text(wall: float) -> str:
     moment = datetime.datetime.fromtimestamp(wall, datetime.timezone.utc)
     return f"{moment.strftime('%Y-%m-%dT%H:%M:%S')}.{moment.microsecond // 1000:03}Z"
+
+
+def open_leases(state: pathlib.Path = STATE) -> list[Receipt]:
+    """Read the usage records, so far, of the leases that go on, as they were last saved.
+
+    Raises:
+        OSError: the saved accounts are there and cannot be read.
+    """
+    text = files.read_text(state)
+    found: list[Receipt] = []
+    try:
+        entries = form.items(form.table(json.loads(text)).get("open")) if text else []
+    except (form.UnsoundError, ValueError, RecursionError) as error:
+        raise OSError(f"{state} is damaged: {error}") from error
+    for entry in entries:
+        with contextlib.suppress(form.UnsoundError):
+            found.append(_opened(entry)[0])
+    return found

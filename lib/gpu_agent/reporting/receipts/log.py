@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Where receipts are: one JSON line each, in files that together never take more than 32 MiB."""
+"""The files of the receipts: one JSON line each, 32 MiB in all files at most."""
 
 import collections.abc
 import pathlib
@@ -16,21 +16,21 @@ FULL: typing.Final = 4 << 20
 """Bytes in one file: some 6,000 leases of one GPU."""
 
 KEPT: typing.Final = 7
-"""So many full files stay beside the one that is written."""
+"""How many full files are kept beside the current one."""
 
 
 def append(path: pathlib.Path, receipt: Receipt) -> None:
-    """Add a receipt, whole or not at all.
+    """Append a receipt, whole or not at all.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the receipt cannot be written.
     """
     files.ensure_directory(path.parent)
     rotated.append(path, receipt.as_line().encode(), full=FULL, kept=KEPT)
 
 
 def remove(path: pathlib.Path = PATH) -> bool:
-    """Take all receipts away. Return True if there were any."""
+    """Remove all receipts. Return True if there were any."""
     changed = rotated.remove(path, KEPT)
     files.remove_if_empty(path.parent)
     return changed
@@ -39,14 +39,14 @@ def remove(path: pathlib.Path = PATH) -> bool:
 def read(
     path: pathlib.Path, about: collections.abc.Collection[str] | None = None
 ) -> collections.abc.Generator[Receipt | None]:
-    """The receipts, the oldest first; None in place of each line that is none.
+    """Yield the receipts, the oldest first; None in place of each damaged line.
 
     Args:
         path: the log.
-        about: ids of containers: only lines that name one of them are taken apart; None: all are.
+        about: ids of containers: only lines that contain one of them are parsed; None: all are.
 
     Raises:
-        OSError: they can't be read.
+        OSError: a file cannot be read.
     """
     names = None if about is None else [name.encode() for name in about]
     for line in rotated.lines(path, KEPT, LONGEST_LINE):

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The form of a receipt: one lease, one line of JSON. Frozen types, and what reads them back.
+"""The format of a receipt: one lease, one line of JSON. Frozen types and their parser.
 
-What is not known is left out of the line, and is None or empty here: a figure that is missing is
-never a zero. Lines are read as if a stranger had written them.
+An unknown value is left out of the line, and is None or empty here; it never becomes a zero. The
+parser trusts no line.
 """
 
 import collections.abc
@@ -14,12 +14,12 @@ import re
 import typing
 
 SCHEMA: typing.Final = 1
-"""The version of the form; a reader refuses a line of another one."""
+"""The version of the format; the parser rejects other versions."""
 
 OUTCOMES: typing.Final = ("ended", "killed", "gpu failed", "lost")
 KINDS: typing.Final = ("", "container", "job")
 LONGEST_LINE: typing.Final = 1 << 16
-"""In bytes. 16 GPUs with all their figures take a tenth of it."""
+"""In bytes. A receipt with 16 GPUs and all figures takes a tenth of it."""
 
 _MOST_GPUS: typing.Final = 64
 _MOST_CODES: typing.Final = 64
@@ -29,31 +29,31 @@ _TIME: typing.Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z")
 
 
 class UnsoundError(ValueError):
-    """A line is no receipt; the text says why."""
+    """A line is not a receipt; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuReceipt:
-    """What one GPU did for a lease. None stands for what can't be told, or is not its alone.
+    """One GPU of a lease. None: the value is unknown, or other leases shared the GPU.
 
     Attributes:
         uuid: the GPU's id.
-        index: the number that people know it by.
+        index: its index, as in `GPU 1`.
         model: without the vendor's name, such as `A100-SXM4-80GB`.
-        devices: ids of the MIG devices that the lease had of it; empty: it had all of the GPU.
-        watched_s: seconds that the figures rest on; not known where others had a part of the GPU,
-            since no figure can be told of this lease alone then.
-        used_s: seconds of those in which a process was on it or a kernel ran.
-        busy_percent: how much of the time that was watched a kernel ran.
-        memory_peak_mib: the most that was taken at one look.
-        memory_total_mib: all that it has.
-        energy_j: what it drew.
+        devices: ids of the MIG devices that the lease had; empty: it had the whole GPU.
+        watched_s: seconds on which the figures are based; unknown if other leases shared the GPU,
+            because no figure is of one lease alone then.
+        used_s: seconds of these in which a process was on the GPU, or a CUDA kernel ran.
+        busy_percent: share of the watched time in which a CUDA kernel ran.
+        memory_peak_mib: the largest memory use that a poll found.
+        memory_total_mib: the GPU's memory.
+        energy_j: energy drawn, in joules.
         throttled_s: seconds with a lower clock, by the cause: `power cap`, `thermal`,
             `power brake`, `hardware`.
-        xids: numbers of the Xids that its driver told, each once.
-        ecc_corrected: errors of its memory that ECC corrected.
-        ecc_uncorrected: those that it could not correct.
-        failed: how it failed, one line; empty: it did not.
+        xids: numbers of the Xids that the driver reported, each once.
+        ecc_corrected: memory errors that ECC corrected.
+        ecc_uncorrected: memory errors that ECC could not correct.
+        failed: how the GPU failed, one line; empty: it did not fail.
     """
 
     uuid: str
@@ -75,13 +75,13 @@ class GpuReceipt:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """Whose step a container is, as Concourse's web has it. Each may be empty.
+    """The build of a step's container, as Concourse's web has it. Each field may be empty.
 
     Attributes:
-        team: of the pipeline.
-        pipeline: its name; empty for a build without one.
-        job: its name.
-        build: its name, such as `42`.
+        team: the team's name.
+        pipeline: the pipeline's name; empty for a build without a pipeline.
+        job: the job's name.
+        build: the build's name, such as `42`.
     """
 
     team: str = ""
@@ -92,24 +92,24 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """One lease that is over.
+    """One finished lease.
 
     Attributes:
         began: when the GPUs were given, UTC, as `2026-11-23T14:05:06.789Z`.
-        ended: when the lease was over, UTC; with the outcome `lost` when it was last seen.
-        container: the container's id.
+        ended: when the lease ended, UTC; with the outcome `lost`, when it was last seen.
+        container: the container's id, or the systemd unit's name.
         held_s: seconds between the two.
-        outcome: `ended`; `killed`, by the operator or a rule of this worker; `gpu failed`, so
-            that the hardware is to blame; `lost`: the watch did not see the end.
-        gpus: what it had.
+        outcome: `ended`; `killed`: by the operator or a rule of this worker; `gpu failed`: the
+            hardware is to blame; `lost`: the GPU health service did not see the end.
+        gpus: the GPUs of the lease.
         reason: why it was killed, or how the first of its GPUs failed; one line.
         waited_s: seconds that it waited for its GPUs.
-        team: of the pipeline; empty where the names are not known, as all four are then.
-        pipeline: its name; empty for a build without one.
-        job: its name.
-        build: its name, such as `42`.
-        kind: `container`, of an engine; `job`, a unit of systemd's; empty: a step's container.
-        who: of these two, what its engine calls it.
+        team: the team's name; if the names are not known, all four are empty.
+        pipeline: the pipeline's name; empty for a build without a pipeline.
+        job: the job's name.
+        build: the build's name, such as `42`.
+        kind: `container`: of an engine; `job`: a command under gpu-run; empty: a Concourse step.
+        who: for these two, the name from the engine.
     """
 
     began: str
@@ -129,34 +129,34 @@ class Receipt:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What no other lease has."""
+        """The key of the lease; no other lease has it."""
         return self.container, self.began
 
     def as_line(self) -> str:
-        """It as one line of JSON, without the line's end."""
+        """Return it as one line of JSON, without the newline."""
         found = {"schema": SCHEMA, **_without_unknown(self)}
         found["gpus"] = [_without_unknown(gpu) for gpu in self.gpus]
         return json.dumps(found, separators=(",", ":"))
 
 
 def parse(line: str) -> Receipt:
-    """The receipt in a line.
+    """Parse the receipt in a line.
 
     Raises:
-        UnsoundError: it is none.
+        UnsoundError: the line is not a receipt.
     """
     if len(line) > LONGEST_LINE:
         raise UnsoundError("it is too long")
     try:
         found: object = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise UnsoundError(f"it is no JSON: {error}") from error
+        raise UnsoundError(f"it is not JSON: {error}") from error
     entry = table(found)
     if entry.pop("schema", None) != SCHEMA:
         raise UnsoundError(f"its schema is not {SCHEMA}")
     gpus = items(entry.pop("gpus", None))
     if not 0 < len(gpus) <= _MOST_GPUS:
-        raise UnsoundError("gpus is no list of GPUs")
+        raise UnsoundError("gpus is not a list of GPUs")
     receipt = _made(Receipt, {**entry, "gpus": tuple(map(_gpu, gpus))})
     if receipt.kind not in KINDS:
         raise UnsoundError(f"kind {receipt.kind!r} is not known")
@@ -168,34 +168,34 @@ def parse(line: str) -> Receipt:
 
 
 def table(found: object) -> dict[str, object]:
-    """An object of JSON.
+    """Return a JSON object as a dict.
 
     Raises:
-        UnsoundError: it is none.
+        UnsoundError: the value is not an object.
     """
     if not isinstance(found, dict):
-        raise UnsoundError("it is no object")
+        raise UnsoundError("it is not an object")
     return dict(typing.cast("dict[str, object]", found))
 
 
 def items(found: object) -> list[object]:
-    """A list of JSON.
+    """Return a JSON list.
 
     Raises:
-        UnsoundError: it is none.
+        UnsoundError: the value is not a list.
     """
     if not isinstance(found, list):
-        raise UnsoundError("it is no list")
+        raise UnsoundError("it is not a list")
     return typing.cast("list[object]", found)
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a printable line of a length that fits."""
+    """Return whether a value is a printable line that is not too long."""
     return isinstance(value, str) and len(value) <= _LONGEST_TEXT and value.isprintable()
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number that a sum or a difference of a GPU's figures can be."""
+    """Return whether a value is a number in the range of a GPU's figures and their sums."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -205,7 +205,7 @@ def is_number(value: object) -> bool:
 
 
 def cut(text: str) -> str:
-    """A text that somebody else wrote, as a receipt may have it: printable, and not too long."""
+    """Return a foreign text as a receipt may have it: printable, and not too long."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     return shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 3]}..."
 
@@ -243,7 +243,7 @@ _SOUND: typing.Final[dict[str, collections.abc.Callable[[typing.Any], bool]]] = 
 def _made(kind: type[_Made], entry: dict[str, object]) -> _Made:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in entry.keys() - fields.keys():
-        raise UnsoundError(f"{cut(name)!r} is no field of it")
+        raise UnsoundError(f"{cut(name)!r} is not a field")
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING
         if name not in entry:
@@ -257,11 +257,11 @@ def _made(kind: type[_Made], entry: dict[str, object]) -> _Made:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _without_unknown(found: Receipt | GpuReceipt) -> dict[str, object]:
-    """The fields of one that are known; figures to the thousandth."""
+    """Return the known fields; figures are rounded to the thousandth."""
     return {
         field.name: round(value, 3) if isinstance(value, float) else value
         for field in dataclasses.fields(found)

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What receipts add up to: a table for people, CSV and JSON for programs. Pure.
+"""Add receipts up: a table for people, CSV and JSON for programs. Pure.
 
-A GPU-hour is an hour in which a lease had a GPU, or a MIG device of one, whatever it did with it.
+A GPU-hour is an hour in which a lease held a GPU or a MIG device, used or not.
 """
 
 import collections.abc
@@ -19,10 +19,10 @@ NO_NAMES: typing.Final = "(names not known)"
 ONE_OFF: typing.Final = "(one-off builds)"
 OTHERS: typing.Final = "(others)"
 OUTSIDE: typing.Final = {"container": "(podman and Docker)", "job": "(gpu-run)"}
-"""Whose leases those are that no pipeline has, by their kinds."""
+"""The names of leases outside Concourse, by their kinds."""
 
-# Juju takes a result as one argument of a program, which Linux limits to 128 KiB. The figures of a
-# row take less than 200 bytes.
+# Juju passes a result as one argument of a program, which Linux limits to 128 KiB. The figures of
+# a row take less than 200 bytes.
 _MOST_ROWS: typing.Final = 300
 _MOST_LABELS: typing.Final = 40_000  # bytes as JSON
 
@@ -32,18 +32,18 @@ _KWH: typing.Final = 3.6e6  # joules
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What the leases of one GPU, team and so on add up to.
+    """The totals of the leases of one GPU, team and so on.
 
     Attributes:
-        name: whose they are.
-        leases: how many there were.
-        gpu_hours_held: the GPU-hours that they had.
-        gpu_hours_used: those of them in which something was seen to run.
-        gpu_hours_unseen: those of which that is not known.
-        busy_percent: how busy the GPUs were in what was seen; None if nothing was.
-        energy_kwh: what the GPUs drew; None if none told.
-        waited_hours: for how long the leases were waited for; None if that is not known of any.
-        failed_by_hardware: leases whose GPU failed under them.
+        name: the GPU, team and so on.
+        leases: the number of leases.
+        gpu_hours_held: GPU-hours held.
+        gpu_hours_used: GPU-hours of these in which work was seen on the GPU.
+        gpu_hours_unseen: GPU-hours held that no poll covers.
+        busy_percent: utilisation of the GPUs in the watched time; None if none was watched.
+        energy_kwh: energy drawn; None if no GPU reported it.
+        waited_hours: waiting time; None if it is not known of any lease.
+        failed_by_hardware: leases whose GPU failed.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All rows, those with the most GPU-hours first, and what they come to.
+    """The rows, those with the most GPU-hours first, and the total.
 
     Attributes:
         by: one of BY.
-        rows: some; where there are too many, the last one stands for the others.
-        total: of all leases.
+        rows: the rows; if there are too many, the last one adds the others up.
+        total: the totals of all leases.
         nameless: how many leases of steps have no names.
     """
 
@@ -75,7 +75,7 @@ class Report:
 
 
 class _Sum:
-    """A row in the making."""
+    """The running totals of a row."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -85,7 +85,7 @@ class _Sum:
         self.waited: float | None = None
 
     def gpu(self, held: float, gpu: GpuReceipt) -> None:
-        """One GPU of a lease that had it for so many seconds."""
+        """Add one GPU of a lease that held it for so many seconds."""
         devices = max(1, len(gpu.devices))
         seen = 0.0 if gpu.used_s is None else min(gpu.watched_s or 0.0, held)
         self.held += held * devices
@@ -98,14 +98,14 @@ class _Sum:
             self.energy = (self.energy or 0.0) + gpu.energy_j
 
     def lease(self, waited: float | None, *, failed: bool) -> None:
-        """A lease is one of these."""
+        """Count a lease."""
         self.leases += 1
         self.failed += failed
         if waited is not None:
             self.waited = (self.waited or 0.0) + waited
 
     def add(self, other: "_Sum") -> None:
-        """All of another row too."""
+        """Add another row."""
         self.leases, self.failed = self.leases + other.leases, self.failed + other.failed
         self.held, self.used = self.held + other.held, self.used + other.used
         self.unseen, self.busy = self.unseen + other.unseen, self.busy + other.busy
@@ -116,7 +116,7 @@ class _Sum:
             self.waited = (self.waited or 0.0) + other.waited
 
     def row(self, name: str) -> Row:
-        """The row."""
+        """Return the row."""
         return Row(
             name=name,
             leases=self.leases,
@@ -134,7 +134,7 @@ def make(receipts: collections.abc.Iterable[Receipt], by: str) -> Report:
     """Add receipts up.
 
     Args:
-        receipts: are taken one by one, so that there may be very many.
+        receipts: read one by one, so there may be very many.
         by: one of BY.
     """
     sums = collections.defaultdict[str, _Sum](_Sum)
@@ -158,18 +158,18 @@ def make(receipts: collections.abc.Iterable[Receipt], by: str) -> Report:
 
 
 def _by_gpu(sums: dict[str, _Sum], receipt: Receipt) -> None:
-    """A lease counts for each of its GPUs; its wait is divided among them."""
+    """Count a lease for each of its GPUs; its waiting time is divided among them."""
     share = None if receipt.waited_s is None else receipt.waited_s / len(receipt.gpus)
     for gpu in receipt.gpus:
         mine = sums[gpu.uuid]
         words = "" if gpu.index is None else f"GPU {gpu.index}", gpu.model, gpu.uuid
-        mine.name = " ".join(word for word in words if word)  # as it was called last
+        mine.name = " ".join(word for word in words if word)  # the latest name
         mine.lease(share, failed=bool(gpu.failed))
         mine.gpu(receipt.held_s, gpu)
 
 
 def name_of(receipt: Receipt, by: str) -> str:
-    """What a lease's row is called."""
+    """Return the name of a lease's row."""
     if by == "container":
         return receipt.who or receipt.container
     if receipt.kind:
@@ -185,7 +185,7 @@ def name_of(receipt: Receipt, by: str) -> str:
 
 
 def _rows(sums: collections.abc.Sequence[_Sum]) -> collections.abc.Generator[Row]:
-    """As many as one result of an action may have, the last one for those that are left out."""
+    """Yield as many rows as one result may have; the last one adds up those that are left out."""
     room, others = _MOST_LABELS, _Sum()
     for place, one in enumerate(sums):
         room -= len(json.dumps(one.name))
@@ -204,7 +204,7 @@ _TITLES: typing.Final = (
 
 
 def as_text(report: Report) -> str:
-    """A table for people; `-` is what is not known."""
+    """Return a table for people; `-` is an unknown value."""
     table = [(report.by, *_TITLES), *map(_cells, (*report.rows, report.total))]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = (
@@ -227,26 +227,26 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def as_csv(report: Report) -> str:
-    """The rows for a spreadsheet, without the total."""
+    """Return the rows for a spreadsheet, without the total."""
     lines = _Lines()
     writer = csv.writer(lines, lineterminator="\n")
     fields = [field.name for field in dataclasses.fields(Row)]
     writer.writerow([report.by, *fields[1:]])
     for row in report.rows:
         first, *figures = (getattr(row, name) for name in fields)
-        # A pipeline may be called =1+1, which a spreadsheet would count.
+        # A pipeline may be named =1+1, which a spreadsheet would compute.
         writer.writerow([f"'{first}" if first[:1] in ("=", "+", "-", "@") else first, *figures])
     return "".join(lines.written)
 
 
 class _Lines:
-    """What csv writes into."""
+    """The output of the csv writer."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
 
     def write(self, text: str) -> None:
-        """Take a line."""
+        """Add a line."""
         self.written.append(text)
 
 

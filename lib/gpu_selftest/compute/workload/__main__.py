@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Makes a GPU work and says what came of it: `python FOLDER MODE [--device cuda|cpu]`.
+"""Make a GPU work and print the result: `python FOLDER MODE [--device cuda|cpu]`.
 
-It runs with PyTorch in an environment of its own, on the worker or inside a container, and knows
-nothing of the charm. One line of JSON on standard output is the answer (`load` writes one a
-second). It judges results, which are right or wrong; it only measures how fast they come. With
-`--device cpu` the same code works at a smaller size, and proves no GPU.
+It runs with PyTorch in its own environment, on the worker or inside a container, without the
+charm. The answer is one line of JSON on standard output (`load` writes one line a second). It
+judges whether results are right; it only measures how fast they come. With `--device cpu` the same
+code works at a smaller size and proves nothing about a GPU.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _MODES = {
 
 
 def main() -> int:
-    """Do what was asked and print the answer."""
+    """Run the mode and print its answer."""
     parser = argparse.ArgumentParser(prog="workload")
     parser.add_argument("mode", choices=_MODES)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""How fast a GPU copies within its memory, and from and to the host's: mode `bandwidth`."""
+"""Measure copies within a GPU's memory, and from and to the host's: mode `bandwidth`."""
 
 import torch
 
@@ -8,7 +8,7 @@ from devices import Device, best_seconds
 
 
 def run(device: Device) -> dict[str, object]:
-    """The answer, in GB/s (10^9 bytes). A copy within the GPU reads and writes: both count."""
+    """Return the answer, in GB/s (10^9 bytes). Within the GPU, reads and writes both count."""
     size = min(device.free_bytes // 4, 2 << 30 if device.is_cuda else 8 << 20)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device.torch) for _ in "ab")
     source.fill_(1)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The device that is tested, and how long work takes on it."""
+"""The device under test, and the timing of work on it."""
 
 import collections.abc
 import dataclasses
@@ -12,12 +12,12 @@ import torch
 
 
 class UnsupportedError(Exception):
-    """This build of PyTorch has nothing that runs on this GPU, which says nothing against it."""
+    """This build of PyTorch has no code for this GPU, which proves no fault of the GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What is tested.
+    """The device under test.
 
     Attributes:
         torch: PyTorch's name of it.
@@ -34,10 +34,10 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that can be had now. For the CPU a little, so that a test is quick."""
+        """Free memory. For the CPU a small amount, so that a test is quick."""
         if not self.is_cuda:
             return 64 << 20
-        # What PyTorch keeps for its next tensors would count as used.
+        # Memory that PyTorch keeps for its next tensors would count as used.
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.torch)[0]
 
@@ -48,28 +48,28 @@ class Device:
 
     @property
     def about(self) -> dict[str, str]:
-        """What was tested, with what, for the answer."""
+        """The tested device and the version of PyTorch, for the answer."""
         name = torch.cuda.get_device_name(self.torch) if self.is_cuda else "CPU"
         return {"device": name, "torch": torch.__version__}
 
     def wait(self) -> None:
-        """Until all that it was given is done."""
+        """Wait until all submitted work is done."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch)
 
 
 def find(kind: str) -> Device:
-    """The device of this kind that this process may use; the first of several.
+    """Return the first device of this kind that this process may use.
 
     Raises:
-        UnsupportedError: if this PyTorch has no code for it.
-        RuntimeError: if there is none, or it does not start.
+        UnsupportedError: this PyTorch has no code for it.
+        RuntimeError: there is none, or it does not start.
     """
     if kind == "cpu":
-        # Virtual machines tell of matrix units of the processor that they do not give.
+        # Virtual machines may report matrix units of the processor that they don't have.
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return Device(torch.device("cpu"))
-    # The same product twice is the same to the bit only with a workspace of a fixed size:
+    # The same product twice is equal to the bit only with a workspace of a fixed size:
     # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.cuda.init()
@@ -84,9 +84,9 @@ def find(kind: str) -> Device:
 
 
 def _runs(code: str, capability: tuple[int, int]) -> bool:
-    """Whether compiled code runs, such as sm_86 or compute_120.
+    """Return whether compiled code runs, such as sm_86 or compute_120.
 
-    Machine code runs on its own major version from its minor one on, PTX on all later GPUs:
+    Machine code runs on its major version from its minor version on, PTX on all later GPUs:
     CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
@@ -101,10 +101,10 @@ def _runs(code: str, capability: tuple[int, int]) -> bool:
 
 
 def best_seconds(device: Device, work: collections.abc.Callable[[], object]) -> float:
-    """How long one call takes in the best of several windows, after a warm-up.
+    """Return the time of one call in the best of several windows, after a warm-up.
 
-    The best one tells what the GPU can do: all that disturbs a measurement makes it slower. On a
-    GPU its own clock measures (CUDA events), so that the time to start the work does not count.
+    The best window shows what the GPU can do: every disturbance makes a measurement slower. GPUs
+    are timed by their own clock (CUDA events), so that the time to start the work does not count.
     """
     warm_up, window, windows = (0.3, 0.2, 6) if device.is_cuda else (0.02, 0.02, 3)
     calls, began = 0, time.perf_counter()

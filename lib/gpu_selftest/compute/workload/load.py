@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Keeps a GPU busy and watches whether it goes on giving the same results: mode `load`.
+"""Keep a GPU busy and check that it goes on giving equal results: mode `load`.
 
-Products of the same two matrices fill most of the memory, one after the other, so that the
-multipliers, the memory and the power supply have all to do, and each is then compared with the
-first. They must be the same to the bit.
+Products of the same two matrices fill most of the memory, one after another, so that multipliers,
+memory and power supply are all busy. Each product is then compared with the first. They must be
+equal to the bit.
 """
 
 import json
@@ -20,7 +20,7 @@ _PART = 0.8
 
 
 class _Stop:
-    """Whether the test was asked to end."""
+    """Whether the process was asked to end."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -32,7 +32,7 @@ class _Stop:
 
 
 def run(device: Device, seconds: float) -> dict[str, object]:
-    """Work until the time is over or SIGTERM comes, and tell each second how it goes."""
+    """Work until the time is over or SIGTERM comes, and print the state each second."""
     stop = _Stop()
     # The format with the most transistors at work, as in training.
     best = [one for one in matrices.formats(device) if one.name in ("bf16", "fp16")][-1]
@@ -55,7 +55,7 @@ def run(device: Device, seconds: float) -> dict[str, object]:
 
 
 def make(kind: matrices.Format, device: Device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first product, which all others must equal, and what it is the product of."""
+    """Return the first product, which all others must equal, and its two factors."""
     matrices.use(kind)
     size = 8192 if device.is_cuda else 128
     while device.is_cuda and 8 * size * size * kind.dtype.itemsize > device.free_bytes:
@@ -66,14 +66,14 @@ def make(kind: matrices.Format, device: Device) -> tuple[torch.Tensor, torch.Ten
 
 
 def count(device: Device, first: torch.Tensor) -> int:
-    """How many products fill the memory; few enough that a round takes about a second."""
+    """Return how many products fill the memory, but so few that a round takes about a second."""
     if not device.is_cuda:
         return 4
     return max(1, min(512, int(device.free_bytes * _PART) // first.nbytes))
 
 
 def compare(first: torch.Tensor, copies: list[torch.Tensor]) -> int:
-    """How many values differ from the first product's, by their bits."""
+    """Return how many values differ from the first product's, by their bits."""
     bits = first.view(torch.int16)
     differing = [(copy.view(torch.int16) != bits).sum() for copy in copies]
     return int(torch.stack(differing).sum())

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether a GPU's memory keeps what is written to it: mode `memory`.
+"""Check that a GPU's memory keeps what is written to it: mode `memory`.
 
-Every word gets its own number, so that a wrong address shows as well as a wrong bit, and then the
-inverse of it, so that each bit was 0 and 1. All of it is held at once: nothing is tested twice.
+Every word gets its own number, so that a wrong address shows as well as a wrong bit. Then it gets
+the inverse, so that each bit was 0 and 1. All memory is held at once: nothing is tested twice.
 """
 
 import torch
@@ -17,7 +17,7 @@ _SCRATCH = 512 << 20
 
 
 def run(device: Device) -> dict[str, object]:
-    """The answer: bytes tested, words that were wrong, the first one's place among all."""
+    """Return the answer: bytes tested, wrong words, and the place of the first one."""
     chunks = allocate(device)
     for chunk, first in _numbered(chunks):
         torch.arange(first, first + chunk.numel(), out=chunk)
@@ -36,7 +36,7 @@ def run(device: Device) -> dict[str, object]:
 
 
 def allocate(device: Device) -> list[torch.Tensor]:
-    """Most of the free memory, in pieces."""
+    """Allocate most of the free memory, in pieces."""
     wanted = int(device.free_bytes * _PART)
     if device.is_cuda:
         wanted = min(wanted, device.free_bytes - _SCRATCH)
@@ -46,13 +46,13 @@ def allocate(device: Device) -> list[torch.Tensor]:
         try:
             chunks.append(torch.empty(chunk // 8, dtype=torch.int64, device=device.torch))
         except torch.OutOfMemoryError:
-            break  # in fragments: the answer says how much was tested
+            break  # fragmented: the answer says how much was tested
         wanted -= chunk
     return chunks
 
 
 def verify(chunks: list[torch.Tensor], *, inverse: bool) -> tuple[int, int | None]:
-    """How many words are not as written, and the byte where the first of them is."""
+    """Return how many words are not as written, and the byte offset of the first."""
     wrong, place = 0, None
     for chunk, first in _numbered(chunks):
         for start in range(0, chunk.numel(), _BLOCK):
@@ -69,7 +69,7 @@ def verify(chunks: list[torch.Tensor], *, inverse: bool) -> tuple[int, int | Non
 
 
 def _numbered(chunks: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    """Each piece with the number of its first word."""
+    """Return each piece with the number of its first word."""
     found: list[tuple[torch.Tensor, int]] = []
     first = 0
     for chunk in chunks:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether GPUs copy to each other rightly, and how fast: mode `peer`."""
+"""Check that GPUs copy to each other correctly, and how fast: mode `peer`."""
 
 import torch
 
@@ -8,7 +8,7 @@ from devices import Device, best_seconds
 
 
 def run(device: Device) -> dict[str, object]:
-    """The answer: for each ordered pair GB/s, wrong words, and whether the copy is direct."""
+    """Return the answer: for each ordered pair GB/s, wrong words, whether the copy is direct."""
     if device.is_cuda:
         all_of_them = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     else:
@@ -23,7 +23,7 @@ def run(device: Device) -> dict[str, object]:
 
 
 def copy(source: torch.device, target: torch.device, words: int) -> dict[str, object]:
-    """Copy numbered words and compare them with words numbered over there."""
+    """Copy numbered words and compare them with words numbered on the target."""
     device = Device(source)
     if device.is_cuda:
         torch.cuda.set_device(source)

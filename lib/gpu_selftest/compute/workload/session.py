@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether ONNX Runtime really runs a model on the GPU: mode `onnx`.
+"""Check that ONNX Runtime really runs a model on the GPU: mode `onnx`.
 
-It falls back to the CPU without an error where CUDA can't be used, and lists the CUDA provider all
-the same. So the session is made and run, and its own profile says where each node ran.
+If CUDA can't be used, it falls back to the CPU without an error and still lists the CUDA provider.
+So a session is made and run, and its profile shows where each node ran.
 """
 
 import json
@@ -21,10 +21,10 @@ _CPU = "CPUExecutionProvider"
 
 
 def run(device: Device, scratch: str) -> dict[str, object]:
-    """The answer: the session's providers, which of them ran each node, and wrong values."""
+    """Return the answer: the session's providers, which of them ran each node, wrong values."""
     wanted = [_CUDA, _CPU] if device.is_cuda else [_CPU]
     if device.is_cuda:
-        # CUDA's libraries from the environment's own packages, where no linker looks.
+        # CUDA's libraries are in the environment's packages, where no linker looks.
         onnxruntime.preload_dlls(directory="")
     size = 512 if device.is_cuda else 64
     chance = numpy.random.default_rng(size)
@@ -66,14 +66,14 @@ def model(weights: numpy.ndarray) -> bytes:
         [helper.make_tensor_value_info("result", tensor, shape)],
         [helper.make_tensor("weights", tensor, shape, weights.tobytes(), raw=True)],
     )
-    # Versions that every ONNX Runtime of the last years reads.
+    # Versions that every ONNX Runtime of recent years reads.
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(made)
     return made.SerializeToString()
 
 
 def ran_on(profile: list[dict[str, object]]) -> dict[str, str]:
-    """Which provider ran each node, by the node's operator, from a profile of ONNX Runtime."""
+    """Return the provider that ran each node, by operator, from a profile of ONNX Runtime."""
     found: dict[str, str] = {}
     for event in profile:
         told = event.get("args") or {}

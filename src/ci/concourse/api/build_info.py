@@ -2,9 +2,9 @@
 # See LICENSE file for licensing details.
 """What web's API says of containers, taken apart: nothing in it is trusted.
 
-Pipelines, jobs and teams have the names that their authors gave them, and who writes pipelines may
-not choose what an operator's terminal does: what is not printable is replaced, what is too long is
-cut (gpu_agent.reporting.receipts.receipt.cut).
+Authors of pipelines choose the names of pipelines, jobs and teams. So that a name cannot control
+an operator's terminal, unprintable characters are replaced and long names are cut
+(gpu_agent.reporting.receipts.receipt.cut).
 """
 
 import pathlib
@@ -54,7 +54,7 @@ def teams(answer: bytes) -> tuple[str, ...]:
     """The names of the teams in the answer to TEAMS_PATH, as web has them.
 
     Raises:
-        AnswerError: it is no list of teams.
+        AnswerError: it is not a list of teams.
     """
     found = build_names.parsed(answer)
     if not isinstance(found, list):
@@ -73,7 +73,7 @@ def names(answer: bytes, team: str, container: str) -> Names | None:
         None where the answer is about another container.
 
     Raises:
-        AnswerError: it is no container.
+        AnswerError: it is not a container.
     """
     found = build_names.table(answer)
     if found.get("id") != container:
@@ -82,7 +82,7 @@ def names(answer: bytes, team: str, container: str) -> Names | None:
     def text(name: str) -> str:
         value = found.get(name, "")
         if not isinstance(value, str):
-            raise build_names.AnswerError(f"{name} of a container is no text")
+            raise build_names.AnswerError(f"{name} of a container is not a text")
         return cut(value)
 
     return Names(cut(team), text("pipeline_name"), text("job_name"), text("build_name"))

@@ -133,5 +133,5 @@ def _sight(entry: object) -> tuple[str, Sight]:
     tags: object = table.get("tags") or []
     words = typing.cast("list[object]", tags) if isinstance(tags, list) else [None]
     if not all(isinstance(word, str) for word in words):
-        raise WebError("web lists a worker with tags that are no words")
+        raise WebError("web lists a worker with tags that are not texts")
     return name, Sight(str(state), digest(map(str, words)))

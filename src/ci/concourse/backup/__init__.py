@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What brings a web back: its database and its keys, in one file that only root reads."""
+"""Back up and restore web: its database and keys, in one file that only root can read."""

@@ -1,8 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One file with several in it, whose first tells what the others must be; no more is believed.
+"""An archive whose first member lists the names, sizes and hashes of the others.
 
-It is a tar that is not compressed, so that nothing in it is larger than it looks.
+A reader accepts only the listed members. The archive is an uncompressed tar, so no member is
+larger than it appears.
 """
 
 import collections.abc
@@ -24,7 +25,7 @@ About: typing.TypeAlias = dict[str, str]
 
 
 class ArchiveError(Exception):
-    """An archive can't be used. The text names it and says why."""
+    """An archive cannot be used. The text names the archive and says why."""
 
 
 def write(
@@ -36,16 +37,16 @@ def write(
     """Write an archive that only its owner can read, or none.
 
     Args:
-        path: where; nothing may be there, and its directory must exist.
-        kind: what kind of archive, with its version, such as `backup/1`.
-        about: what is to be told of it.
-        members: what is in it: bytes, or the file that has them.
+        path: the new file; its directory must exist.
+        kind: the kind of archive and its version, such as `backup/1`.
+        about: a description, as names and texts.
+        members: the content by name: bytes, or the path of a file.
 
     Returns:
-        Its SHA-256, in hex.
+        The archive's SHA-256, in hex.
 
     Raises:
-        FileExistsError: if something has that name.
+        FileExistsError: `path` exists.
     """
     listed = {name: list(_measured(content)) for name, content in members.items()}
     manifest = json.dumps({"kind": kind, "about": about, "files": listed}, indent=1).encode()
@@ -62,7 +63,7 @@ def write(
             os.fsync(descriptor)
             file.seek(0)
             _, digest = _hashed(file)
-        # Unlike a rename, this takes nobody's place.
+        # Unlike a rename, a link replaces no file.
         os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
@@ -70,11 +71,11 @@ def write(
 
 
 def check(path: pathlib.Path, kind: str) -> About:
-    """What an archive tells of itself, after all that is in it was found to be what it must be.
+    """Check all members of an archive, and return its description.
 
     Raises:
-        ArchiveError: if it is damaged, foreign, or of another kind.
-        OSError: if it can't be read.
+        ArchiveError: the archive is damaged, of another kind, or of another program.
+        OSError: the archive cannot be read.
     """
     try:
         with tarfile.open(path, "r:") as archive:
@@ -82,21 +83,19 @@ def check(path: pathlib.Path, kind: str) -> About:
             for name, expected in listed.items():
                 member = archive.next()
                 if member is None or member.name != name or not member.isreg():
-                    raise ArchiveError(f"{path} has no {name} where it should: it is damaged")
+                    raise ArchiveError(f"{path} is damaged: {name} is missing or out of order")
                 file = archive.extractfile(member)
                 if file is None or list(_hashed(file)) != expected:
-                    raise ArchiveError(
-                        f"{path} has another {name} than was written: it is damaged"
-                    )
+                    raise ArchiveError(f"{path} is damaged: {name} was changed")
             if archive.next() is not None:
-                raise ArchiveError(f"{path} has more in it than was written")
+                raise ArchiveError(f"{path} is damaged: it has more members than were written")
     except (tarfile.TarError, EOFError) as error:
-        raise ArchiveError(f"{path} is no archive, or a part of one: {error}") from error
+        raise ArchiveError(f"{path} is not an archive, or is incomplete: {error}") from error
     return about
 
 
 def content(path: pathlib.Path, name: str) -> bytes:
-    """A short member of an archive that was checked."""
+    """Read a short member of an archive that was checked."""
     with tarfile.open(path, "r:") as archive:
         file = archive.extractfile(name)
         return file.read(_MOST) if file else b""
@@ -115,7 +114,7 @@ def extract(path: pathlib.Path, name: str, destination: pathlib.Path) -> None:
 def _manifest(
     archive: tarfile.TarFile, path: pathlib.Path, kind: str
 ) -> tuple[About, dict[str, list[int | str]]]:
-    """What an archive tells of itself, and of its members."""
+    """Read an archive's description, and the list of its members."""
     first = archive.next()
     if first is None or first.name != _MANIFEST or not first.isreg() or first.size > _MOST:
         raise ArchiveError(f"{path} is not one of this charm's archives")
@@ -127,7 +126,7 @@ def _manifest(
         raise ArchiveError(f"{path} is not one of this charm's archives: {error!r}") from error
     if its_kind != kind:
         raise ArchiveError(
-            f"{path} is of the kind {its_kind!r}, and this revision of the charm takes {kind!r}"
+            f"{path} is of the kind {its_kind!r}; this revision of the charm accepts {kind!r}"
         )
     texts = all(isinstance(text, str) for text in (*about, *about.values()))
     if not texts or not all(_NAME.fullmatch(name) for name in listed):
@@ -155,7 +154,7 @@ def _measured(content: pathlib.Path | bytes) -> tuple[int, str]:
 
 
 def _hashed(file: typing.IO[bytes]) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of what is left of a file."""
+    """Return the size in bytes, and the SHA-256, of the rest of a file."""
     size, digest = 0, hashlib.sha256()
     while chunk := file.read(_CHUNK):
         size += len(chunk)

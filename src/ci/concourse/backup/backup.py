@@ -19,7 +19,7 @@ from ci.concourse.web import schema, web
 from machine import files
 from machine import systemd as services
 from options.ssh import public_key_line
-from plan import messages as problem_texts
+from plan import messages
 from relations import peers
 from relations.model import WebSecrets
 
@@ -39,29 +39,31 @@ Results = dict[str, str]
 
 
 class BackupError(Exception):
-    """There is no backup, or nothing was restored. The text says why, and the next step."""
+    """The backup or the restore failed. The text says why, and the next step."""
 
 
 def backup(unit: str, path: str, web_keys: peers.WebKeys, log: Log) -> Results:
-    """Save what brings the web here back, while it runs.
+    """Back up the web of this unit, while it runs.
 
     Args:
         unit: Juju's name of this unit.
-        path: of the file; empty: one named after the unit and the time.
-        web_keys: the web's.
-        log: told what takes long.
+        path: the new file; empty: a file named after the unit and the time.
+        web_keys: the keys of web.
+        log: shows the operator each step that takes long.
 
     Raises:
-        BackupError: if it can't be saved; no file is left.
+        BackupError: the backup failed, and no file is left.
     """
     now = _now()
     destination = _path(path or f"{FOLDER}/{unit.replace('/', '-')}-{now}.tar")
     secrets = _check_web(unit, web_keys)
-    with _in_words():
+    with _as_backup_error():
         database.check_programs()
         _ensure_folders()
         if destination.exists():
-            raise BackupError(f"{destination} is there already: nothing was written over it")
+            raise BackupError(
+                f"{destination} exists already and was not changed: choose another path"
+            )
         log("Saving the database")
         database.save(_WORK / _DUMP)
         log(f"Writing {destination}")
@@ -72,32 +74,33 @@ def backup(unit: str, path: str, web_keys: peers.WebKeys, log: Log) -> Results:
         "sha256": digest,
         "size": f"{destination.stat().st_size >> 10} KiB",
         "concourse": about["concourse"],
-        # A terminal, which juju ssh has by default, would turn each LF into CR LF.
+        # The terminal that juju ssh opens by default would turn each LF into CR LF.
         "next": f"juju ssh --pty=false {unit} sudo cat {destination} > {destination.name}",
     }
 
 
-def restore(unit: str, path: str, name: str, web_keys: peers.WebKeys, log: Log) -> Results:
-    """Have what was saved in place of what the web here has; web is stopped meanwhile.
+def restore(unit: str, path: str, confirm: str, web_keys: peers.WebKeys, log: Log) -> Results:
+    """Restore a backup on the web of this unit; web is stopped meanwhile.
 
     Args:
         unit: Juju's name of this unit.
-        path: of a file that `backup` made.
-        name: the application's, to say that it is meant.
-        web_keys: the web's.
-        log: told what takes long.
+        path: a file that `backup` wrote.
+        confirm: the application's name, as the operator's confirmation.
+        web_keys: the keys of web.
+        log: shows the operator each step that takes long.
 
     Raises:
-        BackupError: if it can't be; all is as it was.
+        BackupError: the restore failed, and nothing was changed.
     """
     source, application = _path(path), unit.partition("/")[0]
-    if name != application:
+    if confirm != application:
         raise BackupError(
-            f"name '{name}' is not this application: with name={application} all pipelines and "
-            f"builds of the web here make place for those of {source}. Nothing was changed"
+            f"confirm '{confirm}' is not the name of this application. confirm={application} "
+            f"replaces all pipelines and builds of this web by those of {source}. Nothing was "
+            "changed"
         )
     _check_web(unit, web_keys)
-    with _in_words():
+    with _as_backup_error():
         database.check_programs()
         log(f"Checking {source}")
         about = archive.check(source, _KIND)
@@ -111,8 +114,8 @@ def restore(unit: str, path: str, name: str, web_keys: peers.WebKeys, log: Log) 
         before = database.load(_WORK / _DUMP, _WORK, _now())
         web_keys.put(secrets)
     return {
-        "restored": f"{about['unit']} of {about['time']}, Concourse {about['concourse']}",
-        "kept": before,
+        "state": (f"restored {about['unit']} of {about['time']}, Concourse {about['concourse']}"),
+        "was": f"kept as {before}",
         "workers": _workers(source),
         "next": f"juju run {unit} get-admin-password, and juju status {application}",
     }
@@ -123,61 +126,61 @@ def _now() -> str:
 
 
 def _path(text: str) -> pathlib.Path:
-    """A file of the only folder that these actions write and read.
+    """Return the path of a file in the only folder that these actions use.
 
     Raises:
-        BackupError: if it is another.
+        BackupError: the path is elsewhere.
     """
     path = pathlib.PurePosixPath(text)
     if str(path.parent) != str(FOLDER) or not _NAME.fullmatch(path.name) or str(path) != text:
         raise BackupError(
-            f"path '{text}' can't be used: use {FOLDER}/<name>.tar, of letters, digits, '.', '_' "
-            "and '-'"
+            f"path '{text}' is not allowed: use {FOLDER}/<name>.tar with letters, digits, '.', "
+            "'_' and '-'"
         )
     return pathlib.Path(text)
 
 
 def _ensure_folders() -> None:
     if FOLDER.is_symlink() or FOLDER.parent.is_symlink():
-        raise BackupError(f"{FOLDER} is a link, or in one: remove that")
+        raise BackupError(f"{FOLDER} or its parent is a symbolic link: remove the link")
     files.ensure_directory(FOLDER, mode=0o700)
-    files.ensure_absent(_WORK)  # of an action that was killed
+    files.ensure_absent(_WORK)  # left by an action that was killed
     files.ensure_directory(_WORK, mode=0o700)
 
 
 @contextlib.contextmanager
-def _in_words() -> collections.abc.Generator[None]:
-    """Have what fails told as a BackupError, and no file of the work left."""
+def _as_backup_error() -> collections.abc.Generator[None]:
+    """Report errors as a BackupError, and remove the work files."""
     try:
         yield
     except (archive.ArchiveError, database.DatabaseError, schema.SchemaError) as error:
         raise BackupError(str(error)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BackupError(f"The disk of {FOLDER} is full: make room there") from error
+            raise BackupError(f"The disk of {FOLDER} is full: free some space") from error
         raise BackupError(f"{error.filename or FOLDER}: {error.strerror}") from error
     finally:
         files.ensure_absent(_WORK)
 
 
 def _check_web(unit: str, web_keys: peers.WebKeys) -> WebSecrets:
-    """The keys of the web here; a BackupError where there is none, or they are lost."""
+    """Return the keys of web; raise a BackupError if web does not run here, or they are lost."""
     secrets, lost = web_keys.read()
     if lost:
         application = unit.partition("/")[0]
-        raise BackupError(problem_texts.WEB_KEYS_LOST.format(application=application))
+        raise BackupError(messages.text("web-keys-lost", application=application))
     if not web.is_set_up() or secrets is None or release.installed() is None:
-        raise BackupError("This unit runs no web: ask one that juju status calls ready")
+        raise BackupError("This unit runs no web: use a unit that juju status shows as ready")
     return secrets
 
 
 def _content(
     unit: str, now: str, secrets: WebSecrets
 ) -> tuple[archive.About, dict[str, pathlib.Path | bytes]]:
-    """What is told of a backup, and what is in it."""
+    """Return a backup's description and its members."""
     here = release.installed()
     if here is None:
-        raise BackupError("This unit runs no web: ask one that juju status calls ready")
+        raise BackupError("This unit runs no web: use a unit that juju status shows as ready")
     about = {
         "unit": unit,
         "time": now,
@@ -194,21 +197,21 @@ def _content(
 
 
 def _encryption() -> dict[str, str]:
-    """The key of what the database here holds encrypted, as Concourse's setting; or nothing."""
+    """Return Concourse's setting with the database's encryption key; empty if not encrypted."""
     settings = web.database_settings()
     return {name: key for name, key in settings.items() if name.startswith(_ENCRYPTION)}
 
 
 def _check_content(source: pathlib.Path, about: archive.About) -> WebSecrets:
-    """The keys in a backup that this unit can use; a BackupError if it can't."""
+    """Return the keys in a backup; raise a BackupError if this unit cannot use the backup."""
     here = release.installed()
     if here is None:
-        raise BackupError("This unit runs no web: ask one that juju status calls ready")
+        raise BackupError("This unit runs no web: use a unit that juju status shows as ready")
     try:
         kept = json.loads(archive.content(source, _SECRETS))
         secrets, encryption = WebSecrets(**kept["keys"]), dict(kept["encryption"])
         needed = int(about["schema"]), about["unit"], about["time"], about["concourse"]
-        # Nothing is begun that would end where one of these is missing, or is no key.
+        # Fail now, before anything changes, if a member is missing or a key is not a key.
         for name in (_WORKERS, _DUMP):
             archive.content(source, name)
         for pem in (secrets.tsa_host_key, secrets.session_signing_key):
@@ -217,37 +220,39 @@ def _check_content(source: pathlib.Path, about: archive.About) -> WebSecrets:
         raise BackupError(f"{source} is not one of this charm's backups: {error!r}") from error
     if needed[0] > schema.known(here.path):
         raise BackupError(
-            f"{source} is of Concourse {about['concourse']}, whose database {here.version} can't "
-            f"read: upgrade this application to {about['concourse']} or later before"
+            f"{source} is from Concourse {about['concourse']}; Concourse {here.version} cannot "
+            f"read its database: first upgrade this application to {about['concourse']} or later"
         )
     if encryption and encryption != _encryption():
         raise BackupError(
-            f"The database in {source} is encrypted with a key that web here does not have: give "
-            f"it by the option encryption-key. On this unit, sudo tar -xOf {source} {_SECRETS} "
-            "shows it"
+            f"The database in {source} is encrypted with another key than this web has: set the "
+            f"option database-encryption-key. On this unit, sudo tar -xOf {source} {_SECRETS} "
+            "shows the key"
         )
     return secrets
 
 
 def _check_unit(unit: str, web_keys: peers.WebKeys) -> None:
-    """A BackupError where another unit has a say in what is restored."""
+    """Raise a BackupError if another unit shares the database, or is the leader."""
     application, units = unit.partition("/")[0], web_keys.units()
     if units > 1:
         raise BackupError(
-            f"{units} units of {application} use one database: juju remove-unit all but one, and "
-            "add them again afterwards"
+            f"{units} units of {application} share one database: remove all but one with juju "
+            "remove-unit, and add them again after the restore"
         )
     if not web_keys.is_leader():
-        raise BackupError(f"The leader alone can do that: run the same on {application}/leader")
+        raise BackupError(f"Only the leader can do that: run the action on {application}/leader")
 
 
 def _workers(source: pathlib.Path) -> str:
-    """How many workers are let in now, and whether that were more then.
+    """Return how many workers web accepts now, and how many it accepted at the backup.
 
-    Keys tell nothing: a worker that was taken from its web and given another makes a new one.
+    The keys are not compared: a worker that left its web and joined another has a new key.
     """
     then = len(archive.content(source, _WORKERS).splitlines())
     now = len((files.read_text(web_files.AUTHORIZED) or "").splitlines())
     if now >= then:
-        return f"{now}, which come back by themselves"
-    return f"{now}, which come back by themselves; {then} were saved: juju integrate the others"
+        return f"{now}, which reconnect by themselves"
+    return (
+        f"{now}, which reconnect by themselves; the backup has {then}: juju integrate the others"
+    )

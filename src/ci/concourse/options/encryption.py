@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which keys Concourse gets for what its database holds encrypted. Pure.
+"""Chooses the keys with which Concourse encrypts secrets in its database. Pure.
 
-Concourse checks no key: with another one it starts, and can read nothing of what is encrypted. So
-the key that web has had is given as the old one, whatever the operator gives, and Concourse
-encrypts anew what it finds under it, or decrypts it where there is no new key (concourse 95872ce1a
-atc/db/migration/migration.go:334-350). What is done already it leaves alone.
+Concourse does not check a key: with a wrong key it starts and cannot read what is encrypted. So
+the charm always passes the key that web had before as the old key. Concourse then re-encrypts what
+is encrypted with the old key, or decrypts it if a new key is missing (concourse 95872ce1a
+atc/db/migration/migration.go:334-350). It leaves alone what is already done.
 """
 
 import dataclasses
@@ -13,18 +13,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The key, and the one before it; each empty where there is none."""
+    """The key and the previous key; each empty if there is none."""
 
     new: str = dataclasses.field(default="", repr=False)
     old: str = dataclasses.field(default="", repr=False)
 
 
 def keys(given: Keys, had: Keys) -> Keys:
-    """The keys to start web with.
+    """Return the keys to start web with.
 
     Args:
-        given: what the operator says.
-        had: what the web on this machine was last started with.
+        given: the operator's keys.
+        had: the keys that the web on this machine was last started with.
     """
     if given.old:
         return given

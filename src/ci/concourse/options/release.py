@@ -5,39 +5,65 @@
 import dataclasses
 import typing
 
+from ci.concourse.upstream import RELEASE, RELEASES, tarball
 from options import values as option_values
-from options.readers import Readers, pattern, text
-
-NAMES: typing.Final = (
-    "concourse-version", "concourse-sha256", "release-mirror", "follow-web-version",
-)  # fmt: skip
+from options.declaration import Group, Option
+from options.part import Part
+from options.readers import Raw, pattern, text
 
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseOptions:
-    """Which Concourse the operator wants, and from where.
+    """The Concourse that the operator chose, and where to download it.
 
     Attributes:
-        version: `X.Y.Z`; a tarball that is a charm resource goes before it.
-        sha256: of that version's tarball, in hex; empty: the charm must know it.
+        chosen: version, `X.Y.Z`, and SHA-256 of its tarball in hex. An empty version: the charm
+            chooses. An empty checksum: the charm must know it.
         mirror: base URL that has `v<version>/` below it, without a slash at its end; empty:
             upstream's own.
-        follows_web: whether a worker takes the version of its web.
     """
 
-    version: str = ""
-    sha256: str = ""
-    mirror: str = ""
-    follows_web: bool = False
+    chosen: tuple[str, str]
+    mirror: str
 
 
-READERS: typing.Final[Readers] = {
-    "version": lambda raw: pattern(
-        raw, "concourse-version", r"[0-9]{1,3}(\.[0-9]{1,3}){2}", "is no release: use X.Y.Z"
+def _chosen(raw: Raw) -> tuple[str, str]:
+    allowed = r"([0-9]{1,3}(\.[0-9]{1,3}){2}(@sha256:[0-9a-fA-F]{64})?)?"
+    remedy = "is not a release: use X.Y.Z, or X.Y.Z@sha256:<64 hex digits>"
+    version, _, sha256 = pattern(raw, "concourse-version", allowed, remedy).partition("@sha256:")
+    return version, sha256.lower()
+
+
+_EXAMPLE: typing.Final = tarball(RELEASE, "amd64")
+
+OPTIONS: typing.Final = (
+    Option(
+        "concourse-version",
+        default="",
+        text=(
+            "Concourse release to run: `X.Y.Z`, or `X.Y.Z@sha256:<SHA-256 of its tarball>` if the "
+            "charm does not know the checksum of the release. Empty: a worker runs the release "
+            "that its related web runs; a web, or a worker without a related web, runs "
+            f"{RELEASE}. The resource `concourse` takes precedence. Before a change of the "
+            "release the charm waits for running builds as drain-timeout says."
+        ),
+        group=Group.RELEASE,
+        part=Part.RELEASE,
+        field="chosen",
+        read=_chosen,
+        ci="concourse",
     ),
-    "sha256": lambda raw: pattern(
-        raw, "concourse-sha256", r"(?:[0-9a-fA-F]{64})?", "is no SHA-256: use 64 hex digits"
-    ).lower(),
-    "mirror": lambda raw: option_values.url("release-mirror", text(raw, "release-mirror")),
-    "follows_web": lambda raw: bool(raw.get("follow-web-version", False)),
-}
+    Option(
+        "concourse-mirror",
+        default="",
+        text=(
+            f"Base URL of a mirror of Concourse's releases, https or http, with {_EXAMPLE} and so "
+            f"on below it. The charm uses a file only if its checksum is right. Empty: {RELEASES}."
+        ),
+        group=Group.RELEASE,
+        part=Part.RELEASE,
+        field="mirror",
+        read=lambda raw: option_values.url("concourse-mirror", text(raw, "concourse-mirror")),
+        ci="concourse",
+    ),
+)

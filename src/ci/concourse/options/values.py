@@ -1,49 +1,59 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a value of an option of Concourse may be: each function returns it as it is used. Pure."""
+"""Checks the values of Concourse's options: each function returns the form that is used. Pure."""
 
+import collections.abc
 import ipaddress
+import typing
 
 from ci.concourse.upstream import TSA_PORT
 from options import values
+from options.readers import Raw
 from options.ssh import public_key
+
+Fields = collections.abc.Mapping[str, str]
+
+
+def fields(raw: Raw, option: str) -> Fields:
+    """Return the fields of an option's secret; none if it is not set or cannot be read."""
+    return typing.cast(Fields, raw.get(option) or {})
 
 
 def tsa_host(item: str) -> str:
-    """HOST:PORT of a TSA outside Juju."""
+    """Check HOST:PORT of a TSA outside Juju."""
     match = values.HOST_PORT.fullmatch(item)
     if not match or not 0 < int(match.group(1)) < 65536:
         raise values.OptionError(
-            "tsa-host", item, f"is no HOST:PORT: use ci.example.com:{TSA_PORT}"
+            "tsa-hosts", item, f"is not HOST:PORT: use ci.example.com:{TSA_PORT}"
         )
     return item
 
 
-def tsa_public_key(text: str) -> str:
-    """The host keys of a TSA outside Juju, comma-separated, as a line each."""
+def tsa_public_keys(text: str) -> str:
+    """Read the comma-separated host keys of a TSA outside Juju; each becomes a line."""
     try:
         return "\n".join(public_key(key) for key in text.split(","))
     except ValueError as error:
         raise values.OptionError(
-            "tsa-public-key", text, f"{error}: use the line of tsa_host_key.pub"
+            "tsa-public-keys", text, f"{error}: use the line of tsa_host_key.pub"
         ) from error
 
 
 def advertised(text: str) -> str:
-    """An address or network in Python's spelling, or a host name as given."""
-    remedy = "is no address, host name or network: use 10.0.0.7, ci.example.com or 10.0.0.0/16"
+    """Return an address or network in Python's spelling, or a host name as given."""
+    remedy = "is not an address, host name or network: use 10.0.0.7, ci.example.com or 10.0.0.0/16"
     if values.HOST_NAME.fullmatch(text) or not text:
         return text
-    if "%" in text:  # it holds on one link alone
-        raise values.OptionError("advertise-address", text, remedy)
+    if "%" in text:  # such an address is valid on one link only
+        raise values.OptionError("web-advertise-address", text, remedy)
     try:
         if "/" in text:
             return str(ipaddress.ip_network(text))
         address = ipaddress.ip_address(text)
     except ValueError as error:
-        raise values.OptionError("advertise-address", text, remedy) from error
+        raise values.OptionError("web-advertise-address", text, remedy) from error
     local = address.is_loopback or address.is_link_local
     if local or address.is_unspecified or address.is_multicast:
-        remedy = "is out of reach for other machines: use one that they know this unit by"
-        raise values.OptionError("advertise-address", text, remedy)
+        remedy = "cannot be reached from other machines: use an address that they can reach"
+        raise values.OptionError("web-advertise-address", text, remedy)
     return str(address)

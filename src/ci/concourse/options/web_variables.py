@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which of Concourse's settings of web an operator may give by the option web-secrets. Pure.
+"""The settings of Concourse's web that an operator may set in web-settings-secret. Pure.
 
-Those of people's logins, of credential managers, build logs by syslog and traces. None is among
-them that this charm sets itself: ports, keys, database, local users, metrics.
+They are those of logins, credential managers, build logs by syslog, and traces. Settings that the
+charm sets itself are not among them: ports, keys, database, local users, metrics.
 """
 
 import typing
@@ -11,7 +11,7 @@ import typing
 _LOGIN: typing.Final = "client-id client-secret"
 _TEMPLATES: typing.Final = "pipeline-secret-template team-secret-template"
 
-# As concourse 95872ce1a (8.3) has them in `concourse web --help`, by their first words.
+# From `concourse web --help` of concourse 95872ce1a (8.3), by their first words.
 _FAMILIES: typing.Final = {
     "oidc": f"{_LOGIN} ca-cert disable-get-user-info disable-groups display-name groups-key issuer"
     " issuer-url scope skip-email-verified-validation skip-ssl-validation user-name-key",
@@ -60,7 +60,7 @@ _FAMILIES: typing.Final = {
     "main-team-saml": "group user",
 }
 
-# In the lower case, with dashes, that the fields of a Juju secret have.
+# In lower case with hyphens, as Juju requires of the fields of a secret.
 NAMES: typing.Final = frozenset(
     (
         "password-connector",
@@ -68,7 +68,7 @@ NAMES: typing.Final = frozenset(
     )
 )
 
-# Logins that Concourse leaves out, and starts without a word, where one of these is missing
+# If one of these is missing, Concourse starts without that login and reports nothing
 # (concourse 95872ce1a skymarshal/dexserver/dexserver.go:76-89).
 LOGINS: typing.Final = {
     family: tuple(f"{family}-{name}" for name in _LOGIN.split())
@@ -76,7 +76,7 @@ LOGINS: typing.Final = {
     if names.startswith(_LOGIN) and family != "credhub"
 }
 
-# Concourse takes the path of a file in place of the text itself.
+# Concourse expects the path of a file in place of the text itself.
 FILES: typing.Final = frozenset(
     name
     for name in NAMES
@@ -87,5 +87,5 @@ FILES: typing.Final = frozenset(
 
 
 def environment(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"CONCOURSE_{name.upper().replace('-', '_')}"

@@ -7,91 +7,239 @@ import typing
 
 from ci.concourse.options import values
 from gpu_agent.runtime.settings import Folder
-from options import task_mounts as folders
+from options import readers, task_mounts
 from options import values as option_values
-from options.readers import Raw, Readers, duration, items, number, pattern, text
+from options.declaration import Group, Option
+from options.part import Part
+from options.readers import Raw, text
 from options.values import OptionError
 
-NAMES: typing.Final = (
-    "tag", "tsa-host", "tsa-public-key", "worker-private-key", "container-dns-servers",
-    "team", "task-mounts", "max-containers", "container-mtu", "ca-certificates",
-    "drain-timeout",
-)  # fmt: skip
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSettings:
+    """Settings of the worker's containers.
+
+    Attributes:
+        dns_servers: addresses of the DNS servers; empty: those of the machine.
+        mtu: MTU of the containers' interfaces; 0: that of the default-route interface.
+        max_containers: maximum number of containers; 0: Concourse's default.
+    """
+
+    dns_servers: tuple[str, ...] = ()
+    mtu: int = 0
+    max_containers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """What the operator wants of the worker.
+    """What the operator chose for the worker.
 
     Attributes:
         tags: the operator's own, in order, without repeats.
-        tsa_hosts: addresses of the TSA of a Concourse outside Juju; empty: the relation tells.
-        tsa_public_key: that TSA's host keys, a line of OpenSSH each.
-        private_key: PEM text out of the Juju secret; empty: the charm makes one.
-        dns_servers: of CI containers; empty: those of the machine.
-        team: whose steps alone the worker takes; empty: those of all teams.
-        folders: those of the host that tasks get.
-        max_containers: how many it may have at once; 0: as many as Concourse thinks right.
-        mtu: of containers' interfaces; 0: that of the machine's way out.
-        certificates: CAs that checks, gets and puts trust besides the machine's, PEM; or none.
-        drain_timeout: how long builds are waited for before what would end them, in seconds; 0:
-            not at all.
+        tsa_hosts: addresses of the TSA of a Concourse outside Juju; empty: the relation has them.
+        tsa_public_key: the host keys of that TSA, a line of OpenSSH each.
+        private_key: PEM text from the Juju secret; empty: the charm makes a key.
+        team: the only team whose steps the worker runs; empty: all teams.
+        folders: folders of the host that tasks get.
+        certificates: CAs in PEM that checks, gets and puts trust in addition to the machine's.
+        drain_timeout: maximum time to wait for running builds, in seconds; 0: do not wait.
     """
 
-    tags: tuple[str, ...] = ()
-    tsa_hosts: tuple[str, ...] = ()
-    tsa_public_key: str = ""
-    private_key: str = dataclasses.field(default="", repr=False)
-    dns_servers: tuple[str, ...] = ()
-    team: str = ""
-    folders: tuple[Folder, ...] = ()
-    max_containers: int = 0
-    mtu: int = 0
-    certificates: str = ""
-    drain_timeout: int = 7200
+    tags: tuple[str, ...]
+    tsa_hosts: tuple[str, ...]
+    tsa_public_key: str
+    private_key: str = dataclasses.field(repr=False)
+    team: str
+    folders: tuple[Folder, ...]
+    settings: WorkerSettings
+    certificates: str
+    drain_timeout: int
 
 
 def drain_timeout(raw: Raw) -> int:
-    """How long builds are waited for, in seconds, whatever the other options say.
+    """Read how long to wait for running builds, in seconds, whatever the other options say.
 
     Raises:
-        OptionError: drain-timeout can't be used.
+        OptionError: drain-timeout cannot be used.
     """
-    return duration(raw, "drain-timeout", 168)
+    return readers.duration(raw, "drain-timeout")
 
 
-def _mtu(raw: Raw) -> int:
-    # Less than 1280 IPv6 does not take (RFC 8200, section 5); more than 65535 no interface has.
-    mtu = number(raw, "container-mtu", 65535)
-    if 0 < mtu < 1280:
-        remedy = "is out of range: use 1280 to 65535, or 0 for that of the machine's way out"
-        raise OptionError("container-mtu", mtu, remedy)
-    return mtu
+def _private_key(raw: Raw) -> str:
+    fields = values.fields(raw, "worker-private-key")
+    if not fields:
+        return ""
+    return option_values.private_key(fields.get("private-key", ""))
 
 
 def _outside_tsa(raw: Raw) -> tuple[tuple[str, ...], str]:
-    """Addresses and host key of a TSA outside Juju; both empty where there is none."""
-    hosts, key = items(raw, "tsa-host", values.tsa_host), text(raw, "tsa-public-key")
-    if bool(hosts) == bool(key):
-        return hosts, values.tsa_public_key(key) if key else ""
-    given, missing = ("tsa-host", "tsa-public-key") if hosts else ("tsa-public-key", "tsa-host")
-    raise OptionError(given, raw[given], f"needs {missing} beside it: set both or none")
+    """Read addresses and host keys of a TSA outside Juju; both empty if there is none."""
+    hosts, keys = readers.items(raw, "tsa-hosts", values.tsa_host), text(raw, "tsa-public-keys")
+    if bool(hosts) == bool(keys):
+        return hosts, values.tsa_public_keys(keys) if keys else ""
+    given, missing = (
+        ("tsa-hosts", "tsa-public-keys") if hosts else ("tsa-public-keys", "tsa-hosts")
+    )
+    raise OptionError(given, raw[given], f"requires {missing}: set both or none")
 
 
-READERS: typing.Final[Readers] = {
-    "tags": lambda raw: items(raw, "tag", option_values.tag),
-    "tsa_hosts": lambda raw: _outside_tsa(raw)[0],
-    "tsa_public_key": lambda raw: _outside_tsa(raw)[1],
-    "private_key": lambda raw: option_values.private_key(str(raw.get("worker-private-key") or "")),
-    "dns_servers": lambda raw: items(raw, "container-dns-servers", option_values.name_server),
-    # What a team may be called: 95872ce1a atc/configwarning.go.
-    "team": lambda raw: pattern(
-        raw, "team", r"(?:\w[\w.-]{0,63})?", "is no team's name: use one such as team-a"
+def _mtu(value: str) -> int:
+    # IPv6 needs 1280 at least (RFC 8200, section 5); no interface has more than 65535.
+    found = readers.whole(value)
+    if found is None or not 1280 <= found <= 65535:
+        raise ValueError("is out of range: use 1280 to 65535")
+    return found
+
+
+def _settings(raw: Raw) -> WorkerSettings:
+    known = {
+        "dns-server": option_values.name_server,
+        "mtu": _mtu,
+        # Each container has an address of its own, out of 65536 (worker/runtime/cni_network.go).
+        "max-containers": readers.in_range(65000),
+    }
+    found = readers.settings(raw, "worker-settings", known, repeatable=("dns-server",))
+    return WorkerSettings(
+        dns_servers=tuple(dict.fromkeys(found.get("dns-server", ()))),
+        mtu=found.get("mtu", [0])[0],
+        max_containers=found.get("max-containers", [0])[0],
+    )
+
+
+OPTIONS: typing.Final = (
+    Option(
+        "extra-tags",
+        default="",
+        text=(
+            "Worker tags to add after those that the charm makes from the GPUs, comma-separated. "
+            "A worker with tags runs only steps that request one or more of its tags."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.WORKER,
+        field="tags",
+        read=lambda raw: readers.items(raw, "extra-tags", option_values.tag),
+        ci="concourse",
     ),
-    "folders": folders.parse,
-    # Each has an address of its own, out of 65536 (worker/runtime/cni_network.go).
-    "max_containers": lambda raw: number(raw, "max-containers", 65000),
-    "mtu": _mtu,
-    "certificates": lambda raw: option_values.certificates(text(raw, "ca-certificates")),
-    "drain_timeout": drain_timeout,
-}
+    Option(
+        "task-mounts",
+        default="",
+        text=(
+            "Folders of the machine that every task on the worker gets, comma-separated, each "
+            "SOURCE[:TARGET][:ro|rw], such as `/srv/datasets, /srv/cache/uv:/root/.cache/uv:rw`. "
+            "A folder is read-only without `rw`. Without TARGET, it is at SOURCE in the "
+            "container. Steps other than tasks do not get these folders."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.WORKER,
+        field="folders",
+        read=task_mounts.parse,
+        ci="concourse",
+    ),
+    Option(
+        "tsa-hosts",
+        default="",
+        text=(
+            "TSA addresses (HOST:PORT) of a Concourse outside Juju, comma-separated. Requires "
+            "tsa-public-keys. Empty: a relation provides the address: worker-tsa to a web of "
+            "this charm, or flight to a web of the charm concourse-ci-machine."
+        ),
+        group=Group.OUTSIDE,
+        part=Part.WORKER,
+        field="tsa_hosts",
+        read=lambda raw: _outside_tsa(raw)[0],
+        ci="concourse",
+    ),
+    Option(
+        "tsa-public-keys",
+        default="",
+        text=(
+            "Public host keys of the TSA that tsa-hosts names, comma-separated, in any order; "
+            "each is the content of a tsa_host_key.pub, one line. The worker trusts all of them."
+        ),
+        group=Group.OUTSIDE,
+        part=Part.WORKER,
+        field="tsa_public_key",
+        read=lambda raw: _outside_tsa(raw)[1],
+        ci="concourse",
+    ),
+    Option(
+        "worker-private-key",
+        default=None,
+        text=(
+            "URI of a Juju secret whose field `private-key` is this worker's RSA key, in PEM and "
+            "without a password, for a Concourse that already knows the key. Not set: each unit "
+            "makes its own key."
+        ),
+        group=Group.OUTSIDE,
+        part=Part.WORKER,
+        field="private_key",
+        read=_private_key,
+        ci="concourse",
+    ),
+    Option(
+        "worker-settings",
+        default="",
+        text=(
+            "Settings of the worker's containers: a comma-separated list such as "
+            "`dns-server=10.0.0.53,dns-server=10.0.0.54,mtu=1400,max-containers=300`. "
+            "`dns-server`: IP address of a DNS server; default: those of the machine. `mtu`: MTU "
+            "of the containers' interfaces, 1280 to 65535; default: MTU of the default-route "
+            "interface. Set it if traffic leaves through a tunnel with a smaller MTU. "
+            "`max-containers`: maximum number of containers, 1 to 65000, including those that "
+            "Concourse keeps of failed builds; default: Concourse's own, 250."
+        ),
+        group=Group.CONTAINERS,
+        part=Part.WORKER,
+        field="settings",
+        read=_settings,
+        ci="concourse",
+    ),
+    Option(
+        "worker-ca-certificates",
+        default="",
+        text=(
+            "CA certificates in PEM that checks, gets and puts trust in addition to those of the "
+            "machine, for example of a private registry. Tasks trust the CA certificates of their "
+            "image only."
+        ),
+        group=Group.CONTAINERS,
+        part=Part.WORKER,
+        field="certificates",
+        read=lambda raw: option_values.certificates(text(raw, "worker-ca-certificates")),
+        ci="concourse",
+    ),
+    Option(
+        "only-team",
+        default="",
+        text=(
+            "The only Concourse team whose steps the worker runs. The team must already exist. "
+            "Empty: the worker runs the steps of all teams. If the team changes, running builds "
+            "have five minutes to end; then the worker leaves web and registers again."
+        ),
+        group=Group.CONTAINERS,
+        part=Part.WORKER,
+        field="team",
+        read=lambda raw: readers.pattern(
+            raw,
+            "only-team",
+            r"(?:\w[\w.-]{0,63})?",
+            "is not the name of a team: use one such as team-a",
+        ),
+        ci="concourse",
+    ),
+    Option(
+        "drain-timeout",
+        default="2h",
+        text=(
+            "Maximum time to wait for running builds before an upgrade of Concourse or of the "
+            "driver, or before a reboot for the driver: `0s` to `7d`, such as `2h` or `1h30m`. "
+            "Builds still running then are interrupted. `0s`: do not wait. Removing a unit never "
+            "waits longer than 5 minutes."
+        ),
+        group=Group.LIFECYCLE,
+        part=Part.WORKER,
+        field="drain_timeout",
+        read=drain_timeout,
+        ci="concourse",
+    ),
+)

@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """Under which address others reach this unit. Pure.
 
-Juju offers every address that the machine has, and a bridge for containers is one of them: one
-that nobody outside the machine reaches.
+Juju offers every address of the machine, including those of bridges for containers, which other
+machines cannot reach.
 """
 
 import dataclasses

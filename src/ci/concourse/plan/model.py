@@ -5,6 +5,7 @@
 import dataclasses
 
 from ci.concourse.options.web import WebOptions
+from ci.concourse.options.worker import WorkerSettings
 from options.certificates import Tls
 from relations.model import Database, WebSecrets
 
@@ -40,8 +41,6 @@ class WorkerPlan:
         request_timeout: how long a call to containerd may last, in seconds; 0: Concourse's own.
         max_active_tasks: at how many tasks the scheduler is to hold back more; 0: at none.
         team: whose steps alone it takes; empty: those of all teams.
-        max_containers: how many it may have at once; 0: as many as Concourse thinks right.
-        mtu: of containers' interfaces; 0: that of the machine's way out.
         certificates: CAs that checks, gets and puts trust besides the machine's, PEM; or none.
     """
 
@@ -50,13 +49,11 @@ class WorkerPlan:
     tsa_public_keys: tuple[str, ...]
     private_key: str = dataclasses.field(repr=False)
     tags: tuple[str, ...]
-    dns_servers: tuple[str, ...]
+    settings: WorkerSettings
     wrapped: bool
     request_timeout: int = 0
     max_active_tasks: int = 0
     team: str = ""
-    max_containers: int = 0
-    mtu: int = 0
     certificates: str = ""
 
 
@@ -79,7 +76,7 @@ class WebPlan:
     database: Database | None
     secrets: WebSecrets
     worker_keys: tuple[str, ...]
-    wanted: WebOptions = WebOptions()
+    wanted: WebOptions
     tls: Tls | None = None
     queues_tasks: bool = False
     tsa_addresses: tuple[tuple[int, str], ...] = ()

@@ -52,9 +52,10 @@ def worker(
     unusable: gpus.Unusable,
     problems: list[Problem],
 ) -> WorkerPlan | Keep | None:
-    """How the worker is to run; what stands against it is added to `problems`.
+    """Return how the worker should run, and add what prevents that to `problems`.
 
-    One whose GPUs are all of no use now is asked for none: what it did get would be refused.
+    A worker whose GPUs are all unusable now gets the tag `gpu-unusable`, since it would refuse
+    GPU tasks.
     """
     options, tsa = state.options, state.tsa
     hosts, keys = _way_to_web(state)
@@ -76,13 +77,11 @@ def worker(
         tsa_public_keys=keys,
         private_key=options.worker.private_key,
         tags=_tags(state, pool, gpu),
-        dns_servers=options.worker.dns_servers,
+        settings=options.worker.settings,
         wrapped=gpu is not None or bool(options.task_folders),
         request_timeout=max(wait_timeout(state) + REST_OF_CALL, REQUEST_TIMEOUT) if gpu else 0,
         max_active_tasks=_max_active_tasks(state, gpu, pool) if isinstance(gpu, GpuPlan) else 0,
         team=options.worker.team,
-        max_containers=options.worker.max_containers,
-        mtu=options.worker.mtu,
         certificates=options.worker.certificates,
     )
 
@@ -164,7 +163,7 @@ def _against_web(state: UnitState) -> Problem | None:
         if web.database_refused:
             return problem(Reason.NO_USABLE_DATABASE_DATA, refused=web.database_refused)
         withheld = web.database_withheld
-        return Problem(Reason.SECRET_NOT_GRANTED if withheld else Reason.NO_DATABASE_DATA)
+        return Problem(Reason.DATABASE_NOT_GRANTED if withheld else Reason.NO_DATABASE_DATA)
     if web.secrets_lost:
         return Problem(Reason.WEB_KEYS_LOST)
     if not _knows_key_forms(state):
@@ -208,7 +207,7 @@ def names(state: UnitState) -> tuple[str, ...]:
 
 
 def web(state: UnitState, problems: list[Problem]) -> WebPlan | Keep | None:
-    """How web is to run; what stands against it is added to `problems`."""
+    """Return how web should run, and add what prevents that to `problems`."""
     options, web = state.options, state.web
     if _lacks_database(state):
         if not options.has_worker:

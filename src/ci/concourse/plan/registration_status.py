@@ -1,70 +1,52 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the operator reads where web sees a worker otherwise than it should, and of keys. Pure."""
+"""Status lines for a worker that web lists otherwise than planned, and for key rotation. Pure."""
 
-import dataclasses
 import typing
 
+from plan import messages
+from plan.messages import Level, Line
 from plan.state import UnitState
 from relations.worker_view import ABSENT, RUNNING
 
-# In seconds: Juju asks each side to look again every 5 minutes.
+# Seconds before the operator is asked to act: each side looks again every 5 minutes.
 _PATIENCE: typing.Final = 600
-# The same of new tags: web is told of them as they are set, and answers in the hooks that follow.
+# Seconds that new tags may take to reach web and come back, within the hooks that follow.
 _HOOKS: typing.Final = 60
 
 _RESTART: typing.Final = "juju exec --unit {unit} -- systemctl restart concourse-worker"
-_OTHER_TAGS: typing.Final = "other tags"
-_WORDS: typing.Final = {
-    ABSENT: "does not list this worker, {name}, although it let it in: {restart}",
-    "stalled": (
-        "lists this worker, {name}, as stalled, since it hears nothing of it: see journalctl -u "
-        "concourse-worker, then {restart}"
-    ),
-    "landing": "lists this worker, {name}, as landing, by fly land-worker: {restart} ends that",
-    "landed": "lists this worker, {name}, as landed, by fly land-worker: {restart} ends that",
-    "retiring": "lists this worker, {name}, as retiring: {restart} ends that",
-    _OTHER_TAGS: (
-        "lists {name} with other tags than this unit's: see in fly workers whether another worker "
-        "has the same name, else {restart}"
-    ),
+_OTHER_TAGS: typing.Final = "worker-other-tags"
+_CODES: typing.Final = {
+    ABSENT: "worker-not-listed",
+    "stalled": "worker-stalled",
+    "landing": "worker-landing",
+    "landed": "worker-landed",
+    "retiring": "worker-retiring",
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Wrong:
-    """A sentence of status.
+def wrong(state: UnitState) -> Line | None:
+    """Return what is wrong with web's record of this unit's worker; None if nothing is.
 
-    Attributes:
-        passes: it may be over by itself.
+    For ten minutes the line is Waiting and has no remedy, since the record may become right by
+    itself.
     """
-
-    text: str
-    passes: bool
-
-
-def wrong(state: UnitState) -> Wrong | None:
-    """What a web that lets this unit's worker in sees that should not be; None without it."""
     seen = state.seen
     if (sight := seen.wrong) is None or (sight.state == RUNNING and seen.since < _HOOKS):
         return None
+    kind = messages.KINDS[_CODES.get(sight.state, _OTHER_TAGS)]
     restart = _RESTART.format(unit=state.unit)
-    words = _WORDS.get(sight.state, _WORDS[_OTHER_TAGS])
-    text = words.format(name=state.worker_name, restart=restart)
     if seen.since < _PATIENCE:
-        # Without the remedy, which is not to be taken yet.
-        return Wrong(
-            f"Waiting for web to see this worker as it is: it {text.split(':')[0]}", passes=True
-        )
-    return Wrong(f"Web {text}", passes=False)
+        what = kind.what.format(name=state.worker_name)
+        return Line(Level.WAITING, kind.code, f"Waiting: {what[:1].lower()}{what[1:]}")
+    return Line(kind.level, kind.code, kind.text(name=state.worker_name, restart=restart))
 
 
-def rotation_notes(state: UnitState) -> list[str]:
-    """What keys wait for, for the line of a unit that is ready."""
-    notes = ["its new key waits for web to take it"] if state.rotation.own else []
+def rotation_notes(state: UnitState) -> list[Line]:
+    """Return what the rotation of keys waits for, as notes of a unit that is ready."""
+    notes = [messages.line("key-rotation-worker")] if state.rotation.own else []
     if awaited := state.rotation.awaited:
-        notes.append(
-            f"the new TSA key waits for {', '.join(awaited)} to know it: or juju run "
-            f"{state.application}/leader rotate-tsa-key force=true"
-        )
+        units = ", ".join(awaited)
+        application = state.application
+        notes.append(messages.line("key-rotation-tsa", units=units, application=application))
     return notes

@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A restart of the worker's process, or of web beside it, that no build notices.
+"""Restarts the worker's process, or web beside it, without losing a step of a build.
 
-Web loses a step whose container, volume or process is being made while the worker goes, one that
-ends before web has attached to it again, and what a step prints meanwhile. So running steps stand
-still, which has builds begin no further one, until what is being made is done. Then the process is
-restarted, and each step goes on when its output was opened anew: web's attaching does that.
+A restart would lose a step whose container, volume or process is being created, a step that ends
+before web has attached again, and the output in between. So running steps are frozen, which keeps
+builds from starting further ones, until nothing is being created. Then the process is restarted.
+Each step is thawed when web has attached, which opens its output again.
 """
 
 import collections.abc
@@ -44,7 +44,7 @@ _SETTLING: typing.Final = 3.5
 _HELD: typing.Final = 19.0
 _ENOUGH: typing.Final = 13.0
 _PAUSE: typing.Final = 3.0
-# What goes on with a request when it is told to end takes as long; it is not waited for longer.
+# The longest time that a stopping process may take to finish its requests.
 _STOP: typing.Final = 2.0
 # From when the output is open: two calls to containerd, before which a step must not end. Web is
 # answered after them; where it is seen to wait for something, a step waits for longer.
@@ -175,7 +175,7 @@ class _Worker:
             self._held.clear()
 
     def obstacle(self) -> str:
-        """Why this is no good moment, in words; empty if it is one.
+        """Return why this is not a good moment for a restart; empty if it is one.
 
         A container that is being made for so long must be waiting for a GPU.
         """
@@ -208,7 +208,7 @@ class _Worker:
         return False
 
     def _hold(self, there: list[steps.Container], frozen: freezer.Freezer) -> bool:
-        """Have steps that run by now stand still. Return whether something is being made."""
+        """Freeze the running steps. Return whether something is being created."""
         running = {one.name: one for one in there if one.step}
         for name in sorted(self._held.keys() - running.keys()):
             frozen.thaw(self._held.pop(name))
@@ -232,7 +232,7 @@ class _Worker:
 
         The worker deletes finished containers and volumes by requests of its own, hundreds of them
         one after the other (8.3.0 worker/container_sweeper.go). A request that begins while web
-        has been still is one of those: what is lost of them the worker begins anew.
+        has been still is one of those, which the worker repeats if it is lost.
         """
         began = time.monotonic()
         there = self._forwarded(self._pid)
@@ -285,7 +285,7 @@ class _Worker:
         return complete and set[str]().union(*own) == {*self._open.values()}
 
     def _thaw_attached(self, frozen: freezer.Freezer, end: float) -> None:
-        """Let each step go on when web has attached to it; those that it had not, at once."""
+        """Thaw each step when web has attached to it; steps without web's attachment at once."""
         seen: dict[str, float] = {}
         begun, number = time.monotonic(), len(self._held)
         while self._held and (now := time.monotonic()) < end:
@@ -298,7 +298,7 @@ class _Worker:
                     seen.setdefault(name, now)
                 if now - seen.get(name, now) >= enough:
                     if not answered:
-                        _log.info("web may not have been told that %s runs", name)
+                        _log.info("web may not know that %s runs", name)
                     frozen.thaw(path)
                     del self._held[name]
             time.sleep(0.05)
@@ -319,11 +319,11 @@ def _told_or(
     try:
         return ask(connections)
     except OSError as error:
-        _log.warning("the kernel does not tell of connections: %s", error.strerror)
-        return otherwise  # what is being made is seen all the same
+        _log.warning("the kernel does not list connections: %s", error.strerror)
+        return otherwise  # containers that are being created are still seen
 
 
 def _is_being_made(container: steps.Container) -> bool:
-    # An older one that never began was left by a worker that was killed.
+    # An older container without a process was left by a worker that was killed.
     ends = _BEGINNING if container.init else float(WEB_REQUEST_TIMEOUT)
     return container.is_new and not container.step and container.age < ends

@@ -20,7 +20,7 @@ TASKS: typing.Final = pathlib.Path("/run/containerd/io.containerd.runtime.v2.tas
 # atc/exec/task_step.go, atc/resource/resource.go).
 PROCESSES: typing.Final = ("task", "resource")
 
-# In seconds: as long a container without a step may be one that is being made for it.
+# Seconds for which a container without a step may still be waiting for its step.
 _BEGINNING: typing.Final = 60.0
 # In seconds: a shim runs the runtime within tenths of one. If neither it nor its container has a
 # process by then, it was left by a containerd that was killed: it stays, and makes nothing.
@@ -31,7 +31,7 @@ _AT_ONCE: typing.Final = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A container as its folder tells of it.
+    """A container as described by its folder.
 
     Attributes:
         init: the number of its first process; 0 while it is made.
@@ -54,14 +54,14 @@ def containers(root: pathlib.Path = pathlib.Path("/")) -> list[Container]:
     """The containers of this machine; of one that goes meanwhile, nothing.
 
     Raises:
-        OSError: that can't be told.
+        OSError: the folders cannot be read.
     """
     return [*_containers(str(root).rstrip("/"))]
 
 
 def _containers(root: str) -> collections.abc.Iterator[Container]:
     host, makers = Host(root), dict[str, float]()
-    # containerd renames those that it removes just now (2.3.1 core/runtime/v2/bundle.go,
+    # containerd renames a folder before it removes it (2.3.1 core/runtime/v2/bundle.go,
     # atomicDelete).
     found = files.entries(pathlib.Path(f"{root}{TASKS}"))
     folders = [folder for folder in found if not folder.name.startswith(".")]
@@ -127,7 +127,7 @@ def running(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     beside that of the first (containerd 2.3.1 cmd/containerd-shim-runc-v2/process/exec.go).
 
     Raises:
-        OSError: that can't be told.
+        OSError: the folders cannot be read.
     """
     begins = _BEGINNING
     return tuple(

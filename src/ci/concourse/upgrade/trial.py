@@ -25,10 +25,10 @@ from plan.model import Plan
 # where there are many builds.
 _WEB: typing.Final = 300.0
 _WORKER: typing.Final = 60.0
-_SAID: typing.Final = 15.0  # how often that is told
+_SAID: typing.Final = 15.0  # how often progress is reported
 # One that has answered may end the moment after.
 _STEADY: typing.Final = 5.0
-# How often systemd may have started it anew: its web ends by a SIGHUP that comes too early.
+# Restarts by systemd that are allowed: web ends by a SIGHUP that comes too early.
 _RESTARTS: typing.Final = 2
 
 
@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
 
     WELL = "well"
     FAILED = "failed"
-    OPEN = "open"  # it was not started on it yet, or what it needs is away
+    OPEN = "open"  # not started on the release yet, or a service that it needs is away
 
 
 def note_if_well() -> None:
@@ -58,8 +58,8 @@ def judge(plan: Plan, progress: collections.abc.Callable[[str], None]) -> str:
     """Wait for what was started on a new release.
 
     Returns:
-        What failed on it, such as `concourse-web gave no answer`; empty where nothing did, or
-        there is no release to go back to.
+        The failure, such as `concourse-web gave no answer`; empty if nothing failed, or if no
+        previous release exists.
     """
     now = release.installed()
     if now is None or release.is_proven(now.path):
@@ -94,7 +94,7 @@ def go_back(now: Release, back: Release, why: str, *, alone: bool) -> None:
         # It would go forward again with each start.
         services.ensure_stopped(web.SERVICE)
         try:
-            # The new one may not even tell it.
+            # The new release may not even report it.
             if schema.current(back.path) > (known := schema.known(back.path)):
                 schema.change(now.path, known)
         except schema.SchemaError as error:
@@ -122,7 +122,7 @@ def _await(
 
 
 def _look(name: str, healthy: collections.abc.Callable[[], bool]) -> Verdict | None:
-    """How a service is on the release that is `current`; None: that is not to be told yet."""
+    """Return the state of a service on the `current` release; None if it is not known yet."""
     shown = services.show(
         name, "MainPID", "ActiveState", "NRestarts", "ExecMainStartTimestampMonotonic"
     )

@@ -1,11 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""From one release of Concourse to another, and back where web or worker do not run on it."""
+"""Changes the Concourse release, and rolls back if web or worker do not run on the new one."""
 
 import collections.abc
 import dataclasses
 import logging
-import typing
 
 from ci.concourse import release
 from ci.concourse.plan.model import ReleasePlan
@@ -14,33 +13,27 @@ from ci.concourse.upstream import works_with
 from lifecycle import drain
 from lifecycle import part_runner as attempts
 from options.part import Part
-from plan import plan
+from plan import messages, plan
 from plan.draining import Purpose
 from plan.model import Plan
+from plan.problems import Reason
 from plan.state import UnitState
 
 Say = collections.abc.Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 
-_LEFT: typing.Final = (
-    "Concourse {version} was left again, since {why}; {before} runs. See journalctl -u "
-    "concourse-web -u concourse-worker. It is tried anew after another concourse-version, "
-    "resource or revision of the charm; juju config {application} concourse-version={before} ends "
-    "this"
-)
-
 
 def ensure(state: UnitState, wanted: ReleasePlan, say: Say, *, drains: bool = True) -> UnitState:
-    """Have the release of the plan, or the one that stands in for it; the state tells which.
+    """Install the release of the plan, or keep the one that must be used instead.
 
-    The worker is drained before another one takes the place of its own, where it `drains`.
+    The worker is drained before its release changes, unless `drains` is False.
     """
     trial.note_if_well()
     drained = ForRelease(state, say)
     arguments = (wanted, say, drained.is_time) if drains else (wanted, say)
     had, state = attempts.make(state, Part.RELEASE, release.ensure, *arguments)
-    # Where it failed, the worker runs on with what it has.
+    # If it failed, the worker keeps its release.
     drained.settle()
     if had is None:
         return state
@@ -55,15 +48,15 @@ def settle(
     finish: collections.abc.Callable[[UnitState, Plan], UnitState],
     say: Say,
 ) -> UnitState:
-    """Go back to the release before where web or worker do not run on a new one.
+    """Roll back to the previous release if web or worker do not run on the new one.
 
-    That is not done where the one before would be of no use to the web that is served.
+    A worker stays on the new one if its web does not schedule on the previous one.
 
     Args:
         state: the unit's, after all was done for the new release.
         wanted: what was to be done.
         finish: does it; here once more, for the release before.
-        say: told what takes long.
+        say: reports steps that take long.
     """
     why = trial.judge(wanted, say)
     now, back = release.installed(), release.before()
@@ -72,8 +65,12 @@ def settle(
     if not all(works_with(back.version, web) for web in wanted.release.webs):
         return state
     say(f"Going back to Concourse {back.version}")
-    text = _LEFT.format(
-        version=now.version, why=why, before=back.version, application=state.application
+    text = messages.text(
+        Reason.RELEASE_FAILED.value,
+        version=now.version,
+        why=why,
+        before=back.version,
+        application=state.application,
     )
     trial.go_back(now, back, text, alone=state.planned_units == 1)
     state = ensure(state, wanted.release, say, drains=False)
@@ -86,7 +83,7 @@ class ForRelease:
     def __init__(self, state: UnitState, progress: drain.Progress) -> None:
         self._rules, self._progress = drain.rules(state), progress
         self._is_time: bool | None = None
-        # Web gives nothing to a worker of another release, and takes nothing back from it.
+        # Web has no exchange with a worker of another release, so there is nothing to drain.
         ours = state.installed
         self._is_cut_off = any(not works_with(ours, web) for web in state.tsa.versions if ours)
 

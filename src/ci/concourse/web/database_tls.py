@@ -17,7 +17,7 @@ _NO: typing.Final = b"N"
 
 
 def refusal(host: str, port: int, mode: str, ca: str, seconds: float) -> str:
-    """Why web refuses the database at an address; empty where it does not, or nobody can tell.
+    """Return why web refuses the database at an address; empty if it does not, or if unknown.
 
     Args:
         host: its name or address.
@@ -53,7 +53,7 @@ def _context(mode: str, ca: str) -> ssl.SSLContext:
     if mode == "require":
         context.verify_mode = ssl.CERT_NONE
         return context
-    # As Go does, in which web is written: what the file holds is trusted, whoever has signed it.
+    # As Go does, web's language: each certificate in the file is trusted, whatever signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(ca)
     return context

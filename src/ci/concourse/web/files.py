@@ -25,7 +25,7 @@ _TLS_KEY: typing.Final = service.KEYS / "tls_key.pem"
 _HOST_KEY: typing.Final = service.KEYS / "tsa_host_key"
 _SIGNING_KEY: typing.Final = service.KEYS / "session_signing_key"
 _CA: typing.Final = service.KEYS / "postgresql_ca.pem"
-# Files of settings by the option web-secrets begin so.
+# Files of settings of web-settings-secret begin so.
 _GIVEN: typing.Final = "web-"
 _FORMS: typing.Final = ("", "_HEX", "_BASE64")
 # For workers that name no limit of their own: no limit. Without a number here, those that name
@@ -48,7 +48,7 @@ def write(plan: WebPlan) -> tuple[tuple[str, ...], bool]:
         _TLS_KEY: plan.tls.key if plan.tls else "",
     }
     changed = _ensure(AUTHORIZED, "".join(f"{key}\n" for key in plan.worker_keys))
-    for name, value in plan.wanted.settings:
+    for name, value in plan.wanted.settings.variables:
         if name in variables.FILES:
             contents[_given(name)] = value
     if not plan.tls:
@@ -77,7 +77,7 @@ def settings(plan: WebPlan) -> dict[str, typing.Any]:
         "port": plan.port,
         "external_url": plan.external_url,
         "users": ",".join(f"{name}:{password}" for name, password in users),
-        "main_team": ",".join((ADMIN, *plan.wanted.main_team)),
+        "main_team": ",".join((ADMIN, *plan.wanted.settings.main_team)),
         "tls_port": plan.wanted.tls_port if plan.tls else 0,
         "tls_certificate": str(CERTIFICATE),
         "tls_key": str(_TLS_KEY),
@@ -110,7 +110,7 @@ def _all_given() -> list[pathlib.Path]:
 def _variables(plan: WebPlan) -> list[tuple[str, str]]:
     return [
         (variables.environment(name), str(_given(name)) if name in variables.FILES else value)
-        for name, value in plan.wanted.settings
+        for name, value in plan.wanted.settings.variables
     ]
 
 

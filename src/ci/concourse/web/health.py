@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Whether the web here does its work: what it answers, and whether it has its database."""
+"""Checks whether this unit's web answers and reaches its database."""
 
 import os
 import pathlib
@@ -50,7 +50,9 @@ def certificate_end() -> tuple[str, bool]:
     """
     try:
         begin, end, day = certificates.lifetime(files.read_text(CERTIFICATE) or "")
-    except ValueError:  # there is none, or one that is written anew with web's other files
+    except (
+        ValueError
+    ):  # no certificate, or a damaged one, which is replaced with web's other files
         return "", False
     left = end - time.time()
     near = left < min(14 * 86400.0, (end - begin) / 10)
@@ -58,13 +60,13 @@ def certificate_end() -> tuple[str, bool]:
 
 
 def lost_database() -> str:
-    """The address of a database that web can't reach, and why; empty where nothing is known to be.
+    """Return the address of a database that web cannot reach, and why; empty if none is known.
 
-    Web ends by itself where it starts without its database. Once that is back and web answers,
-    those ends count no more: web does not keep failing.
+    Web ends when it starts without its database. When the database is back and web answers, those
+    ends are forgotten, so that status does not report that web keeps failing.
 
     Raises:
-        OSError: the machine is out of something, so that it can't be told.
+        OSError: the machine is short of a resource.
     """
     found = unreachable_database() or _unusable_database()
     if found:
@@ -77,7 +79,7 @@ def lost_database() -> str:
 
 
 def unreachable_database() -> str:
-    """The same, but of one that web can't connect to: nobody is there, or it is not trusted."""
+    """Return the database that web cannot connect to: it does not listen, or is not trusted."""
     folder = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SOCKET")
     if folder is not None:
         path = pathlib.Path(folder, ".s.PGSQL.5432")
@@ -88,7 +90,7 @@ def unreachable_database() -> str:
     told, end = list[str](), time.monotonic() + _FOR_ALL
     for host in (hosts or "").split(",") if port.isdigit() else ():
         if time.monotonic() > end:
-            told.append("others, which were not asked")
+            told.append("others, not tried")
             break
         why = _refusal(None, (host, int(port))) or _distrust(host, int(port))
         if not why:
@@ -98,7 +100,7 @@ def unreachable_database() -> str:
 
 
 def _distrust(host: str, port: int) -> str:
-    """Why a web that does not answer refuses a database that does; empty where it answers."""
+    """Return why a web that does not answer refuses a database that does; else empty."""
     if healthy():
         return ""
     mode = service.setting(ENVIRONMENT, "CONCOURSE_POSTGRES_SSLMODE")
@@ -107,7 +109,7 @@ def _distrust(host: str, port: int) -> str:
 
 
 def _unusable_database() -> str:
-    """What web itself says of its database, as 8.3 and later do."""
+    """Return the fault of the database that web reports itself, as 8.3 and later do."""
     port = _port()
     told = service.asked(port, "/api/v1/health", _PATIENCE + 1) if port is not None else None
     fields = _object(_object(told).get("database"))
@@ -129,7 +131,7 @@ def _port() -> int | None:
 
 
 def _refusal(family: int | None, address: typing.Any) -> str:
-    """Why nobody at an address takes a connection; empty where somebody does."""
+    """Return why no connection to an address is possible; empty if it is."""
     try:
         if family is None:
             with deadline.sockets(_PATIENCE) as connect:

@@ -31,7 +31,7 @@ _VERSIONS: typing.Final = pathlib.Path("/usr/lib/postgresql")
 _OURS: typing.Final = pathlib.Path("/var/lib/gpu-ci/local-postgresql")
 # Whose database it is, where that unit is gone and another has this machine now.
 _ANOTHERS: typing.Final = _OURS.with_name("local-postgresql-of")
-# Since when web keeps its data elsewhere; databases that had to make place, a line each.
+# The day since which web keeps its data elsewhere; databases replaced by a backup, a line each.
 _SINCE: typing.Final = _OURS.with_name("local-postgresql-unused-since")
 _ASIDE: typing.Final = _OURS.with_name("local-postgresql-aside")
 _PG_RESTORE: typing.Final = "/usr/bin/pg_restore"
@@ -57,14 +57,14 @@ def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
     """Have PostgreSQL with Concourse's role and database. Return True if any was missing.
 
     Raises:
-        DatabaseError: if a database of that name is somebody else's, or PostgreSQL does not start.
+        DatabaseError: if a database of that name has another owner, or PostgreSQL does not start.
         machine.packages.PackageError: if apt can't install it.
         machine.process.CommandError: if systemd fails.
     """
     if whose := files.read_text(_ANOTHERS):
         raise DatabaseError(
             f"PostgreSQL on this machine keeps the database {DATABASE} of {whose}: back it up and "
-            f"run the action remove-local-database name={DATABASE} on this unit, or juju "
+            f"run the action remove-local-database confirm={DATABASE} on this unit, or juju "
             "integrate this application with a database"
         )
     if not pathlib.Path(_PSQL).exists():
@@ -91,7 +91,7 @@ def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
 
 
 def kept() -> str:
-    """The database on this machine that came by this charm; empty if there is none."""
+    """Return the database on this machine that this charm created; empty if there is none."""
     if not _OURS.exists():
         return ""
     whose, since = files.read_text(_ANOTHERS), files.read_text(_SINCE)
@@ -100,7 +100,7 @@ def kept() -> str:
 
 
 def aside() -> tuple[str, ...]:
-    """The databases here that had to make place for a backup's."""
+    """Return the databases here that a restored backup has replaced."""
     return tuple((files.read_text(_ASIDE) or "").split())
 
 
@@ -146,7 +146,7 @@ def load(dump: pathlib.Path, time: str) -> str:
 
 
 def remove_aside(name: str) -> None:
-    """Drop one of those that had to make place.
+    """Drop a database that a restored backup has replaced.
 
     Raises:
         machine.process.CommandError: if PostgreSQL refuses.
@@ -199,7 +199,7 @@ def _note(cluster: str) -> None:
 
 
 def _note_aside(names: collections.abc.Collection[str]) -> bool:
-    """Write down which databases had to make place. Return whether that is another word."""
+    """Note which databases a backup has replaced. Return whether the note has changed."""
     if not names:
         return files.ensure_absent(_ASIDE)
     return files.ensure_file(_ASIDE, "".join(f"{name}\n" for name in names))

@@ -19,23 +19,23 @@ _CHANGE: typing.Final = 900.0
 
 
 class SchemaError(Exception):
-    """Concourse doesn't tell the form of its tables, or can't change it. The text says why."""
+    """Concourse cannot report or change the version of its tables. The text says why."""
 
 
 def current(release: pathlib.Path) -> int:
-    """The form that the database has now.
+    """Return the schema version of the database.
 
     Raises:
-        SchemaError: if that can't be told, as where there is no database.
+        SchemaError: if it cannot be read, such as without a database.
     """
     return _number(release, "--current-db-version")
 
 
 def known(release: pathlib.Path) -> int:
-    """The newest form that a release knows, whose web brings a database to it.
+    """Return the newest schema version of a release, to which its web migrates a database.
 
     Raises:
-        SchemaError: if that can't be told, as where there is no database.
+        SchemaError: if it cannot be read, such as without a database.
     """
     return _number(release, "--supported-db-version")
 

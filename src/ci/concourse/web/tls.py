@@ -24,8 +24,8 @@ _REQUEST: typing.Final = service.KEYS / "tls_request.pem"
 def request(names: tuple[str, ...]) -> str:
     """A request for a certificate for these names and addresses, in PEM.
 
-    It is the same until other names are wanted, or the certificate is near its end. None, which is
-    empty, where there are no names.
+    It stays the same until the names change or the certificate is near its end. Empty without
+    names.
     """
     had = pending()
     if not names or (had and _is_for(had, names) and not _is_renewal_due(_REQUEST)):
@@ -46,7 +46,7 @@ def pending() -> str:
 
 
 def certificate(offered: str) -> certificates.Tls | None:
-    """What web is to show: what is offered for its key, else what it has by that key already."""
+    """Return the offered certificate for web's key, else its current one."""
     key = files.read_text(_KEY) or ""
     for chain in (offered, files.read_text(web_health.CERTIFICATE) or ""):
         if key and chain and certificates.fits(chain, key):
@@ -78,7 +78,7 @@ def _is_renewal_due(made: pathlib.Path) -> bool:
 
 
 def _new_key() -> str:
-    # Whoever signs may want RSA.
+    # Some signers accept RSA only.
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, form, none).decode()

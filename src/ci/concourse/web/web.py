@@ -121,7 +121,7 @@ def authorized() -> frozenset[str]:
 
 
 def new_secrets() -> WebSecrets:
-    """Keys and an admin password that nobody has seen."""
+    """Return new keys and a new admin password."""
     return WebSecrets(
         # Without the dash that token_urlsafe may begin with: fly would take it for an option.
         admin_password=secrets.token_hex(24),
@@ -131,7 +131,7 @@ def new_secrets() -> WebSecrets:
 
 
 def url() -> str | None:
-    """Where the web that this unit has been given tells people to find it; None without web."""
+    """Return the external URL of this unit's web; None without web."""
     return service.setting(ENVIRONMENT, "CONCOURSE_EXTERNAL_URL")
 
 
@@ -142,7 +142,7 @@ def metrics_port() -> int | None:
 
 
 def peer_address() -> str:
-    """The address that other web units are told of this one; empty before its first start."""
+    """Return this unit's address for other web units; empty before the first start."""
     return service.setting(ENVIRONMENT, "CONCOURSE_PEER_ADDRESS") or ""
 
 

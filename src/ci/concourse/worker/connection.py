@@ -18,13 +18,13 @@ SEEN: typing.Final = pathlib.Path("/run/gpu-ci/worker-connection")
 # Seconds that a connection lives which web has let in. One whose key is not known ends after some
 # round trips.
 _LASTING: typing.Final = 2.0
-# A worker sends something every 5 seconds (8.3.0 tsa/client.go), but believes for 5 minutes in a
-# web that is gone. What was sent again so often, in about 1.4 seconds, had nobody to answer it.
+# A worker sends something every 5 seconds (8.3.0 tsa/client.go), but keeps its connection to a
+# dead web for 5 minutes. After so many retransmissions, about 1.4 seconds, the peer is dead.
 _GIVEN_UP: typing.Final = 3
 
 
 def lasts(pid: int, tsa_hosts: tuple[str, ...], patience: float) -> bool:
-    """Whether a worker's process has a connection to a TSA that has let it in.
+    """Whether a worker's process has a lasting connection to a TSA, so that it is registered.
 
     Takes 2 seconds for a new connection, and no time for one that was seen before.
 

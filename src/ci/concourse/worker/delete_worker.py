@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A worker whose process does not run any more leaves its Concourse's list of workers.
+"""Removes a worker whose process no longer runs from its Concourse's list of workers.
 
-`concourse retire-worker` can't do that: Concourse has a retiring worker have an address, and one
-that has landed or is stalled has none (8.3.0 atc/db/migration, addr_when_running), so web answers
-500. The TSA's own command `delete-worker` can, which a worker gives when it is told to end; no
-program of Concourse's gives it otherwise. A TSA is an SSH server, so ssh does.
+`concourse retire-worker` cannot do that: Concourse requires an address of a retiring worker, and a
+landed or stalled one has none (8.3.0 atc/db/migration, addr_when_running), so web answers 500. The
+TSA's command `delete-worker` can. Concourse has no program that sends it, except a worker that
+ends. A TSA is an SSH server, so this module sends it by ssh.
 """
 
 import collections.abc

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Ends the process of a service that has not answered for minutes, so that systemd starts it anew.
+"""Ends a service's process that has not answered for minutes, so that systemd restarts it.
 
 A program of its own, which needs nothing of the charm: `http_watchdog.py UNIT PORT PATIENCE`. It
 asks PORT on the loopback by HTTP. Once that has not answered 200 for PATIENCE seconds, it ends the
@@ -60,11 +60,11 @@ def end(unit: str, sig: signal.Signals, seconds: float) -> None:
 
 
 def watch(unit: str, port: int, patience: float) -> typing.NoReturn:
-    """Look for ever, twenty times within `patience`.
+    """Check the service forever, twenty times within `patience`.
 
     Raises:
-        OSError, subprocess.SubprocessError: systemd or the service can't be asked; who starts this
-            anew begins to count anew.
+        OSError, subprocess.SubprocessError: systemd or the service cannot be asked. A restart
+            of this program begins to count at 0.
     """
     asked, since = "", time.monotonic()
     while True:
@@ -74,7 +74,7 @@ def watch(unit: str, port: int, patience: float) -> typing.NoReturn:
             asked, since = "", time.monotonic()
             continue
         silent = time.monotonic() - since
-        if asked and process != asked:  # it was started anew, and has all its time again
+        if asked and process != asked:  # a restarted process has its full time again
             asked, since = "", time.monotonic()
         elif silent >= patience * (1.2 if asked else 1):
             end(unit, signal.SIGKILL if asked else signal.SIGABRT, silent)

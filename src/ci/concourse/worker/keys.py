@@ -1,10 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The worker's own key, and another that takes its place: no moment without one that web takes.
+"""The worker's key and its rotation: at each moment web accepts the key that the worker uses.
 
-The next key lies beside the one in use until each web takes both. Then it takes the other's name,
-of which the public half stays noted until the worker's process runs with the new one. So whoever
-is asked at any moment, and whatever was killed, names both keys as long as either may be shown.
+The next key lies beside the current one until each web accepts both. Then it takes the current
+one's file name. The old public key stays noted until the worker's process runs with the new key.
+So both keys are published as long as either may be used, even if a hook is killed.
 """
 
 import pathlib
@@ -61,7 +61,7 @@ def begin() -> bool:
 
 
 def take_turn(taken: tuple[str, ...]) -> bool:
-    """Have the next key be the worker's, if web takes it. Return True if it now is.
+    """Make the next key the worker's if web accepts it. Return True if it now is.
 
     Args:
         taken: fingerprints of the keys that each web takes.

@@ -77,7 +77,7 @@ def _change(parent: pathlib.Path, child: pathlib.Path) -> None:
     seen = [sorted(path.name for path in child.iterdir()), [*(child / "folder").iterdir()]]
     texts = [(child / "renamed").read_text(), (parent / "file").read_text()]
     if seen != [["folder", "renamed"], []] or texts != ["child's", "parent's"]:
-        raise OSError(0, "the layer and what is below it are not told apart")
+        raise OSError(0, "the kernel mixes the layer with the folder below it")
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def ensure() -> bool:
 
 
 def reached_by_others(root: pathlib.Path = pathlib.Path("/")) -> tuple[int, ...] | None:
-    """Return the worker's ports that take a connection of the user nobody; None without a worker.
+    """Return the worker's ports that accept the unprivileged user; None without a worker.
 
     Raises:
         machine.process.CommandError: that can't be tried.

@@ -25,8 +25,8 @@ def ensure(pem: str, had: str = "") -> str:
     """Have the folder for Concourse with the machine's CAs and these. Return its path.
 
     Args:
-        pem: the operator's; empty: there is to be no folder, and the answer is empty.
-        had: the path that the worker was told last, which it may read until it is restarted.
+        pem: the operator's certificates; empty: no folder is made, and the answer is empty.
+        had: the worker's last path, which it may read until it is restarted.
     """
     kept, name = {pathlib.PurePath(had).name}, ""
     if pem:

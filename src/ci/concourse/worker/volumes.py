@@ -7,8 +7,8 @@ worker/baggageclaim/baggageclaimcmd/driver_linux.go), and with it the option met
 rights over the host (Linux fs/overlayfs/params.c). So in an unprivileged container it can make
 volumes for outputs, and none over another, as each image, get and check needs.
 
-Its btrfs is left out: a subvolume can be made in such a container, and not be deleted (EPERM).
-Where the copies lie on btrfs or XFS they share their blocks, as of GNU cp 9.0.
+Its btrfs driver is not used: such a container can create a subvolume but not delete it (EPERM).
+Copies on btrfs or XFS share their blocks, from GNU cp 9.0 on.
 """
 
 import errno
@@ -77,8 +77,8 @@ def prove(driver: str, work_dir: pathlib.Path) -> None:
 def choose(had: str, work_dir: pathlib.Path) -> str:
     """The driver that the worker is to have: overlay where it works.
 
-    One driver can't read the volumes of another, so what it had stays as long as that works. What
-    says nothing of overlay changes nothing, and a worker that copies goes on with it.
+    A driver cannot read the volumes of another, so the worker keeps its driver as long as that
+    works. An unclear probe changes nothing, and a worker that copies keeps copying.
 
     Args:
         had: the driver that it has volumes of; empty if none.

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The watch on the worker's process: where it hangs, systemd starts it anew, and builds go on."""
+"""Installs the watchdog: systemd restarts a worker that hangs, and its builds go on."""
 
 import pathlib
 import typing
@@ -12,13 +12,13 @@ from machine import systemd as services
 
 SERVICE: typing.Final = "concourse-worker-watch.service"
 _PROGRAM: typing.Final = pathlib.Path("/usr/local/lib/concourse-worker-watch")
-# In seconds. A worker whose disk is busy may take minutes to list its volumes, and a start does
-# not mend that.
+# In seconds. A worker with a busy disk may take minutes to list its volumes, and a restart does
+# not help.
 _PATIENCE: typing.Final = 300
 
 
 def ensure(port: int) -> bool:
-    """Have the watch run beside the worker. Return True if anything had to be changed.
+    """Run the watchdog beside the worker. Return True if anything was changed.
 
     Args:
         port: where the worker tells whether it is well.

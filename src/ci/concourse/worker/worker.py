@@ -65,11 +65,11 @@ def trusted() -> tuple[str, ...] | None:
 
 
 def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> bool:
-    """Have the worker run as planned; it is restarted only if something that it reads changed.
+    """Run the worker as planned; restart it only if something that it reads has changed.
 
-    That includes the release and the launcher of its containerd. Builds live through a restart,
-    before which `progress` is told, and after which it is waited for up to 30 seconds. They do not
-    where its volumes have to be kept in another way: then it leaves the cluster and begins anew.
+    That includes the release and the launcher of its containerd. Builds survive a restart, which
+    `progress` reports, and which is waited for up to 30 seconds. Builds do not survive a change of
+    the volume driver: then the worker is removed from web and set up again.
 
     Returns:
         Whether anything had to be changed.
@@ -124,7 +124,7 @@ def name() -> str:
 
 
 def has_tag(tag: str) -> bool:
-    """Whether the worker that was set up here tells web this tag, which systemd takes as it is."""
+    """Whether the worker's service registers this tag with web."""
     return tag in _tags()
 
 
@@ -322,7 +322,7 @@ def _driver(progress: collections.abc.Callable[[str], None]) -> str:
         _remove_work()
     driver = volumes.choose(had, WORK_DIR)
     if had and driver != had:
-        progress("Beginning the worker anew: its volumes can't be mounted any more")
+        progress("Setting up the worker again: its volumes can no longer be mounted")
         retire(FAREWELL_SECONDS, progress)
         _remove_work()
     return driver
@@ -335,7 +335,7 @@ def _leave_other_team(team: str, progress: collections.abc.Callable[[str], None]
     """
     known = service.setting(_ENVIRONMENT, "CONCOURSE_NAME")
     if known and (service.setting(_ENVIRONMENT, "CONCOURSE_TEAM") or "") != team:
-        progress("Beginning the worker anew, for another team")
+        progress("Setting up the worker again for another team")
         retire(RETIRE_SECONDS, progress)
 
 
@@ -365,10 +365,10 @@ def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
         "containerd": str(_LAUNCHER) if plan.wrapped else "",
         "request_timeout": plan.request_timeout,
         "max_active_tasks": plan.max_active_tasks,
-        "dns_servers": ",".join(plan.dns_servers or _name_servers()),
-        "mtu": plan.mtu or (0 if _has_default_route() else _MTU),
+        "dns_servers": ",".join(plan.settings.dns_servers or _name_servers()),
+        "mtu": plan.settings.mtu or (0 if _has_default_route() else _MTU),
         "team": plan.team,
-        "max_containers": plan.max_containers,
+        "max_containers": plan.settings.max_containers,
         "certificates": certificates.ensure(
             plan.certificates, service.setting(_ENVIRONMENT, "CONCOURSE_CERTS_DIR") or ""
         ),

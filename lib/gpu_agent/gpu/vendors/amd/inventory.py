@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""AMD's GPUs, as amdgpu's compute interface KFD lists them; ROCm itself is not asked."""
+"""List AMD's GPUs by amdgpu's compute interface KFD, without ROCm."""
 
 import dataclasses
 import pathlib
@@ -13,7 +13,7 @@ from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
 
 _KFD: typing.Final = "/dev/kfd"
 # Linux drivers/gpu/drm/amd/amdkfd/kfd_topology.h, HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE:
-# memory of the GPU's own, all of it in sight of the processor or not.
+# the GPU's own memory, all of it visible to the processor or not.
 _FRAME_BUFFER: typing.Final = (1, 2)
 # Ubuntu's package libdrm-common.
 _LIBDRM_NAMES: typing.Final = "usr/share/libdrm/amdgpu.ids"
@@ -21,15 +21,15 @@ _LIBDRM_NAMES: typing.Final = "usr/share/libdrm/amdgpu.ids"
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """One node of KFD's topology that computes and can be opened here: a GPU, or a partition.
+    """A node of KFD's topology that computes and can be opened here: a GPU or a partition.
 
     Attributes:
-        gpu: the GPU's place on the bus without its function, such as `0000:05:00`.
+        gpu: the GPU's PCI address without its function, such as `0000:05:00`.
         partition: its number among the partitions of that GPU; 0 for a whole one.
-        unique_id: a number that stays with the card, 0 where it has none; partitions have their
-            GPU's on most kernels.
+        unique_id: the card's own number, 0 if it has none; partitions have their GPU's on most
+            kernels.
         render: name of its render node, such as `renderD128`.
-        target: what compilers call it, in decimal, such as 90402 for gfx942.
+        target: the compilers' name of it, in decimal, such as 90402 for gfx942.
         memory_mib: its own memory in MiB.
     """
 
@@ -41,18 +41,18 @@ class _Node:
     memory_mib: int
 
     def is_of(self, gpu: pci.Device) -> bool:
-        """Whether this is that GPU, or a partition of it."""
+        """Return whether this is that GPU, or a partition of it."""
         return gpu.address.startswith(f"{self.gpu}.")
 
 
 def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
-    """This machine's AMD GPUs, or what stands between it and them.
+    """Return this machine's AMD GPUs, or why they can't be used.
 
     Args:
-        root: where /sys, /dev and /run lie.
-        integrated: whether those count that are part of a processor.
+        root: the root of the machine's files.
+        integrated: whether GPUs count that are part of a processor.
     """
-    # The driver radeon has cards that ROCm never ran on, among them servers' display chips.
+    # The driver radeon supports cards that ROCm never supported, such as servers' display chips.
     found = [gpu for gpu in pci.gpus(root, Vendor.AMD) if gpu.driver != "radeon"]
     counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
     if found and not counted:
@@ -79,25 +79,25 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
 
 
 def is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
-    """Whether a GPU is part of a processor that is no accelerator of its own, as the MI300A is.
+    """Whether a GPU is part of a processor; the MI300A counts as an accelerator.
 
     The third byte of its metrics is the format: 1 is that of cards and of the MI300 family, 2 and
     3 those of processors (Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h).
     """
-    # Cards before Vega have none.
+    # Cards before Vega have no metrics.
     metrics = root / f"sys/bus/pci/devices/{gpu.address}/gpu_metrics"
     return kernel.beginning(metrics, 3)[2:] in (b"\x02", b"\x03")
 
 
 def _is_passed(root: pathlib.Path, gpu: pci.Device, nodes: list[_Node]) -> bool:
-    """Whether a container was given this GPU or a partition of it."""
+    """Return whether a container was given this GPU or a partition of it."""
     render = kernel.drm_nodes(root, gpu.address).get("render", "")
     own = bool(render) and (root / "dev/dri" / render).exists()
     return own or any(node.is_of(gpu) for node in nodes)
 
 
 def _nodes(root: pathlib.Path) -> list[_Node]:
-    """What KFD lists and what /dev has the render node of, in KFD's order, each such node once.
+    """Return KFD's nodes whose render node is in /dev, in KFD's order, each render node once.
 
     /dev has render nodes for more partitions than there are: an MI300 reserves eight.
     """
@@ -127,7 +127,7 @@ def _node(told: dict[str, int], render: str, memory_mib: int) -> _Node:
 
 
 def _numbers(path: pathlib.Path) -> dict[str, int]:
-    """KFD's properties: a name and a decimal number on each line."""
+    """Return KFD's properties: a name and a decimal number on each line."""
     pairs = [line.split() for line in kernel.text(path).splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
@@ -159,11 +159,11 @@ def _uuid(node: _Node, nodes: list[_Node]) -> str:
 
 
 def _model(root: pathlib.Path, gpu: pci.Device, node: _Node) -> str:
-    """A GPU's name, by whoever knows it best; KFD itself says `ip discovery` of all newer ones."""
+    """A GPU's name from the best source; KFD itself calls all newer GPUs `ip discovery`."""
     folder = root / f"sys/bus/pci/devices/{gpu.address}"
     if name := kernel.text(folder / "product_name"):  # from the board; servers' cards only
         return pci.with_vendor(name, Vendor.AMD)
-    # libdrm's file tells the cards apart that have one chip: `744C, C8, AMD Radeon RX 7900 XTX`.
+    # libdrm's file distinguishes cards with one chip: `744C, C8, AMD Radeon RX 7900 XTX`.
     entry = rf"^{gpu.product:04X},\s*{kernel.number(folder / 'revision'):02X},\s*(.+)$"
     known = re.search(entry, kernel.text(root / _LIBDRM_NAMES), re.MULTILINE)
     if name := known.group(1).strip() if known else pci.model(root, gpu, Vendor.AMD):

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Intel's GPUs, as their drivers i915 and xe show them under DRM."""
+"""List Intel's GPUs as their drivers i915 and xe show them under DRM."""
 
 import pathlib
 import typing
@@ -10,17 +10,17 @@ from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
 
 _DRIVERS: typing.Final = ("i915", "xe")
-# The graphics of every Intel processor; cards are elsewhere (intel-gpu-tools,
+# The graphics of every Intel processor have this address; cards have others (intel-gpu-tools,
 # lib/igt_device_scan.h, INTEGRATED_I915_GPU_PCI_ID).
 _INTEGRATED: typing.Final = "0000:00:02."
 
 
 def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
-    """This machine's Intel GPUs, or what stands between it and them.
+    """Return this machine's Intel GPUs, or why they can't be used.
 
     Args:
-        root: where /sys, /dev and /run lie.
-        integrated: whether those count that are part of a processor.
+        root: the root of the machine's files.
+        integrated: whether GPUs count that are part of a processor.
     """
     found = pci.gpus(root, Vendor.INTEL)
     counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
@@ -46,13 +46,13 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
 
 
 def is_integrated(root: pathlib.Path, gpu: pci.Device) -> bool:
-    """Whether a GPU is part of a processor, which has no memory of its own."""
+    """Return whether a GPU is part of a processor, which has no memory of its own."""
     # A virtual machine may have been given a card at that address.
     return gpu.address.startswith(_INTEGRATED) and not _memory_mib(root, gpu)
 
 
 def _nodes(root: pathlib.Path, gpu: pci.Device) -> tuple[str, ...]:
-    """Paths of its nodes that are here, card before render; empty without the render node."""
+    """Return the paths of its nodes, card before render; empty without the render node."""
     names = kernel.drm_nodes(root, gpu.address)
     paths = [kernel.dri_path(root, gpu.address, kind, name) for kind, name in names.items()]
     here = tuple(path for path in paths if path)
@@ -60,7 +60,7 @@ def _nodes(root: pathlib.Path, gpu: pci.Device) -> tuple[str, ...]:
 
 
 def _memory_mib(root: pathlib.Path, gpu: pci.Device) -> int:
-    """Memory of its own in MiB; 0 where the driver tells none, as i915 does in Linux's own tree.
+    """Return its own memory in MiB; 0 if the driver reports none, as i915 in Linux's own tree.
 
     Intel's build of i915 has `lmem_total_bytes` on the card, xe a file for each tile.
     """

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What files tell of NVIDIA's driver besides its modules: libraries, firmware, PCI.
+"""Read files about NVIDIA's driver besides its modules: libraries, firmware, PCI.
 
-Each raises OSError where a file can't be read, which does not say that there is none.
+Each function raises OSError if a file exists but can't be read.
 """
 
 import pathlib
@@ -11,20 +11,20 @@ import typing
 
 from gpu_agent.gpu.vendors.nvidia import kernel_modules
 
-# LXD's list of the folders that it has bound the host's libraries into (canonical/lxd
+# LXD's list of the folders into which it has bound the host's libraries (canonical/lxd
 # lxd/device/gpu_cdi.go).
 _BOUND: typing.Final = "etc/ld.so.conf.d/00-lxdcdi.conf"
 # Attributes, then the value (Linux Documentation/filesystems/efivarfs.rst, UEFI 2.10, 3.3).
 _SECURE_BOOT: typing.Final = (
     "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 )
-# pci.ids: NVIDIA, and a bridge of another kind than those that PCI defines.
+# pci.ids: NVIDIA, and a bridge of a kind that PCI does not define.
 _NVIDIA, _OTHER_BRIDGE = 0x10DE, 0x0680
 _LIBRARY: typing.Final = re.compile(r"libnvidia-ml\.so\.([0-9]+(?:\.[0-9]+)+)")
 
 
 def library(root: pathlib.Path) -> str:
-    """Version in the name of the library that programs load as libnvidia-ml.so.1."""
+    """Return the version in the name of the library that programs load as libnvidia-ml.so.1."""
     for link in sorted((root / "usr/lib").glob("*-linux-gnu/libnvidia-ml.so.1")):
         if not link.exists():
             continue
@@ -36,7 +36,7 @@ def library(root: pathlib.Path) -> str:
 
 
 def is_bound(root: pathlib.Path) -> bool:
-    """Whether LXD has bound the host's libraries into this container."""
+    """Return whether LXD has bound the host's libraries into this container."""
     if (root / _BOUND).exists():
         return True
     mounts = kernel_modules.text(root / "proc/self/mountinfo")
@@ -48,7 +48,7 @@ def is_bound(root: pathlib.Path) -> bool:
 
 
 def is_secure_boot(root: pathlib.Path) -> bool:
-    """Whether the firmware has the kernel load signed modules alone."""
+    """Return whether the firmware lets the kernel load only signed modules."""
     try:
         return (root / _SECURE_BOOT).read_bytes()[4:5] == b"\1"
     except (FileNotFoundError, NotADirectoryError):
@@ -56,7 +56,7 @@ def is_secure_boot(root: pathlib.Path) -> bool:
 
 
 def has_nvswitch(root: pathlib.Path) -> bool:
-    """Whether NVSwitches, which a fabric manager sets up, are on the PCI bus."""
+    """Return whether NVSwitches, which a fabric manager sets up, are on the PCI bus."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         vendor, kind = (kernel_modules.text(device / name) for name in ("vendor", "class"))
         if vendor and int(vendor, 0) == _NVIDIA and int(kind or "0", 0) >> 8 == _OTHER_BRIDGE:

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Which packages of the distribution make up NVIDIA's driver, and which of them fit together.
+"""Select the distribution's packages of NVIDIA's driver, in versions that fit together.
 
-Names are Ubuntu's. A branch is such as `580-server-open`: the open modules differ from the closed
-ones in their own packages alone, libraries and tools are those of `580-server`.
+Names are Ubuntu's. A branch is such as `580-server-open`. Open modules differ from closed ones
+only in their own packages; libraries and tools are those of `580-server`.
 """
 
 import collections.abc
@@ -17,18 +17,18 @@ from machine import apt, packages, process
 OWNER: typing.Final = "driver"
 
 _UBUNTU_DRIVERS: typing.Final = "/usr/bin/ubuntu-drivers"
-# In seconds; it opens apt's cache, which takes some.
+# In seconds; the program opens apt's cache, which takes some.
 _ANSWER: typing.Final = 120.0
 _LIBRARIES: typing.Final = r"(?P<branch>[0-9]{3,4}(?:-server)?)"
 _BRANCH: typing.Final = r"(?P<branch>[0-9]{3,4}(?:-server)?(?:-open)?)"
-# Names that tell a branch with its kind of modules.
+# Package names that contain a branch with its kind of modules.
 _KIND: typing.Final = (
     re.compile(rf"nvidia-(?:headless-no-dkms|headless|driver|dkms|kernel-source)-{_BRANCH}"),
     # A kernel's release, or a flavour such as generic or oem-24.04.
     re.compile(rf"linux-modules-nvidia-{_BRANCH}-(?:[a-z].*|[0-9]+\..*)"),
 )
-# Names of what all kinds of modules of a branch share, and of NVIDIA's own packages, which may
-# have no branch in their names. The first that is there has the driver's version.
+# Packages that all kinds of modules of a branch share, and NVIDIA's own packages, which may have
+# no branch in their names. The first one that is installed has the driver's version.
 _SHARED: typing.Final = (
     re.compile(rf"libnvidia-compute(?:-{_LIBRARIES})?"),
     re.compile(rf"nvidia-utils-{_LIBRARIES}"),
@@ -47,8 +47,8 @@ _GLOBS: typing.Final = (
     "nvidia-open",
     "nvidia-utils-*",
 )
-# What a driver or its libraries need at their own version, which apt takes of itself only where
-# that is the newest (Depends of nvidia-graphics-drivers-580-server in Ubuntu 24.04).
+# Dependencies of a driver or its libraries in their own version, which apt selects only if that is
+# the newest (Depends of nvidia-graphics-drivers-580-server in Ubuntu 24.04).
 _COMPANIONS: typing.Final = (
     *("libnvidia-cfg1", "libnvidia-compute", "libnvidia-gpucomp", "nvidia-compute-utils"),
     *("nvidia-firmware", "nvidia-kernel-common"),
@@ -57,17 +57,17 @@ _LIBRARY_COMPANIONS: typing.Final = ("libnvidia-gpucomp",)
 
 
 class DriverError(packages.PackageError):
-    """NVIDIA's driver can't be had as planned: one sentence that says why, with the next step."""
+    """NVIDIA's driver can't be installed as planned; the text says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Installed:
-    """The packages of NVIDIA's driver that are installed, whoever brought them.
+    """The installed packages of NVIDIA's driver, no matter who installed them.
 
     Attributes:
-        versions: of those that tell a branch or the driver's version, by name.
-        branch: such as `580-server-open`; empty: there are none.
-        version: the driver's, such as `580.65.06`; empty where none of them tells it.
+        versions: versions of the packages that show the branch or the driver's version, by name.
+        branch: such as `580-server-open`; empty: no packages.
+        version: the driver's version, such as `580.65.06`; empty: unknown.
     """
 
     versions: dict[str, str]
@@ -76,10 +76,10 @@ class Installed:
 
 
 def look() -> Installed:
-    """What dpkg has of them.
+    """Return dpkg's state of them.
 
     Raises:
-        machine.packages.PackageError: it can't tell.
+        machine.packages.PackageError: dpkg fails.
     """
     versions = packages.installed(*_GLOBS)
     name, shared = _first_shared(versions)
@@ -91,33 +91,33 @@ def look() -> Installed:
 
 
 def libraries(branch: str) -> str:
-    """The branch of libraries and tools that a branch's modules go with."""
+    """Return the branch of libraries and tools that belong to a branch's modules."""
     return branch.removesuffix("-open")
 
 
 def upstream(version: str) -> str:
-    """NVIDIA's version in that of a package, such as `580.65.06` in `580.65.06-0ubuntu1`."""
+    """Return NVIDIA's version in a package's, such as `580.65.06` in `580.65.06-0ubuntu1`."""
     match = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)+)", version)
     return match.group(1) if match else ""
 
 
 def modules(branch: str, kernel: str) -> str:
-    """Name of the package that has the modules which are built and signed for one kernel."""
+    """Return the name of the package with the signed, prebuilt modules for one kernel."""
     return f"linux-modules-nvidia-{branch}-{kernel}"
 
 
 def recommended(branch: str) -> tuple[str, str]:
-    """The branch to install on this machine.
+    """Return the branch to install on this machine.
 
     Args:
-        branch: the operator's choice; empty: the one that ubuntu-drivers recommends, of those for
-            servers if it has one.
+        branch: the operator's choice; empty: the branch that ubuntu-drivers recommends, a server
+            branch if there is one.
 
     Returns:
-        That branch, and the package that brings its modules with each new kernel, or nothing.
+        That branch, and the package that installs its modules for each new kernel, or nothing.
 
     Raises:
-        DriverError: there is none, or the chosen one is not among them.
+        DriverError: there is none, or the chosen one is not available.
         machine.packages.PackageError: ubuntu-drivers can't be installed.
     """
     if not packages.ensure_installed("ubuntu-drivers-common"):
@@ -134,7 +134,7 @@ def recommended(branch: str) -> tuple[str, str]:
         chosen = [row for row in found if row[0] == branch]
         if not chosen:
             raise DriverError(
-                f"{branch} is no NVIDIA driver that this machine's archives have for its GPUs: "
+                f"{branch} is not an NVIDIA driver in this machine's archives for its GPUs: "
                 f"they have {named}; with gpu-driver=auto the charm takes the recommended one"
             )
         return chosen[0]
@@ -144,13 +144,13 @@ def recommended(branch: str) -> tuple[str, str]:
 def chosen(
     branch: str, metapackage: str, kernels: tuple[str, ...], *, fabric_manager: bool
 ) -> dict[str, str]:
-    """Names and versions of all that is to be installed: the newest that fits these kernels.
+    """Return names and versions of all packages to install: the newest for these kernels.
 
     Args:
         branch: of the driver.
-        metapackage: the one that brings modules with each new kernel, or an empty text.
-        kernels: the running one first; one alone must have modules in the archive.
-        fabric_manager: the GPUs need it, of exactly the driver's version.
+        metapackage: the package that installs modules for each new kernel, or an empty text.
+        kernels: the running one first; only that one must have modules in the archive.
+        fabric_manager: whether the GPUs need it, in exactly the driver's version.
 
     Raises:
         DriverError: the archives have nothing that fits.
@@ -184,7 +184,7 @@ def chosen(
 def _of_one_version(
     needed: list[str], beside: list[str], offered: dict[str, tuple[str, ...]]
 ) -> list[dict[str, str]]:
-    """Packages at each version in which all of the needed ones are there, newest first."""
+    """Return packages for each version in which all needed ones exist, newest first."""
     found = list[dict[str, str]]()
     for version in offered[needed[0]]:
         same = {name: _of(offered[name], upstream(version)) for name in (*needed, *beside)}
@@ -200,17 +200,17 @@ def _modules_of(
 ) -> collections.abc.Iterator[dict[str, str]]:
     for exact in offered[built[0]]:
         wanted = {name: exact if exact in offered[name] else offered[name][0] for name in built}
-        # One of another version would bring another kernel.
+        # A metapackage of another version would install another kernel.
         if metapackage and exact in offered[metapackage]:
             wanted[metapackage] = exact
         yield wanted
 
 
 def userspace(version: str) -> dict[str, str]:
-    """Names and versions of the libraries and tools of exactly a version of the driver.
+    """Return names and versions of libraries and tools for exactly a version of the driver.
 
     Raises:
-        DriverError: the archives have them no more.
+        DriverError: the archives no longer have them.
     """
     major = version.partition(".")[0]
     branches = (f"{major}-server", major)
@@ -224,16 +224,16 @@ def userspace(version: str) -> dict[str, str]:
     have = ", ".join(dict.fromkeys(map(upstream, there))) or f"none of {major}"
     raise DriverError(
         f"the archives have no NVIDIA libraries of version {version}, which the host's driver has "
-        f"(they have {have}): have LXD bind the host's in, 'lxc config device set INSTANCE DEVICE "
+        f"(they have {have}): let LXD bind the host's, 'lxc config device set INSTANCE DEVICE "
         "id=nvidia.com/gpu=0', or install one of those versions on the host"
     )
 
 
 def missing(found: Driver, *, fabric_manager: bool) -> dict[str, str]:
-    """Names and versions of what our driver lacks, but for modules; see module_sets.
+    """Return names and versions of what our driver lacks, except modules; see module_sets.
 
     Raises:
-        DriverError: the archives have them no more.
+        DriverError: the archives no longer have them.
     """
     names = [f"nvidia-headless-no-dkms-{found.branch}", f"nvidia-utils-{libraries(found.branch)}"]
     if fabric_manager:
@@ -253,10 +253,10 @@ def missing(found: Driver, *, fabric_manager: bool) -> dict[str, str]:
 
 
 def module_sets(found: Driver, kernel: str) -> collections.abc.Iterator[dict[str, str]]:
-    """What would give one more kernel its module and leave the driver's version alone.
+    """Return packages that give one more kernel its module without another driver version.
 
     Raises:
-        machine.packages.PackageError: apt can't tell.
+        machine.packages.PackageError: apt fails.
     """
     name = modules(found.branch, kernel)
     there = dict(packages.owned(OWNER))
@@ -273,10 +273,10 @@ def module_sets(found: Driver, kernel: str) -> collections.abc.Iterator[dict[str
 
 
 def _first_shared(versions: dict[str, str]) -> tuple[str, str]:
-    """Name of the package that has the driver's version, and the branch of libraries in it."""
+    """Return the package that has the driver's version, and the branch of libraries in it."""
     for pattern in _SHARED:
         found = [match for match in map(pattern.fullmatch, sorted(versions)) if match]
-        # An old branch's name may stand for a newer one: 565-server brings 580-server.
+        # An old branch's name may stand for a newer one: 565-server installs 580-server.
         found.sort(key=lambda match: not _is_itself(match, versions))
         if found:
             return found[0].group(), libraries(found[0].group("branch") or "")
@@ -289,13 +289,13 @@ def _is_itself(match: re.Match[str], versions: dict[str, str]) -> bool:
 
 
 def _kind(name: str) -> str:
-    """The branch in the name of a package that goes with one kind of modules; or empty."""
+    """Return the branch in the name of a package for one kind of modules; or empty."""
     matches = (pattern.fullmatch(name) for pattern in _KIND)
     return next((match.group("branch") for match in matches if match), "")
 
 
 def _listed(*options: str) -> list[tuple[str, str]]:
-    """What ubuntu-drivers lists, best first: each branch, with the package of its modules.
+    """Return ubuntu-drivers' list, best first: each branch, with the package of its modules.
 
     Lines of ubuntu-drivers-common 0.10 are `nvidia-driver-580-server-open, (kernel modules
     provided by linux-modules-nvidia-580-server-open-generic)`, or with --recommended these two
@@ -308,7 +308,7 @@ def _listed(*options: str) -> list[tuple[str, str]]:
         raise _no_answer(error) from error
     if done.returncode:
         error = process.CommandError(argv, done.returncode, done.stderr or done.stdout)
-        if options and not error.starved:  # older ones do not know it
+        if options and not error.starved:  # older versions do not have the option
             return []
         raise _no_answer(error)
     rows = re.finditer(
@@ -320,7 +320,7 @@ def _listed(*options: str) -> list[tuple[str, str]]:
     for row in rows:
         meta = re.search(r"linux-modules-nvidia-[^\s,()]+", row.group())
         found.append((row.group("branch"), meta.group() if meta else ""))
-    # Those that would have to be compiled here come last.
+    # Branches without compiled modules come last.
     return sorted(found, key=lambda row: not row[1])
 
 
@@ -333,7 +333,7 @@ def _no_answer(error: process.CommandError) -> DriverError:
 
 
 def _of(versions: collections.abc.Sequence[str], wanted: str) -> str:
-    """The newest package version that is of one version of NVIDIA's; empty if there is none."""
+    """Return the newest package version of one NVIDIA version; empty if there is none."""
     return next((version for version in versions if upstream(version) == wanted), "")
 
 
@@ -350,7 +350,7 @@ def _asked(wanted: dict[str, str]) -> list[str]:
 
 
 def _first_that_fits(sets: list[dict[str, str]], branch: str) -> dict[str, str]:
-    """The first of these that apt can install: modules of older kernels go with older drivers."""
+    """Return the first set that apt can install: older kernels' modules need older drivers."""
     reasons = list[packages.PackageError]()
     for wanted in sets:
         try:

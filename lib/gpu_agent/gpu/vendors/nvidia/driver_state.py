@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What there is of NVIDIA's driver on this machine: packages, module, library."""
+"""Collect the state of NVIDIA's driver on this machine: packages, module, library."""
 
 import pathlib
 
@@ -11,14 +11,14 @@ from machine import packages
 
 
 def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
-    """What there is of NVIDIA's driver. The packages are always this machine's.
+    """Return the state of NVIDIA's driver. The packages are always this machine's.
 
     Args:
-        root: where /proc, /sys, /etc, /usr, /lib and /boot lie.
+        root: the root of the machine's files.
 
     Raises:
-        gpu_agent.model.errors.UnknownError: something of it can't be looked at.
-        machine.packages.PackageError: dpkg can't tell.
+        gpu_agent.model.errors.UnknownError: a part of it can't be read.
+        machine.packages.PackageError: dpkg fails.
     """
     found = driver_packages.look()
     if found.versions:
@@ -50,5 +50,5 @@ def look(root: pathlib.Path = kernel_modules.ROOT) -> Driver:
 
 
 def is_half_ours() -> bool:
-    """Whether a killed hook has left packages of ours that are not wholly installed."""
+    """Return whether a killed hook has left packages of ours that are incomplete."""
     return bool(packages.begun(driver_packages.OWNER))

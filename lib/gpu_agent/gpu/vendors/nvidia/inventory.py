@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""NVIDIA's GPUs: what /sys, /proc and /dev say of them first, then NVML."""
+"""List NVIDIA's GPUs from /sys, /proc and /dev first, then from NVML."""
 
 import collections.abc
 import pathlib
@@ -14,10 +14,10 @@ from gpu_agent.model.inventory import Inventory, State, Vendor
 
 
 def look(root: pathlib.Path) -> Inventory:
-    """This machine's NVIDIA GPUs, or what stands between it and them.
+    """Return this machine's NVIDIA GPUs, or why they can't be used.
 
     Args:
-        root: where /sys, /proc, /dev and /run lie; NVML is always this machine's.
+        root: the root of the machine's files; NVML is always this machine's.
     """
     gpus = pci.gpus(root, Vendor.NVIDIA)
     driven = [gpu for gpu in gpus if gpu.driver == "nvidia"]
@@ -26,7 +26,7 @@ def look(root: pathlib.Path) -> Inventory:
         if passed:
             return _ask_nvml(passed, root)
         return Inventory(State.NOT_PASSED, detail=pci.addresses(driven))
-    # A container may show nothing of the bus and have the nodes all the same.
+    # A container may see nothing of the bus and still have the nodes.
     if not gpus and _count_nodes(root):
         return _ask_nvml([], root)
     return pci.undriven(gpus, Vendor.NVIDIA)
@@ -63,16 +63,16 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
 def is_passed(
     address: str, root: pathlib.Path, answering: collections.abc.Collection[str] = ()
 ) -> bool:
-    """Whether a GPU of the driver's can be opened here; it can't in a container without its node.
+    """Return whether a GPU of the driver can be opened here, which in a container needs its node.
 
     On a machine of its own NVML makes the nodes when it starts.
 
     Args:
         address: of this GPU.
         root: where /proc, /dev and /run lie.
-        answering: addresses of the GPUs that are known to be here. Where the driver's file on this
-            one is hidden, as libnvidia-container hides those that it does not bring, only a node
-            more than these have can be its.
+        answering: addresses of GPUs that are known to be here. If the driver's file on this GPU is
+            hidden, as libnvidia-container does for GPUs that it does not pass in, the GPU is here
+            only if /dev has more nodes than these GPUs.
     """
     if not kernel.in_container(root):
         return True

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Follows the kernel's log from its end: what NVIDIA's driver says of its GPUs there."""
+"""Follow the kernel log from its end: the records of NVIDIA's driver on its GPUs."""
 
 import os
 import pathlib
@@ -13,24 +13,24 @@ from machine import exhaustion as scarcity
 _KMSG: typing.Final = "dev/kmsg"
 _DEVICE: typing.Final = (1, 11)  # Linux Documentation/admin-guide/devices.txt
 _RECORD_BYTES: typing.Final = 8192
-# Of one turn: who floods the log keeps nobody from the rest of his work.
+# Records per turn: a flooded log must not block other work.
 _MOST_RECORDS: typing.Final = 1000
 
 
 class NoLogError(Exception):
-    """This machine has no kernel's log to follow, as system containers have none; why."""
+    """This machine has no kernel log, as in a system container; the text says why."""
 
 
 class Follower:
-    """Reads what comes from now on; never waits for it.
+    """Reads new records without blocking.
 
     Attributes:
-        can_be_waited_for: whether the descriptor can be read only where there is something new.
-            Where a file stands in for the log, somebody has to look now and then.
+        can_be_waited_for: whether the descriptor is readable only if a record is new. If a plain
+            file replaces the log, it must be read at intervals.
 
     Raises:
-        NoLogError: there is none.
-        OSError: the machine is out of something, so that nothing can be told.
+        NoLogError: there is no log.
+        OSError: the machine lacks resources.
     """
 
     def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
@@ -48,18 +48,18 @@ class Follower:
         return self._descriptor
 
     def read(self) -> list[xid.Message]:
-        """The Xids that came since, in their order.
+        """Return the Xids since the last call, in their order.
 
         `lost` then says how often the kernel overwrote records before they were read.
 
         Raises:
-            OSError: the log can't be read any more.
+            OSError: the log can no longer be read.
         """
         found: list[xid.Message] = []
         for _ in range(_MOST_RECORDS):
             try:
                 part = self._part()
-            except BrokenPipeError:  # overwritten before it was read: the next is the oldest now
+            except BrokenPipeError:  # overwritten before it was read: the next is now the oldest
                 self.lost += 1
                 continue
             except BlockingIOError:
@@ -76,21 +76,21 @@ class Follower:
         return found
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         os.close(self._descriptor)
 
     def _part(self) -> bytes:
         if not self.can_be_waited_for:
             at = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-            if os.fstat(self._descriptor).st_size < at:  # it was emptied
+            if os.fstat(self._descriptor).st_size < at:  # it was truncated
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
         return os.read(self._descriptor, _RECORD_BYTES)
 
 
 def _opened(path: pathlib.Path) -> int:
-    """The log at its end.
+    """Open the log at its end.
 
-    Some containers have a terminal or a pipe there, which is not to be read.
+    Some containers have a terminal or a pipe there, which must not be read.
     """
     found = path.stat()
     device = os.major(found.st_rdev), os.minor(found.st_rdev)

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""NVIDIA's kernel module: on the disk, in the kernel, and in and out of it."""
+"""Find, load and unload NVIDIA's kernel modules."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from gpu_agent.gpu.vendors.nvidia import module_version as nvidia_module
 from machine import files, process
 
 ROOT: typing.Final = pathlib.Path("/")
-# What modprobe said when it could not load the module, and in which boot that was.
+# modprobe's message when it could not load the module, and the boot in which that was.
 _REFUSED: typing.Final = "var/lib/gpu-ci/driver-refused.json"
 _BLACKLIST: typing.Final = "etc/modprobe.d/gpu-ci-nouveau.conf"
 _NO_NOUVEAU: typing.Final = """\
@@ -25,9 +25,9 @@ options nouveau modeset=0
 _MODPROBE: typing.Final = "/usr/sbin/modprobe"
 # In seconds. A machine of eight cards takes some ten.
 _TIMEOUT: typing.Final = 120.0
-# Who uses another comes before it (NVIDIA open-gpu-kernel-modules 580, kernel-open/Kbuild).
+# A module that uses another comes before it (NVIDIA open-gpu-kernel-modules 580, Kbuild).
 _STACK: typing.Final = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
-# Where modules come to lie: Ubuntu's linux-modules-nvidia, dkms, NVIDIA's own installer.
+# The folders of modules of Ubuntu's linux-modules-nvidia, dkms, and NVIDIA's own installer.
 _PLACES: typing.Final = (
     "updates/dkms/nvidia.ko*",
     "updates/nvidia.ko*",
@@ -40,36 +40,36 @@ _log = logging.getLogger(__name__)
 
 
 def text(path: pathlib.Path) -> str:
-    """A file's text without white space around it; empty where there is none.
+    """Return a file's text without surrounding white space; empty if there is no file.
 
     Raises:
-        OSError: it can't be read, which does not say that there is none.
+        OSError: it can't be read, so that its content is unknown.
     """
     try:
         return path.read_text(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
-        if error.errno == errno.ENODEV:  # /sys of a device that has just gone
+        if error.errno == errno.ENODEV:  # in /sys, of a device that has just gone
             return ""
         raise
 
 
 def kernel(root: pathlib.Path) -> str:
-    """The running kernel's release, such as `6.8.0-60-generic`."""
+    """Return the running kernel's release, such as `6.8.0-60-generic`."""
     return text(root / "proc/sys/kernel/osrelease")
 
 
 def boot(root: pathlib.Path) -> str:
-    """The id of this boot, which no other has."""
+    """Return the unique id of this boot."""
     return text(root / "proc/sys/kernel/random/boot_id")
 
 
 def next_kernel(root: pathlib.Path) -> str:
-    """The release which the next boot takes; empty where /boot has none.
+    """Return the kernel release of the next boot; empty if /boot has none.
 
-    It is what /boot/vmlinuz leads to, which Ubuntu's kernels keep at the last one that came, or
-    else the highest, as grub's first entry is.
+    It is the target of /boot/vmlinuz, which Ubuntu's kernels set to the last one installed. If
+    there is no such link it is the highest, which is grub's first entry.
     """
     images = {
         path.name for path in files.entries(root / "boot") if path.name.startswith("vmlinuz-")
@@ -82,23 +82,23 @@ def next_kernel(root: pathlib.Path) -> str:
 
 
 def on_disk(root: pathlib.Path, kernels: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Which of these kernels have nvidia.ko, each with the module's version or an empty one."""
+    """Return which of these kernels have nvidia.ko, with the module's version or an empty one."""
     found = {name: _module(root, name) for name in kernels if name}
     return tuple((name, _version(root, name, path)) for name, path in found.items() if path)
 
 
 def is_loaded(module: str = "nvidia", root: pathlib.Path = ROOT) -> bool:
-    """Whether the kernel has a module."""
+    """Return whether a module is loaded."""
     return (root / "sys/module" / module).is_dir()
 
 
 def loaded(root: pathlib.Path) -> str:
-    """Version of the loaded nvidia.ko; empty if there is none."""
+    """Return the version of the loaded nvidia.ko; empty if there is none."""
     return nvidia_module.version(lambda name: text(root / name))
 
 
 def refused(root: pathlib.Path) -> str:
-    """What modprobe said when it last could not load the module in this boot; or empty."""
+    """Return modprobe's message if it could not load the module in this boot; or empty."""
     said = text(root / _REFUSED)
     if not said:
         return ""
@@ -107,9 +107,9 @@ def refused(root: pathlib.Path) -> str:
 
 
 def load() -> bool:
-    """Load the module where it is not. Return True if it is loaded by that.
+    """Load the module unless it is loaded. Return True if that changed anything.
 
-    What modprobe says against it is kept: see refused.
+    modprobe's error message is kept: see refused.
 
     Raises:
         machine.process.CommandError: the machine had no time or memory for it.
@@ -124,7 +124,7 @@ def load() -> bool:
         raise failure
     if done.returncode or not is_loaded():
         said = " / ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
-        _refuse(said or "modprobe nvidia said nothing, but the kernel has no such module")
+        _refuse(said or "modprobe nvidia succeeded, but the kernel does not have the module")
         return False
     files.ensure_absent(ROOT / _REFUSED)
     _add("nvidia_uvm")
@@ -132,20 +132,20 @@ def load() -> bool:
 
 
 def stack() -> tuple[str, ...]:
-    """The modules of NVIDIA's driver that are loaded, in the order in which they can go."""
+    """Return the loaded modules of NVIDIA's driver, in the order in which they can be unloaded."""
     return tuple(module for module in _STACK if is_loaded(module))
 
 
 def unload(modules: tuple[str, ...]) -> bool:
-    """Take these modules out of the kernel, if nothing but they themselves uses one of them.
+    """Unload these modules, if only they themselves use each other.
 
     Returns:
-        Whether all are out. Where one is not, `add` brings the others back.
+        Whether all are out. If not, `add` loads the others again.
     """
     if any(_users(module) for module in modules):
         return False
     for module in modules:
-        # One that goes takes those with it that nobody uses any more.
+        # Removing a module also removes the unused modules that it depends on.
         if is_loaded(module):
             done = process.run([_MODPROBE, "-r", module], timeout=_TIMEOUT, check=False)
             if done.returncode or is_loaded(module):
@@ -155,17 +155,17 @@ def unload(modules: tuple[str, ...]) -> bool:
 
 
 def add(modules: tuple[str, ...]) -> None:
-    """Load these again, after nvidia itself; one that can't be is only logged."""
+    """Load these again, after nvidia itself; a failure is only logged."""
     if is_loaded():
         for module in modules:
             _add(module)
 
 
 def oust_nouveau() -> bool:
-    """Keep nouveau out from the next boot on, and out at once where nothing uses it.
+    """Blacklist nouveau from the next boot on, and unload it now if it is not in use.
 
     Returns:
-        Whether anything had to be changed. Nothing is where it is not loaded.
+        Whether anything was changed. Nothing is changed if nouveau is not loaded.
     """
     if not is_loaded("nouveau"):
         return False
@@ -177,13 +177,13 @@ def oust_nouveau() -> bool:
 
 
 def release() -> bool:
-    """Remove what this module has written. Return True if there was anything."""
+    """Remove the files that this module has written. Return True if there were any."""
     gone = [files.ensure_absent(ROOT / name) for name in (_BLACKLIST, _REFUSED)]
     return any(gone)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key by which numbers in names count as such: 6.8.0-9 before 6.8.0-60."""
+    """Return a key that compares numbers in names as numbers: 6.8.0-9 before 6.8.0-60."""
     return [(int(part or 0), rest) for part, rest in re.findall(r"([0-9]*)([^0-9]*)", name)]
 
 
@@ -200,7 +200,7 @@ def _module(root: pathlib.Path, release: str) -> pathlib.Path | None:
 
 
 def _version(root: pathlib.Path, release: str, module: pathlib.Path) -> str:
-    """A module's version by dkms' folders, or its own word; empty where it is compressed."""
+    """Return a module's version by dkms' folders or its own; empty if it is compressed."""
     if "dkms" in module.parts:
         for path in (root / "var/lib/dkms").glob(f"nvidia*/[0-9]*/{release}"):
             return path.parent.name
@@ -209,7 +209,7 @@ def _version(root: pathlib.Path, release: str, module: pathlib.Path) -> str:
 
 
 def _section(path: pathlib.Path, name: bytes) -> bytes:
-    """One section of a 64-bit little-endian ELF file (elf(5)); empty where it has none."""
+    """Return one section of a 64-bit little-endian ELF file (elf(5)); empty if it has none."""
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
@@ -232,7 +232,7 @@ def _section(path: pathlib.Path, name: bytes) -> bytes:
 
 
 def _users(module: str) -> int:
-    """How many use a loaded module, besides those that would be unloaded with it."""
+    """The number of users of a loaded module, without modules that are unloaded with it."""
     folder = ROOT / "sys/module" / module
     holders = {path.name for path in files.entries(folder / "holders")} & set(_STACK)
     return int(text(folder / "refcnt") or 0) - len(holders)

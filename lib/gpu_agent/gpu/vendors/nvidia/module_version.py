@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the loaded nvidia.ko says of itself."""
+"""The version of the loaded nvidia.ko."""
 
 import collections.abc
 import re
@@ -13,10 +13,10 @@ _FILES: typing.Final = (
 
 
 def version(text: collections.abc.Callable[[str], str]) -> str:
-    """Its version, such as `580.65.06`; empty if neither /sys nor /proc tells it.
+    """The module's version, such as `580.65.06`; empty if neither /sys nor /proc has it.
 
     Args:
-        text: what a file says, by its path below the root; empty where there is none.
+        text: returns a file's text by its path below the root; empty if there is no such file.
     """
     found = (re.search(pattern, text(name), re.MULTILINE) for name, pattern in _FILES)
     return next((match.group(1) for match in found if match), "")

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What NVML says of NVIDIA's GPUs. NVML has no Python types: that ends in this file."""
+"""Query NVML for NVIDIA's GPUs. NVML's binding is untyped; its use ends in this file."""
 
 import _ctypes
 import collections.abc
@@ -12,7 +12,7 @@ import typing
 
 from gpu_agent.model.inventory import Gpu, MigDevice, State, Vendor
 
-# What libnvidia-container calls NVML's brands (src/driver.c), in lower case, by their number in
+# libnvidia-container's names of NVML's brands (src/driver.c), in lower case, by their number in
 # nvml.h (nvmlBrandType_t).
 _BRANDS: typing.Final = (
     *("unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan", "vapps", "vpc", "vcs"),
@@ -22,7 +22,7 @@ _MAPS: typing.Final = pathlib.Path("/proc/self/maps")
 
 
 class NvmlError(Exception):
-    """NVML can't be used at all; the text is its own words.
+    """NVML can't be used at all; the text is its message.
 
     Attributes:
         state: what that means for this machine.
@@ -35,13 +35,13 @@ class NvmlError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What NVML knows of this machine.
+    """NVML's data on this machine.
 
     Attributes:
         driver: version of the loaded kernel driver.
-        cuda: highest CUDA version that it can run, such as `13.0`; empty if unknown.
+        cuda: highest CUDA version that it supports, such as `13.0`; empty if unknown.
         gpus: the GPUs that answered, in NVML's order.
-        failures: NVML's words on each GPU that did not, such as `GPU 1: GPU is lost`.
+        failures: NVML's message for each other GPU, such as `GPU 1: GPU is lost`.
     """
 
     driver: str
@@ -51,10 +51,10 @@ class Answer:
 
 
 def read() -> Answer:
-    """Ask this machine's libnvidia-ml.so.1. One GPU that fails does not sink the others.
+    """Query this machine's libnvidia-ml.so.1. A GPU that fails does not affect the others.
 
     Raises:
-        NvmlError: if it can't be loaded or started, or fails on the machine as a whole.
+        NvmlError: it can't be loaded or started, or fails on the machine as a whole.
     """
     with session() as nvml:
         driver = nvml.nvmlSystemGetDriverVersion()
@@ -73,14 +73,14 @@ def read() -> Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """Who uses one GPU now, its MIG devices included.
+    """The users of one GPU now, its MIG devices included.
 
     Attributes:
         computing: ids of the processes that have a compute context on it.
         drawing: the same for graphics, which display servers have.
-        total_mib: its memory in MiB; 0 where NVML reports none, or where the kernel uses it as
-            memory of the machine's too.
-        used_mib: what of it is allocated, without the driver's own reserve.
+        total_mib: its memory in MiB; 0 if NVML reports none, or if the kernel uses it as memory of
+            the machine too.
+        used_mib: the allocated part of it, without the driver's own reserve.
     """
 
     computing: tuple[int, ...] = ()
@@ -90,10 +90,10 @@ class Use:
 
 
 def uses(uuids: collections.abc.Iterable[str]) -> dict[str, Use]:
-    """Who uses these GPUs, by UUID; without those that do not answer.
+    """Return the users of these GPUs, by UUID; without GPUs that do not answer.
 
     Raises:
-        NvmlError: if NVML can't be loaded or started.
+        NvmlError: NVML can't be loaded or started.
     """
     found: dict[str, Use] = {}
     with session() as nvml:
@@ -104,9 +104,9 @@ def uses(uuids: collections.abc.Iterable[str]) -> dict[str, Use]:
 
 
 def library_version() -> str:
-    """Version of the libnvidia-ml.so.1 that `read` loaded, by its file's name; empty if unknown.
+    """Return the version of the libnvidia-ml.so.1 that `read` loaded, by its file's name.
 
-    NVML itself does not tell it when it does not fit the kernel's driver.
+    NVML itself does not report it if it does not fit the kernel's driver.
     """
     match = re.search(r"/libnvidia-ml\.so\.([0-9]+(?:\.[0-9]+)+)$", _MAPS.read_text(), re.M)
     return match.group(1) if match else ""
@@ -114,8 +114,8 @@ def library_version() -> str:
 
 @contextlib.contextmanager
 def session() -> collections.abc.Generator[typing.Any]:
-    """The binding while NVML runs; whatever it raises comes out as NvmlError."""
-    # Only here: a machine without GPUs asked for never loads it.
+    """Provide the binding while NVML runs; all its errors become NvmlError."""
+    # Only here: a machine that uses no GPUs never loads it.
     import pynvml  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
 
     nvml: typing.Any = pynvml
@@ -136,9 +136,9 @@ def session() -> collections.abc.Generator[typing.Any]:
 
 
 def _unload(nvml: typing.Any) -> None:
-    """Let go of the library of an earlier session: the driver may have been changed since.
+    """Unload the library of an earlier session, since the driver may have been changed.
 
-    The binding would keep it, and what it has found in it, as long as this process lives.
+    The binding would keep the library and its functions for the lifetime of this process.
     """
     binding = typing.cast(dict[str, typing.Any], vars(nvml))
     if binding["nvmlLib"] is not None and not binding["_nvmlLib_refcount"]:
@@ -172,12 +172,12 @@ def _use(nvml: typing.Any, handle: object) -> Use:
     computing, drawing = (
         tuple(process.pid for process in if_supported(nvml, function, handle) or ())
         for function in (
-            # Without a number the binding picks one and fails where the driver lacks it.
+            # Without a number the binding picks one and fails if the driver lacks it.
             nvml.nvmlDeviceGetComputeRunningProcesses_v3,
             nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
         )
     )
-    # The first version of this query counts the driver's reserve as used. Where the GPU is a NUMA
+    # The first version of this query counts the driver's reserve as used. On a GPU that is a NUMA
     # node (GH200), the kernel keeps files in its memory.
     memory = if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if not memory or if_supported(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None:
@@ -199,7 +199,7 @@ def _mig_devices(nvml: typing.Any, handle: object) -> collections.abc.Iterator[M
 def if_supported(
     nvml: typing.Any, function: collections.abc.Callable[..., typing.Any], *arguments: object
 ) -> typing.Any:
-    """What a query answers; None where this GPU or this driver does not have it."""
+    """Return a query's answer; None if this GPU or this driver does not support it."""
     try:
         return function(*arguments)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -207,9 +207,9 @@ def if_supported(
 
 
 def pci_address(bus_id: str) -> str:
-    """A PCI address as /sys writes it: the domain with four digits, and all in lower case.
+    """Return a PCI address as /sys writes it: a domain of four digits, in lower case.
 
-    NVML writes the domain with eight, and all in upper case.
+    NVML writes a domain of eight digits, in upper case.
     """
     domain, rest = bus_id.split(":", 1)
     return f"{int(domain, 16):04x}:{rest.lower()}"

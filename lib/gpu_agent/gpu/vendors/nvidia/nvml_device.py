@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One GPU's answers through NVML, with None where the GPU or its driver does not tell."""
+"""Query one GPU through NVML, with None for what the GPU or its driver does not report."""
 
 import typing
 
@@ -11,24 +11,24 @@ _WANT: typing.Final = (20, 23)
 
 
 def is_for_want(error: BaseException | None) -> bool:
-    """Whether an error of NVML's only says that the machine is out of something."""
+    """Return whether an error of NVML only says that the machine is out of some resource."""
     return getattr(error, "value", None) in _WANT
 
 
 class Device:
-    """One GPU that answers, and what it failed to answer.
+    """A GPU that answers, and the queries that failed.
 
     Args:
         binding: pynvml, in a session.
-        uuid: whose.
-        handle: NVML's of it, where there is one already.
+        uuid: the GPU's.
+        handle: NVML's handle of it, if there is one already.
 
     Attributes:
-        trouble: NVML's words on the first query that ended in an error; or empty.
-        starved: whether one ended so for want of memory or the like: that is no word on the GPU.
+        trouble: NVML's error of the first query that failed; or empty.
+        starved: whether a query failed for lack of memory or the like, which is not a GPU's fault.
 
     Raises:
-        NVMLError: it does not answer. So does each query, where it is lost or needs a reset.
+        NVMLError: it does not answer. So does each query if it is lost or needs a reset.
     """
 
     def __init__(self, binding: typing.Any, uuid: str, handle: typing.Any = None) -> None:
@@ -37,7 +37,7 @@ class Device:
         self.trouble, self.starved = "", False
 
     def ask(self, query: str, *arguments: object) -> typing.Any:
-        """What nvmlDeviceGet<query> answers; None if it does not."""
+        """Return what nvmlDeviceGet<query> answers; None if it does not."""
         binding = self.binding
         function = getattr(binding, f"nvmlDeviceGet{query}")
         try:
@@ -45,7 +45,7 @@ class Device:
         except binding.NVMLError as error:
             if error.value in (binding.NVML_ERROR_GPU_IS_LOST, binding.NVML_ERROR_RESET_REQUIRED):
                 raise
-            # The driver is older than the query, or a container may not ask it.
+            # The driver is older than the query, or a container may not use it.
             untold = (
                 binding.NVML_ERROR_INVALID_ARGUMENT,
                 binding.NVML_ERROR_NO_PERMISSION,
@@ -58,17 +58,17 @@ class Device:
             return None
 
     def watts(self, query: str) -> float | None:
-        """What answers in mW, in W."""
+        """Return an answer in mW as W."""
         milliwatts = self.ask(query)
         return None if milliwatts is None else milliwatts / 1000
 
     def flag(self, query: str) -> bool | None:
-        """What answers with a number or a list, as whether there is any."""
+        """Return whether an answer, a number or a list, is not empty or 0."""
         answer = self.ask(query)
         return None if answer is None else bool(answer)
 
     def ecc_errors(self, kind: str, counter: str) -> int | None:
-        """Errors in memory: `CORRECTED` or `UNCORRECTED`, `VOLATILE` or `AGGREGATE`."""
+        """Return memory errors: `CORRECTED` or `UNCORRECTED`, `VOLATILE` or `AGGREGATE`."""
         return self.ask(
             "TotalEccErrors",
             getattr(self.binding, f"NVML_MEMORY_ERROR_TYPE_{kind}"),
@@ -76,13 +76,13 @@ class Device:
         )
 
     def reasons(self) -> int | None:
-        """For a lower clock, as bits."""
-        # Drivers before 535 know it by its old name only.
+        """The reasons for a lower clock, as bits."""
+        # Drivers before 535 have only its old name.
         answer = self.ask("CurrentClocksEventReasons")
         return self.ask("CurrentClocksThrottleReasons") if answer is None else answer
 
     def recovery_action(self) -> int | None:
-        """What the driver asks for, by the numbers of recovery_action.py."""
+        """The action that the driver requests, by the numbers of recovery_action.py."""
         field = self.binding.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         answer = self.ask("FieldValues", [field])
         if answer is None or answer[0].nvmlReturn != self.binding.NVML_SUCCESS:
@@ -90,8 +90,8 @@ class Device:
         return answer[0].value.uiVal
 
     def temperature(self) -> int | None:
-        """In °C."""
-        # NVML of CUDA 14 will have the second one only.
+        """The temperature in °C."""
+        # NVML of CUDA 14 will have only the second one.
         sensor = self.binding.NVML_TEMPERATURE_GPU
         answer = self.ask("Temperature", sensor)
         return self.ask("TemperatureV", sensor) if answer is None else answer

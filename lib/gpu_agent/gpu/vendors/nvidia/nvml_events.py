@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What NVML tells at once of NVIDIA's GPUs: Xids, memory errors, a recovery that it asks for."""
+"""Receive NVML's events: Xids, memory errors, and recoveries that the driver requests."""
 
 import collections.abc
 import ctypes
@@ -20,7 +20,7 @@ _FAULTS: typing.Final = {
     0x4000: ("lost", "GPU unavailable"),
     _RECOVERY: ("recovery", "recovery action"),
 }
-# What NVML writes where no MIG device is meant.
+# NVML's value for an event without a MIG device.
 _WHOLE: typing.Final = 0xFFFFFFFF
 
 
@@ -29,9 +29,9 @@ class Told:
     """One event.
 
     Attributes:
-        uuid: the GPU's; of a MIG device its GPU's.
+        uuid: the GPU's; for a MIG device its GPU's.
         fault: the name of a row in gpu_agent.fault_policy.fault_table; empty: `xid` decides.
-        xid: its number; None where it is none.
+        xid: its number; None if it is not an Xid.
         text: a few words.
     """
 
@@ -42,10 +42,10 @@ class Told:
 
 
 class Events:
-    """An event set of these GPUs, each with the types that it has; others are left out.
+    """An event set of these GPUs, each with the types that it supports; others are left out.
 
     Attributes:
-        watched: UUIDs of the GPUs that events can come of.
+        watched: UUIDs of the GPUs that can have events.
 
     Raises:
         NVMLError: NVML has no event sets here.
@@ -64,14 +64,14 @@ class Events:
                 if types:
                     binding.nvmlDeviceRegisterEvents(device.handle, types, self._set)
                     self.watched.add(uuid)
-            except binding.NVMLError:  # its look tells what is wrong with it
+            except binding.NVMLError:  # a sample shows what is wrong with it
                 continue
 
     def wait(self, milliseconds: int) -> Told | None:
-        """The next event; None where none came within so long, or none that says anything.
+        """Return the next event; None if there was none in time, or none of interest.
 
         Raises:
-            NVMLError: events can't be waited for, as where a GPU is lost.
+            NVMLError: waiting for events failed, for example because a GPU is lost.
         """
         try:
             found = self._binding.nvmlEventSetWait_v2(self._set, milliseconds)
@@ -80,7 +80,7 @@ class Events:
         return self._told(found)
 
     def close(self) -> None:
-        """Forget the set."""
+        """Free the set."""
         self._binding.nvmlEventSetFree(self._set)
 
     def _told(self, found: typing.Any) -> Told | None:
@@ -97,7 +97,7 @@ class Events:
             return None
         fault, text = _FAULTS[found.eventType]
         if found.eventType == _RECOVERY:
-            # The event does not tell which action, nor whether it is over.
+            # The event does not contain the action, nor whether it is over.
             action = device.recovery_action()
             if action == 0:
                 return None

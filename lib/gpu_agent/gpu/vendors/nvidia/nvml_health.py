@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""How well NVIDIA's GPUs are, as NVML tells it: reads, never changes anything."""
+"""Read the health of NVIDIA's GPUs from NVML; changes nothing."""
 
 import collections.abc
 import contextlib
@@ -14,8 +14,8 @@ from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.gpu.vendors.nvidia.nvml_device import Device
 
-# Reasons for a lower clock (nvml.h of CUDA 13, nvmlClocksEventReasons). The first three are no
-# fault: nothing to do, a clock that was asked for, the power limit that was set.
+# Reasons for a lower clock (nvml.h of CUDA 13, nvmlClocksEventReasons). The first three are not
+# faults: idleness, a requested clock, the configured power limit.
 IDLE: typing.Final = 0x1
 APPLICATION_CLOCKS: typing.Final = 0x2
 SOFTWARE_POWER_CAP: typing.Final = 0x4
@@ -27,7 +27,7 @@ THROTTLED: typing.Final = (
     HARDWARE_SLOWDOWN | SOFTWARE_THERMAL | HARDWARE_THERMAL | POWER_BRAKE
 )  # fmt: skip
 
-# A reason that comes and goes within this is none: it must be there each time.
+# A reason that comes and goes within this time does not count: each sample must have it.
 _LOOKS: typing.Final = 3
 _BETWEEN_LOOKS_SECONDS: typing.Final = 0.1
 
@@ -40,7 +40,7 @@ class Sram:
         uncorrected_volatile: since the driver was loaded.
         uncorrected_aggregate: in the card's life.
         corrected_volatile: since the driver was loaded.
-        threshold_exceeded: whether there were so many that NVIDIA says to replace the card.
+        threshold_exceeded: whether there were so many that NVIDIA recommends replacing the card.
     """
 
     uncorrected_volatile: int
@@ -51,11 +51,11 @@ class Sram:
 
 @dataclasses.dataclass(frozen=True)
 class RemappedRows:
-    """Rows of memory that spare ones stand in for, in the card's life.
+    """Rows of memory that were replaced by spare ones, in the card's life.
 
     Attributes:
-        corrected: for errors that could be corrected.
-        uncorrected: for errors that could not.
+        corrected: because of errors that were corrected.
+        uncorrected: because of errors that were not.
         pending: whether a row waits for a reset to be remapped.
         failed: whether a row could not be remapped.
     """
@@ -68,36 +68,35 @@ class RemappedRows:
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """One GPU's health. None stands for what this GPU, its driver or a container does not tell.
+    """One GPU's health. None: this GPU, its driver or a container does not report it.
 
     Attributes:
-        failure: NVML's words when the GPU does not answer or needs a reset; the rest is then
-            None.
-        trouble: NVML's words on the first query that ended in an error; or empty.
+        failure: NVML's message if the GPU does not answer or needs a reset; the rest is then None.
+        trouble: NVML's message on the first query that ended in an error; or empty.
         compute_capability: major and minor.
         memory_mib: all of its memory, in MiB.
         ecc: whether memory is checked by ECC.
-        corrected_volatile: ECC errors since the driver was loaded; the next three like it,
+        corrected_volatile: ECC errors since the driver was loaded; the next three are like it,
             `aggregate` in the card's life.
-        sram: the same for caches and registers, told by recent drivers.
+        sram: the same for caches and registers, reported by recent drivers.
         remapped_rows: from Ampere on.
         retired_pages: number of pages out of use, before Ampere.
         retired_pages_pending: whether a page waits for a reset to be taken out of use.
-        recovery_action: what the driver asks for: 0 nothing, 1 a reset of the GPU, 2 a reboot,
-            3 no peer-to-peer traffic, 4 no new work and a reset, 5 a recovery of the IMEX domain,
-            6 a reset of the bus, 7 a cold reboot (nvml.h, NVML_GPU_RECOVERY_ACTION).
-        reasons: for a lower clock, as bits; THROTTLED ones only if they were there at three
-            looks within 0.2 s.
+        recovery_action: the driver's request: 0 nothing, 1 a reset of the GPU, 2 a reboot, 3 no
+            peer-to-peer traffic, 4 no new work and a reset, 5 a recovery of the IMEX domain, 6 a
+            reset of the bus, 7 a cold reboot (nvml.h, NVML_GPU_RECOVERY_ACTION).
+        reasons: for a lower clock, as bits; THROTTLED ones only if all of three samples within
+            0.2 s have them.
         computing: whether a process has a compute context on it.
         pcie_width: lanes in use.
-        pcie_width_max: the most that GPU and system can, less where the slot has less.
+        pcie_width_max: the most that GPU and system support, less in a narrower slot.
         temperature: in °C.
         temperature_margin: how many °C are left until it slows itself down.
         persistence: whether the driver stays loaded without a client.
-        sm_clock_mhz: of the processors.
-        sm_clock_max_mhz: the highest that they can.
-        power_w: what it draws.
-        power_limit_w: what it may draw.
+        sm_clock_mhz: the processors' clock.
+        sm_clock_max_mhz: their highest clock.
+        power_w: its power draw.
+        power_limit_w: its power limit.
     """
 
     failure: str = ""
@@ -141,11 +140,11 @@ class Sample:
 def read(
     uuids: collections.abc.Iterable[str], root: pathlib.Path = pathlib.Path("/")
 ) -> dict[str, Health]:
-    """Each of these GPUs' health. It never raises: what NVML says instead is the failure.
+    """Return each of these GPUs' health. It never raises: NVML's error is the failure.
 
     Args:
-        uuids: whose; without any NVML is left alone.
-        root: where /sys lies; NVML is always this machine's.
+        uuids: the GPUs'; without any NVML is not used.
+        root: the root of the machine's files; NVML is always this machine's.
     """
     wanted = tuple(uuids)
     if not wanted:
@@ -161,11 +160,11 @@ def read(
 def watch(
     uuids: collections.abc.Iterable[str],
 ) -> collections.abc.Generator[collections.abc.Callable[[], dict[str, Sample]]]:
-    """A function that samples these GPUs, some milliseconds a call, while NVML stays open.
+    """Provide a function that samples these GPUs, in some milliseconds, while NVML stays open.
 
     Raises:
-        NvmlError: if NVML can't be loaded or started. A GPU that is lost later is a failure in
-            its samples.
+        NvmlError: NVML can't be loaded or started. A GPU that is lost later is a failure in its
+            samples.
     """
     wanted = tuple(uuids)
     with nvml.session() as binding:
@@ -223,7 +222,7 @@ def _sample(binding: typing.Any, uuid: str) -> Sample:
 
 def _sram(gpu: Device) -> Sram | None:
     status = gpu.binding.c_nvmlEccSramErrorStatus_v1_t()
-    # The binding hands on what it is given, and C wants the address.
+    # The binding passes its argument on, and C needs the address.
     if gpu.ask("SramEccErrorStatus", ctypes.byref(status)) is None:
         return None
     return Sram(
@@ -263,19 +262,19 @@ def _lasting_reasons(gpu: Device) -> int | None:
 
 
 def _width_possible(gpu: Device, root: pathlib.Path) -> int | None:
-    """The most lanes that a GPU can have where it is: NVML does not know of a narrow slot."""
+    """Return the most lanes that a GPU can use in its slot; NVML ignores a narrow slot."""
     width = gpu.ask("MaxPcieLinkWidth")
     pci = gpu.ask("PciInfo")
     if width is None or pci is None:
         return width
     device = root / "sys/bus/pci/devices" / nvml.pci_address(pci.busId)
     slot = kernel.number(device.resolve().parent / "max_link_width")
-    # One that the kernel does not know reads as 255 (Linux pci.h, PCIE_LNK_WIDTH_UNKNOWN).
+    # A width that the kernel does not know reads as 255 (Linux pci.h, PCIE_LNK_WIDTH_UNKNOWN).
     return min(width, slot) if slot else width
 
 
 def _temperature_margin(gpu: Device, temperature: int | None) -> int | None:
-    """Recent GPUs tell it themselves, others the temperature at which they slow down."""
+    """The margin that recent GPUs report; for others computed from the slowdown temperature."""
     margin = gpu.ask("MarginTemperature")
     limit = gpu.ask("TemperatureThreshold", gpu.binding.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     if margin is not None or not limit or temperature is None:

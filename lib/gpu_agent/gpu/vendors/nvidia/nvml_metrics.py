@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""One of NVIDIA's GPUs at one look, through NVML: what changes while it runs, some ms a call."""
+"""Read one NVIDIA GPU's changing figures through NVML; some milliseconds for each call."""
 
 import typing
 
@@ -8,24 +8,24 @@ from gpu_agent.gpu.vendors.nvidia.nvml_device import Device, is_for_want
 from gpu_agent.model.card import Figures
 
 MOST_PIDS: typing.Final = 1024
-"""Of one GPU's processes no more are told: each takes some 100 MiB of its memory."""
+"""Most reported processes of one GPU; each takes some 100 MiB of its memory."""
 
 
 class NoDeviceError(Exception):
-    """The driver has no such GPU, or another one in its place."""
+    """The driver does not have the GPU, or has another one in its place."""
 
 
 class ScarceError(Exception):
-    """The machine is out of something, so that nothing can be told; NVML's words."""
+    """The machine lacks resources, so the figures are unknown; the text is NVML's."""
 
 
 def find(binding: typing.Any, uuid: str, pci_address: str) -> Device:
-    """The GPU, without a word to any other: asking by UUID may have the driver wake all.
+    """Find a GPU without touching others: a query by UUID may wake all of them.
 
     Raises:
         NoDeviceError: the driver does not have it.
-        ScarceError: nothing can be told.
-        NVMLError: it does not answer.
+        ScarceError: the machine lacks resources.
+        NVMLError: the GPU does not answer.
     """
     try:
         handle = binding.nvmlDeviceGetHandleByPciBusId(pci_address)
@@ -41,10 +41,10 @@ def find(binding: typing.Any, uuid: str, pci_address: str) -> Device:
 
 
 def read(device: Device) -> Figures:
-    """What it tells; its failure where it does not answer at all.
+    """The GPU's figures; only `failure` if it does not answer.
 
     Raises:
-        ScarceError: nothing can be told.
+        ScarceError: the machine lacks resources.
     """
     binding = device.binding
     device.trouble, device.starved = "", False
@@ -61,7 +61,7 @@ def read(device: Device) -> Figures:
 
 def _read(device: Device) -> Figures:
     binding = device.binding
-    # The first version of this query counts the driver's reserve as used. Where the GPU is a NUMA
+    # The first version of this query counts the driver's reserve as used. On a GPU that is a NUMA
     # node (GH200), the kernel keeps files in its memory.
     memory = device.ask("MemoryInfo", binding.nvmlMemory_v2)
     if device.ask("NumaNodeId") is not None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What a driver of NVIDIA's asks for to have a GPU well again (nvml.h of CUDA 13). Constants only.
+"""Name the recovery actions that NVIDIA's driver may request (nvml.h of CUDA 13).
 
 The numbers are NVML_GPU_RECOVERY_ACTION's; 0 is nothing.
 """
@@ -18,7 +18,7 @@ WORDS: typing.Final = {
 }
 
 RESETS: typing.Final = (1, 3, 4)
-"""Those that a reset of the GPU does for."""
+"""Actions for which a reset of the GPU is enough."""
 
 COLD_START: typing.Final = 7
-"""It wants the power off and on."""
+"""The action that needs the power off and on."""

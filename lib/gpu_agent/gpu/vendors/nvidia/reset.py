@@ -1,10 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A reset of one GPU of NVIDIA's, as a systemd service of its own.
+"""Reset one NVIDIA GPU in a systemd service of its own.
 
-It is no process of a hook's: one that hangs in the driver is left alone. What has the GPU open
-beside it, the watch and the persistence mode, is taken out of its way and put back by systemd,
-whatever ends the hook or the reset (NVIDIA/NVSentinel#1690: else it is refused as in use).
+The reset does not run in a hook's process, so one that hangs in the driver is left alone. The GPU
+health service and the persistence mode have the GPU open, and the driver would refuse the reset
+(NVIDIA/NVSentinel#1690). systemd stops both before and restores them after the reset, even if the
+hook or the reset is killed.
 """
 
 import pathlib
@@ -21,10 +22,10 @@ UNIT: typing.Final = "gpu-ci-reset.service"
 LOG: typing.Final = pathlib.Path("/var/log/gpu-ci/reset.log")
 
 _SMI: typing.Final = "/usr/bin/nvidia-smi"
-# What nvidia-smi says beside the reset is not what that failed of.
+# nvidia-smi's output before and after the reset is not the reason of a failed reset.
 _NOWHERE: typing.Final = "/dev/null 2>&1"
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
-# As in gpu_agent.availability.quarantine; nothing of it means anything to a shell or to systemd.
+# As in gpu_agent.availability.quarantine; no character has a meaning to a shell or to systemd.
 _ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:.-]*")
 # In seconds. A reset takes some seconds, on a machine of eight joined GPUs more.
 _LIMIT: typing.Final = 60
@@ -34,11 +35,11 @@ _MOST_WORDS: typing.Final = 300
 
 
 def reset(uuid: str, *, persistent: bool, beside: str = "") -> str:
-    """Reset a GPU that nobody uses.
+    """Reset an idle GPU.
 
     Args:
         uuid: its id.
-        persistent: whether its persistence mode is on, to be on again.
+        persistent: whether to switch its persistence mode on again.
         beside: a service that has it open, which is stopped meanwhile; empty: none.
 
     Returns:
@@ -48,12 +49,12 @@ def reset(uuid: str, *, persistent: bool, beside: str = "") -> str:
         ValueError: `uuid` can't be a GPU's.
     """
     if not _ID.fullmatch(uuid):
-        raise ValueError(f"{uuid!r} is no GPU's id")
+        raise ValueError(f"{uuid!r} is not the id of a GPU")
     before, after = _around(uuid, persistent=persistent, beside=beside)
     properties = {
         "RuntimeMaxSec": str(_LIMIT),
         "TimeoutStopSec": "10",
-        # Not truncated: what comes after the reset would take its words away.
+        # Not truncated: commands after the reset would erase its output.
         "StandardOutput": f"append:{LOG}",
         "StandardError": f"append:{LOG}",
     }
@@ -72,29 +73,29 @@ def reset(uuid: str, *, persistent: bool, beside: str = "") -> str:
 
 
 def is_running() -> bool:
-    """Whether one runs now, as where the hook that began it was killed, or it hangs."""
+    """Return whether a reset runs now, for example after its hook was killed, or it hangs."""
     return not _has_ended()
 
 
 def remove() -> bool:
-    """Take its log away. Return True if there was one."""
+    """Remove its log. Return True if there was one."""
     return files.ensure_absent(LOG)
 
 
 def _outcome() -> str:
-    """Why the reset that runs failed, once it has ended; empty if it did not fail."""
+    """Return why the reset that runs failed, after its end; empty if it did not fail."""
     if not waiting.until(_has_ended, _PATIENCE, _POLL):
         return "it does not end"
     result = services.show(UNIT, "Result", "ExecMainStatus")
     services.forget_failure(UNIT)
-    # Of a service that went well systemd knows nothing any more, and its status reads 0.
+    # systemd forgets a service that succeeded, and then reports status 0.
     if result["Result"] in ("", "success") and result["ExecMainStatus"] in ("", "0"):
         return ""
     return _words() or f"it ended with {result['Result']} {result['ExecMainStatus']}"
 
 
 def _around(uuid: str, *, persistent: bool, beside: str) -> tuple[list[str], list[str]]:
-    """What the shell does before the reset, and what it does whatever came of it."""
+    """The shell commands before the reset, and those after it, which always run."""
     stopped = bool(beside and services.main_pid(beside))
     before = [f"{_SYSTEMCTL} stop {beside}"] if stopped else []
     after = [f"{_SMI} -pm 1 -i {uuid} >{_NOWHERE}"] if persistent else []
@@ -107,7 +108,7 @@ def _has_ended() -> bool:
 
 
 def _words() -> str:
-    """What the reset has said."""
+    """Return the output of the reset."""
     text = LOG.read_text(encoding="utf-8", errors="replace") if LOG.exists() else ""
     lines = (line.strip() for line in text.splitlines())
     said = " / ".join(line for line in lines if line and line != "All done.")

@@ -1,13 +1,13 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What NVIDIA's driver wrote of its GPUs into the kernel's log since the machine started.
+"""Read the Xids that NVIDIA's driver wrote into the kernel log since the machine started.
 
-Only a record's beginning tells who wrote it. What stands further on, such as the file name of a
-program that crashed, any container can choose, newlines included. The beginning it can't: where
-the kernel begins with the name of a process or of a network device, that has 15 characters at most
-(Linux TASK_COMM_LEN, IFNAMSIZ), and the driver's own words here are longer. Prefixes of
-netfilter's log are shut out of containers (net.netfilter.nf_log_all_netns is 0), and what is
-written to /dev/kmsg never has the kernel's facility.
+Only the beginning of a record shows who wrote it. A container can choose later parts, such as the
+file name of a program that crashed, newlines included. It can't choose the beginning: if the
+kernel begins with the name of a process or a network device, that has 15 characters at most (Linux
+TASK_COMM_LEN, IFNAMSIZ), and the driver's texts here are longer. Containers can't set prefixes of
+netfilter's log (net.netfilter.nf_log_all_netns is 0), and a record written to /dev/kmsg never has
+the kernel's facility.
 """
 
 import collections.abc
@@ -28,8 +28,8 @@ _JOURNAL_SECONDS: typing.Final = 4
 _RECORD_BYTES: typing.Final = 8192
 
 # The bus id is written with and without `PCI:` and the function, its domain with four digits or
-# eight; with MIG `GPU-I:05` follows. Each of these is matched at a record's very beginning alone,
-# and asks for more than the 15 characters that a process can put there.
+# eight; with MIG `GPU-I:05` follows. Each pattern is matched only at the very beginning of a
+# record, and is longer than the 15 characters that a process can put there.
 _BUS_ID: typing.Final = (
     r"(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})"
     r"(?:\.(?P<function>[0-7]))?"
@@ -37,8 +37,8 @@ _BUS_ID: typing.Final = (
 _XID: typing.Final = re.compile(
     rf"NVRM: Xid \((?:PCI:)?{_BUS_ID}[^)]*\): (?P<code>[0-9]{{1,4}})\b,?\s*(?P<text>.*)"
 )
-# Drivers that say it without an Xid: in a line, or in a sentence over two or three (osinit.c of
-# NVIDIA's open-gpu-kernel-modules), which come in one record or as several
+# Messages of drivers without an Xid: in a line, or in a sentence over two or three lines (osinit.c
+# of NVIDIA's open-gpu-kernel-modules), which come in one record or in several
 # (leptonai/gpud#1209, NVIDIA/NVSentinel#155).
 _FALLEN_OFF: typing.Final = re.compile(
     rf"NVRM: GPU {_BUS_ID}: GPU has (?P<text>fallen off the bus)\b"
@@ -64,21 +64,21 @@ _NVLINK_FATAL: typing.Final = re.compile(r"\bFatal\s+XC[0-9]+ i[0-9]+ Link [0-9]
 
 
 class Severity(enum.Enum):
-    """What follows from an Xid."""
+    """How serious an Xid is."""
 
     FATAL = "fatal"
-    """The GPU must be reset, rebooted or repaired before anybody can rely on it."""
+    """The GPU needs a reset, a reboot or a repair before it can be relied on."""
     WARNING = "warning"
-    """It works on, but somebody should look."""
+    """The GPU works, but an operator should check it."""
     HARMLESS = "harmless"
-    """A program's own mistake, or no more than news."""
+    """A program's own error, or information only."""
 
 
 # By NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, October
-# 2025): those to be answered with RESET_GPU, RESTART_BM, RESTART_VM and CHECK_MECHANICALS. 48 and
-# 74, of which it says to look further, and 57, 58 and 81, which it has for older GPUs only, are
-# fatal in Azure/azurehpc-health-checks too, as 48, 74 and 81 are in leptonai/gpud. 171 and 172 go
-# with 48.
+# 2025): Xids with the action RESET_GPU, RESTART_BM, RESTART_VM or CHECK_MECHANICALS. For 48 and 74
+# it recommends further checks, and it lists 57, 58 and 81 for older GPUs only. These five are
+# fatal in Azure/azurehpc-health-checks too, and 48, 74 and 81 in leptonai/gpud. 171 and 172
+# accompany 48.
 _FATAL: typing.Final = {
     46: "the GPU stopped processing",
     48: "double bit ECC error",
@@ -106,7 +106,7 @@ _FATAL: typing.Final = {
     171: "uncorrectable DRAM error",
     172: "uncorrectable SRAM error",
 }
-# The catalogue says to ignore these or to restart the program, and they tell of memory or links
+# The catalogue says to ignore these or to restart the program. They are signs of memory or links
 # that get worse; the checks of remapped rows and ECC decide. 63 is fatal for Azure and gpud: here
 # only a remapping that waits for a reset is. Of 109 the catalogue says RESET_GPU, and
 # k8s-device-plugin (internal/rm/health.go) that it is a program's fault: it is either, so the
@@ -124,8 +124,8 @@ _WARNING: typing.Final = {
     168: "less memory than before",
 }
 _NVLINK: typing.Final = range(144, 151)
-# k8s-device-plugin's errors of applications (13, 31, 43, 45, 68), what the catalogue says to
-# ignore or to answer by restarting the program, and news.
+# k8s-device-plugin's application errors (13, 31, 43, 45, 68), Xids that the catalogue recommends
+# to ignore or to answer by restarting the program, and information.
 _PROGRAMS: typing.Final = "a program's own error"
 _HARMLESS: typing.Final = {
     **dict.fromkeys(
@@ -154,9 +154,9 @@ class Message:
 
     Attributes:
         code: its number.
-        pci_address: the GPU, as Gpu.pci_address writes it.
-        seconds: when, since the machine started.
-        text: what the driver said besides the number, on one line.
+        pci_address: the GPU's, as in Gpu.pci_address.
+        seconds: its time, since the machine started.
+        text: the driver's text after the number, on one line.
     """
 
     code: int
@@ -167,7 +167,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """What the kernel's log says of Xids.
+    """The Xids in the kernel log.
 
     Attributes:
         messages: in the order of their times.
@@ -180,13 +180,13 @@ class Log:
     complete: bool = True
 
     def of(self, pci_address: str) -> tuple[Message, ...]:
-        """Those of one GPU."""
+        """Return the Xids of one GPU."""
         return tuple(one for one in self.messages if one.pci_address == pci_address)
 
     def standing(self, pci_address: str) -> tuple[Message, ...]:
-        """Those of one GPU since the driver last said that it needs no recovery any more.
+        """Return the Xids of one GPU since the driver last reported that it needs no recovery.
 
-        A reset without a reboot leaves what was before in the log.
+        A reset without a reboot leaves earlier Xids in the log.
         """
         messages = self.of(pci_address)
         recovered = [
@@ -198,12 +198,12 @@ class Log:
 
 
 def read(root: pathlib.Path = pathlib.Path("/")) -> Log:
-    """All Xids since the machine started.
+    """Return all Xids since the machine started.
 
-    The kernel's ring is read, and where that has lost its oldest records the journal too.
+    The kernel's ring buffer is read, and if that has lost its oldest records the journal too.
 
     Args:
-        root: where /dev/kmsg and /usr/bin/journalctl lie.
+        root: the root of the machine's files.
     """
     try:
         ring = _ring(root / _KMSG)
@@ -222,13 +222,10 @@ def read(root: pathlib.Path = pathlib.Path("/")) -> Log:
 
 
 def meaning(message: Message) -> tuple[Severity, str]:
-    """What follows from an Xid, and what it says in some words.
-
-    Of those that nobody has listed it is not known what follows: somebody should look.
-    """
+    """The severity of an Xid and its meaning in short; unlisted Xids are a WARNING."""
     code = message.code
     if code in _NVLINK:
-        # Most of these repair themselves; the message says which do not.
+        # Most of these recover by themselves; the message shows which do not.
         fatal = _NVLINK_FATAL.search(message.text)
         return Severity.FATAL if fatal else Severity.WARNING, "NVLink error"
     for severity, table in (
@@ -242,11 +239,11 @@ def meaning(message: Message) -> tuple[Severity, str]:
 
 
 class Record(typing.NamedTuple):
-    """One record of the kernel's log.
+    """One record of the kernel log.
 
     Attributes:
         number: counts from 0 since the kernel's start.
-        microseconds: when, since then.
+        microseconds: its time, since then.
         text: as the journal has it, perhaps of several lines.
     """
 
@@ -256,25 +253,25 @@ class Record(typing.NamedTuple):
 
 
 def record(line: str) -> Record | None:
-    """A line of /dev/kmsg; None where it is no record of the kernel's own."""
-    # Lines that begin with a space tell of the device that the record before is about.
+    """Parse a line of /dev/kmsg; return None if it is not a record of the kernel itself."""
+    # Lines that begin with a space describe the device of the record before.
     head, found, message = line.partition(";")
     fields = head.split(",")
     if not found or len(fields) < 4 or not all(field.isdecimal() for field in fields[:3]):
         return None
     priority, number, microseconds = map(int, fields[:3])
-    # What processes write here has a facility, which the kernel does not let them leave out.
-    # A fragment (`c`) may be what another message goes on with, such as a path in it.
+    # Records of processes have a facility, which the kernel does not let them leave out. A
+    # fragment (`c`) may be the continuation of another message, such as a path in it.
     if priority >> 3 or fields[3] != "-":
         return None
     return Record(number, microseconds, _unescaped(message))
 
 
 def _ring(path: pathlib.Path) -> list[Record]:
-    """The records of the kernel itself that its ring still has.
+    """Return the kernel's own records that its ring buffer still has.
 
     Raises:
-        OSError: if it is not there or may not be read.
+        OSError: it does not exist or may not be read.
     """
     text = b"".join(_reads(path)).decode(errors="replace")
     return [found for line in text.split("\n") if (found := record(line))]
@@ -286,7 +283,7 @@ def _reads(path: pathlib.Path) -> collections.abc.Iterator[bytes]:
         while True:
             try:
                 part = os.read(descriptor, _RECORD_BYTES)
-            except BrokenPipeError:  # overwritten before it was read: the next is the oldest now
+            except BrokenPipeError:  # overwritten before it was read: the next is now the oldest
                 continue
             except BlockingIOError:
                 return
@@ -298,16 +295,16 @@ def _reads(path: pathlib.Path) -> collections.abc.Iterator[bytes]:
 
 
 def _unescaped(message: str) -> str:
-    """A message as the journal has it: the kernel escapes all bytes but printable ASCII."""
+    """Return a message as the journal has it: the kernel escapes all but printable ASCII."""
     said = message.encode()
     said = re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes.fromhex(match[1].decode()), said)
     return said.decode(errors="replace")
 
 
 def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
-    """Time in microseconds and text of what the kernel said of GPUs since its start.
+    """Return time in microseconds and text of the kernel's GPU messages since its start.
 
-    None where the journal can't be asked, or begins later than the machine.
+    None if the journal can't be read, or begins later than the machine.
     """
     if not program.exists():
         return None
@@ -327,11 +324,11 @@ def _journal(program: pathlib.Path) -> list[tuple[int, str]] | None:
     for line in filter(None, said.split("\n")):
         entry: dict[str, typing.Any] = json.loads(line)
         text, when = entry.get("MESSAGE"), entry.get("_SOURCE_MONOTONIC_TIMESTAMP", "")
-        if isinstance(text, list):  # bytes that are no UTF-8
+        if isinstance(text, list):  # bytes that are not UTF-8
             text = bytes(typing.cast("list[int]", text)).decode(errors="replace")
         if isinstance(text, str) and str(when).isdecimal():
             records.append((int(when), text))
-    # The kernel's first words. Without them the journal was rotated.
+    # The kernel's first message. Without it the journal was rotated.
     begun = any(re.match(r"Linux version [0-9]+\.[0-9]+", text) for _, text in records)
     return records if begun else None
 
@@ -344,17 +341,17 @@ def _messages(
 
 
 class Reader:
-    """Finds the Xids in records that come one after the other; a sentence may come in several."""
+    """Finds Xids in consecutive records; a sentence may be spread over several records."""
 
     def __init__(self) -> None:
         self._sentence = ""
 
     def take(self, microseconds: int, text: str) -> Message | None:
-        """What this record, perhaps with those before it, tells of."""
+        """The Xid that this record, perhaps with those before it, reports."""
         first, *others = text.splitlines() or [""]
         match = _XID.match(first) or _FALLEN_OFF.match(first)
         if _BEGINS.match(first):
-            # So long a beginning is the driver's, and so is what else the record says.
+            # Such a long beginning is the driver's, and so is the rest of the record.
             self._sentence = " ".join([first, *map(_words, others)])
         elif self._sentence and _GOES_ON.match(first):
             self._sentence = " ".join([self._sentence, *map(_words, [first, *others])])
