@@ -501,7 +501,8 @@ _OPTIONS: typing.Final = (
             "five may be left out. cpus and memory are those of the machine, gpu-memory and "
             "compute-capability those of each GPU. Memory is the nominal size in "
             "whole GiB: a GPU sold with 16 GiB meets gpu-memory=16GiB, although its driver "
-            "reports less. Empty: no minimums."
+            "reports less. A GPU below a minimum is quarantined; if the machine or the driver is, "
+            "all GPUs are. Empty: no minimums."
         ),
         group=Group.CHECKS,
         part=Part.GPU,
@@ -513,7 +514,8 @@ _OPTIONS: typing.Final = (
         default="enabled",
         text=(
             "GPU health service. `enabled`: it quarantines a faulty GPU within seconds. "
-            "`observe`: it only logs what it would do; metrics and job-log lines continue. "
+            "`observe`: it only logs what it would do; metrics and job-log lines continue, but "
+            "the job log has no line about a failed GPU. "
             "`disabled`: it does not run. Then there are also no GPU metrics, no job-log lines, "
             "no usage records and no idle-gpu-action, and quarantined GPUs stay quarantined."
         ),
@@ -544,8 +546,9 @@ _OPTIONS: typing.Final = (
             "Automatic repair of a quarantined NVIDIA GPU while nothing uses it: `none`, or "
             "`reset` to reset the GPU, each GPU at most three times a week. With `reset`, a GPU "
             "whose memory waits for a reset to remap rows is quarantined once it is idle, reset, "
-            "and tested. In an LXD container the charm resets no GPU. See auto-reboot for what a "
-            "reset does not repair."
+            "and tested. In an LXD container the charm resets no GPU. Unless gpu-health=enabled, "
+            "only a self-test quarantines GPUs, and none is quarantined to remap rows. See "
+            "auto-reboot for what a reset does not repair."
         ),
         group=Group.CHECKS,
         part=Part.WATCH,
@@ -569,9 +572,9 @@ _OPTIONS: typing.Final = (
         "idle-gpu-action",
         default="warn",
         text=(
-            "Action for a step that has a GPU but no process on it for 10 minutes: `ignore`, "
-            "`warn` (write a line into the job's log) or `fail` (write the line and kill the "
-            "step's processes)."
+            "Action for a step that has held a GPU for 10 minutes and has never used it: "
+            "`ignore`, `warn` (write a line into the job's log) or `fail` (write the line and, if "
+            "the step uses none of its GPUs, kill its processes). Requires gpu-health."
         ),
         group=Group.REPORTS,
         part=Part.WATCH,

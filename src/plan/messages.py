@@ -202,7 +202,7 @@ _BLOCKED: typing.Final = (
         Reason.TLS_PORT_TAKEN.value,
         Level.BLOCKED,
         "web-tls-port and web-port are both {port}",
-        "juju config {application} web-port=8080",
+        "juju config {application} web-port=8080 web-tls-port=443",
     ),
     Kind(
         Reason.KEY_FORM_UNKNOWN.value,
