@@ -20,6 +20,7 @@ import time
 from ci.concourse.api import worker_view as registered
 from ci.concourse.options.encryption import Keys
 from ci.concourse.options.web import OPTIONS, WebOptions
+from ci.concourse.options.web_values import Settings
 from ci.concourse.options.worker import WorkerSettings
 from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
 from ci.concourse.web import web
@@ -42,6 +43,7 @@ TYPES = {
     "worker": WorkerPlan,
     "worker settings": WorkerSettings,
     "web": WebPlan,
+    "web settings": Settings,
     "database": Database,
     "secrets": WebSecrets,
     "tls": Tls,

@@ -155,13 +155,15 @@ def test_a_database_that_goes_away_is_named_and_comes_back(web):
     assert web.ask("lost_database") == gone
     began = time.monotonic()
     # What a hook does meanwhile does not wait for it.
-    assert web.apply(main_team=["admin"]) is True
+    assert web.apply(settings=main_team("admin")) is True
     assert web.ask("lost_database") == gone
     assert time.monotonic() - began < 45
     web.script("systemctl start postgresql@$(ls /etc/postgresql | grep -E '^[0-9]+$')-main")
     web.await_health()
-    web.apply(main_team=["admin"])  # a web that was started anew is told of its workers' keys
-    assert web.apply(main_team=["admin"]) is False
+    web.apply(
+        settings=main_team("admin")
+    )  # a web that was started anew is told of its workers' keys
+    assert web.apply(settings=main_team("admin")) is False
 
 
 def test_a_host_that_is_down_is_passed_over(web):
@@ -181,7 +183,7 @@ def test_metrics_are_served_on_the_machine_alone(web):
 
 
 def test_local_users_log_in(web):
-    web.apply(users=[["ann", USER], ["bob", "password of bob"]], main_team=["ann"])
+    web.apply(users=[["ann", USER], ["bob", "password of bob"]], settings=main_team("ann"))
     assert web.login("ann", USER)
     assert web.sh("HOME=/root /srv/fly -t ann workers --json").strip() in ("[]", "null")
     assert not web.login("ann", "password of bob")
@@ -231,6 +233,10 @@ def test_another_user_on_webs_port_is_sent_nothing(web, tls):
     web.apply()
 
 
+def main_team(*names):
+    return {"type": "web settings", "main_team": names}
+
+
 def key(new="", old=""):
     return {"type": "keys", "new": new, "old": old}
 
@@ -263,7 +269,8 @@ def test_what_the_database_holds_is_encrypted_anew_and_decrypted(web):
 
 
 def test_no_secret_shows(web):
-    settings = [["oidc-client-secret", OIDC], ["vault-ca-cert", f"{OIDC[::-1]}\n"]]
+    variables = [["oidc-client-secret", OIDC], ["vault-ca-cert", f"{OIDC[::-1]}\n"]]
+    settings = {"type": "web settings", "variables": variables}
     everything = {"users": [["ann", USER]], "settings": settings, "encryption": key(KEYS[0])}
     url = "https://127.0.0.1:8443"
     web.apply(tls=certificate(50), url=url, tls_port=8443, **everything)
