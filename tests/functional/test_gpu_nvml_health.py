@@ -73,8 +73,8 @@ def test_two_healthy_gpus_pass_every_check(tester):
 
 
 FAULTS = {
-    "nvml": [("temperature=rc=16", "nvidia-smi --gpu-reset")],
-    "ecc": [("ecc-uncorrected-volatile=1", "nvidia-smi --gpu-reset -i GPU-00000000-1111")],
+    "nvml": [("temperature=rc=16", "gpu-recovery=reset")],
+    "ecc": [("ecc-uncorrected-volatile=1", "gpu-recovery=reset")],
     "sram-ecc": [
         ("sram-uncorrected-volatile=1", "juju ssh worker/0 sudo reboot"),
         ("sram-threshold-exceeded=1", "Replace GPU"),
@@ -84,12 +84,12 @@ FAULTS = {
         ("remapped-rows-uncorrected=513", "Replace GPU"),
     ],
     "retired-pages": [
-        ("retired-pages-pending=1", "nvidia-smi --gpu-reset"),
+        ("retired-pages-pending=1", "gpu-recovery=reset"),
         ("retired-pages=62", "Replace GPU"),
         ("retired-pages-single-bit=62", "Replace GPU"),
     ],
     "recovery-action": [
-        ("field-230=1", "nvidia-smi --gpu-reset"),
+        ("field-230=1", "gpu-recovery=reset"),
         ("field-230=2", "Reboot the machine"),
         ("field-230=7", "Power the machine off and on"),
         ("field-230=99", "Reboot the machine"),
@@ -129,12 +129,12 @@ def test_a_fault_turns_its_own_check_red_and_no_other(tester, check, fault, reme
         ("temperature", "temperature=88", "air flow"),
         ("ecc", "ecc-corrected-volatile=20000001", "Replace GPU"),
         ("sram-ecc", "sram-uncorrected-aggregate=1", "Replace GPU"),
-        ("remapped-rows", "remapped-rows-pending=1", "nvidia-smi --gpu-reset"),
+        ("remapped-rows", "remapped-rows-pending=1", "gpu-recovery=reset"),
         ("throttle", "throttle-reasons=0x20", "air flow"),
         ("throttle", "throttle-reasons=0x48", "air flow"),
         ("throttle", "throttle-reasons=0x8", "air flow"),
         ("throttle", "throttle-reasons=0x88", "power supply"),
-        ("nvml", "power-mw=rc=999", "nvidia-smi --gpu-reset"),
+        ("nvml", "power-mw=rc=999", "gpu-recovery=reset"),
     ],
 )
 def test_what_should_be_looked_at_is_a_warning_with_a_remedy(tester, check, fault, remedy):

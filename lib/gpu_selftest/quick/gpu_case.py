@@ -42,10 +42,13 @@ class Case:
 
     @property
     def reset(self) -> str:
-        """The remedy if a reset of the GPU is enough."""
+        """The remedy if a reset of the GPU is enough.
+
+        By hand it is refused while the GPU health service has the GPU open.
+        """
         return (
-            f"{self._rebooting}; or, while nothing uses the GPU, reset it: "
-            f"`sudo nvidia-smi --gpu-reset -i {self.gpu.uuid}`; {self.again}"
+            f"{self._rebooting}; or let the charm reset it when nothing uses the GPU: "
+            f"`juju config {self.settings.application} gpu-recovery=reset`; {self.again}"
         )
 
     @property
