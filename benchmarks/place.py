@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gpu_agent import paths
-from gpu_agent.model.inventory import Gpu, MigDevice, Vendor
+from gpu_agent.model.inventory import Gpu, MigDevice
 from gpu_agent.paths import PYTHON
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
@@ -23,6 +23,7 @@ from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from machine import templates
 from tests.functional.containerd_worker import ROOT, Worker, worker_in_a_namespace
+from tests.unit.wrapper_rig import CONCOURSE, TASKS
 
 CLONE_NEWNS = 0x00020000  # sched.h
 PR_SET_CHILD_SUBREAPER = 36  # sys/prctl.h
@@ -32,7 +33,7 @@ BUNDLES = SCRATCH / "bundles"
 ROOT_OF_RUNC = SCRATCH / "runc"
 IMAGE = "image/volume"  # beside the volumes that are copies of it
 SPEC_BYTES = 27_000  # of a task's config.json under the real Concourse 8.3
-RUNC = Path(paths.RUNC)
+RUNC = Path(CONCOURSE["runc"])
 
 
 def _checked(result: int) -> None:
@@ -121,6 +122,7 @@ class Wrapper:
                 paths.TEMPLATES,
                 "runc",
                 runc=runc,
+                tasks=install.pattern(TASKS),
                 python=PYTHON,
                 lib=lib,
                 store=self.store,
@@ -130,7 +132,7 @@ class Wrapper:
             )
         )
         self.front.chmod(0o755)
-        content = json.loads(install.policy_text(GpuPlan(gpus, str(runc))))
+        content = json.loads(install.policy_text(GpuPlan(gpus, str(runc), tasks=TASKS)))
         policy_path.write_text(json.dumps({**content, "cordons": [], **policy}))
 
     def give_back(self) -> None:
@@ -174,7 +176,7 @@ def gpus(count: int, mig: int = 0) -> tuple[Gpu, ...]:
         Gpu(
             index,
             uuid(index),
-            Vendor.NVIDIA,
+            "nvidia",
             "NVIDIA A100-SXM4-80GB",
             memory_mib=81920,
             pci_address=f"0000:{index:02x}:00.0",

@@ -9,24 +9,36 @@ import ops
 
 import ownership
 from actions import dispatch as actions
-from ci.concourse.web import web
+from ci import systems
+from ci.systems import Room
 from effects import Effects
-from lifecycle import machine_claim, unit_record
+from lifecycle import machine_claim
+from lifecycle.action_call import ActionError, Call
+from lifecycle.drain import Drainer
 from reconciler import Reconciler
-from relations import juju, peers, tsa
+from relations import juju
 
 
 class GpuCiWorkerCharm(ops.CharmBase):
-    """A machine that runs Concourse's web, its worker, or both; CI tasks get its GPUs."""
+    """A machine whose GPUs go to CI tasks, to containers and to people's commands.
+
+    Attributes:
+        effects: the calls that change the machine; a test hands in others.
+        rooms: the CI systems that there are; the same.
+    """
 
     effects: typing.ClassVar[Effects] = Effects()
+    rooms: typing.ClassVar[tuple[Room, ...]] = systems.ALL
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         self._id = juju.unit_id(self)
-        self._web_keys = peers.WebKeys(self, web.new_secrets)
+        chosen, _ = systems.chosen(self.config)
+        self._systems = {one.options.name: one.make(self, self._say) for one in self.rooms}
+        self._ci = self._systems[chosen.options.name]
+        others = [one for one in self._systems.values() if one is not self._ci]
         self._reconciler = Reconciler(
-            self.model, self._id, self._web_keys, self._say, self.effects
+            self.model, self._id, self._ci, others, self._say, self.effects
         )
         observe, on = framework.observe, self.on
         observe(on.collect_unit_status, self._on_collect_unit_status)
@@ -42,7 +54,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
             observe(on[endpoint].relation_broken, self._reconcile)
         observe(on.stop, self._on_stop)
         observe(on.remove, self._on_remove)
-        for name in actions.ALL:
+        for name in self.meta.actions:
             observe(on[name].action, self._on_action)
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
@@ -52,12 +64,10 @@ class GpuCiWorkerCharm(ops.CharmBase):
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
         noted, goes = False, event.departing_unit == self.unit
         with self._reconciler.told():
-            # If the unit alone goes, web takes this worker's key until the -broken that follows.
-            if goes and event.relation.name in tsa.WORKER_ENDPOINTS:
-                self._reconciler.leave()
-            # If a web goes, its workers stay: another web may serve them.
-            if goes and event.relation.name in tsa.WEB_ENDPOINTS and machine_claim.has(self._id):
-                unit_record.note_served(())
+            if goes and machine_claim.has(self._id):
+                leaves = [one.departed(event.relation.name) for one in self._systems.values()]
+                if any(leaves):
+                    self._reconciler.leave()
             noted = True
         if noted:  # Or it would start what has ended.
             self._reconcile(event)
@@ -67,22 +77,25 @@ class GpuCiWorkerCharm(ops.CharmBase):
             self._reconciler.leave()
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
-        ownership.give_up(self._id, self.effects)
+        ownership.give_up(self._id, self.effects, self._systems.values())
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         name = event.handle.kind.removesuffix("_action").replace("_", "-")
-        call = actions.Call(self.unit.name, event.params, event.log, self.config, self._web_keys)
+        drainer, own = Drainer(self._ci.worker), [*self._systems.values()]
+        call = Call(self.unit.name, event.params, event.log, self.config, drainer)
+        # One that belongs to a CI system which is not chosen says so by what it finds.
+        added = {name: action for one in own for name, action in one.actions.items()}
         try:
             machine_claim.check(self._id)
-            event.set_results(actions.run(name, call))
-        except actions.ActionError as error:
+            event.set_results(actions.run(name, call, added))
+        except ActionError as error:
             event.fail(str(error))
             if error.results:
                 event.set_results(error.results)
         except (machine_claim.TakenError, OSError) as error:
             event.fail(str(error))
             return
-        if name in actions.CHANGING:
+        if name in actions.CHANGING.union(*(one.changing for one in own)):
             self._reconcile(event)
 
     def _reconcile(self, event: ops.EventBase) -> None:

@@ -1,14 +1,10 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The calls by which hooks apply the parts of a plan, and remove them."""
+"""The calls by which hooks apply the parts of a plan that no CI system owns, and remove them."""
 
 import collections.abc
 import dataclasses
 
-from ci.concourse import release
-from ci.concourse.plan.model import WebPlan, WorkerPlan
-from ci.concourse.web import local_postgresql, web
-from ci.concourse.worker import container_network, worker
 from gpu_agent.availability import external_use
 from gpu_agent.engines import registry
 from gpu_agent.engines.engine import EnginesPlan
@@ -17,8 +13,9 @@ from gpu_agent.health import service as health_service
 from gpu_agent.model.keep import Keep
 from gpu_agent.reporting.receipts import log as receipts
 from gpu_agent.runtime import install, task_mounts
-from gpu_agent.runtime.settings import Folder, GpuPlan
+from gpu_agent.runtime.settings import Folder, GpuPlan, TaskFolders
 from host import nvidia_driver, software
+from lifecycle.drain import Drainer
 from lifecycle.driver_upgrade import steps as driver_upgrade
 from parts import gpu_run, health_watch, selftest
 from plan.model import HostPlan, Plan
@@ -28,7 +25,7 @@ Say = collections.abc.Callable[[str], None]
 Remove = collections.abc.Callable[[], object]
 
 
-def equip(plan: HostPlan | Keep, say: Say) -> bool:
+def equip(plan: HostPlan | Keep, drainer: Drainer, say: Say) -> bool:
     """Resume a driver upgrade that was interrupted, then install the host's software as planned.
 
     Keep.AS_IS, as on a unit that is being removed, resumes nothing.
@@ -45,23 +42,18 @@ def equip(plan: HostPlan | Keep, say: Say) -> bool:
         return False
     # First, since an upgrade takes the services that run when it resumes for all that ran.
     settled = nvidia_driver.end_reload()
-    settled |= driver_upgrade.settle(say)
+    settled |= driver_upgrade.settle(drainer, say)
     return software.ensure(plan, say) or settled
 
 
 def _removals() -> dict[str, Remove]:
     return {
-        "worker": worker.remove,
-        "web": web.remove,
-        "database": local_postgresql.remove,
         "health watch": health_service.remove,
         "gpu-run": gpu_run_service.remove,
         "engines": registry.remove,
         "self-test": selftest.remove,
         "runtime": install.remove,
         "receipts": receipts.remove,
-        "release": release.remove,
-        "network": container_network.remove,
         "host software": software.remove,
     }
 
@@ -76,19 +68,15 @@ class Effects:
         remove: the call that takes a part away, by the part's name.
     """
 
-    equip: collections.abc.Callable[[HostPlan | Keep, Say], bool] = equip
-    forward: collections.abc.Callable[[], object] = container_network.ensure
+    equip: collections.abc.Callable[[HostPlan | Keep, Drainer, Say], bool] = equip
     install_runtime: collections.abc.Callable[[GpuPlan], bool] = install.apply
     mount: collections.abc.Callable[
-        [collections.abc.Sequence[Folder] | Keep, GpuPlan | Keep | None], object
+        [collections.abc.Sequence[Folder] | Keep, GpuPlan | Keep | None, str, TaskFolders], object
     ] = task_mounts.ensure
     record_unavailable: collections.abc.Callable[[external_use.Gpus], object] = external_use.ensure
+    close: collections.abc.Callable[[external_use.Gpus], object] = external_use.close
     register_engines: collections.abc.Callable[[EnginesPlan | None], bool] = registry.ensure
     test: collections.abc.Callable[[UnitState, Plan, Say], UnitState] = selftest.ensure
     watch: collections.abc.Callable[[UnitState, Plan], object] = health_watch.ensure
     serve_gpu_run: collections.abc.Callable[[UnitState, Plan], object] = gpu_run.ensure
-    apply_web: collections.abc.Callable[[WebPlan, Say], object] = web.apply
-    apply_worker: collections.abc.Callable[[WorkerPlan, Say], object] = worker.apply
-    retire_worker: collections.abc.Callable[[float, Say], object] = worker.retire
-    set_database_aside: collections.abc.Callable[[str], object] = local_postgresql.set_aside
     remove: collections.abc.Mapping[str, Remove] = dataclasses.field(default_factory=_removals)

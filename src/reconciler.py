@@ -8,16 +8,7 @@ import logging
 
 import observe
 import ownership
-from ci.concourse import key_rotation
-from ci.concourse.api import worker_view
-from ci.concourse.plan import plan as concourse
-from ci.concourse.plan.model import WebPlan, WorkerPlan
-from ci.concourse.upgrade import upgrade
-from ci.concourse.upstream import TSA_PORT
-from ci.concourse.web import tls as web_tls
-from ci.concourse.web import web
-from ci.concourse.worker import keys as worker_keys
-from ci.concourse.worker import worker
+from ci.system import CiSystem, Place
 from effects import Effects, Say
 from gpu_agent.diagnosis import states
 from gpu_agent.model import errors, inventory
@@ -27,14 +18,12 @@ from gpu_agent.runtime.settings import GpuPlan
 from lifecycle import drain, gpu_remediation, machine_claim, part_runner, reboot, unit_record
 from options.part import Part
 from parts import health_watch
-from plan import diagnosis, gpus, messages, plan, status
-from plan.labels import NO_GPU_USABLE
+from plan import diagnosis, gpus, host_software, messages, plan, status
 from plan.messages import Level, Line
 from plan.model import Plan
 from plan.state import UnitState
 from plan.unit_id import UnitId
-from relations import cos_agent, exchange, juju, offers, peers, postgresql, tls_certificates, tsa
-from relations.worker_view import Seen, Sight, digest
+from relations import cos_agent, juju, offers, peers
 
 _log = logging.getLogger(__name__)
 
@@ -47,20 +36,29 @@ class Reconciler:
     """
 
     def __init__(
-        self, model: juju.Model, unit: UnitId, web_keys: peers.WebKeys, say: Say, effects: Effects
+        self,
+        model: juju.Model,
+        unit: UnitId,
+        ci: CiSystem,
+        others: ownership.Systems,
+        say: Say,
+        effects: Effects,
     ) -> None:
         """Begin with an empty status.
 
         Args:
             model: Juju's, as this hook sees it.
             unit: this one.
-            web_keys: those of the web, for all units of the application.
+            ci: the CI system that its options choose.
+            others: the CI systems that they do not choose.
             say: reports a step that takes long.
             effects: the calls that change the machine.
         """
         self.lines: list[Line] = []
-        self._model, self._unit, self._web_keys = model, unit, web_keys
+        self._model, self._unit = model, unit
+        self._ci, self._others = ci, others
         self._say, self._do = say, effects
+        self._drainer = drain.Drainer(ci.worker)
 
     def reconcile(self, *, new: bool, may_reboot: bool) -> None:
         """Do all that a hook does.
@@ -82,19 +80,22 @@ class Reconciler:
             with self.told():
                 if not new:
                     self._take(new=False)
-                state = observe.at_unit(self._model, self._web_keys)
-                state = self._equip(state, plan.make(state))
-                wanted = plan.make(state)
-                state = self._prepare(state, wanted)
-                state = self._hand_out(state, wanted)
-                state = self._offer_fewer(state, wanted)
-                sick = gpu_remediation.ensure(state, plan.make(state), self._say)
-                state = self._test(state, plan.make(state))
-                wanted = plan.make(state)
+                state = self._equip(self._look())
+                state = self._leave_other_systems(state)
+                wanted = plan.make(state, self._ci)
+                state = self._run(Place.KEYS, state, wanted)
+                state = self._run(Place.RELEASE, state, wanted)
+                state, wanted = self._hand_out(state, wanted)
+                state = self._run(Place.POOL, state, wanted)
+                sick = gpu_remediation.ensure(state, wanted, self._say)
+                state = self._test(state, wanted)
+                # Again, since failures and the self-test's verdict are known now.
+                wanted = plan.make(state, self._ci)
+                state = self._run(Place.SERVICES, state, wanted)
                 state = self._finish(state, wanted)
+                state = self._run(Place.PUBLISH, state, wanted)
                 self._reboot(state, wanted, sick, now=may_reboot)
-                # A release may have been left again.
-                self.lines += status.lines(state, plan.make(state), observe.at_services())
+                self._tell(state)
         except errors.UnknownError as error:
             self.lines.append(messages.line("machine-unreadable", text=error))
         except machine_claim.TakenError as error:
@@ -105,110 +106,103 @@ class Reconciler:
         return part_runner.told(self._unit.name, self.lines)
 
     def leave(self) -> None:
-        """Note that this unit's removal has begun, and retire its worker.
+        """Note that this unit's removal has begun, and retire what takes its jobs.
 
         Raises:
             OSError: that can't be noted.
             machine.process.CommandError: systemd refuses something.
         """
-        ownership.leave(self._unit, self._model.config, self._do, self._say)
+        systems = [self._ci, *self._others]
+        ownership.leave(self._unit, self._model.config, systems, self._say)
 
     def _take(self, *, new: bool) -> None:
-        """Have the machine for this unit; keys of workers that are gone are revoked before.
+        """Have the machine for this unit; workers that are gone are refused before.
 
         Raises:
             lifecycle.machine_claim.TakenError: another unit has it.
         """
         if mine := machine_claim.has(self._unit):
-            self._authorize_workers()
-        mode = str(self._model.config["deployment-mode"])
-        ownership.take(self._unit, mode, self._do, self._say, new=new)
+            self._revoke()
+        mode, systems = str(self._model.config["deployment-mode"]), [self._ci, *self._others]
+        ownership.take(self._unit, mode, self._do, systems, self._say, new=new)
         if not mine:
-            self._authorize_workers()
+            self._revoke()
 
-    def _authorize_workers(self) -> None:
-        """Have this machine's web, if any, let in the workers that are there and no others."""
+    def _revoke(self) -> None:
         with self.told():
-            known, _ = tsa.read_worker_keys(self._model)
-            web.authorize((*known, *worker_keys.every()))
+            for system in (self._ci, *self._others):
+                system.revoke()
 
-    def _equip(self, state: UnitState, wanted: Plan) -> UnitState:
+    def _look(self) -> UnitState:
+        return observe.at_unit(self._model, self._ci)
+
+    def _equip(self, state: UnitState) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""
-        changed, after = part_runner.make(state, Part.HOST, self._do.equip, wanted.host, self._say)
+        keeps = state.leaving or Part.UNIT in state.frozen
+        wanted = Keep.AS_IS if keeps else host_software.make(state)
+        changed, after = part_runner.make(
+            state, Part.HOST, self._do.equip, wanted, self._drainer, self._say
+        )
         if changed is False:
             return after
-        seen = observe.at_unit(self._model, self._web_keys)
-        return dataclasses.replace(seen, failures=after.failures)
+        return dataclasses.replace(self._look(), failures=after.failures)
 
-    def _prepare(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Have what the services rest on: keys, what the relations ask for, the release."""
-        options, stays = state.options, state.leaving or Part.WORKER in state.frozen
-        key = ""
-        if options.has_worker and not stays:
-            _, state = part_runner.make(state, Part.WORKER, self._do.forward)
-            key = key_rotation.ensure_key(self._model, state)
-        elif Part.UNIT not in state.frozen and not options.has_worker:
-            tsa.withdraw_worker(self._model)
-        if options.has_web and not state.leaving:
-            postgresql.request(self._model)
-            tls_certificates.request(self._model, web_tls.request, concourse.names(state))
-            # Keys made just now are ones that web has to know.
-            if self._web_keys.make() or (key and key not in state.web.worker_keys):
-                seen = observe.at_web(self._model, self._web_keys)
-                state = dataclasses.replace(state, web=seen)
-        if wanted.release:
-            state = upgrade.ensure(state, wanted.release, self._say)
-            self._model.unit.set_workload_version(state.installed)
+    def _leave_other_systems(self, state: UnitState) -> UnitState:
+        """Take away a CI system that the unit had before; its jobs have some time to end.
+
+        Its programs go last, since the GPU runtime may still use them (_finish). A pause stays; a
+        drain was for the CI system that goes, or begins again.
+        """
+        if state.leaving or Part.UNIT in state.frozen:
+            return state
+        for other in self._others:
+            if other.is_here():
+                unit_record.set_removing(other.name)
+                self._say(f"Removing the CI system {other.name}")
+                ownership.retire(self._model.config, [other], self._say)
+                drain.forget_drain()
+                ownership.remove_services(other)
+                state = dataclasses.replace(state, rests=drain.rests())
         return state
 
-    def _hand_out(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Have GPUs given to tasks by the wrapper and to engines' containers by our runtime.
+    def _run(self, place: Place, state: UnitState, wanted: Plan) -> UnitState:
+        """Run the steps that the CI system has at this place."""
+        for step in self._ci.steps.get(place, ()):
+            state = step(state, wanted)
+        return state
+
+    def _hand_out(self, state: UnitState, wanted: Plan) -> tuple[UnitState, Plan]:
+        """Have GPUs given to tasks and to engines' containers by the GPU runtime.
 
         Returns:
-            The state, with whether the wrapper had to be repaired, and with what failed.
+            The state, with whether the runtime had to be repaired, and with what failed. And the
+            plan, in which the GPUs stay as they are if the runtime could not be installed.
         """
         _log_found(state, wanted)
+        if changed := gpus.change(state, wanted.choice):
+            self._say(changed)
         repaired = None
         if isinstance(wanted.gpu, GpuPlan):
             repaired, state = part_runner.make(
                 state, Part.GPU, self._do.install_runtime, wanted.gpu
             )
-        self._do.mount(wanted.folders, wanted.gpu)
+        self._do.mount(wanted.ci.folders, wanted.gpu, state.agent.runc, state.agent.tasks)
+        if Part.UNIT not in state.frozen:
+            self._do.close(wanted.closed)
         if wanted.unusable or (state.inventory and state.inventory.gpus):
             self._do.record_unavailable((*state.external, *wanted.unusable))
-        # The runtime is nothing without the wrapper's back end.
+        # The engines' runtime is nothing without that of tasks.
         if not isinstance(wanted.engines, Keep) and Part.GPU not in state.frozen:
-            changed, state = part_runner.make(
+            registered, state = part_runner.make(
                 state, Part.ENGINES, self._do.register_engines, wanted.engines
             )
-            repaired = repaired or changed
-        return dataclasses.replace(state, repaired=bool(repaired))
-
-    def _offer_fewer(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Shrink the worker's offer at once if GPUs that tasks were given are gone.
-
-        The self-test takes its time, and no task may be placed here for a GPU that is gone. The
-        GPUs that are left were tested together with it. A GPU that is new is tested before it is
-        offered; until then status alone names it.
-        """
-        said = gpus.change(state, wanted.choice)
-        if said:
-            self._say(said)
-        left = {gpu.uuid for gpu in wanted.choice.gpus}
-        fewer = bool(left) and left < {*state.handed_out} and not drain.keeps_down()
-        # If all were gone, each GPU that is here now is new.
-        if fewer and isinstance(wanted.worker, WorkerPlan) and not worker.has_tag(NO_GPU_USABLE):
-
-            def say(line: str) -> None:
-                self._say(f"{said}; {line}")
-
-            _, state = part_runner.make(
-                state, Part.WORKER, self._do.apply_worker, wanted.worker, say
-            )
-        return state
+            repaired = repaired or registered
+        if Part.GPU in state.frozen and wanted.gpu:
+            wanted = dataclasses.replace(wanted, gpu=Keep.AS_IS)
+        return dataclasses.replace(state, repaired=bool(repaired)), wanted
 
     def _test(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Have the self-test's verdict and the watch: no task is to meet a GPU that is sick."""
+        """Have the self-test's verdict and the health service: no task may meet a sick GPU."""
         if Part.UNIT in state.frozen:
             return state
         if state.inventory is None or state.leaving:
@@ -221,97 +215,40 @@ class Reconciler:
         return state
 
     def _finish(self, state: UnitState, wanted: Plan) -> UnitState:
-        """Apply the plan to web and worker, and publish the result to the relations."""
-        if isinstance(wanted.web, WebPlan):
-            done, state = part_runner.make(
-                state, Part.WEB, self._do.apply_web, wanted.web, self._say
-            )
-            if done is not None:
-                self._model.unit.set_ports(wanted.web.open_port, TSA_PORT)
-                key = state.web.tsa_public_key
-                tsa.publish_web(self._model, wanted.web.tsa_addresses, key, state.installed)
-        elif wanted.web is None:
-            self._do.remove["web"]()
-            self._model.unit.set_ports()
-            tsa.withdraw_web(self._model)
-        if isinstance(wanted.worker, WorkerPlan) and not drain.keeps_down():
-            _, state = part_runner.make(
-                state, Part.WORKER, self._do.apply_worker, wanted.worker, self._say
-            )
-        elif wanted.worker is None:
-            self._do.retire_worker(worker.FAREWELL_SECONDS, self._say)
-            self._do.remove["worker"]()
-        if wanted.gpu is None and not wanted.folders:
+        """Remove what nothing uses, and publish what this unit gives to tasks."""
+        if wanted.gpu is None and not wanted.ci.folders:
             self._do.remove["runtime"]()
         if not isinstance(wanted.gpu, Keep):
             unit_record.remember_ids(wanted.choice.remember)
-        peers.tell_turn(self._model, drain.word(wanted.worker))
+            for other in (one for one in self._others if unit_record.is_removing(one.name)):
+                ownership.remove_programs(other)
+                unit_record.set_removed()
+        self._drainer.give_up_overdue()
+        peers.tell_turn(self._model, drain.word(takes_jobs=wanted.ci.takes_jobs))
         offers.publish(self._model, wanted.offer, state.elsewhere)
         if Part.WATCH not in state.frozen:
             port = health_watch.port(state)
-            cos_agent.publish(self._model, port, web.metrics_port())
+            cos_agent.publish(self._model, port, self._ci.metrics_port())
         _, state = part_runner.make(state, Part.RUN, self._do.serve_gpu_run, state, wanted)
-        keys = key_rotation.tell(self._model, self._web_keys, state, wanted)
-        state = dataclasses.replace(state, rotation=keys, seen=self._seen(state, wanted))
-        return upgrade.settle(state, wanted, self._finish, self._say)
-
-    def _seen(self, state: UnitState, wanted: Plan) -> Seen:
-        """Return how web sees this unit's worker; a web on this unit publishes what it sees.
-
-        A worker has no credentials of web's. So each web asks its own API and publishes to its
-        workers what it sees: state and a digest of the tags. The worker compares that with its
-        plan. The public charm's web and a web outside Juju publish nothing; then the connection
-        to the TSA is all that is known. If a worker differs from its plan, this takes some
-        seconds.
-        """
-        own, tags = "", ""
-        if isinstance(wanted.worker, WorkerPlan):
-            own, tags = wanted.worker.name, digest(wanted.worker.tags)
-        found = dict[str, Sight]()
-        if isinstance(wanted.web, WebPlan) and Part.WEB not in state.frozen and web.healthy():
-            found = self._look_at_workers({own: tags} if own else {})
-        elif wanted.web is None:
-            unit_record.note_served(())
-        seen = (found[own],) if own in found else state.tsa.sights if own else ()
-        compared = Seen(seen, tags)
-        # One that is paused, or does not answer, is seen so for that.
-        since = worker_view.wrong_for(wrong=compared.wrong is not None and worker.healthy())
-        return dataclasses.replace(compared, since=since)
-
-    def _look_at_workers(self, own: dict[str, str]) -> dict[str, Sight]:
-        """Return how web on this unit sees the workers that it serves, and publish it to them.
-
-        Args:
-            own: name and digest of the tags of the worker on this machine, if there is one.
-
-        Returns:
-            By worker; empty if web gives no answer.
-        """
-        kin = [(relation, exchange.kin(relation)) for relation in tsa.to_workers(self._model)]
-        wanted = {**{one.name: one.tags for _, those in kin for one in those}, **own}
-        found = worker_view.look(wanted) if wanted else {}
-        if found is None:
-            return {}
-        # What signed off is off web's list. One that could not is, such as of a machine that is
-        # gone.
-        gone = unit_record.served() - {*wanted}
-        left = worker_view.prune(gone) if gone else frozenset[str]()
-        unit_record.note_served({*(one.name for _, those in kin for one in those), *left})
-        for relation, those in kin:
-            if those:
-                told = {one.name: found[one.name] for one in those}
-                exchange.publish_sights(self._model, relation, told)
-        return found
+        return state
 
     def _reboot(self, state: UnitState, wanted: Plan, sick: tuple[str, ...], *, now: bool) -> None:
         """Have the machine rebooted after this hook if that helps, and jobs and options let it."""
+        may = bool(wanted.reboot or sick)
         try:
-            if reboot.prepare(
-                state, self._say, may=bool(wanted.reboot or sick), now=now, sick=sick
-            ):
+            if reboot.prepare(state, self._drainer, self._say, may=may, now=now, sick=sick):
                 self._model.unit.reboot()
         except errors.UnknownError as error:
             self.lines.append(status.failed(error, passes=True))
+
+    def _tell(self, state: UnitState) -> None:
+        """Make the lines of the status."""
+        # A release may have been rolled back.
+        wanted, running = plan.make(state, self._ci), observe.at_services(self._drainer)
+        added = self._ci.status(state, wanted, rests=running.rest is not None)
+        left = [note for one in self._others for note in one.left_behind(state)]
+        added = dataclasses.replace(added, notes=(*added.notes, *left))
+        self.lines += status.lines(state, wanted, running, added)
 
 
 def _log_found(state: UnitState, wanted: Plan) -> None:

@@ -34,7 +34,7 @@ ALONE = tuple(
             "juju_semantics",
             "kernel_log",
         ),
-        *("layout_refresh", "machines", "obstacles", "outfit", "vendors"),
+        *("layout_refresh", "machines", "no_ci_system", "obstacles", "outfit", "vendors"),
     )
 )
 # Few labs, since to bring one up takes half a minute of a processor.

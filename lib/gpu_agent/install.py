@@ -19,6 +19,7 @@ import typing
 
 from machine import exhaustion as scarcity
 from machine import files, locks, process
+from machine.errors import PartError
 
 HOME: typing.Final = pathlib.Path("/opt/gpu-ci/app")
 CURRENT: typing.Final = "current"
@@ -38,7 +39,7 @@ _COMPILE: typing.Final = 300
 _WRITE: typing.Final = 600
 
 
-class AppError(Exception):
+class AppError(PartError):
     """The copy can't be made; the previous one stays. The text says why and what to do."""
 
 

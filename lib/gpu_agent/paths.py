@@ -15,14 +15,14 @@ EXTERNAL: typing.Final = Path("/run/gpu-ci/cordons")
 The folder keeps its name, since runtimes of two revisions read it while a unit is refreshed.
 """
 
+CLOSED: typing.Final = STATE / "closed"
+"""Records of GPUs that no request gets, since the unit is drained or paused; reboots keep them."""
+
 PYTHON = "/usr/bin/python3"  # the distribution's own: 3.10 on Ubuntu 22.04, 3.12 on 24.04
-RUNC = "/opt/concourse/current/bin/runc"
-CONTAINERD = "/opt/concourse/current/bin/containerd"
 
 HOME = Path("/opt/gpu-ci")
 BIN = HOME / "bin"
 FRONT = BIN / "runc"
-LAUNCHER = BIN / "containerd-launcher"
 SELFTEST = BIN / "gpu-selftest"
 LIB = HOME / "lib"
 # A link. It has the package's old name, which runtimes of an earlier revision still use.

@@ -2,20 +2,17 @@
 # See LICENSE file for licensing details.
 """Classify a container by its config.json, and put a grant into that file. Pure.
 
-What Concourse writes (8.2.5 atc/engine/step_factory.go:80-184, worker/runtime/spec/namespaces.go):
+A CI system says in which folder a container works (policy.TaskFolders: `parent` and `others`):
 
-    step         work folder among the mounts   user namespace       answer
-    task         /tmp/build/<8 hex digits>      yes                  TASK
-    task, priv.  /tmp/build/<8 hex digits>      no                   PRIVILEGED_TASK
-    get          /tmp/build/get                 no if privileged     OTHER
-    put          /tmp/build/put                 no if privileged     OTHER
-    run          /tmp/build/run                 no if privileged     OTHER
-    check        none                           no if privileged     OTHER
-    hijack       an exec: its container was classified at its create
+    container    work folder among the mounts   user namespace       answer
+    task         <parent>/<8 hex digits>        yes                  TASK
+    task, priv.  <parent>/<8 hex digits>        no                   PRIVILEGED_TASK
+    other step   <parent>/<one of the others>   no if privileged     OTHER
+    any other    none                           no if privileged     OTHER
+    a session    an exec: its container was classified at its create
 
 Nothing else decides. Images and pipelines write variables, and the annotations contain only the
-image's user. Folders are compared as the runtime reads them: `/tmp/build//x/.` is a work folder
-too.
+image's user. Folders are compared as the runtime reads them: `<parent>//x/.` is a work folder too.
 """
 
 from __future__ import annotations
@@ -25,14 +22,11 @@ import os.path
 from gpu_runtime.environment import LOADER, Variables
 from gpu_runtime.grant import Grant, Node
 from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.policy import TaskFolders, is_task_name
 from gpu_runtime.refusal import Refused
 from gpu_runtime.seccomp import of_a_holder, without_rings
 
 OTHER, TASK, PRIVILEGED_TASK = "other", "task", "privileged task"
-
-_WORK_FOLDERS = "/tmp/build/"  # noqa: S108  Concourse's, inside the container
-_OTHER_FOLDERS = ("/tmp/build/get/", "/tmp/build/put/", "/tmp/build/run/")  # noqa: S108
-_HEX = frozenset("0123456789abcdef")
 
 # Requests for devices by mounts (nvidia-container-toolkit 1.20
 # internal/config/image/cuda_image.go) and by annotations (CDI specification 0.7.0).
@@ -42,9 +36,9 @@ CDI_PREFIX = "cdi.k8s.io/"
 _GPU_NODES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
 
 
-def kind(config: dict[str, object]) -> str:
+def kind(config: dict[str, object], tasks: TaskFolders) -> str:
     """Return OTHER, TASK or PRIVILEGED_TASK for a container (see the table above)."""
-    if not any(map(is_work_folder, _destinations(config))):
+    if not any(is_work_folder(place, tasks) for place in _destinations(config)):
         return OTHER
     namespaces = items(table(config.get("linux")).get("namespaces"))
     # Without a user namespace of its own, its root is the host's.
@@ -52,19 +46,19 @@ def kind(config: dict[str, object]) -> str:
     return TASK if own_root else PRIVILEGED_TASK
 
 
-def check_folders(config: dict[str, object]) -> None:
-    """Check that a task's container has no folder of a get, put or run step.
+def check_folders(config: dict[str, object], tasks: TaskFolders) -> None:
+    """Check that a task's container has none of the folders of other steps.
 
     A put with an input named `../deadbeef` would look like a task.
 
     Raises:
-        Refused: it has such a folder. No container that Concourse itself composes has both.
+        Refused: it has such a folder. No container that the CI system itself composes has both.
     """
     for place in _destinations(config):
-        if f"{place}/".startswith(_OTHER_FOLDERS):
+        if f"{place}/".startswith(tasks.others):
             raise Refused(
                 "path-reserved",
-                f"input, output or cache path {place[:64]} is reserved by Concourse. Choose "
+                f"input, output or cache path {place[:64]} is reserved by the CI system. Choose "
                 "another name or path",
             )
 
@@ -75,10 +69,10 @@ def destination(mount: object) -> str:
     return os.path.normpath("/" + text(table(mount).get("destination")).lstrip("/"))
 
 
-def is_work_folder(place: str) -> bool:
+def is_work_folder(place: str, tasks: TaskFolders) -> bool:
     """Whether a cleaned destination is a task's work folder."""
-    name = place[len(_WORK_FOLDERS) :]
-    return place.startswith(_WORK_FOLDERS) and len(name) == 8 and _HEX.issuperset(name)
+    above, slash, name = place.rpartition("/")
+    return is_task_name(name) and tasks.parent in ("", above + slash)
 
 
 def variables(process: object) -> Variables:
@@ -212,7 +206,7 @@ def with_nodes(linux: dict[str, object], nodes: list[Node]) -> dict[str, object]
 def _without_nodes(linux: dict[str, object]) -> dict[str, object]:
     """Return `linux` without the GPU nodes, and the rules for them, of an earlier create.
 
-    Only this runtime puts such nodes into Concourse's containers.
+    Only this runtime puts such nodes into a CI system's containers.
     """
     devices = [*map(table, items(linux.get("devices")))]
     of_gpus = [node for node in devices if text(node.get("path")).startswith(_GPU_NODES)]

@@ -25,7 +25,7 @@ class Decision:
         container: the container's id.
         kind: `task`, `privileged task`, `exec <id>`, `gpu-run`, or the name of an action; empty:
             nothing was decided.
-        who: the container's or command's name from its engine; empty for a Concourse container.
+        who: the container's or command's name from its engine; empty for a CI system's container.
         asked: the number of devices requested; None: all.
         named: the ids of the devices that were requested by name; empty: any would do.
         granted: the ids of the devices that were granted.

@@ -20,8 +20,6 @@ NVIDIA = 195  # the major number of GPUs and their control node (NVIDIA's driver
 DRM = 226  # DRM_MAJOR (Linux include/drm/drm_ioctl.h)
 _NVIDIA_FOLDERS = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
 _DRI, _KFD = "/dev/dri", "/dev/kfd"
-# The PCI vendors of the devices behind /dev/dri, by the prefixes of ids in a policy.
-_MAKERS = {"GPU-": ("0x10de", "0x1002"), "MIG-": ("0x10de",), "PCI-": ("0x1002", "0x8086")}
 
 
 class Nodes:
@@ -111,8 +109,4 @@ def _is_ours(path: str, policy: Policy | None) -> bool:
     if one is None:
         return False
     maker = proc.read(f"/sys/dev/char/{one[0]}:{one[1]}/device/vendor").strip()
-    if policy is None or not maker:
-        return True
-    if policy.vendor.by_runtime:
-        return maker == "0x10de"
-    return maker in {word for begin in policy.vendor.ids for word in _MAKERS[begin]} - {"0x10de"}
+    return policy is None or maker in ("", policy.vendor.pci)

@@ -95,7 +95,7 @@ class Variables:
         if len(borders) > 1:
             raise Refused(
                 "reserved-variable",
-                f"{WRITERS_BORDER} is reserved by Concourse and set more than once. Remove it "
+                f"{WRITERS_BORDER} is reserved by the CI system and set more than once. Remove it "
                 "from the task's params and from the image's variables",
             )
         border = borders[0] if borders else len(named)

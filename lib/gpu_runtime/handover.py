@@ -37,7 +37,7 @@ _DYING = 1.5
 # outside device rules.
 _MAKING = 5
 
-# The last parts of control groups: of Concourse's containers and gpu-run commands, which get
+# The last parts of control groups: of a CI system's containers and gpu-run commands, which get
 # devices by a lease only; and of containers of engines (podman, Docker, CRI-O, containerd's CRI),
 # which may have got devices in another way.
 _OURS = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|gpu-run-[0-9a-f]+\.scope"

@@ -15,7 +15,7 @@ Call = tuple[int, int]
 """A process: its id, and its start in clock ticks since boot, which makes it unique."""
 
 STEP = "step"
-"""A container of Concourse's, in which steps run."""
+"""A container of the CI system's, in which steps run."""
 CONTAINER = "container"
 """A container of an engine, such as podman or Docker."""
 JOB = "job"

@@ -4,15 +4,67 @@
 
 from __future__ import annotations
 
-from gpu_runtime.device_vendors import VENDORS, Vendor
+from gpu_runtime import device_vendors
+from gpu_runtime.device_vendors import Vendor
 from gpu_runtime.json_files import read_object
 from gpu_runtime.json_shape import items, table, text
 from gpu_runtime.refusal import Refused, again
 from gpu_runtime.unavailable import Unavailable, read_folder
 
 VERSION = 3
-# The prefix of the ids of the self-test's containers. Concourse's ids are UUIDs.
+# The prefix of the ids of the self-test's containers. The ids of a CI system's are UUIDs.
 SELF_TEST_CONTAINER = "gpu-selftest-"
+
+_HEX = frozenset("0123456789abcdef")
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+# A policy of the revision before does not say how tasks are known. Its tasks are Concourse's,
+# whose folders these are (8.2.5 atc/engine/step_factory.go:80-184).
+_TASKS_BEFORE = {"parent": "/tmp/build/", "others": ["get", "put", "run"]}  # noqa: S108
+
+
+class TaskFolders:
+    """How the container of a task is known: by the folder that it works in.
+
+    Attributes:
+        parent: the folder in the container that has the task's own, which is named by eight hex
+            digits; with a slash at its end. Empty: not known, so that it may be any.
+        others: other folders in there, whose containers are no tasks; as `parent` is written.
+    """
+
+    __slots__ = ("others", "parent")
+
+    def __init__(self, parent: str, others: tuple[str, ...]) -> None:
+        self.parent = parent
+        self.others = others
+
+
+def task_folders(found: dict[str, object]) -> TaskFolders:
+    """Return how tasks are known.
+
+    The front searches config.json for the names in `parent`, by an expression within quotes of the
+    shell. So a name has no character that means more than itself there or in JSON.
+
+    Args:
+        found: `parent` as in TaskFolders, and the names of `others`.
+
+    Raises:
+        ValueError: `found` has no such folders.
+    """
+    parent, others = text(found.get("parent")), found.get("others")
+    names = parent[1:-1].split("/")
+    if parent != f"/{'/'.join(names)}/" or not all(map(_is_plain, names)):
+        raise ValueError(f"the folder of tasks is {parent!r}")
+    if items(others) is not others:
+        raise ValueError(f"the other folders of tasks are {others!r}")
+    for name in map(text, items(others)):
+        if not _is_plain(name) or is_task_name(name):
+            raise ValueError(f"another folder of tasks is {name!r}")
+    return TaskFolders(parent, tuple(f"{parent}{text(name)}/" for name in items(others)))
+
+
+def is_task_name(name: str) -> bool:
+    """Whether a folder of this name is a task's, if it lies in the folder for those."""
+    return len(name) == 8 and _HEX.issuperset(name)
 
 
 class Device:
@@ -83,10 +135,7 @@ class Policy:
         self.gpus_per_task = _number(found, "gpus_per_task")
         self.wait_timeout = _number(found, "wait_timeout")
         self.hijack_limit = _number(found, "hijack_limit")
-        vendor = VENDORS.get(text(found.get("vendor")))
-        if vendor is None:
-            raise ValueError(f"vendor is {found.get('vendor')!r}, not {' or '.join(VENDORS)}")
-        self.vendor: Vendor = vendor
+        self.vendor = vendor = device_vendors.read(found)
         self.nvidia_runtime = text(found.get("nvidia_runtime"))
         self.config_home = text(found.get("config_home"))
         self.driver, self.cuda = text(found.get("driver")), text(found.get("cuda"))
@@ -114,6 +163,53 @@ class Policy:
         }
 
 
+class File:
+    """policy.json, read once for both: how tasks are known, and what they may have.
+
+    Attributes:
+        tasks: how the container of a task is known.
+    """
+
+    __slots__ = ("_fault", "_found", "_noun", "_path", "tasks")
+
+    def __init__(self, path: str, noun: str = "task") -> None:
+        """Read the file.
+
+        If it is unreadable, what may be a task counts as one, and then meets the error.
+
+        Args:
+            path: the file.
+            noun: the kind of the request, for the message if the file is unreadable.
+        """
+        self._path, self._noun = path, noun
+        self._fault: OSError | ValueError | None = None
+        self._found: dict[str, object] = {}
+        self.tasks = TaskFolders("", ())
+        try:
+            self._found = read_object(path)
+            self.tasks = task_folders(table(self._found.get("tasks", _TASKS_BEFORE)))
+        except (OSError, ValueError) as error:
+            self._fault = error
+
+    def policy(self) -> Policy | None:
+        """Return the policy; None if it names no GPU.
+
+        Raises:
+            Refused: the file is unreadable or invalid. A missing file is damage too: it is
+                installed together with the GPU runtime.
+        """
+        try:
+            if self._fault:
+                raise self._fault
+            return Policy(self._found) if self._found.get("gpus") != [] else None
+        except (OSError, ValueError) as error:
+            raise Refused(
+                "policy-unreadable",
+                f"GPU policy file {self._path} is unreadable ({error}). The charm rewrites it "
+                f"within 5 minutes; {again(self._noun)} then",
+            ) from error
+
+
 def read(path: str, noun: str = "task") -> Policy | None:
     """Return the policy in the file at `path`; None if it names no GPU.
 
@@ -122,18 +218,9 @@ def read(path: str, noun: str = "task") -> Policy | None:
         noun: the kind of the request, for the message if the file is unreadable.
 
     Raises:
-        Refused: it is unreadable or invalid. A missing file is damage too: it is installed
-            together with the GPU runtime.
+        Refused: it is unreadable or invalid.
     """
-    try:
-        found = read_object(path)
-        return Policy(found) if found.get("gpus") != [] else None
-    except (OSError, ValueError) as error:
-        raise Refused(
-            "policy-unreadable",
-            f"GPU policy file {path} is unreadable ({error}). The charm rewrites it within 5 "
-            f"minutes; {again(noun)} then",
-        ) from error
+    return File(path, noun).policy()
 
 
 def _choice(found: dict[str, object], name: str, words: tuple[str, str]) -> bool:
@@ -195,6 +282,11 @@ def _checked_id(name: str, vendor: Vendor) -> str:
         if name.startswith(prefix) and rest.isalnum():
             return name
     raise ValueError(f"{name!r} is not an id of a GPU or MIG device")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether `name` is that of a folder, without a character of another meaning elsewhere."""
+    return bool(name.strip(".")) and _PLAIN.issuperset(name)
 
 
 def _check_path(path: str) -> None:

@@ -35,7 +35,7 @@ class Held:
     Attributes:
         device: the device.
         name: its holder's name in the table.
-        who: its holder for people, such as `concourse task 4f0c` or `docker container "train"`.
+        who: its holder for people, such as `CI task 4f0c` or `docker container "train"`.
         seconds: how long the holder has had it; None: unknown.
         handing_over: whether the holder has ended, and the device becomes free after a search for
             other users.
@@ -76,7 +76,7 @@ class Place:
 
     @property
     def words(self) -> str:
-        """Return all of it: `position 2 in the queue; concourse task 4f0c holds GPU 0, 12 min`."""
+        """Return all of it: `position 2 in the queue; CI task 4f0c holds GPU 0, 12 min`."""
         position = f"position {self.number} in the queue"
         return "; ".join([position, *(one.words for one in self.held)])
 
@@ -87,7 +87,7 @@ def who(name: str, holder: Holder) -> str:
         return holder.who
     if holder.kind != STEP:
         return f"{NOUNS[holder.kind]} {name}"
-    return "the self-test" if name.startswith(SELF_TEST_CONTAINER) else f"concourse task {name}"
+    return "the self-test" if name.startswith(SELF_TEST_CONTAINER) else f"CI task {name}"
 
 
 def expired(

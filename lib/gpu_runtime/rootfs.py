@@ -5,8 +5,8 @@
 A task's author may name any folder of the worker as its root (`rootfs_uri: raw:///...`). If two
 containers share a root, they can pass an open device on through a socket in it, past all device
 rules. So a root must be a volume that no other container has, or a folder that the operator
-marked. Concourse allows rootfs_uri for tasks only (8.3 atc/exec/task_step.go:399). The root of a
-check, get or put is always a copy of an image, made for that container.
+marked. Concourse allows rootfs_uri for tasks only (8.3 atc/exec/task_step.go:399). The root of its
+other steps is always a copy of an image, made for that container.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import stat
 from gpu_runtime import container_spec as spec
 from gpu_runtime.json_files import read_bytes
 from gpu_runtime.json_shape import items, table, text
+from gpu_runtime.policy import TaskFolders
 from gpu_runtime.refusal import Refused
 
 # The operator's mark of a folder that tasks may have as their root.
@@ -39,10 +40,10 @@ _BIND = frozenset({"bind", "rbind"})
 _MOST_LINKS = 40  # the kernel's own limit (path_resolution(7)); with more nothing can be opened
 
 
-def check_origin(config: dict[str, object], bundle: str) -> None:
+def check_origin(config: dict[str, object], bundle: str, tasks: TaskFolders) -> None:
     """Check that no other container has a task's root.
 
-    The source of the work folder, which is always a mount of Concourse's, shows where Concourse
+    The source of the work folder, which is always a mount of the CI system's, shows where that
     has its volumes. The other containers' config.json show who uses a volume. containerd writes
     each before it calls the runtime, so of two containers that share a root the later one sees
     the other. No record is needed.
@@ -50,6 +51,7 @@ def check_origin(config: dict[str, object], bundle: str) -> None:
     Args:
         config: the task's config.json; without a root, runc reports the error.
         bundle: its folder, beside the bundles of all other containers.
+        tasks: how tasks are known.
 
     Raises:
         Refused: another container has the root, or it is a folder of the worker.
@@ -58,7 +60,7 @@ def check_origin(config: dict[str, object], bundle: str) -> None:
     root = _root(config, bundle)
     if not root:
         return
-    live = _volumes(config)
+    live = _volumes(config, tasks)
     name, _, rest = root.removeprefix(f"{live}/").partition("/")
     if live and root.startswith(f"{live}/") and f"{rest}/".startswith("volume/"):
         if other := _other_user(name, bundle):
@@ -194,10 +196,13 @@ def _root(config: dict[str, object], bundle: str) -> str:
     return os.path.realpath(os.path.join(bundle, path)) if path else ""
 
 
-def _volumes(config: dict[str, object]) -> str:
-    """Return the folder of Concourse's volumes; empty if the task works outside of it."""
+def _volumes(config: dict[str, object], tasks: TaskFolders) -> str:
+    """Return the folder of the CI system's volumes; empty if the task works outside of it.
+
+    The names are baggageclaim's, which keeps Concourse's volumes (8.3 worker/baggageclaim/volume).
+    """
     for mount in map(table, items(config.get("mounts"))):
-        if spec.is_work_folder(spec.destination(mount)):
+        if spec.is_work_folder(spec.destination(mount), tasks):
             volume, name = os.path.split(os.path.realpath(text(mount.get("source"))))
             live = os.path.dirname(volume)
             if name == "volume" and os.path.basename(live) == "live":

@@ -89,13 +89,14 @@ def _create(paths: Paths, call: arguments.Call, decision: Decision) -> Policy | 
     bundle = os.path.abspath(call.options.get("bundle", "."))
     path = f"{bundle}/config.json"
     store, host = Store(paths.store), Host()
-    task = _task(paths, path, decision)
+    file = policies.File(paths.policy)
+    task = _task(file, path, decision)
     if task is None:
         try:
             broker.do_without(store, host, call.container)
         except (OSError, ValueError):
             pass  # no error about GPUs stops a container without a GPU
-        folders.give(paths.folders, path)
+        folders.give(paths.folders, path, file.tasks)
         return None
     allowed, config = task
     config = folders.bound(config, folders.read(paths.folders, call.container))
@@ -147,16 +148,18 @@ def _other_start(paths: Paths, call: arguments.Call, decision: Decision) -> None
     nvidia-container-toolkit 1.20 acts on `create` only (internal/oci/args.go).
     """
     bundle = os.path.abspath(call.options.get("bundle", "."))
-    if _task(paths, f"{bundle}/config.json", decision) and decision.asked != 0:
+    file = policies.File(paths.policy)
+    if _task(file, f"{bundle}/config.json", decision) and decision.asked != 0:
         raise Refused(
             "start-unsupported",
             f"GPUs are not supported with `runc {call.command}`. Ask the worker's operator to "
-            "remove the change of CONCOURSE_RUNTIME from concourse-worker.service: tasks must "
-            "start by containerd",
+            "undo the change by which the CI system starts tasks otherwise than by containerd",
         )
 
 
-def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str, object]] | None:
+def _task(
+    file: policies.File, path: str, decision: Decision
+) -> tuple[Policy, dict[str, object]] | None:
     """Return the policy and config.json of a task, None for others; set `decision.asked`.
 
     Raises:
@@ -170,19 +173,19 @@ def _task(paths: Paths, path: str, decision: Decision) -> tuple[Policy, dict[str
         return None  # runc reports it
     except (OSError, ValueError) as error:
         fault = error
-    decision.kind = spec.TASK if fault else spec.kind(config)
+    decision.kind = spec.TASK if fault else spec.kind(config, file.tasks)
     if decision.kind == spec.OTHER:
         decision.kind = ""
         return None
-    allowed = policies.read(paths.policy)
+    allowed = file.policy()
     if allowed is None:
         decision.kind = ""
         return None
     if fault:
         raise _unreadable(path, fault)
-    spec.check_folders(config)
+    spec.check_folders(config, file.tasks)
     try:
-        rootfs.check_origin(config, os.path.dirname(path))
+        rootfs.check_origin(config, os.path.dirname(path), file.tasks)
         variables = spec.variables(config.get("process"))
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error

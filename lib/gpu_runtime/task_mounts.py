@@ -15,7 +15,7 @@ import stat
 from gpu_runtime import container_spec as spec
 from gpu_runtime.json_files import read_object, replace
 from gpu_runtime.json_shape import items, table, text
-from gpu_runtime.policy import SELF_TEST_CONTAINER
+from gpu_runtime.policy import SELF_TEST_CONTAINER, TaskFolders
 from gpu_runtime.refusal import Refused, fault
 
 FILE = "folders.json"  # beside policy.json
@@ -100,8 +100,13 @@ def bound(config: dict[str, object], given: list[Folder]) -> dict[str, object]:
     return {**config, "mounts": [*mounts, *ours]}
 
 
-def give(path: str, config_path: str) -> None:
+def give(path: str, config_path: str, tasks: TaskFolders) -> None:
     """Put the folders of the file `path` into the config.json of a task that can get no GPU.
+
+    Args:
+        path: the file.
+        config_path: config.json of a container, which may be no task.
+        tasks: how tasks are known.
 
     Raises:
         Refused: the task cannot get them.
@@ -112,9 +117,9 @@ def give(path: str, config_path: str) -> None:
         config = read_object(config_path)
     except (OSError, ValueError):
         return  # runc says it best
-    if spec.kind(config) == spec.OTHER:
+    if spec.kind(config, tasks) == spec.OTHER:
         return
-    spec.check_folders(config)
+    spec.check_folders(config, tasks)
     changed = bound(config, read(path))
     try:
         replace(config_path, changed, like=config_path)

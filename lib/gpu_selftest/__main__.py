@@ -6,6 +6,7 @@ import argparse
 import collections.abc
 import json
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -14,7 +15,6 @@ import traceback
 import types
 import typing
 
-from ci.concourse import release
 from gpu_agent import paths as wrapper
 from gpu_agent.model.inventory import Gpu
 from gpu_selftest import report, results, run, service, settings
@@ -124,11 +124,9 @@ def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
             f"{settings.PATH} is missing or damaged. If enable-gpu is true, the charm writes it "
             "within 5 minutes. If not: juju config <application> enable-gpu=true"
         )
-    if not release.CURRENT.exists():
-        raise UsageError(
-            "Concourse, whose runc the self-test needs, is not unpacked yet. See juju status, or "
-            "run: juju attach-resource <application> concourse=<release tarball>"
-        )
+    runc = kept.runc_path()
+    if not pathlib.Path(runc).exists():
+        raise UsageError(f"{runc}, which the self-test needs, is missing: {kept.runc_remedy}")
     request = run.Request(
         run=asked.run or results.new_run(),
         level=level,

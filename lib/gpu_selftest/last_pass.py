@@ -5,9 +5,9 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
 import typing
 
-from ci.concourse import release
 from gpu_agent import paths as wrapper
 from gpu_agent.model.host import Machine
 from gpu_agent.model.inventory import Inventory
@@ -25,21 +25,23 @@ def subject(settings: Settings, inventory: Inventory, machine: Machine) -> str:
     """Return a short name for everything that a test of isolation depends on.
 
     The policy is left out: its GPUs are in the settings, and the time that a task waits for a GPU
-    makes no difference. The container engines' runtime is left out too: no container of the
-    self-test uses it.
+    makes no difference. The container engines' runtime and a CI system's programs are left out
+    too: no container of the self-test uses them.
     """
     plain = dataclasses.asdict(settings)
+    # What other checks have of the CI system, and what a report says.
+    for name in ("runc_remedy", "programs", "checks", "disks"):
+        del plain[name]
     plain["files"] = {
         path: told
         for path, told in settings.files.items()
-        if path != str(wrapper.POLICY) and not wrapper.is_for_engines(path)
+        if path != str(wrapper.POLICY)
+        and not wrapper.is_for_engines(path)
+        and (pathlib.Path(path).parent != wrapper.BIN or path == str(wrapper.FRONT))
     }
     toolkit = machine.toolkit and machine.toolkit.version
-    whole = json.dumps(
-        [plain, inventory.driver, toolkit, str(release.CURRENT.resolve())],
-        default=str,
-        sort_keys=True,
-    )
+    runc = str(pathlib.Path(settings.runc_path()).resolve())
+    whole = json.dumps([plain, inventory.driver, toolkit, runc], default=str, sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 

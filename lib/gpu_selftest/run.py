@@ -10,8 +10,8 @@ import typing
 
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import quarantine
-from gpu_agent.gpu.kernel import device_nodes as nodes
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors import device_nodes as nodes
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.nvidia import xid
 from gpu_agent.model.inventory import Gpu
 from gpu_selftest import hotplug_guard as absence
@@ -20,7 +20,7 @@ from gpu_selftest.burnin import level as burnin
 from gpu_selftest.check import Check, Level, Outcome, Progress, Result
 from gpu_selftest.compute import level as compute
 from gpu_selftest.isolation import level as isolation
-from gpu_selftest.quick import gpu_checks, host_checks
+from gpu_selftest.quick import ci_checks, gpu_checks, host_checks
 from gpu_selftest.results import Report
 from gpu_selftest.settings import Settings
 
@@ -94,7 +94,7 @@ def run(
 
 
 def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: host_checks.Look) -> list[Result]:
-    found = host_checks.run(settings, look)
+    found = host_checks.run(settings, look, ci_checks.ask(settings))
     # NVML answers regardless of other faults of this worker.
     silent = [result for result in found if result.check in _SILENT]
     return found + _unless_failed(
@@ -103,7 +103,7 @@ def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: host_checks.Look) ->
 
 
 def _health(settings: Settings, gpus: tuple[Gpu, ...]) -> list[Result]:
-    told = health.read(gpu.uuid for gpu in gpus)
+    told = registry.find(gpus[0].vendor).health(gpu.uuid for gpu in gpus)
     return gpu_checks.run(settings, told, xid.read(), gpus, _busy(gpus))
 
 

@@ -12,7 +12,6 @@ import pathlib
 import re
 import typing
 
-from ci.concourse import release
 from gpu_agent import install as app
 from gpu_agent import paths as wrapper
 from gpu_agent.reporting.notifier import wake_unit as once
@@ -24,6 +23,7 @@ from machine import polling as waiting
 from machine import systemd as services
 from machine import systemd_escaping as escaping
 from machine import systemd_transient as transient
+from machine.errors import PartError
 
 TEMPLATES: typing.Final = pathlib.Path(__file__).resolve().with_name("templates")
 LAUNCHER: typing.Final = wrapper.BIN / "gpu-selftest"
@@ -55,7 +55,7 @@ _DESCRIPTION: typing.Final = re.compile(rf"GPU self-test ({results.RUN_PATTERN})
 _POLL: typing.Final = 0.2
 
 
-class SelftestError(Exception):
+class SelftestError(PartError):
     """A self-test can't be started, or ended without a verdict; the text says why."""
 
 
@@ -74,8 +74,13 @@ class Running:
     since: datetime.datetime
 
 
-def install(*, on_start: bool) -> bool:
+def install(*, on_start: bool, before: str, needs: str) -> bool:
     """Install the command and, if `on_start`, the self-test at each boot.
+
+    Args:
+        on_start: whether to test at each boot.
+        before: the systemd unit that starts after that test; empty: no unit waits for it.
+        needs: a file without which no boot tests; empty: every boot tests.
 
     Returns:
         Whether anything had to be changed.
@@ -87,7 +92,7 @@ def install(*, on_start: bool) -> bool:
     if not on_start:
         return services.remove_unit(BOOT) or changed
     service = templates.render(
-        TEMPLATES, "gpu-ci-selftest.service", launcher=LAUNCHER, release=release.CURRENT
+        TEMPLATES, "gpu-ci-selftest.service", launcher=LAUNCHER, before=before, needs=needs
     )
     return services.ensure_unit(BOOT, service) or changed
 

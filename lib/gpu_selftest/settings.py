@@ -7,10 +7,16 @@ import json
 import pathlib
 import typing
 
-from gpu_agent.model.inventory import Gpu, MigDevice, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.model.inventory import Gpu, MigDevice
+from gpu_agent.runtime import runc as runcs
 from machine import files
 
 PATH: typing.Final = pathlib.Path("/etc/gpu-ci/selftest.json")
+VERSION: typing.Final = 1
+
+# The runc of a unit whose settings have no version. Every such unit has this one.
+_RUNC_BEFORE: typing.Final = "/opt/concourse/current/bin/runc"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,13 @@ class Settings:
         files: what each file of the GPU runtime must be, by absolute path
             (gpu_agent.runtime.install).
         wheels: path of the charm resource selftest-wheels; empty if not given.
+        programs: those files that the CI system put beside the GPU runtime, by absolute path; its
+            own checks compare them.
+        runc: absolute path of the runc that starts tasks; empty: that of the machine.
+        runc_remedy: what to do if it is missing.
+        checks: the CI system's program whose results join the report: arguments of Python
+            (gpu_selftest.quick.ci_checks); empty: there is none.
+        disks: folders that need space for jobs.
     """
 
     unit: str
@@ -51,11 +64,24 @@ class Settings:
     allow_vulnerable_toolkit: bool = False
     files: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     wheels: str = ""
+    programs: tuple[str, ...] = ()
+    runc: str = ""
+    runc_remedy: str = "see juju status"
+    checks: tuple[str, ...] = ()
+    disks: tuple[str, ...] = ()
 
     @property
     def application(self) -> str:
         """The name of this unit's application, for commands in remedies."""
         return self.unit.partition("/")[0]
+
+    def runc_path(self, root: pathlib.Path = pathlib.Path("/")) -> str:
+        """Return the path of the runc that starts tasks, whether or not it is there.
+
+        Args:
+            root: where the machine's files are.
+        """
+        return runcs.for_tasks(self.runc, root)
 
     def minimums(self, key: str, value: str) -> str:
         """Return the option `minimums` with one key changed, as `juju config` takes it.
@@ -78,19 +104,28 @@ class Settings:
 def write(settings: Settings) -> bool:
     """Write the settings for the self-test. Return True if that changed anything."""
     files.ensure_directory(PATH.parent)
-    return files.ensure_file(PATH, json.dumps(_plain(settings), indent=1) + "\n")
+    content = {"version": VERSION, **dataclasses.asdict(settings)}
+    return files.ensure_file(PATH, json.dumps(content, indent=1) + "\n")
 
 
 def read() -> Settings | None:
     """Return the settings; None if tasks get no GPU.
 
-    Also None if the file is damaged or of another revision of the charm. The charm rewrites it at
-    its next event.
+    Also None if the file is damaged or of a later revision of the charm. The charm rewrites it at
+    its next event. A file without a version is of an earlier revision. The charm installs the
+    self-test before it writes the settings, so a boot between the two meets such a file.
     """
     try:
         found: dict[str, typing.Any] = json.loads(PATH.read_bytes())
+        version = found.pop("version", None)
+        if version not in (None, VERSION):
+            return None
+        if version is None:
+            found["runc"] = _RUNC_BEFORE
         found["gpus"] = tuple(_gpu(one) for one in found["gpus"])
-        return Settings(**found)
+        for name in ("programs", "checks", "disks"):
+            found[name] = _texts(found.get(name, []))
+        return _checked(Settings(**found))
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -100,15 +135,25 @@ def remove() -> bool:
     return files.ensure_absent(PATH)
 
 
-def _plain(settings: Settings) -> dict[str, typing.Any]:
-    plain = dataclasses.asdict(settings)
-    for gpu in plain["gpus"]:
-        gpu["vendor"] = gpu["vendor"].value
-    return plain
+def _texts(found: object) -> tuple[str, ...]:
+    """Return a list of texts as a tuple; raise TypeError if it is something else."""
+    words = typing.cast("list[object]", found) if isinstance(found, list) else [None]
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError("not a list of texts")
+    return tuple(str(word) for word in words)
+
+
+def _checked(settings: Settings) -> Settings:
+    """Return the settings; raise TypeError if a value has another type than its field."""
+    empty = Settings("")
+    for field in dataclasses.fields(Settings):
+        if type(getattr(settings, field.name)) is not type(getattr(empty, field.name)):
+            raise TypeError(f"{field.name} has another type")
+    return settings
 
 
 def _gpu(found: dict[str, typing.Any]) -> Gpu:
-    found["vendor"] = Vendor(found["vendor"])
+    found["vendor"] = registry.find(found["vendor"]).name
     found["mig"] = tuple(MigDevice(**one) for one in found["mig"])
     found["nodes"] = tuple(found["nodes"])
     return Gpu(**found)

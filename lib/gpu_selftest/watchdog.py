@@ -29,7 +29,7 @@ _MORE: typing.Final = 3.0
 _ASKING: typing.Final = ("gpu_agent.gpu.", "gpu_agent.availability.external_processes")
 _ASKING_NO_DRIVER: typing.Final = frozenset(
     {
-        "gpu_agent.gpu.kernel.device_nodes",
+        "gpu_agent.gpu.vendors.device_nodes",
         "gpu_agent.gpu.vendors.nvidia.driver_files",
         "gpu_agent.gpu.vendors.nvidia.driver_packages",
         "gpu_agent.gpu.vendors.nvidia.driver_state",
@@ -134,7 +134,9 @@ class Watchdog:
 
 
 def _asks_drivers(module: str) -> bool:
-    return module.startswith(_ASKING) and module not in _ASKING_NO_DRIVER
+    # A vendor's own value only passes a call on.
+    passes_on = module.endswith(".vendor")
+    return module.startswith(_ASKING) and not passes_on and module not in _ASKING_NO_DRIVER
 
 
 def _asked() -> types.FrameType | None:

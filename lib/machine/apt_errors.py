@@ -9,6 +9,7 @@ import re
 import typing
 
 from machine import exhaustion as scarcity
+from machine.errors import PartError
 
 # Messages of apt 2.4 to 3.0 and dpkg 1.21 to 1.22, in English as LANG=C.UTF-8 gives them.
 _BUSY: typing.Final = re.compile(
@@ -55,7 +56,7 @@ _CONFIGURE: typing.Final = "run 'sudo dpkg --configure -a'"
 _ENOUGH: typing.Final = 300  # characters of a program's output; a status is one line
 
 
-class PackageError(Exception):
+class PackageError(PartError):
     """Packages can't be installed or removed. The text is one sentence: what, why, the remedy.
 
     Attributes:

@@ -27,6 +27,7 @@ import tenacity
 
 from machine import files, process
 from machine import http_deadline as deadline
+from machine.errors import PartError
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two progress messages
@@ -37,7 +38,6 @@ _TEXT_TIMEOUT: typing.Final = 20.0  # the same, for a short text
 _TEXT_SECONDS: typing.Final = 120.0  # for a whole text, with all attempts
 # In seconds. A server that sent another file is not asked again before, at every event.
 _REFUSED: typing.Final = 3600.0
-_REMEDY: typing.Final = "Check concourse-version, or give the tarball with juju attach-resource"
 _FAILURES: typing.Final = (
     urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException,
 )  # fmt: skip
@@ -45,20 +45,14 @@ _Result = typing.TypeVar("_Result")
 _Open = collections.abc.Callable[[urllib.request.Request, float], http.client.HTTPResponse]
 
 
-class DownloadError(Exception):
-    """A file can't be downloaded. The text names the address, the error and the next step.
-
-    Attributes:
-        passes: whether it may work at the next event.
-    """
-
-    passes: typing.ClassVar = False
+class DownloadError(PartError):
+    """A file can't be downloaded. The text names the address, the error and the next step."""
 
 
 class UnreachableError(DownloadError):
     """A file can't be downloaded now."""
 
-    passes: typing.ClassVar = True
+    passes = True
 
 
 class _PassingError(Exception):
@@ -81,12 +75,40 @@ class Bounds:
     seconds: float = 1800.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Arrival:
+    """A file to download."""
+
+    url: str
+    part: pathlib.Path
+    progress: collections.abc.Callable[[str], None]
+    bounds: Bounds
+    remedy: str
+
+    def check_room(self, have: int, total: int) -> None:
+        """Refuse a file that is too large, by itself or for the disk."""
+        if max(have, total) > self.bounds.size:
+            self.part.unlink(missing_ok=True)
+            raise DownloadError(
+                f"{self.url} is not the expected file: it is larger than "
+                f"{self.bounds.size >> 20} MiB. {self.remedy}"
+            )
+        needed = total - have + int(total * self.bounds.room)
+        free = shutil.disk_usage(self.part.parent).free
+        if needed > free:
+            raise DownloadError(
+                f"{self.url} and what is made of it need about {needed >> 20} MiB more in "
+                f"{self.part.parent}, but {free >> 20} MiB are free: make room there"
+            )
+
+
 def fetch(
     url: str,
     destination: pathlib.Path,
     sha256: str,
     progress: collections.abc.Callable[[str], None],
     bounds: Bounds = Bounds(),
+    remedy: str = "Check the address",
 ) -> None:
     """Download a file, unless it exists: then it was checked before.
 
@@ -99,6 +121,7 @@ def fetch(
         sha256: of the whole file, in hex.
         progress: called from time to time with the progress.
         bounds: the limits.
+        remedy: what the operator does if the server does not have the file.
 
     Raises:
         UnreachableError: it can't be downloaded now.
@@ -111,7 +134,7 @@ def fetch(
     _check_not_refused(url, sha256, refused)
     # The part may be the beginning of another file: then all of it is downloaded again.
     for resumed in (part.exists(), False):
-        _receive_patiently(url, part, progress, bounds)
+        _receive_patiently(_Arrival(url, part, progress, bounds, remedy))
         got = sha256_of(part)
         if got == sha256.lower():
             break
@@ -203,22 +226,15 @@ def _patiently(
         ) from error
 
 
-def _receive_patiently(
-    url: str,
-    part: pathlib.Path,
-    progress: collections.abc.Callable[[str], None],
-    bounds: Bounds,
-) -> None:
+def _receive_patiently(wanted: _Arrival) -> None:
+    url, part = wanted.url, wanted.part
+
     def slow() -> str:
         have = part.stat().st_size if part.exists() else 0
-        return (
-            f"{have >> 20} MiB have arrived; the next event resumes. juju attach-resource, or a "
-            "mirror nearby, is faster"
-        )
+        return f"{have >> 20} MiB have arrived; the next event resumes. Faster is a mirror nearby"
 
-    wanted = _Arrival(url, part, progress, bounds)
     try:
-        _patiently(url, bounds.seconds, functools.partial(_receive, wanted), slow)
+        _patiently(url, wanted.bounds.seconds, functools.partial(_receive, wanted), slow)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -237,32 +253,6 @@ def sha256_of(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Arrival:
-    """A file to download."""
-
-    url: str
-    part: pathlib.Path
-    progress: collections.abc.Callable[[str], None]
-    bounds: Bounds
-
-    def check_room(self, have: int, total: int) -> None:
-        """Refuse a file that is too large, by itself or for the disk."""
-        if max(have, total) > self.bounds.size:
-            self.part.unlink(missing_ok=True)
-            raise DownloadError(
-                f"{self.url} is not the expected file: it is larger than "
-                f"{self.bounds.size >> 20} MiB. {_REMEDY}"
-            )
-        needed = total - have + int(total * self.bounds.room)
-        free = shutil.disk_usage(self.part.parent).free
-        if needed > free:
-            raise DownloadError(
-                f"{self.url} and what is made of it need about {needed >> 20} MiB more in "
-                f"{self.part.parent}, but {free >> 20} MiB are free: make room there"
-            )
-
-
 def _receive(wanted: _Arrival, open_: _Open) -> None:
     url, part = wanted.url, wanted.part
     have = part.stat().st_size if part.exists() else 0
@@ -277,7 +267,7 @@ def _receive(wanted: _Arrival, open_: _Open) -> None:
             error.close()
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return  # it is complete: the checksum decides
-        raise _failure(url, error, _REMEDY) from error
+        raise _failure(url, error, wanted.remedy) from error
 
 
 def _goes_on(response: http.client.HTTPResponse, have: int) -> bool:

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Read a process's parent and open files from /proc."""
+"""Read the boot's id, and a process's parent and open files, from /proc."""
 
 import contextlib
 import pathlib
@@ -9,6 +9,17 @@ import typing
 
 _PROC: typing.Final = pathlib.Path("/proc")
 _GONE: typing.Final = (FileNotFoundError, ProcessLookupError)
+
+
+def boot_id(proc: pathlib.Path = _PROC) -> str:
+    """Return the unique id of this boot; empty if the kernel has none.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def parent(pid: int, proc: pathlib.Path = _PROC) -> int:

@@ -3,8 +3,8 @@
 """The action upgrade-driver: its request, its refusals, and its results."""
 
 import dataclasses
+import pathlib
 
-from ci.concourse import release
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model import errors
 from gpu_agent.model.host import Driver
@@ -13,7 +13,7 @@ from gpu_selftest.check import Outcome, Progress
 from gpu_selftest.settings import Settings
 from host import nvidia_driver_change as driver_change
 from host.nvidia_driver_change import Choice
-from lifecycle import drain
+from lifecycle.drain import Drainer
 from lifecycle.driver_upgrade import gpu_pool as pool
 from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade import steps as walk
@@ -91,11 +91,12 @@ def preview(request: Request) -> Results:
     return shown | ({"last": last} if (last := walk.said()) else {})
 
 
-def upgrade(request: Request, log: Progress) -> Results:
+def upgrade(request: Request, drainer: Drainer, log: Progress) -> Results:
     """Install the newest driver of a branch, test it, and roll back if it fails.
 
     Args:
         request: the branch, and how long to wait for builds.
+        drainer: drains the unit.
         log: shows the operator each step.
 
     Returns:
@@ -114,17 +115,17 @@ def upgrade(request: Request, log: Progress) -> Results:
         log(f"1 of {walk.STEPS}: taking {len(kept.gpus)} GPUs out of use")
         pool.take_out(kept, f"driver upgrade: from {before} to {after}")
         log(f"2 of {walk.STEPS}: waiting for builds, up to {draining.duration(request.wait)}")
-        if why := _wait(request, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
+        if why := _wait(request, drainer, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
             waits = {"state": f"waiting for {why}", "next": _later(request)}
             return _shown(before, after) | waits
         record = walk.go_on(dataclasses.replace(record, step=Step.INSTALL), log)
-        drain.finish(Purpose.DRIVER)
+        drainer.finish(Purpose.DRIVER)
         return _told(record, request)
     except _UNUSABLE as error:
         raise UpgradeError(f"{error}: {_broken_off()}", _shown(before, after)) from error
 
 
-def _wait(request: Request, after: Choice, told: Progress) -> str:
+def _wait(request: Request, drainer: Drainer, after: Choice, told: Progress) -> str:
     """Wait until no lease is left, and if the worker is drained until no build is left.
 
     Returns:
@@ -134,10 +135,10 @@ def _wait(request: Request, after: Choice, told: Progress) -> str:
         UpgradeError: leases are left and the worker is not drained; nothing was changed.
     """
     rules = Rules(request.unit, request.timeout)
-    drained = drain.ready(Purpose.DRIVER, f"NVIDIA driver {after}", rules, told)
-    why = pool.wait(request.wait, told, None if drained else drain.is_free)
+    drained = drainer.ready(Purpose.DRIVER, f"NVIDIA driver {after}", rules, told)
+    why = pool.wait(request.wait, told, None if drained else drainer.is_free)
     if why and drained:
-        walk.give_up()
+        walk.give_up(drainer)
         raise UpgradeError(_not_ended(request, why))
     return why
 
@@ -269,8 +270,9 @@ def _shown(before: Choice, after: Choice) -> Results:
 
 def _untested() -> str:
     """Return why the last self-test has no verdict on a GPU."""
-    if not release.CURRENT.exists():
-        return "the self-test needs Concourse's runc, and Concourse is not installed yet"
+    kept = settings.read()
+    if kept and not pathlib.Path(kept.runc_path()).exists():
+        return f"the self-test needs {kept.runc_path()}, which is not there yet"
     report = results.read()
     found = report.results if report else ()
     not_run = [one.text for one in found if one.outcome is Outcome.NOT_RUN]

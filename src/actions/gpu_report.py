@@ -10,9 +10,9 @@ import pathlib
 import typing
 
 from actions import since as times
-from ci.concourse.api import build_info as handles
 from gpu_agent.reporting.receipts import log, report
 from gpu_agent.reporting.receipts.receipt import Receipt
+from parts import health_watch
 
 FORMATS: typing.Final = ("text", "csv", "json")
 
@@ -61,7 +61,7 @@ def run(
         made = report.make(read, by)
     except OSError as error:
         raise ReportError(f"the usage records in {path} cannot be read: {error}") from error
-    notes = _notes(made, read, path, since, here=handles.SETTINGS.exists())
+    notes = _notes(made, read, path, since, asked=health_watch.names_jobs())
     if form == "csv":
         return {"csv": report.as_csv(made)}
     if form == "json":
@@ -79,7 +79,7 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
 
 
 def _notes(
-    made: report.Report, read: _Read, path: pathlib.Path, since: str, *, here: bool
+    made: report.Report, read: _Read, path: pathlib.Path, since: str, *, asked: bool
 ) -> list[str]:
     """Return the limits of the figures, for their reader."""
     notes: list[str] = []
@@ -92,9 +92,9 @@ def _notes(
         notes.append(f"The oldest usage record is of a lease that ended at {read.oldest}")
     if made.nameless and made.by in ("team", "pipeline", "job"):
         why = (
-            "web did not know them, or they ended before the service asked web"
-            if here
-            else "names are known only on a machine that also runs Concourse's web"
+            "the CI system did not know them, or they ended before the service asked it"
+            if asked
+            else "names are known only on a machine that also runs the CI system's web"
         )
         notes.append(f"{made.nameless} of {made.total.leases} leases have no names: {why}")
     if read.damaged:

@@ -9,8 +9,7 @@ import time
 import typing
 
 from gpu_agent import paths
-from gpu_agent.gpu.vendors.nvidia import kernel_modules
-from machine import files
+from machine import files, procfs
 from plan.draining import Drain, Pause, Purpose
 
 _DRAIN: typing.Final = "drain.json"
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 def boot() -> str:
     """The id of this boot."""
-    return kernel_modules.boot(kernel_modules.ROOT)
+    return procfs.boot_id()
 
 
 def now() -> float:

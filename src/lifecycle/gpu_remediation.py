@@ -11,16 +11,15 @@ import typing
 
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import quarantine, retests
-from gpu_agent.gpu.vendors import detect
-from gpu_agent.gpu.vendors.nvidia import kernel_modules
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors import detect, registry
 from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
-from gpu_agent.model.inventory import Gpu, State, Vendor
+from gpu_agent.gpu.vendors.vendor import Reset, Vendor
+from gpu_agent.model.gpu_health import Health
+from gpu_agent.model.inventory import Gpu, Inventory, State
 from gpu_selftest import service
 from lifecycle import remediation_record as recovery_record
 from machine import isolated_call as apart
-from machine import locks
+from machine import locks, procfs
 from options.part import Part
 from plan import gpu_remediation as gpu_recovery
 from plan.gpu_remediation import Patient, Site, Step
@@ -48,45 +47,45 @@ def ensure(state: UnitState, wanted: Plan, progress: _Progress) -> tuple[str, ..
     Returns:
         The GPUs that need a reboot of the machine, for reboot.prepare.
     """
-    told = state.inventory is not None and Part.UNIT not in state.frozen
-    options = state.options
+    inventory, options = state.inventory, state.options
     may_repair = options.gpu_recovery == "reset" or options.may_reboot_for_gpu
-    if not may_repair or not told or state.leaving:
+    if not may_repair or inventory is None or Part.UNIT in state.frozen or state.leaving:
         return ()
+    vendor = registry.find(inventory.vendor)
     try:
         for uuid in recovery_record.returned():
             _have_tested(uuid, "the machine was rebooted for it")
         while True:
             # The self-test or the operator may have returned GPUs to use meanwhile.
-            site = _site(state, wanted, [one for one in quarantine.read() if one.level])
+            out = [one for one in quarantine.read() if one.level]
+            site = _site(state, inventory, wanted, out)
             cure = gpu_recovery.decide(site)
-            if cure.step is not Step.RESET:
+            if cure.step is not Step.RESET or vendor.reset is None:
                 _tell_why_not(site)
                 return cure.uuids
-            _reset(cure.uuids[0], progress)
+            _reset(vendor, vendor.reset, cure.uuids[0], progress)
     except OSError as error:
         # A step that cannot be noted is not made: the next event tries again.
         _log.warning("gpu-recovery: %s", error)
         return ()
 
 
-def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
+def _site(state: UnitState, inventory: Inventory, wanted: Plan, out: list[Quarantine]) -> Site:
     """Return the facts for the decision.
 
     Raises:
         OSError: they cannot be read now.
     """
-    inventory, held = state.inventory, leases.holders()
-    ready = inventory is not None and inventory.state is State.READY
-    gpus = {gpu.uuid: gpu for gpu in inventory.gpus} if inventory and ready else {}
-    told = _ask(tuple(one.uuid for one in out if one.uuid in gpus))
+    vendor, held = registry.find(inventory.vendor), leases.holders()
+    ready = inventory.state is State.READY
+    gpus = {gpu.uuid: gpu for gpu in inventory.gpus} if ready else {}
+    told = _ask(vendor, tuple(one.uuid for one in out if one.uuid in gpus))
     asked = {ask.uuid for ask in retests.read()}
     occupied = [lease for lease in (held or {}).values() if lease.occupied]
     used = {device for lease in occupied for device in lease.devices}
     used |= {uuid for uuid, _ in state.external}
-    nvidia = inventory is not None and inventory.vendor is Vendor.NVIDIA
     # In another state the driver needs a remedy first.
-    known = ready or (inventory is not None and inventory.state is State.HUNG)
+    known = ready or inventory.state is State.HUNG
     others = held is None or not known or wanted.reboot or state.driver.changing
     return Site(
         may_reset=state.options.gpu_recovery == "reset",
@@ -99,9 +98,9 @@ def _site(state: UnitState, wanted: Plan, out: list[Quarantine]) -> Site:
         ),
         made=recovery_record.read().made,
         now=time.time(),
-        boot=kernel_modules.boot(kernel_modules.ROOT),
+        boot=procfs.boot_id(),
         uptime=time.clock_gettime(time.CLOCK_BOOTTIME),
-        can_reset=nvidia and not state.driver.container,
+        can_reset=vendor.reset is not None and not state.driver.container,
         joined=state.driver.nvswitch,
         all_idle=all(used.isdisjoint({gpu.uuid, *gpu.devices}) for gpu in gpus.values()),
         engaged=others or _is_engaged(),
@@ -114,16 +113,16 @@ def _is_engaged() -> bool:
     return testing or gpu_reset.is_running()
 
 
-def _ask(uuids: tuple[str, ...]) -> dict[str, Health]:
+def _ask(vendor: Vendor, uuids: tuple[str, ...]) -> collections.abc.Mapping[str, Health]:
     """Return the driver's report on these GPUs; empty if the driver does not answer."""
     try:
-        return apart.call(lambda: health.read(uuids), _PATIENCE, note=detect.HANGS)
+        return apart.call(lambda: vendor.health(uuids), _PATIENCE, note=detect.HANGS)
     except apart.HungError:
         return {}
 
 
 def _patient(
-    entry: Quarantine, gpu: Gpu | None, told: dict[str, Health], used: set[str]
+    entry: Quarantine, gpu: Gpu | None, told: collections.abc.Mapping[str, Health], used: set[str]
 ) -> Patient:
     found = told.get(entry.uuid)
     since = datetime.datetime.fromisoformat(entry.since.replace("Z", "+00:00") or "1970-01-01")
@@ -143,16 +142,16 @@ def _patient(
     )
 
 
-def _reset(uuid: str, progress: _Progress) -> None:
+def _reset(vendor: Vendor, reset: Reset, uuid: str, progress: _Progress) -> None:
     """Reset a GPU, and request a test if that succeeded.
 
     Raises:
         OSError: the reset cannot be noted and was not made.
     """
-    persistent = bool((_ask((uuid,)).get(uuid) or Health()).persistence)
+    persistent = bool((_ask(vendor, (uuid,)).get(uuid) or Health()).persistence)
     recovery_record.begin(Step.RESET, (uuid,))
     progress(f"Resetting idle GPU {uuid}")
-    why = gpu_reset.reset(uuid, persistent=persistent, beside=WATCH)
+    why = reset(uuid, persistent=persistent, beside=WATCH)
     recovery_record.conclude(why or "it was reset")
     _log.warning("gpu-recovery: %s: %s", uuid, f"no reset: {why}" if why else "it was reset")
     if not why:

@@ -10,18 +10,12 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import re
 import typing
 
-from ci.concourse import release
-from ci.concourse.web import local_postgresql
-from gpu_agent import install as app
-from gpu_agent.engines.engine import EngineError
-from gpu_agent.gpu_run.service import GpuRunError
-from gpu_agent.health.service import WatchError
-from gpu_agent.runtime import nvidia_config as nvidia
-from gpu_selftest import service
-from machine import download, packages, process
 from machine import exhaustion as scarcity
+from machine import process
+from machine.errors import PartError
 from options.part import Part
 from plan import status
 from plan.messages import Line
@@ -29,13 +23,7 @@ from plan.state import Failure, UnitState
 
 _Answer = typing.TypeVar("_Answer")
 
-# Errors that the operator must fix, or that may pass; each text has the next step.
-_FAILURES: typing.Final = (
-    release.ReleaseError, download.DownloadError, local_postgresql.DatabaseError,
-    nvidia.ConfigError, service.SelftestError, app.AppError, packages.PackageError,
-    WatchError, GpuRunError, EngineError,
-)  # fmt: skip
-_SERVICES: typing.Final = ("concourse-web", "concourse-worker")
+_SERVICE: typing.Final = re.compile(r"\b([a-z][\w@-]*)\.service\b")
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +44,8 @@ def make(
     """
     try:
         return work(*arguments), state
-    except _FAILURES as error:
-        failure = Failure(part, str(error), getattr(error, "passes", False))
+    except PartError as error:
+        failure = Failure(part, str(error), error.passes)
     except (process.CommandError, OSError) as error:
         failure = _refused(part, state, error)
     return None, dataclasses.replace(state, failures=(*state.failures, failure))
@@ -75,15 +63,15 @@ def told(unit: str, lines: list[Line]) -> collections.abc.Generator[None]:
     """
     try:
         yield
-    except (*_FAILURES, process.CommandError, OSError) as error:
+    except (PartError, process.CommandError, OSError) as error:
         lines.append(status.failed(_words(error, unit), passes=_passes(error)))
 
 
 def where(error: Exception, unit: str) -> str:
     """Return the command that shows the log for an error of systemd, a program or the kernel."""
     _log.error("refused", exc_info=error)
-    failed = [name for name in _SERVICES if name in str(error)]
-    return f"journalctl -u {failed[0]}" if failed else f"juju debug-log --include {unit}"
+    service = _SERVICE.search(str(error))
+    return f"journalctl -u {service[1]}" if service else f"juju debug-log --include {unit}"
 
 
 def _words(error: Exception, unit: str) -> str:
@@ -102,5 +90,5 @@ def _passes(error: Exception) -> bool:
     """Whether the error may pass by itself."""
     if isinstance(error, process.CommandError):
         return error.starved
-    out = isinstance(error, OSError) and scarcity.is_told_by(error)
-    return out or getattr(error, "passes", False)
+    starved = isinstance(error, OSError) and scarcity.is_told_by(error)
+    return starved or getattr(error, "passes", False)

@@ -4,7 +4,6 @@
 
 import collections.abc
 
-from ci.concourse.restart import running_steps as steps
 from gpu_agent.model import errors
 from lifecycle import drain
 from lifecycle import remediation_record as recovery_record
@@ -17,7 +16,13 @@ _Progress = collections.abc.Callable[[str], None]
 
 
 def prepare(
-    state: UnitState, progress: _Progress, *, may: bool, now: bool, sick: tuple[str, ...] = ()
+    state: UnitState,
+    drainer: drain.Drainer,
+    progress: _Progress,
+    *,
+    may: bool,
+    now: bool,
+    sick: tuple[str, ...] = (),
 ) -> bool:
     """Prepare a reboot of the machine; False if it may not be rebooted now.
 
@@ -27,6 +32,7 @@ def prepare(
 
     Args:
         state: what was found.
+        drainer: drains the unit.
         progress: reports each step.
         may: whether a reboot is wanted and allowed; if not, a prepared one is given up.
         now: whether this hook may ask Juju for it.
@@ -38,27 +44,27 @@ def prepare(
     """
     _forget_what_helped(state)
     if not may:
-        drain.cancel(Purpose.REBOOT)
+        drainer.cancel(Purpose.REBOOT)
     if not (may and now):
         return False
     needy = " and ".join(sick) or f"driver {state.driver.version}"
-    if sick and _has_jobs():
-        drain.cancel(Purpose.REBOOT)
+    if sick and _has_jobs(drainer):
+        drainer.cancel(Purpose.REBOOT)
         return False
     try:
-        if not drain.ready(Purpose.REBOOT, f"reboot for {needy}", drain.rules(state), progress):
+        if not drainer.ready(Purpose.REBOOT, f"reboot for {needy}", drain.rules(state), progress):
             return False
         _note(state, sick)
     except OSError as error:
-        drain.cancel(Purpose.REBOOT)
+        drainer.cancel(Purpose.REBOOT)
         raise errors.unknown(f"the reboot cannot be noted: {error}") from error
     progress(f"Rebooting: {needy} needs it")
     return True
 
 
-def _has_jobs() -> bool:
+def _has_jobs(drainer: drain.Drainer) -> bool:
     try:
-        return bool(steps.running())
+        return drainer.has_jobs()
     except OSError as error:
         raise errors.unknown(f"cannot see whether a build runs: {error}") from error
 

@@ -12,8 +12,7 @@ import time
 import typing
 
 from gpu_agent import paths
-from gpu_agent.gpu.vendors.nvidia import kernel_modules
-from machine import files
+from machine import files, procfs
 from plan.gpu_remediation import Made, Step
 
 _NAME: typing.Final = "gpu-recovery.json"
@@ -77,12 +76,12 @@ def begin(step: Step, uuids: tuple[str, ...]) -> None:
     """
     before = read()
     made = (*before.made, _now(step, uuids))[-_KEPT:]
-    boot = kernel_modules.boot(kernel_modules.ROOT) if step is Step.REBOOT else before.boot
+    boot = procfs.boot_id() if step is Step.REBOOT else before.boot
     _write(Record(made, boot, ""))
 
 
 def _now(step: Step, uuids: tuple[str, ...]) -> Made:
-    boot = kernel_modules.boot(kernel_modules.ROOT)
+    boot = procfs.boot_id()
     return Made(step, uuids, time.time(), boot, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
@@ -102,7 +101,7 @@ def returned() -> tuple[str, ...]:
         OSError: the record cannot be read or written.
     """
     record = read()
-    if not record.boot or record.boot == kernel_modules.boot(kernel_modules.ROOT):
+    if not record.boot or record.boot == procfs.boot_id():
         return ()
     _write(dataclasses.replace(record, boot=""))
     reboots = [made for made in record.made if made.step is Step.REBOOT]

@@ -7,8 +7,7 @@ import dataclasses
 import json
 
 from gpu_agent import paths
-from gpu_agent.gpu.vendors.nvidia import kernel_modules
-from machine import files
+from machine import files, procfs
 from plan.state import RememberedIds
 
 _IDS = paths.STATE / "gpu-ids.json"
@@ -16,6 +15,7 @@ _GPUS = paths.STATE / "gpus"
 _LEAVING = paths.STATE / "leaving"
 _REBOOTED = paths.STATE / "rebooted-for"
 _SERVED = paths.STATE / "served-workers.json"
+_REMOVING = paths.STATE / "removing-ci-system"
 
 
 def remembered_ids() -> RememberedIds:
@@ -45,7 +45,7 @@ def rebooted_for() -> str:
     A reboot that was asked for in this boot has not come yet, as where the hook was killed then.
     """
     version, _, boot = (files.read_text(_REBOOTED) or "").partition(" ")
-    return "" if boot and boot == kernel_modules.boot(kernel_modules.ROOT) else version
+    return "" if boot and boot == procfs.boot_id() else version
 
 
 def set_rebooted_for(version: str) -> None:
@@ -54,7 +54,7 @@ def set_rebooted_for(version: str) -> None:
         files.ensure_absent(_REBOOTED)
         return
     files.ensure_directory(paths.STATE)
-    files.ensure_file(_REBOOTED, f"{version} {kernel_modules.boot(kernel_modules.ROOT)}")
+    files.ensure_file(_REBOOTED, f"{version} {procfs.boot_id()}")
 
 
 def note_gpus(text: str) -> bool:
@@ -82,9 +82,25 @@ def is_leaving() -> bool:
     return _LEAVING.exists()
 
 
+def is_removing(system: str) -> bool:
+    """Whether the removal of this CI system has begun, as by a hook that was killed."""
+    return files.read_text(_REMOVING) == system
+
+
+def set_removing(system: str) -> None:
+    """Note that the removal of this CI system has begun."""
+    files.ensure_directory(paths.STATE)
+    files.ensure_file(_REMOVING, system)
+
+
+def set_removed() -> None:
+    """Note that the CI system whose removal has begun is gone."""
+    files.ensure_absent(_REMOVING)
+
+
 def forget() -> None:
     """Forget what a unit before this one remembered; it may have had the same name."""
-    for path in (_IDS, _GPUS, _LEAVING, _REBOOTED, _SERVED):
+    for path in (_IDS, _GPUS, _LEAVING, _REBOOTED, _SERVED, _REMOVING):
         files.ensure_absent(path)
 
 

@@ -40,7 +40,6 @@ class Option:
         field: the field of the dataclass of options that has the value.
         read: makes the value of that field. None: it is a boolean or one of `values`.
         values: all that may be set; empty if other values are possible.
-        ci: the CI system that it belongs to, such as `concourse`; None: it belongs to none.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Option:
     field: str
     read: collections.abc.Callable[[Raw], typing.Any] | None = None
     values: tuple[str, ...] = ()
-    ci: str | None = None
 
     @property
     def is_secret(self) -> bool:
@@ -76,3 +74,32 @@ class Option:
         if self.read:
             return self.read(raw)
         return choice(raw, self.name, self.values) if self.values else bool(raw[self.name])
+
+
+class Read(typing.Protocol):
+    """Reads options; a value that cannot be used is noted, and read as the default."""
+
+    def __call__(self, declared: tuple[Option, ...]) -> dict[str, typing.Any]:
+        """Return the values of these options, by the fields that they belong to."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CiOptions:
+    """The options of a CI system.
+
+    Attributes:
+        name: the value of the option ci-system that chooses it.
+        text: what the description of ci-system says of it.
+        modes: the values of deployment-mode that it can be.
+        declared: its options.
+        make: makes the value of `Options.ci`, which only the CI system reads.
+        ports: the TCP ports that it takes on this machine, if its options are these.
+    """
+
+    name: str
+    text: str
+    modes: tuple[str, ...]
+    declared: tuple[Option, ...] = ()
+    make: collections.abc.Callable[[Read], object] = lambda _: None
+    ports: collections.abc.Callable[[Raw], tuple[int, ...]] = lambda _: ()

@@ -6,7 +6,6 @@ import collections.abc
 import re
 import typing
 
-from ci.concourse.upstream import TAKEN_PORTS
 from options.values import OptionError
 
 # Juju's config: option name (with hyphens) to value.
@@ -174,15 +173,15 @@ def in_range(most: int, unit: str = "") -> collections.abc.Callable[[str], int]:
     return check
 
 
-def port(raw: Raw, option: str, others: tuple[int, ...], least: int) -> int:
+def port(raw: Raw, option: str, taken: tuple[int, ...], least: int) -> int:
     """Read an option that is a TCP port, at least `least`.
 
     Raises:
-        OptionError: it is not a port, or Concourse or one of `others` uses it.
+        OptionError: it is not a port, or one of those that are taken.
     """
-    value, taken = text(raw, option), (*TAKEN_PORTS, *others)
+    value = text(raw, option)
     found = whole(value)
     if found is None or not least <= found < 65536 or found in taken:
-        listed = ", ".join(map(str, taken))
-        raise OptionError(option, value, f"cannot be used: use {least} to 65535 except {listed}")
+        listed = f" except {', '.join(map(str, taken))}" if taken else ""
+        raise OptionError(option, value, f"cannot be used: use {least} to 65535{listed}")
     return found

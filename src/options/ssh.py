@@ -33,7 +33,7 @@ def public_key(text: str) -> str:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ValueError("is not an OpenSSH public key of a known type") from error
     if isinstance(loaded, rsa.RSAPublicKey) and not _is_usable(loaded):
-        raise ValueError("is an RSA key of a size that Concourse cannot use")
+        raise ValueError("is an RSA key of a size that cannot be used")
     # cryptography ignores characters that are not base64.
     return loaded.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -41,7 +41,7 @@ def public_key(text: str) -> str:
 
 
 def _is_usable(key: rsa.RSAPublicKey) -> bool:
-    """Whether Concourse can use the key (golang.org/x/crypto ssh/keys.go; Go's crypto/rsa)."""
+    """Whether programs in Go can use it (golang.org/x/crypto ssh/keys.go; Go's crypto/rsa)."""
     return key.key_size in _RSA_BITS and key.public_numbers().e.bit_length() <= 24
 
 

@@ -9,20 +9,19 @@ config.yaml and docs/reference/options.md from the table.
 import collections.abc
 import dataclasses
 import re
-import types
 import typing
 
-from ci.concourse.options import release, web, worker
-from gpu_agent.runtime.settings import Folder
+from gpu_agent.engines import registry as engines
+from gpu_agent.gpu.vendors import registry as vendors
 from options import readers, values
-from options.declaration import Group, Option
+from options.declaration import CiOptions, Group, Option
 from options.part import Part
 from options.readers import Raw, text
 from options.values import OptionError
 
 MODES: typing.Final = ("worker", "web", "all")
-VENDORS: typing.Final = ("auto", "nvidia", "amd", "intel")
-ENGINES: typing.Final = ("podman", "docker")
+VENDORS: typing.Final = ("auto", *vendors.NAMES)
+ENGINES: typing.Final = tuple(engine.name for engine in engines.ALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +58,11 @@ class Engines:
 
 @dataclasses.dataclass(frozen=True)
 class Wrong:
-    """An option whose value cannot be used, and the sentence that says why."""
+    """An option whose value cannot be used, the sentence that says why, and its part."""
 
     option: str
     text: str
+    part: Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Options:
     """All options of this unit after validation; empty strings mean "not set".
 
     Attributes:
+        ci_system: the name of the CI system on this unit.
         deployment_mode: one of MODES; empty if its value cannot be used.
         gpu_device_ids: the ids that the operator chose, normalised; empty: all GPUs.
         gpus_per_task: GPUs, or MIG devices, of a task that sets no GPU_COUNT.
@@ -83,9 +84,13 @@ class Options:
         quarantine_limit_percent: share of the GPUs that may fail at once for the same reason.
         gpu_metrics_port: TCP port of the GPU metrics; 0: none.
         gpu_run_group: the group whose members may use gpu-run; empty: gpu-run is not available.
+        extra_tags: the operator's own tags, in order, without repeats.
+        drain_timeout: maximum time to wait for running jobs, in seconds; 0: do not wait.
+        ci: the options of the CI system, which only the CI system reads.
         wrong: the options whose values cannot be used; each leaves its own part unchanged.
     """
 
+    ci_system: str
     deployment_mode: str
     enable_gpu: bool
     gpu_device_ids: tuple[str, ...]
@@ -110,24 +115,19 @@ class Options:
     job_log: str
     idle_gpu_action: str
     gpu_metrics_port: int
-    release: release.ReleaseOptions
-    worker: worker.WorkerOptions
-    web: web.WebOptions
+    extra_tags: tuple[str, ...]
+    drain_timeout: int
+    ci: object
     wrong: tuple[Wrong, ...] = ()
 
     @property
     def has_worker(self) -> bool:
-        """Whether this unit runs CI steps."""
+        """Whether this unit runs jobs."""
         return self.deployment_mode in ("worker", "all")
 
     @property
-    def task_folders(self) -> tuple[Folder, ...]:
-        """The folders of this machine that tasks get; none without a worker."""
-        return self.worker.folders if self.has_worker else ()
-
-    @property
     def has_web(self) -> bool:
-        """Whether this unit serves the web UI and the TSA."""
+        """Whether this unit serves the CI system's web UI and scheduler."""
         return self.deployment_mode in ("web", "all")
 
     @property
@@ -143,14 +143,14 @@ class Options:
     @property
     def frozen(self) -> frozenset[Part]:
         """The parts that stay unchanged because an option of theirs cannot be used."""
-        parts = {BY_NAME[one.option].part for one in self.wrong}
+        parts = {one.part for one in self.wrong}
         # The vendor of the GPUs decides what the host needs for them.
         if any(one.option == "gpu-vendor" for one in self.wrong):
             parts.add(Part.HOST)
         return frozenset(parts)
 
 
-def parse(raw: Raw, wrong: collections.abc.Iterable[OptionError] = ()) -> Options:
+def parse(raw: Raw, ci: CiOptions, wrong: collections.abc.Iterable[OptionError] = ()) -> Options:
     """Make Options of Juju's config; options that are not in it have their defaults.
 
     An option whose value cannot be used is listed in `wrong`, and its part of the unit stays
@@ -159,9 +159,12 @@ def parse(raw: Raw, wrong: collections.abc.Iterable[OptionError] = ()) -> Option
     Args:
         raw: option name (with hyphens) to value; of a secret the fields, or None if they cannot
             be read.
+        ci: the options of the CI system that `raw` chooses.
         wrong: the options that could not even be read.
     """
-    given = {**DEFAULTS, **raw}
+    table = (*OPTIONS, *ci.declared)
+    standard = defaults(table)
+    given = {**standard, **raw}
     faults = {error.option: error for error in wrong}
 
     def read(declared: tuple[Option, ...]) -> dict[str, typing.Any]:
@@ -171,20 +174,39 @@ def parse(raw: Raw, wrong: collections.abc.Iterable[OptionError] = ()) -> Option
                 found[option.field] = option.value(given)
             except OptionError as error:
                 faults.setdefault(error.option, error)
-                found[option.field] = option.value(DEFAULTS)
+                found[option.field] = option.value(standard)
         return found
 
-    fields = read(_OPTIONS)
-    if "deployment-mode" in faults:
+    fields = read(OPTIONS)
+    own = ci.make(read)
+    try:
+        readers.port(given, "gpu-metrics-port", ci.ports(given), 0)
+    except OptionError as error:
+        faults["gpu-metrics-port"] = error
+        fields["gpu_metrics_port"] = standard["gpu-metrics-port"]
+    if {"deployment-mode", "ci-system"} & faults.keys():
         fields["deployment_mode"] = ""
-    options = Options(
-        **fields,
-        release=release.ReleaseOptions(**read(release.OPTIONS)),
-        worker=worker.WorkerOptions(**read(worker.OPTIONS)),
-        web=web.WebOptions(**read(web.OPTIONS)),
-    )
-    said = tuple(Wrong(name, str(why)) for name, why in faults.items())
-    return dataclasses.replace(options, wrong=said)
+    part = {"ci-system": Part.UNIT, **{option.name: option.part for option in table}}
+    said = tuple(Wrong(name, str(why), part[name]) for name, why in faults.items())
+    return Options(**fields, ci_system=ci.name, ci=own, wrong=said)
+
+
+def defaults(table: collections.abc.Iterable[Option]) -> Raw:
+    """Return the defaults of these options by their names; a secret has none."""
+    return {option.name: option.default for option in table if not option.is_secret}
+
+
+def drain_timeout(raw: Raw) -> int:
+    """Read how long to wait for running builds, in seconds, whatever the other options say.
+
+    Raises:
+        OptionError: drain-timeout cannot be used.
+    """
+    return readers.duration(raw, "drain-timeout")
+
+
+def _listed(names: collections.abc.Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def gpu_vendor(raw: Raw) -> str:
@@ -245,7 +267,8 @@ def _engines(raw: Raw) -> Engines:
     for item in readers.split(text(raw, "container-engines")):
         name, _, said = item.partition("=")
         if name not in ENGINES or item not in (name, f"{name}=default"):
-            remedy = "is unknown: use podman, podman=default, docker or docker=default"
+            *most, last = (word for one in ENGINES for word in (one, f"{one}=default"))
+            remedy = f"is unknown: use {', '.join(most)} or {last}"
             raise OptionError("container-engines", item, remedy)
         if name in found:
             raise OptionError("container-engines", item, f"repeats {name}: give it once")
@@ -253,20 +276,14 @@ def _engines(raw: Raw) -> Engines:
     return Engines(tuple(found), tuple(name for name, is_default in found.items() if is_default))
 
 
-def _metrics_port(raw: Raw) -> int:
-    # This unit's web listens on its port too.
-    has_web = text(raw, "deployment-mode") in ("web", "all")
-    port = readers.whole(text(raw, "web-port")) if has_web else None
-    return readers.port(raw, "gpu-metrics-port", () if port is None else (port,), 0)
-
-
-_OPTIONS: typing.Final = (
+OPTIONS: typing.Final = (
     Option(
         "deployment-mode",
         default="worker",
         text=(
-            "What this unit runs: `worker` (CI steps), `web` (Concourse's web UI, its scheduler, "
-            "and the TSA, where workers register) or `all` (both on one machine)."
+            "What this unit runs: `worker` (CI steps), `web` (the CI system's web UI and its "
+            "scheduler, where workers register) or `all` (both on one machine). With "
+            "ci-system=none only `worker` is possible."
         ),
         group=Group.EVERYDAY,
         part=Part.UNIT,
@@ -314,8 +331,8 @@ _OPTIONS: typing.Final = (
         "gpu-vendor",
         default="auto",
         text=(
-            "Vendor of the GPUs to use: `nvidia`, `amd`, `intel`, or `auto`: the first of these "
-            "three with a usable GPU on the machine, not counting GPUs that are part of a "
+            f"Vendor of the GPUs to use: {_listed(vendors.NAMES)}, or `auto`: the first of these "
+            "vendors with a usable GPU on the machine, not counting GPUs that are part of a "
             "processor. A worker uses the GPUs of one vendor."
         ),
         group=Group.GPUS,
@@ -364,12 +381,12 @@ _OPTIONS: typing.Final = (
         default="",
         text=(
             "Container engines whose containers may use GPUs, in the same queue as CI tasks: "
-            "`podman`, `docker` or both, comma-separated. The charm registers the runtime gpu-ci "
-            "with these engines; it does not install them. `docker=default` or `podman=default` "
-            "also makes gpu-ci the default runtime of the engine, so that `--gpus` and CDI device "
-            "names work without `--runtime gpu-ci`. With `docker`, the charm also makes Docker "
-            "use a containerd of its own and masks containerd.service, because Concourse needs "
-            "the socket of that service. Empty: no engine."
+            f"one or more of {_listed(ENGINES)}, comma-separated. The charm registers the runtime "
+            "gpu-ci with these engines; it does not install them. `=default` after a name, as in "
+            f"`{ENGINES[0]}=default`, also makes gpu-ci the default runtime of the engine, so "
+            "that `--gpus` and CDI device names work without `--runtime gpu-ci`. "
+            + "".join(f"{one.about} " for one in engines.ALL if one.about)
+            + "Empty: no engine."
         ),
         group=Group.ENGINES,
         part=Part.ENGINES,
@@ -585,27 +602,41 @@ _OPTIONS: typing.Final = (
         "gpu-metrics-port",
         default=335,
         text=(
-            "TCP port of the GPU metrics for Prometheus, 1 to 65535 except those that Concourse "
-            "uses. 0: no GPU metrics. The port is on 127.0.0.1 only; a collector related by "
-            "cos-agent runs on the same machine. Requires gpu-health. Any user of the machine can "
-            "occupy a port from 1024 on before the charm does, and serve false metrics."
+            "TCP port of the GPU metrics for Prometheus, 1 to 65535 except those that the CI "
+            "system uses. 0: no GPU metrics. The port is on 127.0.0.1 only; a collector related "
+            "by cos-agent runs on the same machine. Requires gpu-health. Any user of the machine "
+            "can occupy a port from 1024 on before the charm does, and serve false metrics."
         ),
         group=Group.REPORTS,
         part=Part.WATCH,
         field="gpu_metrics_port",
-        read=_metrics_port,
+        read=lambda raw: readers.port(raw, "gpu-metrics-port", (), 0),
+    ),
+    Option(
+        "extra-tags",
+        default="",
+        text=(
+            "Worker tags to add after those that the charm makes from the GPUs, comma-separated. "
+            "A worker with tags runs only steps that request one or more of its tags."
+        ),
+        group=Group.EVERYDAY,
+        part=Part.WORKER,
+        field="extra_tags",
+        read=lambda raw: readers.items(raw, "extra-tags", values.tag),
+    ),
+    Option(
+        "drain-timeout",
+        default="2h",
+        text=(
+            "Maximum time to wait for running builds before an upgrade of the CI system or of the "
+            "driver, or before a reboot for the driver: `0s` to `7d`, such as `2h` or `1h30m`. "
+            "Builds still running then are interrupted. `0s`: do not wait. Removing a unit never "
+            "waits longer than 5 minutes. With ci-system=none, leases of GPUs take the place of "
+            "builds."
+        ),
+        group=Group.LIFECYCLE,
+        part=Part.WORKER,
+        field="drain_timeout",
+        read=drain_timeout,
     ),
 )
-
-# By group, and within a group those of the charm before those of the CI system.
-TABLE: typing.Final = tuple(
-    sorted(
-        (*_OPTIONS, *worker.OPTIONS, *release.OPTIONS, *web.OPTIONS),
-        key=lambda option: [*Group].index(option.group),
-    )
-)
-BY_NAME: typing.Final = types.MappingProxyType({option.name: option for option in TABLE})
-DEFAULTS: typing.Final = types.MappingProxyType(
-    {option.name: option.default for option in TABLE if not option.is_secret}
-)
-SECRETS: typing.Final = tuple(option.name for option in TABLE if option.is_secret)

@@ -7,9 +7,7 @@ import re
 import urllib.parse
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 _PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 # UUIDs of NVIDIA and of AMD, and the substitute for the UUID of a GPU that has none
@@ -61,19 +59,6 @@ def name_server(text: str) -> str:
     if address.is_loopback or address.is_unspecified or address.is_multicast:
         raise ValueError("cannot be reached from a container: use one such as 10.0.0.53")
     return str(address)
-
-
-def private_key(pem: str) -> str:
-    """Check an RSA key in PEM without a password."""
-    # Concourse accepts only unencrypted RSA keys in PEM (concourse 8.2.5 flag/private_key.go).
-    remedy = "has no RSA key in PEM without a password: put one into its field private-key"
-    try:
-        key = serialization.load_pem_private_key(pem.encode(), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise OptionError("worker-private-key", "(secret)", remedy) from error
-    if not isinstance(key, rsa.RSAPrivateKey):
-        raise OptionError("worker-private-key", "(secret)", remedy)
-    return pem
 
 
 def certificates(pem: str) -> str:

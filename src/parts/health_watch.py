@@ -6,6 +6,7 @@ import pathlib
 import typing
 
 from gpu_agent import paths
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.health import service, settings
 from gpu_agent.health.settings import Settings
 from gpu_agent.model.card import Card
@@ -99,8 +100,14 @@ def taken_port() -> int:
     return asked if asked and sockets.is_taken(asked, service.SERVICE) else 0
 
 
+def names_jobs() -> bool:
+    """Whether the GPU health service asks the CI system for the names of jobs."""
+    found = _earlier()
+    return bool(found and found.job_names)
+
+
 def _card(index: int, gpu: Gpu) -> Card:
-    model = gpu.model.removeprefix(f"{gpu.vendor.display} ")
+    model = registry.without_maker(gpu.model)
     return Card(gpu.uuid, index, gpu.pci_address, model, gpu.devices)
 
 
@@ -115,18 +122,19 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         unit=state.unit,
         dispatch=str(_DISPATCH),
         mode=options.gpu_health,
-        vendor=inventory.vendor.value if inventory else "",
+        vendor=inventory.vendor if inventory else "",
         boot=boot,
         cards=cards(state, wanted.choice, known),
         driver=driver[0] if driver else earlier.driver,
         cuda=driver[1] if driver else earlier.cuda,
         store=str(paths.STORE),
-        unavailable_folders=(str(paths.EXTERNAL), str(paths.QUARANTINE)),
+        unavailable_folders=(str(paths.EXTERNAL), str(paths.QUARANTINE), str(paths.CLOSED)),
         max_quarantined=options.quarantine_limit_percent,
         job_log=options.job_log,
         unused=options.idle_gpu_action,
         metrics_port=options.gpu_metrics_port,
         recovery=_recovery(options),
+        job_names=state.agent.job_names,
     )
 
 

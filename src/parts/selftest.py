@@ -3,6 +3,7 @@
 """Runs the self-test when it is due, and puts its verdict into the unit's state."""
 
 import dataclasses
+import pathlib
 import typing
 
 from gpu_agent import paths as wrapper
@@ -13,6 +14,7 @@ from gpu_agent.model.verdict import Verdict
 from gpu_agent.reporting.notifier import device_watch_unit as devices
 from gpu_agent.reporting.notifier import wake_unit as once
 from gpu_agent.runtime import install
+from gpu_agent.runtime import runc as runcs
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest import due as next_test
 from gpu_selftest import last_pass, service, settings, verdict
@@ -54,13 +56,14 @@ def ensure(state: UnitState, wanted: Plan, progress: Progress) -> UnitState:
         remove()
         return state
     progress = _after(gpus.change(state, wanted.choice), progress)
+    # Before the settings: the self-test of an earlier revision does not read later ones.
+    service.install(on_start=on_start, before=state.agent.service, needs=state.agent.runc)
     subject = _subject(state, wanted, inventory)
-    service.install(on_start=on_start)
     devices.install(state.unit, state.nodes)
     once.install(state.unit)
     unknown, tried = "", bool(state.packaged.previous)
-    # Without Concourse's runc no container can be made, which would not be the GPU's fault.
-    testable = isinstance(wanted.gpu, GpuPlan) and bool(state.installed)
+    # Without that runc no container can be made, which would not be the GPU's fault.
+    testable = isinstance(wanted.gpu, GpuPlan) and _has_runc(state)
     state, subject = _tried(state, wanted, inventory, subject, progress)
     due = next_test.due(subject, repaired=state.repaired)
     if (on_start or tried) and testable and due:
@@ -160,14 +163,25 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         allow_vulnerable_toolkit=options.allow_vulnerable_toolkit,
         files=_files(state, earlier) if ready or not earlier else earlier.files,
         wheels=wheels,
+        programs=state.agent.programs,
+        runc=state.agent.runc,
+        runc_remedy=state.agent.runc_remedy,
+        checks=state.agent.checks,
+        disks=state.agent.disks,
     )
 
 
 def _files(state: UnitState, earlier: Settings | None) -> dict[str, str]:
     """Return the expected files of the GPU runtime, as they have just been installed."""
-    found, last = install.installed(), earlier.files if earlier else {}
+    found = install.installed(map(pathlib.Path, state.agent.programs))
+    last = earlier.files if earlier else {}
     if Part.ENGINES not in state.options.frozen:
         return found
     # The engines' options cannot be used, so their runtime was not repaired.
     tasks = {path: told for path, told in found.items() if not wrapper.is_for_engines(path)}
     return tasks | {path: told for path, told in last.items() if wrapper.is_for_engines(path)}
+
+
+def _has_runc(state: UnitState) -> bool:
+    """Whether the runc that starts tasks is there; without it no container can be tested."""
+    return pathlib.Path(runcs.for_tasks(state.agent.runc)).exists()

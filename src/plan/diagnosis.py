@@ -7,7 +7,7 @@ from plan.state import UnitState
 
 
 def facts(state: UnitState) -> Facts | None:
-    """What was found of a unit's host; None where no GPU was asked for."""
+    """Return what was found of a unit's host; None where no GPU was asked for."""
     if state.inventory is None:
         return None
     options = state.options

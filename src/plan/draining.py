@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The drain and the pause of a worker: purpose, order of the units, status line. Pure.
+"""The drain and the pause of a unit: purpose, order of the units, status line. Pure.
 
-A drained worker lands in its Concourse: no new step starts on it, and running steps end.
+A drained unit takes no further job, and running jobs end.
 """
 
 import collections.abc
@@ -55,7 +55,7 @@ class Drain:
 
     Attributes:
         purpose: what for.
-        then: the text for it, such as `Concourse 8.3.0`.
+        then: the text for it, such as `NVIDIA driver 580-server`.
         unit: Juju's name of this unit.
         boot: the id of the boot whose times these are.
         timeout: how long builds are waited for, in seconds.
@@ -100,7 +100,8 @@ class Rest:
         now: seconds since boot.
         runs: the worker's process has not ended yet.
         builds: the names of the builds that have a step here, as far as they are known.
-        steps: the containers of steps whose build is unknown.
+        steps: the ids of jobs whose build is unknown.
+        job: what people call what is left, such as `build`.
     """
 
     pause: Pause | None
@@ -109,6 +110,7 @@ class Rest:
     runs: bool = False
     builds: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
+    job: str = "build"
 
 
 def next_turn(drain: Drain, rules: Rules, now: float) -> Drain:
@@ -162,7 +164,7 @@ def waits(rest: Rest) -> bool:
 
 
 def few(names: collections.abc.Sequence[str]) -> str:
-    """The first of these names, and how many more there are."""
+    """Return the first of these names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if names[_NAMED:] else ""
     return ", ".join(names[:_NAMED]) + more
 
@@ -175,15 +177,12 @@ def duration(seconds: float) -> str:
 
 def _left(rest: Rest) -> str:
     """Return how many builds are left, or steps if their builds are unknown."""
-    count, noun = len(rest.builds) + len(rest.steps), "step" if rest.steps else "build"
+    count, noun = len(rest.builds) + len(rest.steps), "step" if rest.steps else rest.job
     if count:
         return f"{count} {noun}{'s' if count > 1 else ''} left"
-    # Concourse lands a worker only when the builds whose volumes are on it have ended.
-    return (
-        "no step here, but web has unfinished builds with data here"
-        if rest.runs
-        else "no build left"
-    )
+    # A CI system may keep a worker until the builds whose data is on it have ended.
+    kept = f"no step here, but unfinished {rest.job}s have data here"
+    return kept if rest.runs else f"no {rest.job} left"
 
 
 def _number(unit: str) -> int:

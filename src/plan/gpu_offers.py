@@ -48,7 +48,7 @@ class Elsewhere:
 def shared(
     own: GpuOffer, others: collections.abc.Iterable[GpuOffer]
 ) -> dict[tuple[str, ...], list[str]]:
-    """The UUIDs that other units give to tasks too, each set of them with those units."""
+    """Return the UUIDs that other units give to tasks too, each set with the units."""
     found: dict[tuple[str, ...], list[str]] = {}
     for other in others:
         if uuids := _common(own, other):
@@ -57,7 +57,7 @@ def shared(
 
 
 def _common(own: GpuOffer, other: GpuOffer) -> tuple[str, ...]:
-    """The cards of both: on one kernel, what has one id; none on two.
+    """Return the cards of both: on one kernel, what has one id; none on two.
 
     If a kernel's id is unknown, ids that stay with their card are compared.
     """

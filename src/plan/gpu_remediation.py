@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import recovery_action
+from gpu_agent.model import recovery_action
 
 HOUR: typing.Final = 3600
 DAY: typing.Final = 24 * HOUR
@@ -131,7 +131,7 @@ def decide(site: Site) -> Cure:
 
 
 def need(patient: Patient, site: Site) -> Step:
-    """What would help a GPU, whether or not it may be done now.
+    """Return what would help a GPU, whether or not it may be done now.
 
     A repair since the quarantine began that did not help is not repeated. After a reset, or if no
     reset is allowed, a reboot may help; after a reboot, no step of the charm does.

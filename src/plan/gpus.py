@@ -9,8 +9,8 @@ from gpu_agent.diagnosis import states as host_states
 from gpu_agent.model import inventory as model_inventory
 from gpu_agent.model.inventory import Gpu, State
 from gpu_runtime.unavailable import UNUSABLE, Unavailable
-from plan import diagnosis
-from plan.problems import Problem, Reason, problem
+from plan import diagnosis, messages
+from plan.messages import Level, Line
 from plan.state import RememberedIds, UnitState
 
 Unusable = tuple[tuple[str, Unavailable], ...]
@@ -35,11 +35,11 @@ class Choice:
     missing: tuple[int, ...] = ()
     lost: tuple[str, ...] = ()
     remember: RememberedIds = dataclasses.field(default_factory=RememberedIds)
-    problem: Problem | None = None
+    problem: Line | None = None
 
 
 def choose(state: UnitState) -> Choice:
-    """The allowed GPUs. An index keeps meaning the card that it meant when it was set."""
+    """Return the allowed GPUs. An index keeps meaning the card that it meant when it was set."""
     inventory, chosen = state.inventory, state.options.gpu_device_ids
     if inventory is None or inventory.state is not State.READY:
         return Choice(remember=state.remembered)
@@ -58,14 +58,15 @@ def choose(state: UnitState) -> Choice:
         if unknown:
             have = ", ".join(str(gpu.index) for gpu in inventory.gpus)
             about = {"unknown": ", ".join(unknown), "have": have}
-            wrong = problem(Reason.UNKNOWN_GPU_IDS, **about)
+            wrong = messages.line("unknown-gpu-ids", **about, **state.names)
+            wrong = dataclasses.replace(wrong, text=wrong.text + as_before(state))
             return Choice(remember=state.remembered, problem=wrong)
     present = {gpu.uuid: gpu for gpu in inventory.gpus}
     # One card may have been named twice, by its index and by its UUID.
     meant = sorted({(i, uuid) for i, (_, uuid) in zip(known.indexes, known.uuids, strict=True)})
     here = [(index, uuid) for index, uuid in meant if uuid in present]
     if not here:
-        return Choice(remember=known, problem=Problem(Reason.CHOSEN_GPUS_GONE))
+        return Choice(remember=known, problem=messages.line("chosen-gpus-gone", **state.names))
     return Choice(
         gpus=tuple(present[uuid] for _, uuid in here),
         indexes=tuple(index for index, _ in here),
@@ -125,7 +126,7 @@ def are_all_quarantined(state: UnitState, choice: Choice) -> bool:
     return bool(choice.gpus) and not pool(state, choice).gpus
 
 
-def problem_with(state: UnitState, choice: Choice) -> Problem | None:
+def problem_with(state: UnitState, choice: Choice) -> Line | None:
     """Return why no task can get a GPU although enable-gpu is true; None if one can."""
     facts = diagnosis.facts(state)
     if facts is None:
@@ -160,25 +161,24 @@ def unusable(state: UnitState, choice: Choice) -> Unusable:
     return tuple((uuid, why[uuid]) for uuid in state.handed_out if uuid in why)
 
 
-def _obstacle(found: host_states.Finding | None) -> Problem | None:
+def _obstacle(found: host_states.Finding | None) -> Line | None:
     if found is None:
         return None
-    reason = Reason.GPU_OBSTACLE_PASSES if found.passes else Reason.GPU_OBSTACLE
-    return problem(reason, code=found.code, what=found.what, remedy=found.remedy)
+    level = Level.WAITING if found.passes else Level.BLOCKED
+    return Line(level, found.code, f"{found.what}: {found.remedy}")
 
 
-def _unsliced(gpus: tuple[Gpu, ...]) -> Problem | None:
+def _unsliced(gpus: tuple[Gpu, ...]) -> Line | None:
     empty = [str(gpu.index) for gpu in gpus if not gpu.devices]
-    return problem(Reason.MIG_WITHOUT_DEVICES, gpus=", ".join(empty)) if empty else None
+    return messages.line("mig-without-devices", gpus=", ".join(empty)) if empty else None
 
 
-def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Problem | None:
+def _too_few(state: UnitState, gpus: tuple[Gpu, ...]) -> Line | None:
     have, wanted = len(model_inventory.devices(gpus)), state.options.gpus_per_task
     if wanted <= have:
         return None
     kinds = sorted({"MIG device" if gpu.mig_enabled else "GPU" for gpu in gpus})
     nouns = " and ".join(kind if have == 1 else f"{kind}s" for kind in kinds)
     more = ", or choose more with gpu-device-ids" if state.options.gpu_device_ids else ""
-    return problem(
-        Reason.GPUS_PER_TASK_TOO_LARGE, wanted=wanted, have=have, nouns=nouns, more=more
-    )
+    about = {"wanted": wanted, "have": have, "nouns": nouns, "more": more}
+    return messages.line("gpus-per-task-too-large", **about, **state.names)

@@ -10,7 +10,7 @@ import typing
 
 from gpu_agent.diagnosis import states as host_states
 from gpu_agent.diagnosis.facts import Facts
-from gpu_agent.model.inventory import State, Vendor
+from gpu_agent.model.inventory import State
 from gpu_agent.model.keep import Keep
 from options.part import Part
 from plan import diagnosis
@@ -19,7 +19,7 @@ from plan.state import UnitState
 
 NVIDIA_REPOSITORY: typing.Final = "https://nvidia.github.io/libnvidia-container"
 
-# States without a card of NVIDIA's for this machine.
+# States without a card for this machine.
 _NOTHING_TO_DRIVE: typing.Final = (State.NO_GPU, State.VFIO, State.NOT_PASSED)
 
 
@@ -31,7 +31,7 @@ def make(state: UnitState) -> HostPlan | Keep:
     if facts is None:
         return HostPlan()
     inventory = facts.inventory
-    if inventory.vendor is not Vendor.NVIDIA or inventory.state in _NOTHING_TO_DRIVE:
+    if not facts.vendor.packaged_driver or inventory.state in _NOTHING_TO_DRIVE:
         # If a card is missing for a while, its software stays.
         return HostPlan(Keep.AS_IS, Keep.AS_IS, settings=True)
     toolkit = _toolkit(state, facts)

@@ -6,7 +6,7 @@ import collections.abc
 import re
 import typing
 
-from gpu_agent.model.inventory import devices, memory_gib
+from gpu_agent.model.inventory import Gpu, devices, memory_gib
 from plan.gpus import Choice
 from plan.state import UnitState
 
@@ -27,7 +27,7 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
 
     Count and memory are those of the units that one task gets: a GPU, or a MIG device if MIG mode
     is on. The model is a tag only if all GPUs have the same. The memory is that of the smallest.
-    Threshold tags mean "at least", since Concourse compares tags literally.
+    Threshold tags mean "at least", since a CI system compares tags literally.
 
     If no GPU is left, one tag remains: a worker without tags would get all untagged tasks, and
     refuse them for lack of a GPU.
@@ -36,10 +36,10 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     if not gpus:
         return instead(state, NO_GPU_LEFT)
     count, memory = len(devices(gpus)), min(memory_gib(gpu) for gpu in gpus)
-    tags = ["gpu", f"gpu-type={gpus[0].vendor.value}", f"gpu-count={count}"]
+    tags = ["gpu", f"gpu-type={gpus[0].vendor}", f"gpu-count={count}"]
     if state.options.gpu_device_ids:
         tags.append("gpu-devices=" + ",".join(str(index) for index in choice.indexes))
-    model, *others = {_model_tag(gpu.model) for gpu in gpus}
+    model, *others = {_model_tag(gpu) for gpu in gpus}
     if model and not others:
         tags.append(f"gpu-model={model}")
     if memory:
@@ -51,17 +51,17 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     tags += [f"gpu-count>={number}" for number in range(1, count + 1)]
     tags += [f"gpu-memory>={size}GiB" for size in _THRESHOLDS_GIB if size <= memory]
     tags += [f"cuda>={release}" for release in _cuda_up_to(inventory.cuda if inventory else "")]
-    return tuple(dict.fromkeys((*tags, *state.options.worker.tags)))
+    return tuple(dict.fromkeys((*tags, *state.options.extra_tags)))
 
 
 def instead(state: UnitState, tag: str) -> tuple[str, ...]:
     """Return the tags of a worker without a GPU for tasks: the reason, and the operator's own."""
-    return tuple(dict.fromkeys((tag, *state.options.worker.tags)))
+    return tuple(dict.fromkeys((tag, *state.options.extra_tags)))
 
 
-def _model_tag(model: str) -> str:
-    name = re.sub(r"\((?:r|tm|c)\)", " ", model.lower())
-    name = re.sub(r"^\s*(?:nvidia|amd|intel)\s+", "", name)
+def _model_tag(gpu: Gpu) -> str:
+    name = re.sub(r"\((?:r|tm|c)\)", " ", gpu.model.lower())
+    name = re.sub(rf"^\s*{re.escape(gpu.vendor)}\s+", "", name)
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
 
 

@@ -4,14 +4,13 @@
 
 import dataclasses
 
-from ci.concourse.plan import model
 from gpu_agent.engines import engine
 from gpu_agent.model import keep
 from gpu_agent.runtime import settings as runtime_settings
-from gpu_agent.runtime.settings import Folder
+from plan.ci_plan import CiPlan, WaitLimit
 from plan.gpu_offers import GpuOffer
 from plan.gpus import Choice, Unusable
-from plan.problems import Problem
+from plan.messages import Line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +69,24 @@ class Plan:
     """The plan of this unit. A part that is None is removed; Keep means unchanged.
 
     Attributes:
+        problems: what keeps the GPUs or the options from their work.
         choice: the GPUs that gpu-device-ids allows here.
         unusable: UUIDs of the GPUs of tasks that tasks cannot use now, each with the reason.
+        closed: UUIDs of the GPUs that no request gets, since the unit is drained or paused.
         reboot: the installed driver needs a reboot, and the charm may make it.
         offer: this unit's GPUs for other units; None: unchanged.
-        folders: those of the host that tasks get.
+        longest_wait: the limit of gpu-wait-timeout.
         engines: which engines' containers can have GPUs.
     """
 
-    problems: tuple[Problem, ...]
-    release: model.ReleasePlan | None
+    problems: tuple[Line, ...]
     gpu: runtime_settings.GpuPlan | keep.Keep | None
-    worker: model.WorkerPlan | keep.Keep | None
-    web: model.WebPlan | keep.Keep | None
+    ci: CiPlan = CiPlan()
     choice: Choice = Choice()
     unusable: Unusable = ()
+    closed: Unusable = ()
     host: HostPlan | keep.Keep = keep.Keep.AS_IS
     reboot: bool = False
     offer: GpuOffer | None = None
-    folders: tuple[Folder, ...] | keep.Keep = ()
+    longest_wait: WaitLimit = WaitLimit()
     engines: engine.EnginesPlan | keep.Keep | None = None

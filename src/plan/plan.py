@@ -2,56 +2,69 @@
 # See LICENSE file for licensing details.
 """Options, GPUs found and relation data -> what this unit should be. Pure: no I/O, no clock."""
 
-from ci.concourse.plan import plan as concourse
-from ci.concourse.plan import release as concourse_release
+import typing
+
 from gpu_agent.engines.engine import EnginesPlan
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.model import inventory as model_inventory
-from gpu_agent.model.inventory import Vendor
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
+from gpu_runtime.unavailable import UNUSABLE, Unavailable
 from options.part import Part
-from plan import gpus
+from plan import gpu_status, gpus, messages
 from plan import host_software as host
+from plan.ci_plan import CiPlan, CiPlanner, WaitLimit
 from plan.gpu_offers import GpuOffer
+from plan.messages import Line
 from plan.model import Plan
-from plan.problems import Problem, Reason, problem
 from plan.state import UnitState
 
+_CLOSED: typing.Final = Unavailable(UNUSABLE, "unit-rests", "the unit is drained or paused")
 
-def make(state: UnitState) -> Plan:
-    """Decide what this unit should be. A problem of one part does not affect the others."""
+
+def make(state: UnitState, ci: CiPlanner) -> Plan:
+    """Decide what this unit should be. A problem of one part does not affect the others.
+
+    Args:
+        state: what was found, and what failed.
+        ci: the CI system on this unit.
+    """
     if state.leaving:
         # Juju reports a leaving unit to its peers late, so the unit withdraws its offer itself.
-        return Plan((), None, None, None, None, offer=GpuOffer(state.unit, ()))
+        return Plan((), None, offer=GpuOffer(state.unit, ()))
     options, frozen = state.options, state.frozen
-    problems = [
-        problem(Reason.BAD_OPTION, text=one.text, option=one.option) for one in options.wrong
-    ]
+    problems = [_bad_option(state, one.option, one.text) for one in options.wrong]
     if Part.UNIT in frozen:
         as_is = Keep.AS_IS
-        return Plan(tuple(problems), None, as_is, as_is, as_is, folders=as_is, engines=as_is)
-    software = host.make(state)
-    release = concourse_release.make(state, problems)
+        unchanged = CiPlan(as_is, takes_jobs=True, folders=as_is, needs_runtime=True)
+        return Plan(tuple(problems), as_is, unchanged, engines=as_is)
     choice = gpus.choose(state) if options.has_worker else gpus.Choice(remember=state.remembered)
-    gpu = _gpu(state, choice, problems) if options.has_worker else None
+    limit = ci.longest_wait(state)
+    gpu = _gpu(state, choice, limit, problems) if options.has_worker else None
     unusable = () if Part.GPU in frozen else gpus.unusable(state, choice)
-    web = worker = None
-    if options.has_web:
-        web = Keep.AS_IS if Part.WEB in frozen else concourse.web(state, problems)
-    if options.has_worker:
-        as_is = Part.WORKER in frozen
-        worker = Keep.AS_IS if as_is else concourse.worker(state, choice, gpu, unusable, problems)
-    if release is None or Part.RELEASE in frozen:
-        web, worker = web and Keep.AS_IS, worker and Keep.AS_IS
-    if gpu is None and worker is Keep.AS_IS:
-        gpu = Keep.AS_IS  # the running containerd may have been started through our launcher
-    reboot = options.may_reboot_for_driver and host.needs_reboot(state)
-    offer = _offer(state, gpu, unusable)
-    folders = Keep.AS_IS if Part.WORKER in frozen else options.task_folders
+    planned = ci.plan(state, choice, gpu, unusable)
+    if gpu is None and planned.needs_runtime:
+        gpu = Keep.AS_IS
+    given = dict.fromkeys((*state.handed_out, *(one.uuid for one in choice.gpus)), _CLOSED)
+    closed = tuple(given.items()) if planned.closes_gpus else ()
     return Plan(
-        tuple(problems), release, gpu, worker, web, choice, unusable, software, reboot, offer,
-        folders, _engines(state, gpu),
-    )  # fmt: skip
+        problems=tuple(problems),
+        gpu=gpu,
+        ci=planned,
+        choice=choice,
+        unusable=unusable,
+        closed=closed,
+        host=host.make(state),
+        reboot=options.may_reboot_for_driver and host.needs_reboot(state),
+        offer=_offer(state, gpu, (*unusable, *closed)),
+        longest_wait=limit,
+        engines=_engines(state, gpu),
+    )
+
+
+def _bad_option(state: UnitState, option: str, text: str) -> Line:
+    kept = gpus.as_before(state) if option == "gpu-device-ids" else ""
+    return messages.line("bad-option", text=text + kept)
 
 
 def _engines(state: UnitState, gpu: GpuPlan | Keep | None) -> EnginesPlan | Keep | None:
@@ -61,10 +74,13 @@ def _engines(state: UnitState, gpu: GpuPlan | Keep | None) -> EnginesPlan | Keep
     engines = options.container_engines
     if gpu is None or not engines.names:
         return None
-    return EnginesPlan(engines.names, engines.default, nvidia=bool(gpu.nvidia_runtime))
+    nvidia, runc = bool(gpu.nvidia_runtime), state.agent.runc
+    return EnginesPlan(engines.names, engines.default, nvidia=nvidia, runc=runc)
 
 
-def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuPlan | Keep | None:
+def _gpu(
+    state: UnitState, choice: gpus.Choice, limit: WaitLimit, problems: list[Line]
+) -> GpuPlan | Keep | None:
     if Part.GPU in state.frozen and state.options.enable_gpu:
         return Keep.AS_IS
     if wrong := gpus.problem_with(state, choice):
@@ -73,18 +89,21 @@ def _gpu(state: UnitState, choice: gpus.Choice, problems: list[Problem]) -> GpuP
     if not choice.gpus:
         return None
     if gpus.are_all_quarantined(state, choice):
-        problems.append(Problem(Reason.ALL_UNAVAILABLE))
+        problems.append(gpu_status.all_unavailable(state, choice))
     options, toolkit, inventory = state.options, state.machine.toolkit, state.inventory
-    by_runtime = choice.gpus[0].vendor is Vendor.NVIDIA
+    by_runtime = registry.find(choice.gpus[0].vendor).grant.by_runtime
+    wait = options.gpu_wait_timeout
     return GpuPlan(
         gpus=choice.gpus,
         nvidia_runtime=toolkit.path if by_runtime and toolkit else "",
         allocation=options.gpu_allocation,
         gpus_per_task=options.gpus_per_task,
-        wait_timeout=concourse.wait_timeout(state),
+        wait_timeout=wait if limit.seconds is None else min(wait, limit.seconds),
         privileged_tasks="gpu" if options.gpu_for_privileged_tasks else "no-gpu",
         driver=inventory.driver if by_runtime and inventory else "",
         cuda=inventory.cuda if by_runtime and inventory else "",
+        runc=state.agent.runc,
+        tasks=state.agent.tasks,
     )
 
 

@@ -11,11 +11,8 @@ from gpu_agent.model.quarantine import Quarantine
 from gpu_runtime.unavailable import Unavailable
 from options.part import Part
 from options.table import Options
-from plan import network as plan_network
+from plan.agent_view import AgentView
 from plan.gpu_offers import Elsewhere
-from plan.messages import Line
-from relations import model
-from relations.worker_view import Rotation, Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,64 +45,40 @@ class Failure:
 
 
 @dataclasses.dataclass(frozen=True)
-class IdleRelation:
-    """A relation that does nothing.
-
-    Attributes:
-        endpoint: this unit's.
-        application: on its other side.
-        beside: the endpoint whose relation to the same application does it all; empty: a unit of
-            this deployment-mode has no use for it.
-    """
-
-    endpoint: str
-    application: str
-    beside: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class UnitState:
     """The state of this unit, on which decisions are based.
 
     Attributes:
         unit: Juju's name of this unit, such as `worker/0`.
-        worker_name: the name of this unit's worker in Concourse, such as `ci-worker-0` in the
-            model `ci`; it never changes.
+        ci: what was found of the CI system, which only the CI system itself reads.
+        agent: what the agent needs to know of the CI system here.
         planned_units: how many units the application has.
-        network: where others reach this unit; empty where it serves no web.
         inventory: None where no GPU was asked for.
         idle_gpus: how many GPUs are here though none was asked for.
-        nodes: names of the GPUs' device nodes as the look at the machine began; the same.
+        nodes: names of the GPUs' device nodes as the look at the machine began; empty where no GPU
+            was asked for.
         driver: what there is of NVIDIA's driver; nothing where no GPU of NVIDIA's was asked for.
         packaged: the same of its container toolkit.
         upgrade: why the last upgrade of the driver was taken back, or what it waits for; or empty.
         rebooted_for: the version of the driver for which this charm last rebooted the machine.
         external: UUIDs of GPUs that are in use outside CI, each with the cause.
-        handed_out: UUIDs of the GPUs that the wrapper here gives to tasks; empty: it gives none.
+        handed_out: UUIDs of the GPUs that the GPU runtime here gives to tasks; empty: none.
         quarantined: GPUs that are out of use until further notice, those that are gone too.
         verdict: None before the first self-test.
-        tarball: path of the charm resource `concourse`; empty when not given, None where Juju
+        wheels: path of the charm resource `selftest-wheels`; empty when not given, None where Juju
             does not tell.
-        wheels: path of the charm resource `selftest-wheels`; the same.
-        installed: version of the Concourse that is on this machine; empty before the first.
-        release_waits: why another Concourse than the wanted one is used; None if none is.
-        release_failed: why the upgrade to the wanted Concourse was rolled back; or empty.
         elsewhere: which GPUs other units give to tasks.
-        local_database: the database of a web on this machine, used or not, such as `concourse of
-            web/0 of model ci`; empty if there is none.
-        rotation: keys that wait for their turn.
-        seen: how web sees this unit's worker.
-        idle_relations: those that do nothing here.
+        rests: it is drained or paused.
         leaving: this unit is being removed: nothing is started any more.
-        repaired: whether something of the wrapper was not as it should be, and now is.
+        repaired: whether something of the GPU runtime was not as it should be, and now is.
         failures: what could not be done so far.
     """
 
     options: Options
     unit: str
-    worker_name: str
     machine: host.Machine
-    network: plan_network.Network = plan_network.Network()
+    agent: AgentView = AgentView()
+    ci: object = None
     inventory: Inventory | None = None
     idle_gpus: int = 0
     nodes: tuple[str, ...] = ()
@@ -118,19 +91,10 @@ class UnitState:
     quarantined: tuple[Quarantine, ...] = ()
     verdict: model_verdict.Verdict | None = None
     remembered: RememberedIds = RememberedIds()
-    tarball: str | None = ""
     wheels: str | None = ""
-    installed: str = ""
-    release_waits: Line | None = None
-    release_failed: str = ""
-    tsa: model.Tsa = model.Tsa()
-    web: model.Web = model.Web()
     planned_units: int = 1
     elsewhere: Elsewhere = Elsewhere()
-    local_database: str = ""
-    rotation: Rotation = Rotation()
-    seen: Seen = Seen()
-    idle_relations: tuple[IdleRelation, ...] = ()
+    rests: bool = False
     leaving: bool = False
     repaired: bool = False
     failures: tuple[Failure, ...] = ()
@@ -139,6 +103,11 @@ class UnitState:
     def application(self) -> str:
         """This unit's application, as the operator's next command names it."""
         return self.unit.partition("/")[0]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names that the remedies of status lines have: `application` and `unit`."""
+        return {"application": self.application, "unit": self.unit}
 
     @property
     def frozen(self) -> frozenset[Part]:

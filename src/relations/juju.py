@@ -10,17 +10,17 @@ import typing
 
 import ops
 
-from options.table import SECRETS, Options, parse
+from options.declaration import CiOptions
+from options.table import OPTIONS, Options, parse
 from options.values import OptionError
 from plan.network import Offer
-from plan.state import IdleRelation
 from plan.unit_id import UnitId
 from relations import secrets
 
 # For modules that only pass it on: this package and charm.py alone import ops.
 Model = ops.Model
+Charm = ops.CharmBase
 
-TARBALL: typing.Final = "concourse"
 WHEELS: typing.Final = "selftest-wheels"
 
 # The message of resource-get for a resource that is not attached (juju 4.0
@@ -34,17 +34,23 @@ def unit_id(charm: ops.CharmBase) -> UnitId:
     return UnitId(charm.unit.name, model.name, model.uuid, str(charm.charm_dir.parent))
 
 
-def read_options(model: ops.Model) -> Options:
-    """Return the options with the contents of their secrets; unusable ones are listed."""
+def read_options(model: ops.Model, ci: CiOptions, wrong: tuple[OptionError, ...] = ()) -> Options:
+    """Return the options with the contents of their secrets; unusable ones are listed.
+
+    Args:
+        model: this unit's.
+        ci: the options of the CI system on this unit.
+        wrong: options that are known to be unusable.
+    """
     raw: dict[str, object] = dict(model.config)
-    faults: list[OptionError] = []
-    for option in SECRETS:
+    faults = [*wrong]
+    for option in (one.name for one in (*OPTIONS, *ci.declared) if one.is_secret):
         try:
             raw[option] = _fields(model, option, str(raw.get(option) or ""))
         except OptionError as error:
             faults.append(error)
             raw[option] = None
-    return parse(raw, faults)
+    return parse(raw, ci, faults)
 
 
 def _fields(model: ops.Model, option: str, uri: str) -> dict[str, str]:
@@ -87,32 +93,6 @@ def resource(
     except ops.ModelError as error:
         return "" if _NOT_ATTACHED.search(str(error)) else None
     return str(path) if path.stat().st_size else ""
-
-
-def idle_relations(model: ops.Model, options: Options) -> tuple[IdleRelation, ...]:
-    """The relations that do nothing for a unit of these options, which Juju makes without a word.
-
-    A second one to the same application says what the first does; a unit without a web, or a
-    worker, has no use for those of one.
-    """
-    useless: list[str] = []
-    if not options.deployment_mode:  # it can't be used, and says so
-        return ()
-    if not options.has_web:
-        useless += ["web-tsa", "tsa", "postgresql", "certificates"]
-    if not options.has_worker:
-        useless += ["worker-tsa", "flight"]
-    found = [IdleRelation(name, app) for name in useless for app in _related(model, name)]
-    for first, second in (("web-tsa", "tsa"), ("worker-tsa", "flight")):
-        if first not in useless:
-            both = sorted({*_related(model, first)} & {*_related(model, second)})
-            found += [IdleRelation(second, app, first) for app in both]
-    return tuple(found)
-
-
-def _related(model: ops.Model, endpoint: str) -> list[str]:
-    """The applications on the other side of an endpoint's relations."""
-    return sorted({one.app.name for one in model.relations[endpoint] if one.app})
 
 
 def offer(model: ops.Model, binding: str | ops.Relation, published: str) -> Offer:

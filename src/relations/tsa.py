@@ -13,7 +13,6 @@ import typing
 
 import ops
 
-from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
 from options.ssh import public_key
 from plan.network import Interface, Network
 from relations import exchange, juju
@@ -141,7 +140,12 @@ def network(model: ops.Model, interfaces: tuple[Interface, ...], published: str)
 
 
 def publish_web(
-    model: ops.Model, addresses: tuple[tuple[int, str], ...], public_key: str, version: str
+    model: ops.Model,
+    addresses: tuple[tuple[int, str], ...],
+    port: int,
+    public_key: str,
+    version: str,
+    request_timeout: int,
 ) -> None:
     """Publish this web unit's address, key, release and request-timeout to workers.
 
@@ -149,14 +153,16 @@ def publish_web(
         model: this unit's.
         addresses: where the workers of each relation reach it, by relation id; the others are
             told nothing new.
+        port: of the TSA.
         public_key: of the TSA.
         version: of Concourse.
+        request_timeout: seconds after which web gives up a call to a worker.
     """
     hosts = dict(addresses)
     for relation in _relations(model, WEB_ENDPOINTS):
         if address := hosts.get(relation.id):
             host = f"[{address}]" if ":" in address else address
-            values = f"{host}:{TSA_PORT}", public_key, version, str(WEB_REQUEST_TIMEOUT)
+            values = f"{host}:{port}", public_key, version, str(request_timeout)
             relation.data[model.unit].update(dict(zip(_WEB_KEYS, values, strict=False)))
 
 

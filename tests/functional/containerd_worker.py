@@ -19,6 +19,7 @@ import pytest
 from tests import once, runs
 from tests.fakes import FAKEGPU, STANDIN_RUNTIME, build_nvml, gpu_files
 from tests.lab import cgroups
+from tests.unit.wrapper_rig import CONCOURSE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "unit" / "golden"
@@ -58,21 +59,29 @@ cp "$LAB"/nvidia/* /usr/bin
 touch "$LAB/ready"
 """
 
-# What the charm does: `apply(GpuPlan)` or `remove()`, and says whether that changed anything.
-CHARM = """
+# What the charm does: `apply(GpuPlan)` and its launcher, or `remove()`, and says whether that
+# changed anything.
+CHARM = (
+    f"""
+from gpu_agent.runtime.settings import TaskFolders
+CONCOURSE = {CONCOURSE!r}
+"""
+    """
 import json, sys
-from gpu_agent.model.inventory import Gpu, Vendor
+from ci.concourse.worker import launcher
+from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 runtime, options, *indexes = sys.argv[1:]
 gpus = tuple(
-    Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
+    Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", "nvidia",
         "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{i}:00.0", int(i))
     for i in indexes
 )
-plan = GpuPlan(gpus, runtime, **json.loads(options))
-print(install.apply(plan) if gpus else install.remove())
+plan = GpuPlan(gpus, runtime, **json.loads(options), **CONCOURSE)
+print(install.apply(plan) | launcher.ensure() if gpus else install.remove())
 """
+)
 
 
 class Worker:

@@ -92,12 +92,12 @@ gpu-ci = ["/opt/gpu-ci/engines/gpu-ci"]
 CHARM = """
 import json, sys
 from gpu_agent.engines import front
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 options, *indexes = sys.argv[1:]
 gpus = tuple(
-    Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", Vendor.NVIDIA,
+    Gpu(int(i), f"GPU-0000000{i}-1111-2222-3333-444444444444", "nvidia",
         "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{i}:00.0", int(i))
     for i in indexes
 )

@@ -36,7 +36,7 @@ gpus = nvml.read().gpus
 for path, text in asked["then"].items():
     pathlib.Path(path).write_text(text)
 found = foreign.look(
-    Inventory(State.READY, gpus),
+    Inventory(State.READY, gpus, vendor="nvidia"),
     lambda: None if asked["leases"] is None else {
         name: Lease(*lease) for name, lease in asked["leases"].items()
     },

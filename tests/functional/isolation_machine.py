@@ -13,17 +13,24 @@ from tests.fakes import FAKEGPU
 from tests.functional.containerd_worker import ROOT, RUNTIME, UUIDS
 from tests.functional.lease_site import alive
 from tests.lab.cgroups import hierarchy, is_unified
+from tests.unit.wrapper_rig import CONCOURSE
 
-APPLY = """
+APPLY = (
+    f"""
+from gpu_agent.runtime.settings import TaskFolders
+CONCOURSE = {CONCOURSE!r}
+"""
+    """
 import json, sys
 from gpu_agent.gpu.vendors import detect
-from gpu_agent.model.inventory import Vendor
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 found = detect.detect()
-runtime = sys.argv[1] if found.vendor is Vendor.NVIDIA else ""
-install.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2])))
+runtime = sys.argv[1] if found.vendor == "nvidia" else ""
+given = CONCOURSE if sys.argv[3] == "concourse" else {}
+install.apply(GpuPlan(found.gpus, runtime, **json.loads(sys.argv[2]), **given))
 """
+)
 RUN = """
 import dataclasses, json, signal, sys
 from gpu_agent.gpu.vendors import detect
@@ -40,7 +47,8 @@ if "nested" in sys.argv:
 if "unseen" in sys.argv:
     from gpu_runtime.holder_usage import Host
     Host._processes = lambda *_: []
-found = isolation.run(Settings("worker/0", gpus=gpus), gpus, progress)
+runc = "" if "bare" in sys.argv else "/opt/concourse/current/bin/runc"
+found = isolation.run(Settings("worker/0", gpus=gpus, runc=runc), gpus, progress)
 print(json.dumps([dataclasses.asdict(one) for one in found], default=lambda enum: enum.value))
 """
 
@@ -69,8 +77,9 @@ class Machine:
             self.command(FAKEGPU, "set", number, f"uuid={uuid}")
         self.apply(**options)
 
-    def apply(self, **options):
-        self.command(sys.executable, "-c", APPLY, RUNTIME, json.dumps(options))
+    def apply(self, ci="concourse", **options):
+        """Install the wrapper for this CI system; for `none`, with the machine's own runc."""
+        self.command(sys.executable, "-c", APPLY, RUNTIME, json.dumps(options), ci)
 
     def path(self, name):
         return self.root / name.lstrip("/")

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 
+from ci.concourse.restart import cgroup_freezer as freezer
 from ci.concourse.restart import running_steps as steps
 from gpu_runtime import cgroups as groups
 from gpu_runtime import holder_usage as usage
 from gpu_runtime.lease_table import Holder
-from machine import cgroup_freezer as freezer
 
 NAME = "0d9b1f3c-0000-4000-8000-000000000001"
 BUNDLE = steps.TASKS / NAME

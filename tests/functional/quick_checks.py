@@ -19,7 +19,7 @@ COMMAND = [
     """
 import dataclasses, json, pathlib, sys
 from gpu_agent.gpu.vendors.nvidia import nvml_health as health, xid
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_selftest.quick import gpu_checks
 from gpu_selftest.settings import Settings
 
@@ -31,7 +31,7 @@ def samples(uuids, count):
 for line in sys.stdin:
     asked = json.loads(line)
     root = pathlib.Path(asked["root"])
-    gpus = tuple(Gpu(**{**gpu, "vendor": Vendor.NVIDIA}) for gpu in asked["gpus"])
+    gpus = tuple(Gpu(**{**gpu, "vendor": "nvidia"}) for gpu in asked["gpus"])
     settings = Settings(unit="worker/0", gpus=gpus, **asked["settings"])
     healths = health.read((gpu.uuid for gpu in gpus), root)
     results = gpu_checks.run(settings, healths, xid.read(root), gpus)

@@ -16,6 +16,8 @@ from tests import fakes, once
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Stands for the runc that starts tasks.
+RUNC = "/opt/ci/runc"
 NEEDED = ("systemd-nspawn", "gcc")
 MISSING = [name for name in NEEDED if not shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")]
 
@@ -79,7 +81,7 @@ def started(name, more=()):
                 shown = "/srv/nvml" if source.parent == libraries else "/srv/fakes"
                 host.sh(f"install -D -m 755 {shown}/{source.name} {target}")
             host.fakegpu("install", "--count", "2")
-            host.sh("mkdir -p /opt/concourse/current")
+            host.sh(f"mkdir -p /opt/concourse/current; install -D /bin/true {RUNC}")
             yield host
         finally:
             park.destroy()

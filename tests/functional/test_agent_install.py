@@ -17,9 +17,11 @@ CHARM = "/srv/unit/charm"
 SETTINGS = """
 from gpu_agent.gpu.vendors import detect
 from gpu_selftest import settings
-settings.write(settings.Settings("worker/0", gpus=detect.detect().gpus))
+settings.write(settings.Settings("worker/0", gpus=detect.detect().gpus, runc="/opt/ci/runc"))
 """
-INSTALL = "from gpu_selftest import service; print(service.install(on_start=True))"
+INSTALL = (
+    "from gpu_selftest import service; print(service.install(on_start=True, before='', needs=''))"
+)
 START = """
 from gpu_selftest import service
 from gpu_selftest.check import Level

@@ -15,7 +15,7 @@ import pytest
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import lease_report as leases
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime.holder_usage import Host
@@ -26,7 +26,7 @@ from tests.functional.lease_site import until
 
 MISSING = [name for name in ("runc", "busybox") if not shutil.which(name)]
 CARDS = tuple(
-    Gpu(n, f"GPU-{n}", Vendor.NVIDIA, "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{n}:00.0", n)
+    Gpu(n, f"GPU-{n}", "nvidia", "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{n}:00.0", n)
     for n in (0, 1)
 )
 
@@ -135,7 +135,7 @@ def test_a_running_step_is_shown_and_its_gpu_left_to_it(worker, container):
     step = container.step("sleep 500")
     hold(worker, container, "GPU-1")
     assert leases.report()["gpu-1"].startswith(
-        f"leased, A100-SXM4-80GB, GPU-1\n  held by container {container.id} (Concourse step)\n"
+        f"leased, A100-SXM4-80GB, GPU-1\n  held by container {container.id} (CI step)\n"
     )
     assert leases.report()["gpu-1"].endswith("runs: task")
     with pytest.raises(leases.LeaseError, match=rf"in use by container {container.id} \(task"):
@@ -204,7 +204,7 @@ def test_what_a_self_test_left_running_keeps_its_lease_until_it_ends(worker, con
             table.holders[container.id].bundle = str(container.bundle)
             table.holders[container.id].execs = True
     assert leases.report()["gpu-1"].startswith(
-        f"leased, A100-SXM4-80GB, GPU-1\n  held by container {container.id} (Concourse step)\n"
+        f"leased, A100-SXM4-80GB, GPU-1\n  held by container {container.id} (CI step)\n"
     )
     with reserve.alone("gpu-selftest-2", ["GPU-1"]) as why:
         assert why.text == f"GPU 1 is in use by container {container.id} (task, 0 s)"

@@ -47,7 +47,7 @@ def test_a_gpu_reclaimed_by_force_goes_to_the_one_that_waits(worker):
                 break
             time.sleep(0.05)
         assert act(worker, "report")["gpu-1"].startswith(
-            f"leased, A100-SXM4-80GB, {UUIDS[1]}\n  held by container t1 (Concourse step)\n"
+            f"leased, A100-SXM4-80GB, {UUIDS[1]}\n  held by container t1 (CI step)\n"
         )
         waiting = pool.submit(worker.create, worker.spec("task", "t2"))
         said = wait_for(worker, "queue-1")
@@ -60,7 +60,7 @@ def test_a_gpu_reclaimed_by_force_goes_to_the_one_that_waits(worker):
         # Else it would wait for its whole gpu-wait-timeout, 4 minutes.
         assert time.monotonic() - began < 60
     said = act(worker, "report")
-    assert f"{UUIDS[1]}\n  held by container t2 (Concourse step)\n" in said["gpu-1"]
+    assert f"{UUIDS[1]}\n  held by container t2 (CI step)\n" in said["gpu-1"]
     assert said["gpu-1"].endswith(", starting")
     assert said["queue"] == "empty"
     lines = worker.inside("cat", "/var/log/gpu-ci/oci.log").stdout.splitlines()

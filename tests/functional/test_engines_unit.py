@@ -36,7 +36,8 @@ REGISTER = """
 from gpu_agent.engines import registry as registration
 from gpu_agent.runtime import install
 from gpu_agent.engines.engine import EnginesPlan
-install.apply(None)
+from gpu_agent.runtime.settings import GpuPlan
+install.apply(GpuPlan((), ""))
 plan = EnginesPlan(("docker",), default=("docker",), nvidia=False)
 print(registration.ensure(plan), registration.ensure(plan))
 """

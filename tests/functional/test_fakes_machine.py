@@ -182,16 +182,22 @@ def cap(number):
     return f"/dev/nvidia-caps/nvidia-cap{number}"
 
 
+def card(number):
+    """The nodes of a card that is not divided, as 1.20.0 gives them."""
+    dri = f"/dev/dri/card{number + 32}", f"/dev/dri/renderD{number + 160}"
+    return {f"/dev/nvidia{number}", *dri}
+
+
 # What is asked for, with {0} and {1} for UUIDs of cards and {2} for one of card 2's MIG device 1;
 # the nodes beside the control nodes, None for none at all.
 GRANTS = [
-    (["{1}"], {"/dev/nvidia1"}),
-    (["{0},{1}"], {"/dev/nvidia0", "/dev/nvidia1"}),
+    (["{1}"], card(1)),
+    (["{0},{1}"], card(0) | card(1)),
     (["{0},{0}"], set()),
-    (["all", "1"], {"/dev/nvidia1"}),
+    (["all", "1"], card(1)),
     (["{2}"], {"/dev/nvidia2", cap(33), cap(34)}),
     (["2:0"], {"/dev/nvidia2", cap(31), cap(32)}),
-    (["all"], {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", *map(cap, (31, 32, 33, 34))}),
+    (["all"], card(0) | card(1) | {"/dev/nvidia2", *map(cap, (31, 32, 33, 34))}),
     (["none"], set()),
     (["void"], None),
     ([""], None),
@@ -213,8 +219,7 @@ def test_a_container_gets_what_the_variable_names(machine, create, values, grant
 
 
 def test_a_cuda_image_without_the_variable_gets_all_cards(create):
-    cards = {f"/dev/nvidia{number}" for number in range(3)}
-    assert create("CUDA_VERSION=12").get("nodes").keys() == CONTROL | cards
+    assert create("CUDA_VERSION=12").get("nodes").keys() == CONTROL | card(0) | card(1) | card(2)
 
 
 def test_the_annotation_door_is_open_unless_it_is_shut(create):
@@ -222,7 +227,7 @@ def test_the_annotation_door_is_open_unless_it_is_shut(create):
     shut = create("NVIDIA_VISIBLE_DEVICES=void", **asks)
     assert shut["nodes"] == {}
     opened = create("NVIDIA_VISIBLE_DEVICES=void", prefixes="", **asks)
-    assert opened["nodes"].keys() == CONTROL | {"/dev/nvidia0"}
+    assert opened["nodes"].keys() == CONTROL | card(0)
 
 
 @pytest.mark.parametrize(

@@ -223,13 +223,21 @@ def test_a_pipe_that_the_reader_itself_writes_to_is_left_alone(step):
 
 
 def fill(one: Step) -> None:
-    """Have no room left in what the step was given."""
+    """Have no room left in what the step was given.
+
+    The kernel moves what a terminal was given to its reader's buffer a moment later, which makes
+    room again. So this goes on until there was none for a while.
+    """
     descriptor = os.open(
         f"/proc/{one.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     )
-    with contextlib.suppress(BlockingIOError):
-        while True:
+    full_since = time.monotonic()
+    while time.monotonic() - full_since < 0.3:
+        try:
             os.write(descriptor, b"x")
+            full_since = time.monotonic()
+        except BlockingIOError:
+            time.sleep(0.01)
     os.close(descriptor)
 
 

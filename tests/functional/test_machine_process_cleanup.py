@@ -289,7 +289,7 @@ containers._BUNDLES = bundles
 (bundles / "x/init.pid").write_text(str(hidden))
 for error in (None, RuntimeError("the check's own")):
     try:
-        with containers.Container("x", containers.Kind.TASK, []):
+        with containers.Container("x", "/usr/bin/runc", "/work", []):
             if error:
                 raise error
     except (containers.StarvedError, RuntimeError) as error:

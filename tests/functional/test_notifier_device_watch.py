@@ -22,7 +22,7 @@ DO = """
 import pathlib
 from gpu_agent import install as app
 app.HOME, app.CURRENT = pathlib.Path('/srv'), 'charm'
-from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.gpu.vendors import device_nodes as nodes
 from gpu_agent.reporting.notifier import device_watch_unit as devices
 devices._DISPATCH = pathlib.Path('/srv/dispatch')
 print({})

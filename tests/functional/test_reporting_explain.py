@@ -62,7 +62,7 @@ def test_a_granted_and_a_refused_task(one):
     assert one.create("refused-1").returncode != 0
     inside(one, TURN)
     text = explained(one, "refused-1")["report"]
-    assert "Container refused-1 Concourse step" in text
+    assert "Container refused-1 CI step" in text
     assert "task requests 1 GPU Decided" in text
     assert "refused" in text
     assert "after waiting 1 s" in text

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from gpu_agent import paths
+from gpu_agent.runtime import install
 from machine import templates
 from tests.functional import gpu_machine
+from tests.unit.wrapper_rig import TASKS
 
 ROOT = Path(__file__).parents[2]
 RUNC = shutil.which("runc", path="/usr/local/sbin:/usr/sbin:/usr/bin:/opt/concourse/current/bin")
@@ -26,8 +28,9 @@ import sys
 sys.path[:0] = ["{ROOT}/src", "{ROOT}/lib"]
 from gpu_agent.gpu.vendors import detect
 from gpu_agent.runtime import install
-from gpu_agent.runtime.settings import GpuPlan
-print(install.policy_text(GpuPlan(detect.detect().gpus, "", wait_timeout=0)))
+from gpu_agent.runtime.settings import GpuPlan, TaskFolders
+tasks = {TASKS!r}
+print(install.policy_text(GpuPlan(detect.detect().gpus, "", wait_timeout=0, tasks=tasks)))
 """
 SLEEP = "import time; time.sleep(600)"
 USER = {"uid": 1000, "gid": 1000}
@@ -68,6 +71,7 @@ class Worker:
             paths.TEMPLATES,
             "runc",
             runc=RUNC,
+            tasks=install.pattern(TASKS),
             python="/usr/bin/python3",
             lib=ROOT / "lib/gpu_runtime",
             store=self.work / "leases",

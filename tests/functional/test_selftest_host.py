@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from gpu_agent.model.inventory import Vendor
 from gpu_selftest.check import Outcome
 from gpu_selftest.quick import device_nodes
 from tests.fakes import FAKEGPU
@@ -24,6 +23,7 @@ from tests.functional.containerd_worker import (
 )
 from tests.unit.host_site import DEVICES, Site, named, red
 from tests.unit.situations import GPUS
+from tests.unit.wrapper_rig import CONCOURSE
 
 ONE, TWO = UUIDS
 pytestmark = NEEDS
@@ -31,19 +31,29 @@ pytestmark = NEEDS
 # What the charm does: install the wrapper, and keep what the self-test must know.
 INSTALL = f"""
 from gpu_agent.gpu.vendors import detect
+from ci.concourse.worker import launcher
 from gpu_agent.runtime import install
-from gpu_agent.runtime.settings import GpuPlan
+from gpu_agent.runtime.settings import GpuPlan, TaskFolders
+from ci.concourse import agent_view
 from gpu_selftest import settings
 gpus = detect.detect().gpus
-install.apply(GpuPlan(gpus, {RUNTIME!r}))
-settings.write(settings.Settings("worker/0", gpus=gpus, files=install.installed()))
+install.apply(GpuPlan(gpus, {RUNTIME!r}, **{CONCOURSE!r}))
+launcher.ensure()
+view = agent_view.make("worker", has_web=False)
+settings.write(
+    settings.Settings(
+        "worker/0", gpus=gpus, files=install.installed([launcher.PATH]),
+        programs=(str(launcher.PATH),),
+        runc=view.runc, runc_remedy=view.runc_remedy, checks=view.checks, disks=view.disks,
+    )
+)
 """
 CHECK = """
 import json
 from gpu_selftest import settings
-from gpu_selftest.quick import host_checks
+from gpu_selftest.quick import ci_checks, host_checks
 kept = settings.read()
-found = host_checks.run(kept, host_checks.look(kept))
+found = host_checks.run(kept, host_checks.look(kept), ci_checks.ask(kept))
 print(json.dumps([[one.check, one.gpu, one.outcome.value, one.text, one.remedy] for one in found]))
 """
 # Something that stays, where Concourse has its containerd.
@@ -279,7 +289,7 @@ def test_a_node_for_profilers_is_no_reason_to_stop(site):
 def amd(tmp_path):
     """An AMD GPU, and its nodes as udev makes them."""
     nodes = ("/dev/kfd", "/dev/dri/by-path/pci-0000:41:00.0-render")
-    gpu = dataclasses.replace(GPUS[0], vendor=Vendor.AMD, uuid="GPU-amd", minor=-1, nodes=nodes)
+    gpu = dataclasses.replace(GPUS[0], vendor="amd", uuid="GPU-amd", minor=-1, nodes=nodes)
     (tmp_path / "dev/dri/by-path").mkdir(parents=True)
     (tmp_path / nodes[1].lstrip("/")).symlink_to("../renderD128")
     (tmp_path / "proc").mkdir()

@@ -78,6 +78,22 @@ def test_a_healthy_worker_passes_in_time_and_nothing_is_left(machine):
     assert "/dev/nvidia1 " in results["lease", 1]["text"]
 
 
+def test_a_machine_without_a_ci_system_passes_by_its_own_runc(machine):
+    machine.path("/opt/concourse/current/bin/runc").unlink()
+    machine.apply(ci="none")
+    told = json.loads(machine.path("/etc/gpu-ci/policy.json").read_text())
+    assert told["tasks"] == {"parent": "/run/gpu-ci-task/", "others": []}
+    assert "runc='/usr/bin/runc'" in machine.path("/opt/gpu-ci/bin/runc").read_text()
+    results = machine.test("bare")
+    assert checks(results, "passed") == ALL, results
+    assert results["no-lease"]["text"] == "no GPU was seen in: other, task"
+    assert machine.leftovers() == []
+    # The front still looks for the old folder, and takes containers of another for no tasks.
+    concourses = {**told, "tasks": {"parent": "/tmp/build/", "others": []}}
+    machine.put("/etc/gpu-ci/policy.json", json.dumps(concourses))
+    assert "lease" in checks(machine.test("bare"), "failed")
+
+
 @pytest.mark.parametrize(
     ("sabotages", "red", "not_run"),
     [

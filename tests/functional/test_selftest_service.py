@@ -40,6 +40,7 @@ import dataclasses, json, sys
 from gpu_selftest import results, service
 from gpu_selftest.check import Level
 said = []
+ORDER = {{"before": "ci-worker.service", "needs": "/opt/ci/runc"}}
 def plain(value):
     return results.plain(value) if isinstance(value, results.Report) else str(value)
 try:
@@ -51,7 +52,9 @@ print(json.dumps([result, said], default=plain))
 SETTINGS = """
 from gpu_agent.gpu.vendors import detect
 from gpu_selftest import settings
-settings.write(settings.Settings("worker/0", gpus=detect.detect().gpus))
+gpus = detect.detect().gpus
+kept = settings.Settings("worker/0", gpus=gpus, runc="/opt/ci/runc", runc_remedy="unpack it")
+settings.write(kept)
 """
 # Stands for the worker: what matters here is when it starts.
 WORKER = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
@@ -100,7 +103,7 @@ def host():
 def installed(host):
     host.nvml("answering")
     host.run(SETTINGS)
-    host.call("service.install(on_start=True)")
+    host.call("service.install(on_start=True, **ORDER)")
     yield host
     host.call("service.stop()")
     host.sh("rm -rf /var/lib/gpu-ci/quarantine")
@@ -114,16 +117,16 @@ def hanging(installed):
 
 def test_install_leaves_a_command_and_a_service_that_pass_their_checkers(host):
     host.call("service.remove()")
-    assert host.call("service.install(on_start=True)")[0] is True
-    assert host.call("service.install(on_start=True)")[0] is False
+    assert host.call("service.install(on_start=True, **ORDER)")[0] is True
+    assert host.call("service.install(on_start=True, **ORDER)")[0] is False
     told = host.sh(f"systemd-analyze verify /etc/systemd/system/{BOOT}; shellcheck {LAUNCHER}")
     assert (told.stdout, told.stderr) == ("", "")
     assert host.sh(f"systemctl is-enabled {BOOT}").stdout == "enabled\n"
-    assert host.call("service.install(on_start=False)")[0] is True
-    assert host.call("service.install(on_start=False)")[0] is False
+    assert host.call("service.install(on_start=False, **ORDER)")[0] is True
+    assert host.call("service.install(on_start=False, **ORDER)")[0] is False
     left = host.sh(f"ls /etc/systemd/system/{BOOT} {LAUNCHER}", check=False)
     assert left.stdout == f"{LAUNCHER}\n"
-    host.call("service.install(on_start=True)")
+    host.call("service.install(on_start=True, **ORDER)")
     host.run(SETTINGS)
     host.follow(host.start())
     assert host.sh("ls /run/gpu-ci/selftest.lock /var/log/gpu-ci/selftest.log").returncode == 0
@@ -145,7 +148,7 @@ def test_command_runs_in_a_clean_environment_but_for_the_proxies(installed):
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LANG": "C.UTF-8",
         "HOME": "/root",
-        "PYTHONPATH": f"{app}/lib:{app}/src:{app}/venv",
+        "PYTHONPATH": f"{app}/lib:{app}/venv",
         "JUJU_CHARM_HTTP_PROXY": "",
         "JUJU_CHARM_HTTPS_PROXY": "http://a:b@c d",
         "JUJU_CHARM_NO_PROXY": "",
@@ -263,17 +266,41 @@ def test_wrong_use_is_no_test_that_was_broken_off(installed):
     assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
 
 
-def test_without_a_release_of_concourse_no_test_blames_a_gpu(installed):
-    installed.sh("rmdir /opt/concourse/current; rm -f /var/lib/gpu-ci/selftest/last.json")
+def test_without_the_runc_of_tasks_no_test_blames_a_gpu(installed):
+    installed.sh("mv /opt/ci/runc /opt/ci/x; rm -f /var/lib/gpu-ci/selftest/last.json")
     try:
         told, _ = installed.follow(installed.start())
-        assert "Concourse, whose runc the self-test needs, is not unpacked yet" in told
+        assert "/opt/ci/runc, which the self-test needs, is missing: unpack it" in told
         installed.sh(f"systemctl start {BOOT}")
         assert installed.sh("systemctl --failed --plain --no-legend").stdout == ""
         assert installed.sh("ls /var/lib/gpu-ci/selftest/last.json", check=False).stdout == ""
         assert installed.quarantined() == []
     finally:
-        installed.sh("mkdir /opt/concourse/current")
+        installed.sh("mv /opt/ci/x /opt/ci/runc")
+
+
+def test_checks_of_the_ci_system_run_from_the_copy_that_the_test_runs_from(installed):
+    """The charm's own folder is gone meanwhile, as during a refresh."""
+    kept = json.loads(installed.machine.read("/etc/gpu-ci/selftest.json"))
+    kept |= {"checks": ["-m", "ci.concourse.checks"], "disks": ["/var/lib/concourse/worker"]}
+    installed.machine.write("/etc/gpu-ci/selftest.json", json.dumps(kept))
+    alone = "unshare -m sh -c 'mount -t tmpfs none /srv/charm; exec {} --level quick --json'"
+    try:
+        told = json.loads(installed.sh(alone.format(LAUNCHER), check=False).stdout)
+        found = {one["check"]: (one["outcome"], one["text"]) for one in told["results"]}
+        assert "ci-checks" not in found, found
+        assert found["volumes"][0] == "passed", found
+        assert found["limits"] == found["worker-ports"] == ("skipped", "the worker is not running")
+        assert found["launcher"][0] == "not-run"
+        assert found["disk"][1].endswith("GB free for /var/lib/concourse/worker"), found
+        kept["checks"] = ["-m", "ci.of_another_name"]
+        installed.machine.write("/etc/gpu-ci/selftest.json", json.dumps(kept))
+        told = json.loads(installed.sh(f"{LAUNCHER} --level quick --json", check=False).stdout)
+        (found,) = (one for one in told["results"] if one["check"] == "ci-checks")
+        assert found["outcome"] == "not-run"
+        assert "No module named ci.of_another_name" in found["text"]
+    finally:
+        installed.sh("rm -rf /var/lib/concourse")
 
 
 def test_boot_without_a_verdict_is_known(installed):
@@ -339,8 +366,8 @@ def test_power_cut_in_the_middle_leaves_a_run_that_has_ended_without_a_verdict(i
 
 
 def test_boot_with_a_driver_that_hangs_takes_the_gpus_out_and_starts_the_worker(hanging):
-    hanging.machine.write("/etc/systemd/system/concourse-worker.service", WORKER)
-    hanging.sh("systemctl enable concourse-worker")
+    hanging.machine.write("/etc/systemd/system/ci-worker.service", WORKER)
+    hanging.sh("systemctl enable ci-worker")
     began = time.monotonic()
     hanging.machine.reboot(timeout=120)
     passed = time.monotonic() - began
@@ -349,10 +376,10 @@ def test_boot_with_a_driver_that_hangs_takes_the_gpus_out_and_starts_the_worker(
     assert [(one["check"], one["gpu"]) for one in failed] == [("driver", "")]
     assert failed[0]["text"].startswith("the GPU's driver hangs: no answer within 22 s")
     assert len(hanging.quarantined()) == 2
-    assert hanging.sh("systemctl is-active concourse-worker").stdout == "active\n"
+    assert hanging.sh("systemctl is-active ci-worker").stdout == "active\n"
     stamps = hanging.sh(
         f"systemctl show -P InactiveEnterTimestampMonotonic {BOOT};"
-        f"systemctl show -P ActiveEnterTimestampMonotonic concourse-worker;"
+        f"systemctl show -P ActiveEnterTimestampMonotonic ci-worker;"
         f"systemctl show -P InactiveExitTimestampMonotonic {BOOT}"
     ).stdout.split()
     ended, worker, started = (int(stamp) / 1e6 for stamp in stamps)

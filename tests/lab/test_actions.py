@@ -80,7 +80,7 @@ def test_a_refused_and_a_granted_task_are_explained(as_deployed):
         assert f"Held then GPU {device['index']}: container {holder}" in text
         results, message = act(site, "gpu-explain", name=holder[:13])
         text = " ".join(results["report"].split())
-        assert "Concourse step" in text
+        assert "CI step" in text
         assert f"Holds GPU {device['index']} since 20" in text
     finally:
         params = {"gpu": device["key"], "reason": "it hangs", "force": "true"}

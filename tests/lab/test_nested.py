@@ -101,7 +101,7 @@ def test_a_long_task_keeps_its_gpu_and_the_next_waits_for_its_end(nested_site, t
     first.build.line(r"\[gpu-ci\] 1 min: GPU ", LONG)
     time.sleep(max(0.0, begun + LONG - uptime(site)))
     assert len(waiting(site, 1)) == 1
-    assert f"container {container} (Concourse step)" in act(site, "gpu-leases")
+    assert f"container {container} (CI step)" in act(site, "gpu-leases")
     first.answer()
 
     ends = uptime(site)

@@ -12,7 +12,7 @@ KILLED = f"""
 {RUN} '
 import os, signal
 from ci.concourse.restart import running_steps as steps
-from machine import cgroup_freezer as freezer
+from ci.concourse.restart import cgroup_freezer as freezer
 frozen = freezer.Freezer(SECONDS)
 frozen.begin()
 for one in steps.containers():
@@ -34,7 +34,7 @@ leftovers.end_processes([worker.main_pid()], 2)
 """,
 )
 THAW = f"""
-{RUN} 'from machine import cgroup_freezer as freezer; freezer.Freezer(1).begin()'
+{RUN} 'from ci.concourse.restart import cgroup_freezer as freezer; freezer.Freezer(1).begin()'
 systemctl stop gpu-ci-thaw.service
 """
 

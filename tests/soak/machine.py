@@ -19,10 +19,14 @@ import time
 
 import tenacity
 
+from ci.concourse import release, service
+from ci.concourse.worker import launcher
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
+from gpu_agent.runtime import install
 from machine import templates
 from tests.fakes import STANDIN_RUNTIME, Card, build_nvml, write_state
+from tests.unit.wrapper_rig import CONCOURSE, TASKS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KERNEL = ROOT / ".soak" / "kernel"
@@ -160,6 +164,7 @@ def add_cases(folder: pathlib.Path) -> None:
     packages = (
         ROOT / "lib/gpu_runtime",
         ROOT / "lib/machine",
+        ROOT / "src/ci",
         pathlib.Path(tenacity.__file__).parent,
     )
     for package in packages:
@@ -176,7 +181,8 @@ def install_wrapper(disk: Disk) -> None:
     front = templates.render(
         paths.TEMPLATES,
         "runc",
-        runc=wrapper.RUNC,
+        runc=CONCOURSE["runc"],
+        tasks=install.pattern(TASKS),
         python=wrapper.PYTHON,
         lib=wrapper.LIB / "gpu_runtime",
         store=wrapper.STORE,
@@ -186,10 +192,11 @@ def install_wrapper(disk: Disk) -> None:
     )
     disk.write(str(wrapper.FRONT), front)
     (disk.root / str(wrapper.LOG.parent)[1:]).mkdir(parents=True)
-    launcher = templates.render(
-        paths.TEMPLATES, "containerd-launcher", bin=wrapper.BIN, containerd=wrapper.CONTAINERD
+    containerd = release.CURRENT / "bin/containerd"
+    text = templates.render(
+        service.TEMPLATES, launcher.PATH.name, bin=wrapper.BIN, containerd=containerd
     )
-    disk.write(str(wrapper.LAUNCHER), launcher)
+    disk.write(str(launcher.PATH), text)
 
 
 def compile_all(folder: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from gpu_agent import paths as wrapper
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from tests.functional import engine_machine, selftest_machine
@@ -20,6 +20,7 @@ from tests.soak.machine import (
     path_of,
     unsealed_disk,
 )
+from tests.unit.wrapper_rig import CONCOURSE
 
 FIRST = "/lib/systemd/systemd"
 WITH = (*MODULES, "overlay", "nft_socket", "nft_reject_inet")
@@ -113,7 +114,7 @@ def _add_libraries(disk: Disk, program: pathlib.Path, beside: pathlib.Path | str
 
 def _add_charm(disk: Disk, folder: pathlib.Path) -> None:
     charm = disk.root / "srv/charm"
-    for package in ("gpu_runtime", "machine"):
+    for package in ("gpu_runtime", "machine", "ci"):
         shutil.rmtree(disk.root / "soak" / package)  # the charm's own is meant
     for part in ("src", "lib", "templates"):
         shutil.copytree(ROOT / part, charm / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -124,12 +125,14 @@ def _add_charm(disk: Disk, folder: pathlib.Path) -> None:
         _add_libraries(disk, extension)
     gpus = tuple(
         Gpu(
-            index, f"GPU-0000000{index}-1111-2222-3333-444444444444", Vendor.NVIDIA,
+            index, f"GPU-0000000{index}-1111-2222-3333-444444444444", "nvidia",
             "NVIDIA A100-SXM4-80GB", 81920, f"0000:0{index + 1}:00.0", index,
         )
         for index in (0, 1)
     )  # fmt: skip
-    disk.write(str(wrapper.POLICY), install.policy_text(GpuPlan(gpus, NVIDIA_RUNTIME)))
+    disk.write(
+        str(wrapper.POLICY), install.policy_text(GpuPlan(gpus, NVIDIA_RUNTIME, **CONCOURSE))
+    )
 
 
 def _add_applets(disk: Disk) -> None:

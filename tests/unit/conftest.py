@@ -6,9 +6,9 @@ import pytest
 from ops import testing
 
 import charm
-import observe as look
+from ci.concourse import release
 from ci.concourse.web import local_postgresql, web
-from ci.concourse.worker import worker
+from ci.concourse.worker import rivals, worker
 from gpu_agent import paths
 from gpu_agent.availability import external_processes as foreign
 from gpu_agent.availability import quarantine
@@ -37,10 +37,10 @@ def rooms(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "forget", lambda: setattr(rooms, "leaving", False))
     monkeypatch.setattr(juju, "unit_id", lambda _: rooms.unit("unit/0"))
     rooms.own("unit/0")
-    monkeypatch.setattr(charm.GpuCiWorkerCharm, "effects", rooms.effects())
+    rooms.have_charm(monkeypatch)
     # The action remove-local-database calls it by itself.
     monkeypatch.setattr(local_postgresql, "remove", rooms.note("database.remove"))
-    rooms.replace_release(monkeypatch, look.release)
+    rooms.replace_release(monkeypatch, release)
     rooms.replace_keys(monkeypatch)
     monkeypatch.setattr(worker, "name", lambda: "")
     monkeypatch.setattr(web, "authorize", rooms.authorize)
@@ -58,6 +58,7 @@ def rooms(monkeypatch, tmp_path):
     rooms.replace_software(monkeypatch)
     monkeypatch.setattr(foreign, "look", lambda *_: rooms.external)
     monkeypatch.setattr(facts, "machine", lambda: rooms.machine)
+    monkeypatch.setattr(rivals, "look", lambda: rooms.rivals)
     monkeypatch.setattr(facts, "architecture", lambda: "amd64")
     monkeypatch.setattr(memory, "remembered_ids", RememberedIds)
     monkeypatch.setattr(memory, "remember_ids", lambda _: False)

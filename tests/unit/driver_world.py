@@ -7,7 +7,7 @@ import datetime
 
 from actions import driver_upgrade as action
 from actions.driver_upgrade import Request
-from ci.concourse import release
+from ci.concourse.worker.drainable import Worker
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import quarantine
@@ -20,6 +20,7 @@ from gpu_selftest.check import Check, Level, Outcome
 from host import nvidia_driver as driver
 from host import nvidia_driver_change as driver_change
 from host.nvidia_driver_change import Choice
+from lifecycle import drain
 from lifecycle.driver_upgrade import gpu_pool as pool
 from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
@@ -28,9 +29,10 @@ from tests.unit.situations import GPUS, RUNTIME
 OLD = Choice("580-server", "580.65.06", {"nvidia-utils-580-server": "580.65.06-0ubuntu1"})
 NEW = Choice("580-server", "580.95.05", {"nvidia-utils-580-server": "580.95.05-0ubuntu1"})
 OTHER = Choice("595-server", "595.71.05", {"nvidia-utils-595-server": "595.71.05-0ubuntu1"})
-KEPT = settings.Settings("worker/0", gpus=GPUS)
+KEPT = settings.Settings("worker/0", gpus=GPUS, runc="/bin/true")
 CHECK = Check("grant", Level.ISOLATION, "each task has its GPU", each_gpu=True)
 REQUEST = Request("worker/0")
+DRAINER = drain.Drainer(Worker())
 REASON = "driver upgrade: from 580.65.06 of 580-server to 580.95.05 of 580-server"
 
 
@@ -152,7 +154,6 @@ def make(tmp_path, monkeypatch):
     monkeypatch.setattr(driver_change, "users", lambda: world.users)
     monkeypatch.setattr(driver_change, "lost", lambda _: "")
     monkeypatch.setattr(driver_change, "preview", lambda choice: f"changes: {[*choice.packages]}")
-    monkeypatch.setattr(release, "CURRENT", tmp_path)
     monkeypatch.setattr(service, "running", lambda: None)
     monkeypatch.setattr(settings, "read", lambda: KEPT)
     monkeypatch.setattr(results, "read", lambda *_: world.report)
@@ -160,11 +161,11 @@ def make(tmp_path, monkeypatch):
 
 
 def upgrade(world, **wish):
-    return action.upgrade(dataclasses.replace(REQUEST, **wish), world.said.append)
+    return action.upgrade(dataclasses.replace(REQUEST, **wish), DRAINER, world.said.append)
 
 
 def settle(world):
-    return walk.settle(world.said.append)
+    return walk.settle(DRAINER, world.said.append)
 
 
 def is_done(world, choice):

@@ -13,7 +13,10 @@ import shlex
 import subprocess
 
 from gpu_agent import paths
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import TaskFolders
 from machine import templates
+from tests.unit.wrapper_rig import TASKS
 
 HANDED_ON, BACK_END = 0, 1
 VALUED = {
@@ -43,7 +46,7 @@ IDS = ["ID", "known", "get", "create", "-", "a b", "$HOME", ""]
 class Fronts:
     """A front with a store that knows the container `known`, and a folder of bundles."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, tasks: TaskFolders = TASKS) -> None:
         self.folder = folder
         self.store = folder / "leases"
         self.front = folder / "bin" / "runc"
@@ -55,6 +58,7 @@ class Fronts:
             paths.TEMPLATES,
             "runc",
             runc="/usr/bin/true",
+            tasks=install.pattern(tasks),
             python="/usr/bin/false",
             lib=folder / "lib",
             store=self.store,

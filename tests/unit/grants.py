@@ -5,10 +5,12 @@
 import json
 
 from gpu_runtime.grant import Grant
-from gpu_runtime.policy import Device, Policy
+from gpu_runtime.policy import Device, Policy, task_folders
 from gpu_runtime.unavailable import EXTERNAL, EXTERNAL_PROCESS, Unavailable
 from tests.unit.wrapper_rig import GOLDEN, GPUS
+from tests.unit.wrapper_rig import TASKS as _PLANNED
 
+TASKS = task_folders({"parent": _PLANNED.parent, "others": [*_PLANNED.others]})
 _MIG = "MIG-0000000{}-5555-6666-7777-888888888888"
 MIG_GPUS = [{**GPUS[0], "devices": [_MIG.format(0), _MIG.format(1)]}]
 AMD_GPUS = [

@@ -13,7 +13,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # here a pipe to which nobody ever writes.
 HANGING = """
 import json, os, pathlib, sys
-from ci.concourse import release
 from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_selftest import __main__ as command, results, run, settings, service, watchdog
 from gpu_selftest.check import Level
@@ -40,9 +39,8 @@ def keep(kept, report):
 folder = pathlib.Path(sys.argv[1])
 os.mkfifo(folder / "pipe")
 run.run, run.conclude, os.geteuid = hang, keep, lambda: 0
-settings.read = lambda: settings.Settings("worker/0")
+settings.read = lambda: settings.Settings("worker/0", runc="/bin/true")
 service.LOCK, results.HOME = folder / "lock", folder / "home"
-release.CURRENT = folder
 watchdog.LIMITS.update(dict.fromkeys(watchdog.LIMITS, {limit}))
 command.guard()
 sys.exit(command.main(["--level", "{level}"]))

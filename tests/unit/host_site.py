@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A worker with two GPUs as a folder, its wrapper really installed, for the self-test's checks."""
+"""A Concourse worker with two GPUs as a folder, its GPU runtime really installed."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.concourse.worker import volumes
+from ci.concourse import agent_view
+from ci.concourse.checks import __main__ as concourse_checks
+from ci.concourse.worker import launcher, volumes
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import known_gpus as known
 from gpu_agent.engines import front
@@ -20,13 +22,15 @@ from gpu_agent.runtime import install
 from gpu_agent.runtime import nvidia_config as nvidia
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest.check import Outcome
-from gpu_selftest.quick import device_nodes, host_checks
+from gpu_selftest.quick import ci_checks, device_nodes, host_checks
+from gpu_selftest.quick.ci_checks import Answer
 from gpu_selftest.settings import Settings
 from tests.unit.situations import GPUS, MACHINE, READY, RUNTIME
+from tests.unit.wrapper_rig import CONCOURSE
 
 IS_ROOT = os.geteuid() == 0
 MOVED = (
-    "HOME BIN FRONT LAUNCHER SELFTEST LIB BACK_END LINK CONFIG POLICY RUN STORE EXTERNAL LOG "
+    "HOME BIN FRONT SELFTEST LIB BACK_END LINK CONFIG POLICY RUN STORE EXTERNAL LOG "
     "ENGINES ENGINES_CONFIG"
 ).split()
 # What the service asks for, and what its containerd has where systemd could set that.
@@ -63,7 +67,18 @@ class Site:
         self.inventory = dataclasses.replace(READY, gpus=gpus, vendor=gpus[0].vendor)
         self.machine = MACHINE
         assert self.install()
-        self.settings = Settings("worker/0", gpus=gpus, files=self.installed())
+        view = agent_view.make("worker", has_web=False)
+        self.settings = Settings(
+            "worker/0",
+            gpus=gpus,
+            files=self.installed(),
+            programs=(str(launcher.PATH),),
+            runc=view.runc,
+            runc_remedy=view.runc_remedy,
+            checks=view.checks,
+            disks=view.disks,
+        )
+        self.put("proc/net/unix", "")
         self.put("proc/devices", DEVICES + BLOCK)
         runc = self.put("opt/concourse/8.3.0/bin/runc", "#!/bin/sh\n")
         runc.chmod(0o755)
@@ -72,9 +87,8 @@ class Site:
         self.put(
             SERVICE, f'ExecStart=concourse "worker" "--tag=gpu" "--tag=gpu-type=nvidia"\n{asked}'
         )
-        launcher = "/opt/gpu-ci/bin/containerd-launcher"
         driver = "CONCOURSE_BAGGAGECLAIM_DRIVER=overlay\n"
-        self.put(ENVIRONMENT, f'{driver}CONCOURSE_CONTAINERD_BIN="{launcher}"\n')
+        self.put(ENVIRONMENT, f'{driver}CONCOURSE_CONTAINERD_BIN="{launcher.PATH}"\n')
         self.process("self", "/usr/bin/python3", "/usr/bin")
         self.process(4711, "/opt/concourse/8.3.0/bin/containerd", "/opt/gpu-ci/bin:/usr/bin")
         self.put("proc/4711/limits", KERNELS_LIMITS)
@@ -99,17 +113,19 @@ class Site:
                 strict=True,
             ):
                 patch.setattr(front, name, path)
+            patch.setattr(launcher, "PATH", self.root / str(launcher.PATH).lstrip("/"))
             yield
 
     def install(self) -> bool:
         self.path("usr/local/bin").mkdir(parents=True, exist_ok=True)
         with self._charm():
-            done = install.apply(GpuPlan(self.inventory.gpus, RUNTIME))
+            done = install.apply(GpuPlan(self.inventory.gpus, RUNTIME, **CONCOURSE))
+            done |= launcher.ensure()
             return front.apply(nvidia_runtime=True) or done
 
     def installed(self) -> dict[str, str]:
         with self._charm():
-            told = install.installed()
+            told = install.installed([launcher.PATH])
         return {path.removeprefix(str(self.root)): what for path, what in told.items()}
 
     def put(self, name: str, text: str) -> Path:
@@ -160,18 +176,39 @@ class Site:
         self.settings = dataclasses.replace(self.settings, min_driver_version="580.95.10")
 
     def unusable(self, state: State, detail: str = "0000:01:00.0") -> None:
-        self.inventory = Inventory(state, detail=detail, driver="580.95.05")
+        self.inventory = Inventory(state, detail=detail, driver="580.95.05", vendor="nvidia")
 
     def prove(self, driver: str, work_dir: Path) -> None:
         """Make a volume with this driver, there; it is made."""
         assert work_dir == self.root / "var/lib/concourse/worker"
 
+    def concourse(self) -> Answer:
+        """What Concourse's own program answers here."""
+        return concourse_checks.answer(self.settings.files, self.root)
+
+    def listen(self, program: str, cgroup: str) -> None:
+        """Have this program listen on containerd's socket."""
+        self.put(
+            "proc/net/unix",
+            "0: 00000002 00000000 00010000 0001 01 77 /run/containerd/containerd.sock\n",
+        )
+        self.process(4715, program, "/usr/bin")
+        self.put("proc/4715/cgroup", f"0::/system.slice/{cgroup}\n")
+        (self.path("proc/4715") / "fd").mkdir()
+        (self.path("proc/4715") / "fd/3").symlink_to("socket:[77]")
+
     def run(self, **seen):
         """All results; without root, which makes no device nodes, none of those."""
-        look = host_checks.Look(self.inventory, self.machine, self.known(), root=self.root, **seen)
+        return self.judge(
+            host_checks.Look(self.inventory, self.machine, self.known(), root=self.root, **seen)
+        )
+
+    def judge(self, look: host_checks.Look):
+        """The results for this state of the machine."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(volumes, "prove", self.prove)
-            found = host_checks.run(self.settings, look)
+            answer = ci_checks.read(ci_checks.as_json(self.concourse()))
+            found = host_checks.run(self.settings, look, answer)
         return [one for one in found if IS_ROOT or one.check != device_nodes.CHECK.id]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from gpu_agent.diagnosis.facts import Facts, Options
 from gpu_agent.model.host import Driver, Packaged, Toolkit
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.model.inventory import Inventory, State
 from tests.unit.situations import GPUS, RUNTIME, TOOLKIT
 
 CARD, SECOND = "0000:01:00.0", "0000:02:00.0"
@@ -27,6 +27,7 @@ REFUSED = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by servi
 def facts(state=State.READY, driver=LOADED, toolkit=TOOLKIT, packaged=None, **options):
     """What is found on a worker; detail as the rooms that look write it."""
     given = {name: options.pop(name) for name in ("vendor", "detail") if name in options}
+    given.setdefault("vendor", "nvidia")
     if state is State.READY:
         given |= {"gpus": GPUS}
     else:
@@ -61,7 +62,7 @@ def runtime(version):
 
 
 GPU_ROWS = {
-    "no-gpu-of-vendor": facts(State.NO_GPU, vendor=Vendor.AMD, detail="", gpu_vendor="amd"),
+    "no-gpu-of-vendor": facts(State.NO_GPU, vendor="amd", detail="", gpu_vendor="amd"),
     "no-gpu": facts(State.NO_GPU, METAL, detail=""),
     "gpu-passthrough": facts(State.VFIO, METAL),
     "gpu-not-passed": facts(
@@ -70,7 +71,7 @@ GPU_ROWS = {
     "no-driver-on-host": facts(State.NOUVEAU, changed(CONTAINER, loaded="")),
     "reboot-needed-nouveau": facts(State.NOUVEAU, INSTALLED),
     "nouveau": facts(State.NOUVEAU, METAL),
-    "no-kernel-driver": facts(State.NO_DRIVER, METAL, vendor=Vendor.AMD),
+    "no-kernel-driver": facts(State.NO_DRIVER, METAL, vendor="amd"),
     "module-unsigned": facts(
         State.NO_DRIVER, changed(INSTALLED, refused=REFUSED, secure_boot=True)
     ),
@@ -105,12 +106,12 @@ GPU_ROWS = {
     ),
     "driver-hangs": facts(State.HUNG, detail="no answer within 20 s"),
     "nvml-failed": facts(State.NVML_ERROR, detail="Unknown Error"),
-    "not-in-kfd": facts(State.NO_KFD, METAL, vendor=Vendor.AMD),
+    "not-in-kfd": facts(State.NO_KFD, METAL, vendor="amd"),
     "gpus-ready-lxd": facts(driver=BOUND),
     "gpus-ready": facts(),
 }
 TOOLKIT_ROWS = {
-    "no-toolkit-needed": facts(vendor=Vendor.INTEL, toolkit=None),
+    "no-toolkit-needed": facts(vendor="intel", toolkit=None),
     "chosen-toolkit-too-old": facts(
         toolkit=None, toolkit_version="1.9.0-1", allow_vulnerable_toolkit=True
     ),

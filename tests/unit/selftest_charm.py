@@ -14,10 +14,17 @@ from gpu_selftest import last_pass, results, service, settings
 from gpu_selftest.check import Check, Level, Outcome
 from gpu_selftest.compute import environment
 from parts import selftest as automatic
-from plan import plan
-from tests.unit.situations import TSA, gpu, situation
+from plan.agent_view import AgentView
+from tests.unit.situations import TSA, changed, gpu, make_plan, situation
 
 CHECK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
+AGENT = AgentView(
+    runc="/bin/true",
+    runc_remedy="unpack the release",
+    service="ci-worker.service",
+    checks=("-m", "ci_checks"),
+    disks=("/srv/ci",),
+)
 # What the charm does where a test is due.
 RUNS = ["boot True", "start isolation", "Self-test: following new"]
 
@@ -37,14 +44,14 @@ class Charm:
         self.proven = ""
         self.running = self.broken_off = None
         self.others = ""
-        self.found = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA, installed="8.3.0")
+        self.found = changed(situation(gpu(0), gpu(1)), tsa=TSA, agent=AGENT)
 
     def ensure(self, *, repaired=False, **values):
         self.calls.clear()
         found = dataclasses.replace(self.found, **values)
         found = dataclasses.replace(found, repaired=repaired)
         self.machine = found.machine
-        after = automatic.ensure(found, plan.make(found), self.say)
+        after = automatic.ensure(found, make_plan(found), self.say)
         return after, list(self.calls)
 
     def say(self, line):
@@ -91,9 +98,9 @@ def worker(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "PATH", tmp_path / "selftest.json")
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    monkeypatch.setattr(install, "installed", lambda: {"/opt/gpu-ci/bin/runc": "sha256:1"})
+    monkeypatch.setattr(install, "installed", lambda _: {"/opt/gpu-ci/bin/runc": "sha256:1"})
     monkeypatch.setattr(
-        service, "install", lambda *, on_start: charm.calls.append(f"boot {on_start}")
+        service, "install", lambda *, on_start, **_: charm.calls.append(f"boot {on_start}")
     )
     monkeypatch.setattr(service, "remove", lambda: charm.calls.append("remove"))
     monkeypatch.setattr(devices, "install", lambda *seen: charm.watches.append(seen))

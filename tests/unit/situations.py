@@ -10,10 +10,15 @@ from ops import testing
 
 import charm
 import observe as look
+from ci import systems
+from ci.concourse import effects as concourse_effects
 from ci.concourse import rsa_keys as keys
 from ci.concourse import service
 from ci.concourse.api import worker_view as registered
-from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.concourse import Concourse
+from ci.concourse.plan import plan as concourse_plan
+from ci.concourse.plan import status as concourse_status
+from ci.concourse.plan.model import ConcoursePlan, ConcourseState, Rivals, WebPlan, WorkerPlan
 from ci.concourse.web import health as web_health
 from ci.concourse.web import web as concourse_web
 from ci.concourse.worker import keys as worker_keys
@@ -21,7 +26,7 @@ from ci.concourse.worker import worker as concourse_worker
 from effects import Effects
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver, Machine, Packaged, Toolkit
-from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State
 from gpu_agent.model.keep import Keep
 from gpu_agent.model.verdict import Verdict
 from gpu_agent.runtime import task_mounts as oci_folders
@@ -30,10 +35,12 @@ from gpu_runtime.unavailable import Unavailable
 from host import nvidia_toolkit as host_toolkit
 from lifecycle import machine_claim as owner
 from lifecycle.driver_upgrade import steps as walk
-from options.table import DEFAULTS
-from options.table import parse as parse_options
-from plan import plan, status
-from plan.model import HostPlan
+from options import table
+from plan import gpu_status, plan, status
+from plan.ci_plan import CiPlan
+from plan.draining import Rest
+from plan.gpus import Choice
+from plan.model import HostPlan, Plan
 from plan.network import Interface, Network, Offer
 from plan.state import Quarantine, RememberedIds, UnitState
 from plan.unit_id import UnitId
@@ -41,6 +48,8 @@ from relations.model import Database, Tsa, Web, WebSecrets
 from relations.worker_view import Sight
 from tests import once
 
+BY_NAME = {option.name: option for option in systems.TABLE}
+DEFAULTS = table.defaults(systems.TABLE)
 ROOT = pathlib.Path(__file__).parents[2]
 WORKER_KEY = keys.public_key_line(once.rsa_key(1))
 HOST_PEM = once.rsa_key(2)
@@ -49,7 +58,7 @@ GPUS = tuple(
     Gpu(
         index=index,
         uuid=f"GPU-0000000{index}-1111-2222-3333-444444444444",
-        vendor=Vendor.NVIDIA,
+        vendor="nvidia",
         model="NVIDIA A100-SXM4-80GB",
         memory_mib=81920,
         pci_address=f"0000:0{index + 1}:00.0",
@@ -62,7 +71,7 @@ RUNTIME = "/usr/bin/nvidia-container-runtime"
 TOOLKIT = Toolkit(RUNTIME, "1.20.0")
 NOTHING = RememberedIds()
 MACHINE = Machine("amd64", TOOLKIT)
-READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
+READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0", vendor="nvidia")
 DATABASE = Database("10.0.0.9", 5432, "concourse", "u", "p")
 SECRETS = WebSecrets("password", "host key", "signing key")
 TSA = Tsa(related=True, hosts=("10.0.0.5:2222",), public_keys=(HOST_KEY,), versions=("8.3.0",))
@@ -83,7 +92,7 @@ def gpu(number, index=None, **values):
     given = {
         "index": number if index is None else index,
         "uuid": f"GPU-{number}",
-        "vendor": Vendor.NVIDIA,
+        "vendor": "nvidia",
         "model": "NVIDIA A100-SXM4-80GB",
         "memory_mib": 81920,
         "pci_address": f"0000:0{number + 1}:00.0",
@@ -100,13 +109,13 @@ def sliced(number, *profiles):
 
 def situation(*gpus, toolkit=TOOLKIT, remembered=NOTHING, options=(), **inventory):
     """What was found on a worker with these GPUs, with these changes."""
-    given = {"state": State.READY, "driver": "580.95.05", "cuda": "13.0", **inventory}
+    given = {"state": State.READY, "driver": "580.95.05", "cuda": "13.0", "vendor": "nvidia"}
+    given |= inventory
     return UnitState(
-        options=parse_options({**DEFAULTS, "enable-gpu": True, **dict(options)}),
+        options=parse_options({"enable-gpu": True, **dict(options)}),
         unit="worker/0",
-        worker_name="ci-worker-0",
         machine=Machine("amd64", toolkit),
-        network=NETWORK,
+        ci=ConcourseState("ci-worker-0", network=NETWORK),
         inventory=Inventory(gpus=gpus, **given),
         remembered=remembered,
     )
@@ -114,9 +123,13 @@ def situation(*gpus, toolkit=TOOLKIT, remembered=NOTHING, options=(), **inventor
 
 def parse(**options):
     """The options with these changes, `_` for `-` in their names."""
-    return parse_options(
-        {**DEFAULTS, **{name.replace("_", "-"): value for name, value in options.items()}}
-    )
+    return parse_options({name.replace("_", "-"): value for name, value in options.items()})
+
+
+def parse_options(raw, wrong=()):
+    """Juju's config with these values, as the charm reads it."""
+    room, unknown = systems.chosen(raw)
+    return table.parse(raw, room.options, (*wrong, *unknown))
 
 
 def refused(**options):
@@ -130,18 +143,80 @@ def refused(**options):
 
 def unit(mode="worker", /, options=(), machine=(), **values):
     """A unit that has all it needs, with these changes."""
-    raw = {**DEFAULTS, "deployment-mode": mode, **dict(options)}
-    good = UnitState(
-        options=parse_options(raw),
-        unit="ci-gpu/3",
+    raw = {"deployment-mode": mode, **dict(options)}
+    own = ConcourseState(
         worker_name="ci-ci-gpu-3",
         network=NETWORK,
-        machine=dataclasses.replace(MACHINE, **dict(machine)),
-        inventory=READY if raw["enable-gpu"] else None,
         tsa=Tsa() if mode == "web" else TSA,
         web=Web() if mode == "worker" else WEB,
     )
-    return dataclasses.replace(good, **values)
+    good = UnitState(
+        options=parse_options(raw),
+        unit="ci-gpu/3",
+        machine=dataclasses.replace(MACHINE, **dict(machine)),
+        inventory=READY if raw.get("enable-gpu") else None,
+        ci=own,
+    )
+    return changed(good, **values)
+
+
+def changed(state, **values):
+    """The state with these changes, of the unit or of its Concourse."""
+    own = {one.name for one in dataclasses.fields(ConcourseState)}
+    its = {name: value for name, value in values.items() if name in own}
+    rest = {name: value for name, value in values.items() if name not in own}
+    return dataclasses.replace(state, ci=dataclasses.replace(state.ci, **its), **rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """The state of all services of a unit of Concourse, as status is told of them."""
+
+    web: bool = False
+    worker: bool = False
+    connected: bool = False
+    copies: bool = False
+    lost_database: str = ""
+    certificate: tuple[str, bool] = ("", False)
+    aside: tuple[str, ...] = ()
+    folder: str = ""
+    failing: tuple[tuple[str, int], ...] = ()
+    taken: tuple[tuple[str, int], ...] = ()
+    watch: bool = True
+    suspect: str = ""
+    rest: Rest | None = None
+    metrics_taken: int = 0
+
+
+def status_lines(found, made, running):
+    """All lines of the status of a unit whose services run so."""
+    told = dataclasses.asdict(running) | {"rest": running.rest}
+    agents = {one.name: told.pop(one.name) for one in dataclasses.fields(status.Running)}
+    added = concourse_status.make(
+        found, made, concourse_status.Running(**told), rests=running.rest is not None
+    )
+    return status.lines(found, made, status.Running(**agents), added)
+
+
+NO_CHOICE = Choice()
+
+
+def plan_of(gpu=None, worker=None, web=None, choice=NO_CHOICE, problems=()):
+    """A plan with these parts and nothing else."""
+    own = ConcoursePlan(None, worker, web)
+    return Plan(problems, gpu, CiPlan(own, takes_jobs=worker is not None), choice)
+
+
+class Planner:
+    """Concourse as the plan sees it."""
+
+    longest_wait = staticmethod(concourse_plan.longest_wait)
+    plan = staticmethod(concourse_plan.make)
+
+
+def make_plan(state):
+    """What a unit of Concourse should be."""
+    return plan.make(state, Planner)
 
 
 def gpu_unit(options=(), **values):
@@ -157,17 +232,21 @@ class Rooms:
 
     machine_folder: pathlib.Path
     calls: list[str] = dataclasses.field(default_factory=list)
-    inventory: Inventory = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
+    inventory: Inventory = Inventory(
+        State.READY, GPUS, driver="580.95.05", cuda="13.0", vendor="nvidia"
+    )
     driver: Driver = Driver()
     packaged: Packaged = Packaged()
     host: HostPlan | Keep = Keep.AS_IS
     boot: str = "first boot"
     machine: Machine = MACHINE
+    rivals: Rivals = Rivals()
     # What ops.testing has Juju offer where a test says nothing.
     interfaces: tuple[Interface, ...] = (Interface("eth0", addresses=("192.0.2.0",)),)
     connected: bool = True
     external: tuple[tuple[str, Unavailable], ...] = ()
     kept_out: tuple[tuple[str, Unavailable], ...] | None = None
+    closed: tuple[tuple[str, Unavailable], ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     verdict: Verdict | None = None
     after_test: dict[str, object] = dataclasses.field(default_factory=dict)
@@ -224,30 +303,53 @@ class Rooms:
         """What a hook changes the machine by, which only notes what it is asked for."""
         return Effects(
             equip=self.equip,
-            forward=self.note("network.ensure"),
             install_runtime=self.keep("gpu", "runtime.apply"),
             mount=self.give,
             record_unavailable=self.keep("kept_out", "external_use.ensure"),
+            close=lambda gpus: setattr(self, "closed", gpus),
             register_engines=lambda _: bool(self.calls.append("engines.ensure")),
             test=self.test,
             watch=self.watch,
             serve_gpu_run=lambda *_: False,
-            apply_web=self.keep("web", "web.apply"),
-            apply_worker=self.keep("worker", "worker.apply"),
-            retire_worker=self.note("worker.retire"),
-            set_database_aside=self.note("database.set_aside"),
             remove={
                 **{part: self.note(f"{part}.remove") for part in Effects().remove},
                 "health watch": self.unwatch,
             },
         )
 
+    def concourse_effects(self):
+        """What a hook changes Concourse by, which only notes what it is asked for."""
+        return concourse_effects.Effects(
+            install_launcher=self.note("launcher.ensure"),
+            forward=self.note("network.ensure"),
+            apply_web=self.keep("web", "web.apply"),
+            apply_worker=self.keep("worker", "worker.apply"),
+            retire_worker=self.note("worker.retire"),
+            set_database_aside=self.note("database.set_aside"),
+            remove={
+                part: self.note(f"{part}.remove") for part in concourse_effects.Effects().remove
+            },
+        )
+
+    def have_charm(self, monkeypatch):
+        """Have the charm change the machine by these effects alone."""
+        self.handed_in = [self.effects(), self.concourse_effects()]
+        concourse, *others = systems.ALL
+        made = dataclasses.replace(
+            concourse, make=lambda unit, say: Concourse(unit, say, self.handed_in[1])
+        )
+        monkeypatch.setattr(charm.GpuCiWorkerCharm, "effects", self.handed_in[0])
+        monkeypatch.setattr(charm.GpuCiWorkerCharm, "rooms", (made, *others))
+
     def hand_in(self, remove=MappingProxyType({}), **others):
         """Have other effects in the place of some."""
-        known = charm.GpuCiWorkerCharm.effects
-        charm.GpuCiWorkerCharm.effects = dataclasses.replace(
-            known, remove={**known.remove, **remove}, **others
-        )
+        for place, known in enumerate(self.handed_in):
+            its = {name: call for name, call in others.items() if hasattr(known, name)}
+            gone = {part: call for part, call in remove.items() if part in known.remove}
+            self.handed_in[place] = dataclasses.replace(
+                known, remove={**known.remove, **gone}, **its
+            )
+        charm.GpuCiWorkerCharm.effects = self.handed_in[0]
 
     def replace_release(self, monkeypatch, room):
         monkeypatch.setattr(room, "ensure", self.note("release.ensure", Release()))
@@ -268,15 +370,15 @@ class Rooms:
             (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
             (memory, "_GPUS", self.machine_folder / "gpus"),
             (look, "at_idle_gpus", lambda: self.idle_gpus),
-            (memory.kernel_modules, "boot", lambda _: self.boot),
+            (memory.procfs, "boot_id", lambda: self.boot),
         ):
             monkeypatch.setattr(room, name, answer)
 
-    def give(self, wanted, _):
+    def give(self, wanted, *_):
         if wanted is not Keep.AS_IS:
             self.keep("folders", "folders.ensure")(wanted)
 
-    def equip(self, wanted, progress):
+    def equip(self, wanted, drainer, progress):
         self.host = wanted
         return False
 
@@ -296,6 +398,7 @@ class Rooms:
             (concourse_worker, "trusted", self.trusted),
             (concourse_web, "authorized", lambda: frozenset(self.authorized or ())),
             (memory, "_SERVED", self.machine_folder / "served-workers.json"),
+            (memory, "_REMOVING", self.machine_folder / "removing-ci-system"),
             (registered, "look", self.look),
             (registered, "prune", self.prune),
             (registered, "wrong_for", self.wrong_for),
@@ -411,13 +514,15 @@ def state(mode="worker", relations=(), leader=True, **config):
 
 def note(found):
     """Return what status shows of a unit's GPUs."""
-    return status.gpu_note(found, plan.make(found).choice)
+    made = make_plan(found)
+    shown = gpu_status.notes(found, made.choice, made.longest_wait)
+    return ", ".join(one.text for one in shown).removeprefix("GPU: ")
 
 
 def lines(found):
     """Return the status lines of what is wrong with a unit."""
-    made = plan.make(found)
-    return [status.of_problem(problem, found, made.choice) for problem in made.problems]
+    made = make_plan(found)
+    return [*made.problems, *made.ci.problems]
 
 
 def said(found):

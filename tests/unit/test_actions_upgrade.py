@@ -17,7 +17,7 @@ def asked(monkeypatch):
     """What was asked of the upgrade, each with whether it was a dry run."""
     asked = []
 
-    def upgrade(request, log):
+    def upgrade(request, drainer, log):
         asked.append((request, False))
         log("1 of 6: taking 2 GPUs out of use")
         if request.branch == "595-server":

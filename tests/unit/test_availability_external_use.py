@@ -3,6 +3,7 @@
 """Records of GPUs in use outside CI: the GPU runtime reads what the charm wrote, written once."""
 
 import json
+import shutil
 
 import pytest
 
@@ -53,6 +54,21 @@ def test_records_come_and_go_with_their_causes(folder, tmp_path):
     assert read_by_the_runtime(tmp_path) == {"GPU-0": another}
     assert external_use.ensure(())
     assert (external_use.read(), read_by_the_runtime(tmp_path)) == ({}, {})
+
+
+def test_a_gpu_that_is_closed_stays_so_over_a_reboot_and_whatever_else_is_recorded(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(paths, "CLOSED", tmp_path / "var/closed")
+    closed = Unavailable(UNUSABLE, "unit-rests", "the unit is drained or paused")
+    assert external_use.close((("GPU-0", closed),))
+    assert not external_use.close((("GPU-0", closed),))
+    external_use.ensure((DIRTY,))
+    shutil.rmtree(folder)  # as a boot empties /run
+    external_use.ensure(())
+    assert read_by_the_runtime(tmp_path) == {"GPU-0": closed}
+    assert external_use.close(())
+    assert read_by_the_runtime(tmp_path) == {}
 
 
 def test_an_unusable_gpu_is_for_the_self_test_alone(folder, tmp_path):

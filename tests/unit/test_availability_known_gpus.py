@@ -8,12 +8,9 @@ import pytest
 
 from gpu_agent.availability import known_gpus as known
 from gpu_agent.availability.known_gpus import Known
-from gpu_agent.model.inventory import Vendor
 
-ONE = Known("GPU-1", Vendor.NVIDIA, "NVIDIA L4", "0000:01:00.0", 0, allowed=True)
-TWO = Known(
-    "PCI-0000:41:00.0", Vendor.AMD, "AMD Instinct MI300X", "0000:41:00.0", 1, allowed=False
-)
+ONE = Known("GPU-1", "nvidia", "NVIDIA L4", "0000:01:00.0", 0, allowed=True)
+TWO = Known("PCI-0000:41:00.0", "amd", "AMD Instinct MI300X", "0000:41:00.0", 1, allowed=False)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_a_holder_is_shown_with_its_kind_its_processes_and_since_when(worker, st
     runs = f"runs: {runs}" if steps else runs
     first, holder, since = worker.report()["gpu-1"].splitlines()
     assert first == f"{state}, A100-SXM4-80GB, GPU-1"
-    assert holder == f"  held by container {TASK} (Concourse step)"
+    assert holder == f"  held by container {TASK} (CI step)"
     now = datetime.datetime.now(datetime.timezone.utc)
     began = [now - datetime.timedelta(seconds=age + late) for late in (-1, 0, 1, 2)]
     assert since in {f"  since {one:%F %T} UTC ({held}), {runs}" for one in began}
@@ -236,7 +236,7 @@ def test_a_gpu_that_is_not_allowed_any_more_is_told_while_it_is_held(worker):
     worker.hold(OTHER, "GPU-8", steps=[], age=100)
     results = worker.report()
     assert results["other-0"].startswith(
-        f"held outside policy, GPU-7\n  held by container {TASK} (Concourse step)\n  since 20"
+        f"held outside policy, GPU-7\n  held by container {TASK} (CI step)\n  since 20"
     )
     assert "other-1" not in results
 
@@ -476,11 +476,13 @@ def test_eight_gpus_with_long_names_fit_100_columns_as_juju_prints_them(worker):
     assert max(map(len, printed)) <= 100, max(printed, key=len)
     assert len(printed) <= 50
     text = " ".join(" ".join(printed).split())
-    for words in (*ids, f"container {TASK} (Concourse step)", "(engine container)", who):
+    for words in (*ids, f"container {TASK} (CI step)", "(engine container)", who):
         assert words in text
     assert "(gpu-run command)" in text
     cause = "in use outside CI: pid 4711 (python3 -m a.very.long.module) and 3 more"
     inventory = report.as_results(
-        Inventory(State.READY, tuple(cards)), ids[:5], dict.fromkeys(ids[5:], cause)
+        Inventory(State.READY, tuple(cards), vendor="nvidia"),
+        ids[:5],
+        dict.fromkeys(ids[5:], cause),
     )
     assert max(map(len, as_juju(inventory).splitlines())) <= 100

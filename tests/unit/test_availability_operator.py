@@ -12,7 +12,7 @@ from gpu_agent.availability import external_use, quarantine, retests
 from gpu_agent.availability import known_gpus as known
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import operator as cordon
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime.holder_usage import Host
@@ -28,7 +28,7 @@ def had(number, index):
     """Card `number`, which was here under that index."""
     return known.Known(
         uuid=f"GPU-{number}",
-        vendor=Vendor.NVIDIA,
+        vendor="nvidia",
         model="NVIDIA A100-SXM4-80GB",
         pci_address=f"0000:0{number + 1}:00.0",
         index=index,
@@ -43,7 +43,7 @@ class Unit:
         self.allow(gpu(0), gpu(1))
 
     def allow(self, *gpus):
-        self.inventory = Inventory(State.READY, gpus)
+        self.inventory = Inventory(State.READY, gpus, vendor="nvidia")
         wrapper.POLICY.write_text(install.policy_text(GpuPlan(gpus, RUNTIME)))
 
     def run(self, action, wish, reason="swapping the fan"):
@@ -219,7 +219,7 @@ def test_uncordon_of_one_that_is_gone_forgets_it(unit, wish, quarantined):
 
 def test_none_is_forgotten_that_may_be_here(unit):
     known.add([had(1, 1), had(7, 7)])
-    unit.inventory = Inventory(State.NVML_ERROR, detail="it hangs")
+    unit.inventory = Inventory(State.NVML_ERROR, detail="it hangs", vendor="nvidia")
     for uuid in ("GPU-1", "GPU-7"):
         quarantine.put(uuid, XID, "xid", "quick", "")
         assert unit.run("gpu-uncordon", uuid)["state"] == "available"

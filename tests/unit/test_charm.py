@@ -204,7 +204,7 @@ def test_external_use_is_recorded_while_the_worker_goes_on_with_what_it_had(cont
 
 
 def test_external_use_stays_recorded_while_nobody_knows_how_the_gpus_are(context, rooms):
-    rooms.inventory = Inventory(State.NVML_ERROR, detail="its own words")
+    rooms.inventory = Inventory(State.NVML_ERROR, detail="its own words", vendor="nvidia")
     context.run(context.on.update_status(), state(relations=[tsa()], enable_gpu=True))
     assert "external_use.ensure" not in rooms.calls
 

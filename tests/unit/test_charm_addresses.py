@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from ops import testing
 
+from ci.concourse.plan import messages
 from gpu_agent.model import errors
 from host import network
-from plan import messages
 from plan.network import Interface
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 

@@ -10,8 +10,10 @@ from ops import testing
 
 from ci.concourse import release
 from ci.concourse.api import build_info as handles
+from ci.concourse.plan.model import Rivals
 from ci.concourse.upgrade import upgrade as release_change
 from ci.concourse.worker import worker as concourse_worker
+from ci.concourse.worker.drainable import Worker
 from gpu_agent import paths
 from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names
@@ -20,6 +22,8 @@ from machine import process
 from plan import draining
 from plan.draining import HAS, WAITS, Purpose
 from tests.unit.situations import Release, state, tsa
+
+DRAINER = drain.Drainer(Worker())
 
 
 @pytest.fixture
@@ -102,7 +106,7 @@ def test_it_goes_on_when_the_worker_has_landed(context, worker):
     assert "worker.apply" in worker.calls
     assert said == testing.ActiveStatus("Worker ready")
     assert told_peers(context, before) == ""
-    assert drain.look() is None
+    assert DRAINER.look() is None
 
 
 def test_a_step_that_its_process_has_left_is_waited_for_too(context, worker):
@@ -167,8 +171,8 @@ def test_an_upgrade_that_fails_leaves_the_worker_at_work(context, worker, monkey
     monkeypatch.setattr(release, "ensure", fail)
     said = hook(context, before)
     assert said == testing.BlockedStatus("No space left on device")
-    assert drain.look() is None
-    assert not drain.keeps_down()
+    assert DRAINER.look() is None
+    assert not DRAINER.keeps_down()
 
 
 def test_a_timeout_of_0_waits_for_nobody(context, worker):
@@ -196,19 +200,19 @@ def test_a_reboot_meanwhile_leaves_no_build_to_wait_for(context, worker):
 
 
 def test_a_machine_that_was_rebooted_for_starts_its_worker_again(context, worker):
-    drain.ready(Purpose.REBOOT, "reboot", drain.Rules("unit/0", 600), print)
-    assert drain.keeps_down()
+    DRAINER.ready(Purpose.REBOOT, "reboot", draining.Rules("unit/0", 600), print)
+    assert DRAINER.keeps_down()
     worker.boot = "second boot"
-    assert not drain.keeps_down()
-    assert drain.look() is None
+    assert not DRAINER.keeps_down()
+    assert DRAINER.look() is None
 
 
 def test_a_unit_that_is_removed_meanwhile_retires_its_worker(context, worker):
     before = begun(context, worker)
     hook(context, before, context.on.stop())
     assert "worker.retire" in worker.calls
-    assert drain.look() is None
-    assert not drain.keeps_down()
+    assert DRAINER.look() is None
+    assert not DRAINER.keeps_down()
 
 
 @pytest.mark.parametrize(
@@ -236,10 +240,10 @@ def test_a_drain_that_nobody_goes_on_with_ends_by_itself(context, worker, monkey
 def test_another_purpose_waits_for_the_first(context, worker):
     begun(context, worker)
     worker.pid, worker.steps = 0, ()
-    rules = drain.Rules("unit/0", 7200)
-    assert drain.ready(Purpose.REBOOT, "reboot", rules, print) is False
-    assert drain.cancel(Purpose.REBOOT) is False
-    assert drain.keeps_down()
+    rules = draining.Rules("unit/0", 7200)
+    assert DRAINER.ready(Purpose.REBOOT, "reboot", rules, print) is False
+    assert DRAINER.cancel(Purpose.REBOOT) is False
+    assert DRAINER.keeps_down()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"purpose": "war"}', "null"])
@@ -293,8 +297,8 @@ def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch)
     worker.steps = ("4f0c", "77")
     (paths.STATE).mkdir(exist_ok=True)
     act(context, "pause", situation(), reason="dust")
-    assert draining.text(drain.look()) == "Paused: dust (1 build left)"
-    assert drain.look().builds == ("main/train/fit #12",)
+    assert draining.text(DRAINER.look()) == "Paused: dust (1 build left)"
+    assert DRAINER.look().builds == ("main/train/fit #12",)
 
 
 def test_pause_lands_the_worker_and_says_so(context, worker):
@@ -326,7 +330,7 @@ def test_resume_has_it_take_steps_again(context, worker):
     before = situation()
     act(context, "pause", before, reason="new fans")
     worker.calls.clear()
-    assert act(context, "resume", before) == {"state": "the worker takes steps again"}
+    assert act(context, "resume", before) == {"state": "jobs are taken again"}
     assert [name for name in worker.calls if name.startswith("worker.")] == [
         *("worker.take_up", "worker.apply"),
     ]
@@ -348,7 +352,7 @@ def test_a_resume_that_is_killed_or_fails_can_be_asked_for_again(context, worker
         with pytest.raises(testing.ActionFailed, match="Job failed"):
             act(context, "resume", before)
     assert drain_record.pause() is not None
-    assert act(context, "resume", before) == {"state": "the worker takes steps again"}
+    assert act(context, "resume", before) == {"state": "jobs are taken again"}
     assert drain_record.pause() is None
 
 
@@ -388,7 +392,7 @@ def test_a_web_has_no_worker_to_pause(context, name):
 def test_a_reason_is_one_line(context, worker, reason):
     with pytest.raises(testing.ActionFailed, match="reason must be one line of printable text"):
         act(context, "pause", situation(), reason=reason)
-    assert not drain.keeps_down()
+    assert not DRAINER.keeps_down()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
@@ -401,18 +405,18 @@ def test_a_damaged_pause_is_still_one(context, worker, text):
 
 def test_a_pause_is_not_hidden_by_what_is_worse(context, worker):
     act(context, "pause", situation(), reason="dust")
-    worker.machine = dataclasses.replace(worker.machine, rival="docker.service")
+    worker.rivals = Rivals("docker.service")
     said = hook(context, situation())
     assert isinstance(said, testing.BlockedStatus)
     assert said.message.endswith(
-        "; Paused: dust (no step here, but web has unfinished builds with data here)"
+        "; Paused: dust (no step here, but unfinished builds have data here)"
     )
 
 
 def test_a_unit_without_a_worker_forgets_its_pause(context, worker):
     act(context, "pause", situation(), reason="dust")
     hook(context, state("web"))
-    assert drain.look() is None
+    assert DRAINER.look() is None
     assert not [*paths.STATE.glob("pause.json")]
 
 

@@ -68,5 +68,5 @@ def test_where_all_were_gone_what_is_here_has_come_and_is_tested_first(hook, mon
 
 
 def test_a_paused_worker_stays_down(hook, monkeypatch):
-    monkeypatch.setattr("lifecycle.drain.keeps_down", lambda: True)
+    monkeypatch.setattr("lifecycle.drain.Drainer.keeps_down", lambda _: True)
     assert hook(BOTH, GPUS[0]) == ["self-test.ensure"]

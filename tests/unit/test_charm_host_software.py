@@ -23,7 +23,7 @@ from plan.model import DriverPlan, HostPlan, ToolkitPlan
 from tests.unit.host_situations import NEW, OLD, UPGRADED
 from tests.unit.situations import state, tsa
 
-BARE = Inventory(State.NO_DRIVER, detail="0000:01:00.0")
+BARE = Inventory(State.NO_DRIVER, detail="0000:01:00.0", vendor="nvidia")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def bare(rooms):
 def test_a_bare_machine_is_ready_at_the_end_of_the_hook(context, bare, worker):
     good = dataclasses.replace(bare.machine, toolkit=facts.Toolkit("/x", "1.20.0"))
 
-    def bring(wanted, progress):
+    def bring(wanted, drainer, progress):
         assert wanted.driver == DriverPlan()
         assert isinstance(wanted.toolkit, ToolkitPlan)
         progress("installing NVIDIA driver 580-server (1 of 2)")
@@ -88,7 +88,7 @@ def test_without_gpus_what_was_brought_is_given_up(context, rooms):
 def outdated(rooms, monkeypatch):
     """A machine whose driver on the disk is another than the loaded one."""
     rooms.ready, rooms.driver = rooms.inventory, UPGRADED
-    rooms.inventory = Inventory(State.MISMATCH, detail=NEW)
+    rooms.inventory = Inventory(State.MISMATCH, detail=NEW, vendor="nvidia")
     return rooms
 
 
@@ -144,7 +144,7 @@ def test_a_reboot_that_left_nouveau_with_the_gpus_has_not_helped(
     context, outdated, allowed, asked
 ):
     outdated.driver = dataclasses.replace(UPGRADED, loaded=UPGRADED.version)
-    outdated.inventory = Inventory(State.NOUVEAU, detail="0000:01:00.0")
+    outdated.inventory = Inventory(State.NOUVEAU, detail="0000:01:00.0", vendor="nvidia")
     for outdated.boot in ("first boot", "second boot", "second boot"):
         after = context.run(context.on.update_status(), allowed)
     assert asked == ["reboot"]
@@ -210,9 +210,9 @@ def test_it_gets_none_while_a_job_runs_or_without_leave(
 def test_an_upgrade_goes_on_unless_all_is_to_stay_as_it_is(monkeypatch, wanted, settled):
     """Such as on a unit that is being removed, whose hooks install nothing any more."""
     went_on = []
-    monkeypatch.setattr(walk, "settle", lambda _: went_on.append(True) or True)
+    monkeypatch.setattr(walk, "settle", lambda *_: went_on.append(True) or True)
     monkeypatch.setattr(software, "ensure", lambda *_: False)
-    assert effects.equip(wanted, print) is settled
+    assert effects.equip(wanted, None, print) is settled
     assert bool(went_on) is settled
 
 

@@ -94,6 +94,7 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
         "worker.retire",
         "database.set_aside",
         "worker.remove",
+        "launcher.remove",
         "web.remove",
         "health watch.remove",
         "gpu-run.remove",

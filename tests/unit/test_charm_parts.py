@@ -11,11 +11,11 @@ from ops import testing
 
 from ci.concourse import release
 from ci.concourse import rsa_keys as keys
+from ci.concourse.plan import messages
 from ci.concourse.upgrade import upgrade
 from ci.concourse.web import local_postgresql, web
 from ci.concourse.worker import worker as concourse_worker
 from machine import download, process
-from plan import messages
 from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
 
 DEPARTED = "the key of a worker that is gone"

@@ -97,7 +97,8 @@ def test_it_is_told(context, rooms, monkeypatch, where, situation, error, kind, 
     after = context.run(context.on.config_changed(), before)
     assert after.unit_status.name == kind
     assert said in after.unit_status.message
-    assert after.unit_status.message.endswith("next event: juju debug-log --include unit/0")
+    log = "journalctl -u x" if error is STOPPED else "juju debug-log --include unit/0"
+    assert after.unit_status.message.endswith(f"next event: {log}")
 
 
 def test_a_key_that_can_not_be_added_keeps_nothing_else_from_being_done(
@@ -120,15 +121,13 @@ def test_without_the_tags_of_what_is_left_the_rest_is_tested(context, rooms, mon
 
 @pytest.mark.parametrize("action", ["resume", "remove-local-database"])
 def test_an_action_fails_in_words(context, rooms, monkeypatch, action):
-    monkeypatch.setattr(drain, "resume", fails(STOPPED))
+    monkeypatch.setattr(drain.Drainer, "resume", fails(STOPPED))
     monkeypatch.setattr(local_postgresql, "kept", lambda: "concourse")
     monkeypatch.setattr(local_postgresql, "remove", fails(STOPPED))
     params = {"confirm": "concourse"} if action == "remove-local-database" else {}
     with pytest.raises(testing.ActionFailed) as failed:
         context.run(context.on.action(action, params=params), state(relations=[tsa()]))
-    assert failed.value.message.endswith(
-        "x.service failed with 1: Job failed: juju debug-log --include unit/0"
-    )
+    assert failed.value.message.endswith("x.service failed with 1: Job failed: journalctl -u x")
     assert "worker.apply" in "".join(rooms.calls)  # the hook's work is done all the same
 
 

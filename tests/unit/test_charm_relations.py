@@ -8,8 +8,8 @@ import json
 import pytest
 from ops import testing
 
+from ci.concourse.plan import messages
 from ci.concourse.worker import keys as worker_keys
-from plan import messages
 from relations.model import Database
 from tests import certificates
 from tests.unit.situations import (

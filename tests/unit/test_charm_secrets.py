@@ -9,7 +9,7 @@ import pytest
 from ops import testing
 from scenario import mocking
 
-from plan import messages
+from ci.concourse.plan import messages
 from tests.unit.situations import DATABASE, HOST_PEM, database, state, tsa
 
 # What `secret-get` says (juju 4.0.15); ops has no class of its own for it.

@@ -8,9 +8,9 @@ import ops
 import pytest
 from ops import testing
 
+from ci.concourse.plan import messages
 from ci.concourse.worker import worker
 from gpu_agent import paths
-from plan import messages
 from relations.worker_view import Sight, digest
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from ci.concourse.plan import addresses
+from ci.concourse.plan.model import planned
 from gpu_agent.model.keep import Keep
-from plan import plan
 from plan.network import Interface, Network, Offer
-from tests.unit.situations import ETH0, codes, lines, unit
+from tests.unit.situations import ETH0, changed, codes, lines, make_plan, unit
 
 UPLINK = "10.0.0.7"
 PORT = Interface("eth0", master="br-eth0")
@@ -175,9 +175,9 @@ def web(*interfaces, wanted="", relations=(), own=None):
 )
 def test_the_option_counts_for_urls_and_workers(wanted, peer, url, tsa):
     relations = ((7, offer(CONCOURSE0, ETH0)),)
-    made = plan.make(web(CONCOURSE0, ETH0, STORAGE, wanted=wanted, relations=relations))
-    assert (made.web.address, made.web.external_url) == (peer, url)
-    assert made.web.tsa_addresses == ((7, tsa),)
+    made = make_plan(web(CONCOURSE0, ETH0, STORAGE, wanted=wanted, relations=relations))
+    assert (planned(made).web.address, planned(made).web.external_url) == (peer, url)
+    assert planned(made).web.tsa_addresses == ((7, tsa),)
     assert made.problems == ()
 
 
@@ -187,13 +187,13 @@ def test_each_relation_has_the_address_of_its_own_binding():
         (5, offer(STORAGE)),
         (8, offer(ETH0, ingress=("203.0.113.9",))),
     )
-    made = plan.make(web(ETH0, STORAGE, relations=relations))
-    assert made.web.address == UPLINK
-    assert made.web.tsa_addresses == ((3, UPLINK), (5, "10.1.0.7"), (8, "203.0.113.9"))
+    made = make_plan(web(ETH0, STORAGE, relations=relations))
+    assert planned(made).web.address == UPLINK
+    assert planned(made).web.tsa_addresses == ((3, UPLINK), (5, "10.1.0.7"), (8, "203.0.113.9"))
 
 
 def test_the_name_of_a_gateway_is_better_than_no_address():
-    assert plan.make(web(DOCKER0, wanted="ci.example.com")).web.address == "ci.example.com"
+    assert make_plan(web(DOCKER0, wanted="ci.example.com")).ci.own.web.address == "ci.example.com"
 
 
 BRIDGE = "Juju offers 172.17.0.1 (docker0)"
@@ -217,15 +217,15 @@ BRIDGE = "Juju offers 172.17.0.1 (docker0)"
     ],
 )
 def test_without_any_address_web_stays_as_it_is_and_status_says_why(found, code, text):
-    made = plan.make(found)
+    made = make_plan(found)
     assert codes(found) == [("waiting", code)]
     assert text in lines(found)[0].text
-    assert made.web is Keep.AS_IS
+    assert planned(made).web is Keep.AS_IS
 
 
 def test_a_relation_without_an_address_is_told_and_the_others_are_served():
     found = web(ETH0, DOCKER0, relations=((3, offer(ETH0)), (5, offer(DOCKER0))))
-    assert plan.make(found).web.tsa_addresses == ((3, UPLINK),)
+    assert make_plan(found).ci.own.web.tsa_addresses == ((3, UPLINK),)
     assert codes(found) == [("waiting", "no-usable-address")]
     assert f"{BRIDGE}; " in lines(found)[0].text
 
@@ -235,7 +235,7 @@ def test_the_url_stays_when_the_unit_gets_an_address_of_its_machine():
     outside = ("10.9.0.7", "203.0.113.9")
     own = Offer(("10.0.0.7", *outside), (), published="203.0.113.9")
     first = unit("web", network=Network((ETH0,), own))
-    made = plan.make(first).web
+    made = make_plan(first).ci.own.web
     again = Network((ETH0,), dataclasses.replace(own, published=made.address))
     assert made.address == "10.0.0.7"
-    assert plan.make(dataclasses.replace(first, network=again)).web == made
+    assert make_plan(changed(first, network=again)).ci.own.web == made

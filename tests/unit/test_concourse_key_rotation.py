@@ -8,8 +8,8 @@ import pytest
 from ops import testing
 
 from ci.concourse import rsa_keys as keys
+from ci.concourse.plan import messages
 from ci.concourse.worker import worker
-from plan import messages
 from relations import tsa as relations_tsa
 from relations import worker_view as sights
 from tests.unit.exchange_rig import Pair

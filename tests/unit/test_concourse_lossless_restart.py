@@ -9,11 +9,11 @@ import re
 
 import pytest
 
+from ci.concourse.restart import cgroup_freezer
 from ci.concourse.restart import lossless as restart
 from ci.concourse.restart import running_steps as concourse_steps
 from ci.concourse.restart import running_steps as steps
 from machine import (
-    cgroup_freezer,
     files,
     process,
     process_cleanup,

@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 
+from ci.concourse.plan import messages
+from ci.concourse.plan.model import planned
 from ci.concourse.upstream import PINNED_SHA256
-from plan import messages, plan, status
+from plan import status
 from plan.messages import Level
-from tests.unit.situations import TSA, refused, unit
+from tests.unit.situations import TSA, Running, changed, make_plan, refused, status_lines, unit
 
 NAMED = f"8.4.0@sha256:{'ab' * 32}"
 
@@ -19,7 +21,7 @@ def follower(*webs, **given):
 
 
 def lines(found):
-    return status.lines(found, plan.make(found), status.Running(worker=True, connected=True))
+    return status_lines(found, make_plan(found), Running(worker=True, connected=True))
 
 
 @pytest.mark.parametrize(
@@ -33,15 +35,18 @@ def lines(found):
     ],
 )
 def test_worker_follows_its_web_where_the_checksum_is_known(webs, version):
-    made = plan.make(follower(*webs))
-    assert (made.release.version, made.release.sha256) == (version, PINNED_SHA256[version])
-    assert made.release.webs == webs
+    made = make_plan(follower(*webs))
+    assert (planned(made).release.version, planned(made).release.sha256) == (
+        version,
+        PINNED_SHA256[version],
+    )
+    assert planned(made).release.webs == webs
     assert made.problems == ()
 
 
 @pytest.mark.parametrize("version", ["8.2.5", NAMED])
 def test_worker_with_a_version_of_its_own_does_not_follow(version):
-    made = plan.make(follower("8.3.0", options={"concourse-version": version})).release
+    made = make_plan(follower("8.3.0", options={"concourse-version": version})).ci.own.release
     assert made.version == version[:5]
     assert made.sha256 == PINNED_SHA256.get(version, "ab" * 32)
     assert made.is_named is (version == NAMED)
@@ -66,8 +71,8 @@ def test_worker_stays_on_its_release_if_it_cannot_follow_and_both_work_together(
     web, installed, own, why, setting
 ):
     found = follower(web, installed=installed)
-    made = plan.make(found)
-    assert (made.release.version, made.problems) == (own, ())
+    made = make_plan(found)
+    assert (planned(made).release.version, made.problems) == (own, ())
     (line,) = lines(found)
     assert line.level is Level.ACTIVE
     assert "web-release-unknown" in line.notes
@@ -86,22 +91,22 @@ def test_worker_that_cannot_follow_a_web_that_gives_it_no_work_is_blocked(
     web, installed, own, why, setting
 ):
     found = follower(web, installed=installed)
-    assert plan.make(found).release.version == own
+    assert make_plan(found).ci.own.release.version == own
     (text,) = [line.text for line in lines(found) if line.code == "web-not-followed"]
     assert f"{web} ({why})" in text
     assert text.endswith(f": {setting}to stay, juju config ci-gpu concourse-version={own}")
 
 
 def test_resource_goes_before_the_web_too():
-    made = plan.make(follower("8.4.0", tarball="/r/concourse.tgz"))
-    assert (made.release.tarball, made.problems) == ("/r/concourse.tgz", ())
+    made = make_plan(follower("8.4.0", tarball="/r/concourse.tgz"))
+    assert (planned(made).release.tarball, made.problems) == ("/r/concourse.tgz", ())
 
 
 @pytest.mark.parametrize("mode", ["web", "all"])
 def test_web_follows_nobody(mode):
-    made = plan.make(unit(mode, tsa=dataclasses.replace(TSA, versions=("8.2.5",))))
-    assert made.release.version == "8.3.0"
-    assert made.release.webs == ()
+    made = make_plan(unit(mode, tsa=dataclasses.replace(TSA, versions=("8.2.5",))))
+    assert planned(made).release.version == "8.3.0"
+    assert planned(made).release.webs == ()
 
 
 def test_without_the_option_a_worker_of_another_release_says_how_to_fix_it():
@@ -113,21 +118,21 @@ def test_without_the_option_a_worker_of_another_release_says_how_to_fix_it():
 
 def test_release_that_waits_is_told_of_a_worker_that_is_ready():
     waits = messages.line("release-waits-for-web", wanted="8.3.0", web="8.2.5")
-    found = unit(installed="8.2.5", release_waits=waits)
-    found = dataclasses.replace(found, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
-    running = status.Running(worker=True, connected=True)
-    (line,) = status.lines(found, plan.make(found), running)
+    found = unit(installed="8.2.5", waits=waits)
+    found = changed(found, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
+    running = Running(worker=True, connected=True)
+    (line,) = status_lines(found, make_plan(found), running)
     assert (line.level, line.notes) == (status.Level.ACTIVE, ("release-waits-for-web",))
 
 
 def test_release_that_was_rolled_back_is_blocked_and_the_worker_runs():
-    found = unit(release_failed="Upgrade failed", installed="8.2.5")
-    found = dataclasses.replace(found, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
-    running = status.Running(worker=True, connected=True)
-    (line,) = status.lines(found, plan.make(found), running)
+    found = unit(failed="Upgrade failed", installed="8.2.5")
+    found = changed(found, tsa=dataclasses.replace(TSA, versions=("8.2.5",)))
+    running = Running(worker=True, connected=True)
+    (line,) = status_lines(found, make_plan(found), running)
     assert (line.level, line.code) == (status.Level.BLOCKED, "release-rolled-back")
     assert line.text == "Upgrade failed"
-    assert plan.make(found).worker.tags == ()
+    assert make_plan(found).ci.own.worker.tags == ()
 
 
 @pytest.mark.parametrize(
@@ -138,5 +143,5 @@ def test_bad_release_mirror(mirror):
 
 
 def test_release_mirror():
-    made = plan.make(unit(options={"concourse-mirror": "http://mirror.test/concourse/"}))
-    assert made.release.mirror == "http://mirror.test/concourse"
+    made = make_plan(unit(options={"concourse-mirror": "http://mirror.test/concourse/"}))
+    assert planned(made).release.mirror == "http://mirror.test/concourse"

@@ -14,12 +14,14 @@ from ci.concourse.upgrade import upgrade as release_change
 from ci.concourse.web import health as web_health
 from ci.concourse.web import web
 from ci.concourse.worker import worker
+from ci.concourse.worker.drainable import Worker
+from lifecycle.drain import Drainer
 from machine import polling as waiting
 from machine import process
 from machine import systemd as services
-from plan import plan, status
+from plan.messages import Level
 from relations.model import Tsa
-from tests.unit.situations import TSA, unit
+from tests.unit.situations import TSA, Running, make_plan, status_lines, unit
 
 NEW, OLD = (Release(version, pathlib.Path("/r", version)) for version in ("8.3.0", "8.2.5"))
 
@@ -94,7 +96,7 @@ def machine(monkeypatch):
 
 def judge(mode="all", progress=lambda _: None, **given):
     tsa = TSA if mode == "worker" else Tsa()
-    return trial.judge(plan.make(unit(mode, tsa=tsa, **given)), progress)
+    return trial.judge(make_plan(unit(mode, tsa=tsa, **given)), progress)
 
 
 def test_release_on_which_all_answer_has_proven_itself(machine):
@@ -179,10 +181,6 @@ def settle(machine, state):
     """What status would say, after all that was finished on which release."""
     finished = []
 
-    def finish(given, wanted):
-        finished.append(given.installed)
-        return given
-
     def ensure(*_, **__):
         failed = [why for path, _, why in machine.given_up if path == NEW.path]
         if failed:
@@ -191,9 +189,13 @@ def settle(machine, state):
         return NEW
 
     release.ensure = ensure
-    state = release_change.settle(state, plan.make(state), finish, lambda _: None)
-    running = status.Running(web=True, worker=True, connected=True)
-    lines = status.lines(state, plan.make(state), running)
+    drainer = Drainer(Worker())
+    after = release_change.roll_back_if_failed(state, drainer, make_plan(state), lambda _: None)
+    if after is not state:
+        finished.append(after.ci.installed)
+    state = after
+    running = Running(web=True, worker=True, connected=True)
+    lines = status_lines(state, make_plan(state), running)
     return finished, [(line.level, line.text) for line in lines]
 
 
@@ -211,7 +213,7 @@ def test_failed_upgrade_ends_on_the_release_before_with_its_database(machine, se
     assert machine.held == 7
     assert machine.commands[-1] == ("8.3.0", "--migrate-db-to-version=7")
     ((kind, text),) = lines
-    assert kind is status.Level.BLOCKED
+    assert kind is Level.BLOCKED
     assert text.startswith("Upgrade to Concourse 8.3.0 failed (its web does not run or gives no")
     assert "juju config ci-gpu concourse-version=8.2.5" in text
 
@@ -260,4 +262,4 @@ def test_release_that_web_has_no_use_for_is_no_way_back(machine, settled):
 def test_release_that_is_well_changes_nothing(machine, settled):
     finished, lines = settled(unit("web", installed="8.3.0"))
     assert finished == machine.given_up == machine.stopped == []
-    assert lines == [(status.Level.ACTIVE, "Web ready")]
+    assert lines == [(Level.ACTIVE, "Web ready")]

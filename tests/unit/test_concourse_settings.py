@@ -13,6 +13,7 @@ import re
 import pytest
 
 from ci.concourse import service
+from ci.concourse.plan.model import planned
 from ci.concourse.restart import running_steps as steps
 from ci.concourse.web import web as concourse_web
 from ci.concourse.worker import trusted_cas as certificates
@@ -21,9 +22,8 @@ from ci.concourse.worker import worker as concourse_worker
 from machine import files as machine_files
 from machine import polling as waiting
 from machine import systemd
-from plan import plan
 from relations.model import Tsa
-from tests.unit.situations import HOST_PEM, gpu_unit, unit
+from tests.unit.situations import HOST_PEM, gpu_unit, make_plan, unit
 
 GO_DURATION = re.compile(r"([0-9]+)s")
 
@@ -56,12 +56,14 @@ def settings(text):
 
 
 def worker(files, made):
-    concourse_worker.apply(dataclasses.replace(made.worker, private_key=HOST_PEM), lambda _: None)
+    concourse_worker.apply(
+        dataclasses.replace(planned(made).worker, private_key=HOST_PEM), lambda _: None
+    )
     return settings(files["worker.env"])
 
 
 def web(files, made):
-    concourse_web.apply(made.web, lambda _: None)
+    concourse_web.apply(planned(made).web, lambda _: None)
     return settings(files["web.env"])
 
 
@@ -92,7 +94,7 @@ def test_a_worker_begins_anew_where_its_volumes_would_be_found_empty(
         monkeypatch.setattr(
             concourse_worker.leftovers, name, lambda *_: done.append("worker.env" in files)
         )
-    told = worker(files, plan.make(unit()))
+    told = worker(files, make_plan(unit()))
     assert told["CONCOURSE_BAGGAGECLAIM_DRIVER"] == chosen
     # Nothing says the new driver before the old one's volumes are gone.
     gone = [False, False] if earlier else []
@@ -100,20 +102,20 @@ def test_a_worker_begins_anew_where_its_volumes_would_be_found_empty(
 
 
 def test_a_worker_without_gpus_keeps_concourses_own_limits(files):
-    told = worker(files, plan.make(unit()))
+    told = worker(files, make_plan(unit()))
     assert "CONCOURSE_CONTAINERD_REQUEST_TIMEOUT" not in told
     assert "CONCOURSE_MAX_ACTIVE_TASKS" not in told
 
 
 def test_a_worker_outlasts_the_wait_for_a_gpu_and_says_how_many_tasks_it_takes(files):
-    told = worker(files, plan.make(gpu_unit()))
+    told = worker(files, make_plan(gpu_unit()))
     assert told["CONCOURSE_CONTAINERD_REQUEST_TIMEOUT"] == "300s"
     assert told["CONCOURSE_MAX_ACTIVE_TASKS"] == "2"
 
 
 def test_a_web_outlasts_the_longest_wait_that_a_worker_makes_of_it(files):
     options = {"enable-gpu": True, "gpu-wait-timeout": "30m"}
-    made = plan.make(unit("all", options=options, tsa=Tsa()))
+    made = make_plan(unit("all", options=options, tsa=Tsa()))
     clocks = {
         "web": web(files, made)["CONCOURSE_GARDEN_REQUEST_TIMEOUT"],
         "worker": worker(files, made)["CONCOURSE_CONTAINERD_REQUEST_TIMEOUT"],
@@ -125,7 +127,7 @@ def test_a_web_outlasts_the_longest_wait_that_a_worker_makes_of_it(files):
 
 @pytest.mark.parametrize(("version", "queues"), [("8.3.0", True), ("8.2.5", False)])
 def test_a_web_queues_tasks_in_its_scheduler_from_8_3_on(files, version, queues):
-    told = web(files, plan.make(unit("web", options={"concourse-version": version})))
+    told = web(files, make_plan(unit("web", options={"concourse-version": version})))
     names = ("CONCOURSE_CONTAINER_PLACEMENT_STRATEGY", "CONCOURSE_MAX_ACTIVE_TASKS_PER_WORKER")
     expected = ("volume-locality,limit-active-tasks", "1000") if queues else (None, None)
     assert tuple(told.get(name) for name in names) == expected
@@ -142,26 +144,26 @@ def test_a_web_queues_tasks_in_its_scheduler_from_8_3_on(files, version, queues)
 def test_a_webs_url_is_read_back_as_it_was_told(files, monkeypatch, tmp_path, option, url):
     monkeypatch.setattr(concourse_web, "ENVIRONMENT", tmp_path / "web.env")
     assert concourse_web.url() is None
-    web(files, plan.make(unit("web", options={"external-url": option})))
+    web(files, make_plan(unit("web", options={"external-url": option})))
     (tmp_path / "web.env").write_text(files["web.env"])
     assert concourse_web.url() == url
 
 
 def test_what_each_is_told_is_no_business_of_the_other(files):
     """Concourse's worker refuses to start with a variable of the other's container runtime."""
-    made = plan.make(unit("all", options={"enable-gpu": True}, tsa=Tsa()))
+    made = make_plan(unit("all", options={"enable-gpu": True}, tsa=Tsa()))
     assert not [name for name in worker(files, made) if name.startswith("CONCOURSE_GARDEN_")]
     assert not [name for name in web(files, made) if name.startswith("CONCOURSE_CONTAINERD_")]
 
 
 def test_what_the_operator_says_of_a_worker_reaches_it(files, monkeypatch, tmp_path):
     names = ("TEAM", "CONTAINERD_MAX_CONTAINERS", "CONTAINERD_MTU", "CERTS_DIR")
-    told = worker(files, plan.make(unit()))
+    told = worker(files, make_plan(unit()))
     assert [told.get(f"CONCOURSE_{name}") for name in names[:2]] == [None, None]
     assert "CONCOURSE_CERTS_DIR" not in told
     options = {"only-team": "team-a", "worker-settings": "max-containers=500,mtu=1380"}
     monkeypatch.setattr(certificates, "ensure", lambda pem, had: "/etc/concourse/certs/x")
-    told = worker(files, plan.make(unit(options=options)))
+    told = worker(files, make_plan(unit(options=options)))
     expected = ["team-a", "500", "1380", "/etc/concourse/certs/x"]
     assert [told[f"CONCOURSE_{name}"].strip('"') for name in names] == expected
 
@@ -215,7 +217,7 @@ def test_a_worker_leaves_web_before_it_comes_back_as_another_teams(
 
     monkeypatch.setattr(concourse_worker, "_ENVIRONMENT", environment)
     monkeypatch.setattr(concourse_worker, "retire", retire)
-    worker(files, plan.make(unit(options={"only-team": team})))
+    worker(files, make_plan(unit(options={"only-team": team})))
     # As long as builds may take, and before anything tells of the new team.
     assert left == ([(300, False)] if leaves else [])
 
@@ -235,15 +237,15 @@ def test_what_another_unit_has_left_in_a_storage_goes(
         call = functools.partial(lambda name, *_: gone.append(name), name)
         monkeypatch.setattr(concourse_worker.leftovers, name, call)
     monkeypatch.setattr(machine_files, "ensure_absent", gone.append)
-    worker(files, plan.make(unit()))
+    worker(files, make_plan(unit()))
     work = [*ended, tmp_path / "work"]
     assert [one for one in gone if one in work] == ([] if stays else work)
 
 
 def test_the_log_says_why_the_worker_starts_anew(files, monkeypatch, caplog):
     caplog.set_level("INFO")
-    made = plan.make(unit(options={"extra-tags": "rack-8"}))
-    assert made.worker.tags == ("rack-8",)
+    made = make_plan(unit(options={"extra-tags": "rack-8"}))
+    assert planned(made).worker.tags == ("rack-8",)
     for started, said in (
         ("", "other tags: rack-8; before: none"),
         ("concourse worker --tag=rack-7", "other tags: rack-8; before: rack-7"),

@@ -12,10 +12,9 @@ from ci.concourse import service
 from ci.concourse.web import files as web_files
 from ci.concourse.web import health as web_health
 from machine import systemd
-from plan import plan
 from relations.model import Database
 from tests import certificates
-from tests.unit.situations import DATABASE, WEB, database, state, unit
+from tests.unit.situations import DATABASE, WEB, database, make_plan, state, unit
 
 CA = certificates.ca()
 GOOD = {"endpoints": "10.0.0.9:5432", "username": "u", "password": "p"}
@@ -87,7 +86,7 @@ def test_what_is_not_there_yet_is_waited_for(context, rooms, key):
 )
 def test_the_server_is_verified_by_its_name_where_it_has_one(host, others, tls, ca, mode):
     one = Database(host, 5432, "c", "u", "p", tls=tls, ca=ca, others=others)
-    made = plan.make(unit("web", web=dataclasses.replace(WEB, database=one))).web
+    made = make_plan(unit("web", web=dataclasses.replace(WEB, database=one))).ci.own.web
     assert web_files.settings(made)["sslmode"] == mode
     assert web_files.settings(made)["hosts"] == ",".join((host, *others))
 
@@ -213,6 +212,6 @@ def test_ends_of_a_web_without_its_database_count_no_more_once_both_are_back(
 
 
 def test_the_password_is_in_no_picture_of_the_plan():
-    made = plan.make(unit("web", web=WEB))
+    made = make_plan(unit("web", web=WEB))
     assert DATABASE.password == "p"
     assert "password='p'" not in repr(made)

@@ -12,8 +12,7 @@ from ci.concourse.web import health as web_health
 from ci.concourse.web import web as concourse_web
 from machine import files, templates
 from machine import systemd_escaping as escaping
-from plan import plan
-from tests.unit.situations import unit
+from tests.unit.situations import make_plan, unit
 
 K16, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -42,7 +41,7 @@ def site(monkeypatch, tmp_path):
 def write(site, **options):
     """Have files and settings as these options say. Return settings, change, revision."""
     given = {name.replace("_", "-"): value for name, value in options.items()}
-    made = plan.make(unit("web", options=given)).web
+    made = make_plan(unit("web", options=given)).ci.own.web
     read_once, changed = web_files.write(made)
     revision, wrote = service.ensure_settings(
         site / "web.env", "web.env", web_files.settings(made), *read_once
@@ -111,7 +110,7 @@ def test_a_key_is_told_with_the_one_before(site):
 
 
 def test_another_ca_of_the_database_is_read_anew(site):
-    made = plan.make(unit("web")).web
+    made = make_plan(unit("web")).ci.own.web
     one, two = (
         web_files.write(
             dataclasses.replace(made, database=dataclasses.replace(made.database, ca=text))
@@ -131,7 +130,7 @@ def test_metrics_stay_on_the_machine(site):
 
 
 def test_several_hosts_of_a_database_are_tried_in_turn(site):
-    made = plan.make(unit("web")).web
+    made = make_plan(unit("web")).ci.own.web
     database = dataclasses.replace(made.database, others=("10.0.0.8",))
     values = web_files.settings(dataclasses.replace(made, database=database))
     text = templates.render(

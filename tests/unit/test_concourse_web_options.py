@@ -24,7 +24,7 @@ def wrong(option, fields):
 
 
 def test_without_any_there_is_the_administrator_alone():
-    web = parse().web
+    web = parse().ci.web
     assert (web.users, web.settings) == ((), Settings())
     assert web.encryption == Keys()
     assert web.metrics_port == 9391
@@ -33,7 +33,7 @@ def test_without_any_there_is_the_administrator_alone():
 def test_local_users_and_members_of_the_main_team():
     fields = {"bob": "p:w \"'$%", "ann": HASH, "ann-marie": "x" * 72}
     members = {"main-team-local-user": " Ann, bob,ann,admin"}
-    web = parse(local_users=fields, web_settings_secret=members).web
+    web = parse(local_users=fields, web_settings_secret=members).ci.web
     assert web.users == (("ann", HASH), ("ann-marie", "x" * 72), ("bob", "p:w \"'$%"))
     assert web.settings.main_team == ("ann", "bob")
     assert "p:w" not in repr(web)
@@ -94,7 +94,9 @@ def test_members_are_not_doubted_where_their_secret_can_not_be_read():
 def test_forms_of_keys(key, form):
     assert key_form(key) == form
     if form is not None:
-        assert parse(database_encryption_key={"encryption-key": key}).web.encryption == Keys(key)
+        assert parse(database_encryption_key={"encryption-key": key}).ci.web.encryption == Keys(
+            key
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_encryption_keys_that_can_not_be_used(fields, why):
 
 
 def test_the_old_key_alone_decrypts():
-    assert parse(database_encryption_key={"old-encryption-key": K16}).web.encryption == Keys(
+    assert parse(database_encryption_key={"old-encryption-key": K16}).ci.web.encryption == Keys(
         "", K16
     )
 
@@ -159,7 +161,7 @@ def test_settings_by_their_names():
         "oidc-ca-cert": "-----BEGIN\nCERT-----\n",
         "ldap-host": "h\n",
     }
-    web = parse(web_settings_secret=fields).web
+    web = parse(web_settings_secret=fields).ci.web
     assert dict(web.settings.variables) == {
         "oidc-client-id": "ci",
         "oidc-client-secret": "s",
@@ -246,8 +248,8 @@ def test_a_port_of_metrics_that_can_not_be_used(port):
 
 def test_whom_the_main_team_takes_and_what_is_no_login_stand_alone():
     fields = {"main-team-oidc-group": "admins", "credhub-url": "https://c", "ldap-host": "l"}
-    assert dict(parse(web_settings_secret=fields).web.settings.variables) == fields
+    assert dict(parse(web_settings_secret=fields).ci.web.settings.variables) == fields
 
 
 def test_no_metrics():
-    assert parse(web_metrics_port=0).web.metrics_port == 0
+    assert parse(web_metrics_port=0).ci.web.metrics_port == 0

@@ -12,13 +12,14 @@ from cryptography import x509
 from ops import testing
 
 from ci.concourse import service
+from ci.concourse.plan import messages
 from ci.concourse.web import files as web_files
 from ci.concourse.web import health as web_health
 from ci.concourse.web import tls as web_tls
 from options import certificates as read
-from plan import messages, plan
+from plan import plan
 from tests import certificates, once
-from tests.unit.situations import codes, database, parse, refused, state, unit
+from tests.unit.situations import codes, database, make_plan, parse, refused, state, unit
 
 KEY = once.rsa_key(1)
 LEAF = certificates.made("ci.example.com", key=1)
@@ -41,12 +42,12 @@ def folder(monkeypatch, tmp_path):
 
 
 def test_a_pair_of_certificate_and_key():
-    assert parse(web_tls_secret=PAIR).web.tls == read.Tls(LEAF, KEY)
-    assert "PRIVATE" not in repr(parse(web_tls_secret=PAIR).web)
-    assert parse().web.tls is None
+    assert parse(web_tls_secret=PAIR).ci.web.tls == read.Tls(LEAF, KEY)
+    assert "PRIVATE" not in repr(parse(web_tls_secret=PAIR).ci.web)
+    assert parse().ci.web.tls is None
     with_chain = parse(
         web_tls_secret={**PAIR, "certificate": CHAINED, "chain": CA + CHAINED}
-    ).web.tls
+    ).ci.web.tls
     assert with_chain.chain == CHAINED + CA
 
 
@@ -80,10 +81,10 @@ def test_a_pair_that_can_not_be_used(fields, why):
     ],
 )
 def test_a_web_with_a_certificate_speaks_https(options, url, port):
-    made = plan.make(unit("web", options={"web-tls-secret": PAIR, **options})).web
+    made = make_plan(unit("web", options={"web-tls-secret": PAIR, **options})).ci.own.web
     assert (made.external_url, made.open_port) == (url, port)
     assert web_files.settings(made)["tls_port"] == port
-    made = plan.make(unit("web")).web
+    made = make_plan(unit("web")).ci.own.web
     assert (made.external_url, made.open_port) == ("http://10.0.0.7:8080", 8080)
     assert web_files.settings(made)["tls_port"] == 0
 
@@ -95,7 +96,7 @@ def test_a_web_with_a_certificate_speaks_https(options, url, port):
 def test_what_does_not_go_with_a_certificate(options, code):
     found = unit("web", options={"web-tls-secret": PAIR, **options})
     assert codes(found) == [("blocked", code)]
-    assert plan.make(found).web is plan.Keep.AS_IS
+    assert make_plan(found).ci.own.web is plan.Keep.AS_IS
     assert codes(unit("web", options=options)) == []
 
 

@@ -12,9 +12,9 @@ import pytest
 from ops import testing
 
 from ci.concourse import service
+from ci.concourse.plan import messages
 from ci.concourse.web import health as web_health
 from ci.concourse.web import tls as web_tls
-from plan import messages
 from tests import once
 from tests.unit.situations import database, state
 

@@ -25,7 +25,7 @@ def shown(value):
 
 @pytest.mark.parametrize("name", ["team-a", "main", "a.b_c", "équipe", "7th", "A"])
 def test_the_team_of_a_worker(name):
-    assert parse(only_team=name).worker.team == name
+    assert parse(only_team=name).ci.worker.team == name
 
 
 @pytest.mark.parametrize("name", ["a,b", "-a", "a b", ".a", 'a"b', "a/b", "x" * 65])
@@ -48,7 +48,7 @@ def test_what_no_team_is_called(name):
     ],
 )
 def test_worker_settings(text, settings):
-    assert parse(worker_settings=text).worker.settings == settings
+    assert parse(worker_settings=text).ci.worker.settings == settings
 
 
 NO_ADDRESS = "is not an IP address: use one such as 10.0.0.53"
@@ -88,9 +88,10 @@ def test_cas():
     moment = datetime.datetime(2026, 1, 1)
     made = x509.CertificateBuilder(name, name, KEY.public_key(), 1, moment, moment)
     pem = made.sign(KEY, hashes.SHA256()).public_bytes(PEM).decode()
-    assert parse(worker_ca_certificates="").worker.certificates == ""
+    assert parse(worker_ca_certificates="").ci.worker.certificates == ""
     assert (
-        parse(worker_ca_certificates=f"# ours\n{pem}\n# too\n{pem}").worker.certificates == 2 * pem
+        parse(worker_ca_certificates=f"# ours\n{pem}\n# too\n{pem}").ci.worker.certificates
+        == 2 * pem
     )
     for bad in ("x", pem.replace("MII", "XII", 1), PLAIN, pem[:-30]):
         assert "has no certificates in PEM: use the text" in refused(worker_ca_certificates=bad)

@@ -139,11 +139,47 @@ def test_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def linked(index):
+    """The pages beside and below an index that it links, each as often as it does."""
+    targets = re.findall(r"\]\(([^)#]+\.md)[^)]*\)", index.read_text())
+    return sorted(target for target in targets if not target.startswith(".."))
+
+
 def test_the_index_links_each_page_once():
-    index = (ROOT / "docs/README.md").read_text()
-    linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+\.md[^)]*)\)", index)]
     pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/*/*.md")]
-    assert sorted(target for target in linked if not target.startswith("..")) == sorted(pages)
+    records = [page for page in pages if re.match(r"decisions/\d", page)]
+    assert linked(ROOT / "docs/README.md") == sorted(set(pages) - set(records))
+    assert [f"decisions/{page}" for page in linked(ROOT / "docs/decisions/README.md")] == sorted(
+        records
+    )
+
+
+RECORDS = sorted(ROOT.glob("docs/decisions/[0-9]*.md"))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_a_decision_record_has_its_number_date_parts_and_one_page(record):
+    lines = record.read_text().splitlines()
+    number = RECORDS.index(record) + 1
+    assert record.name.startswith(f"{number:04}-")
+    assert lines[0].startswith(f"# {number}. ")
+    assert re.match(r"Status: .*\b20\d\d-\d\d-\d\d\b", lines[2])
+    headings = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    assert [*headings[:2], *headings[-2:]] == [
+        "Context", "Decision", "What it costs", "Where it holds",
+    ]  # fmt: skip
+    assert any(heading.startswith("Rejected") for heading in headings)
+    assert 25 <= len(lines) <= 60
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_a_decision_record_names_files_that_exist(record):
+    for path in re.findall(r"`([^`\s]+)`", record.read_text()):
+        if re.match(r"(src|lib|tests|scripts|docs|templates)/[^<]*$", path):
+            assert any(ROOT.glob(path)), path
+        elif re.fullmatch(r"\w+(\*)?\.py", path):
+            found = (ROOT / base for base in ("src", "lib", "tests"))
+            assert any(any(base.rglob(path)) for base in found), path
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_refused_in_words_and_nothing_changed(world, case, way):
     for name, value in about.items():
         old = getattr(world, name)
         setattr(world, name, dataclasses.replace(old, **value) if name == "found" else value)
-    rest = [world.said.append] if way is action.upgrade else []
+    rest = [None, world.said.append] if way is action.upgrade else []
     with pytest.raises(UpgradeError) as refused:
         way(dataclasses.replace(REQUEST, **wish), *rest)
     assert words in str(refused.value)

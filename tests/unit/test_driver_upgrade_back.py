@@ -9,7 +9,6 @@ import pytest
 
 from actions import driver_upgrade as action
 from actions.driver_upgrade import UpgradeError
-from ci.concourse import release
 from gpu_agent.availability import quarantine
 from gpu_agent.model import errors
 from gpu_selftest import service, settings
@@ -89,14 +88,15 @@ def test_modules_that_can_not_be_loaded_bring_the_old_driver_back(world):
 def test_without_a_release_of_concourse_the_new_driver_waits_for_its_test(
     world, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
+    missing = dataclasses.replace(KEPT, runc=str(tmp_path / "runc"))
+    monkeypatch.setattr(settings, "read", lambda: missing)
     shown = upgrade(world)
-    why = "the self-test needs Concourse's runc, and Concourse is not installed yet"
+    why = f"the self-test needs {tmp_path}/runc, which is not there yet"
     assert shown["state"] == f"self-test incomplete: {why}"
     assert shown["next"].endswith("gpu-selftest level=isolation")
     assert world.installed == NEW
     assert walk.said().endswith(driver_record.Step.TEST.value)
-    monkeypatch.setattr(release, "CURRENT", tmp_path)
+    monkeypatch.setattr(settings, "read", lambda: KEPT)
     settle(world)
     assert (world.installed, walk.said()) == (NEW, "")
 

@@ -7,12 +7,15 @@ import pytest
 from actions import driver_upgrade as action
 from actions.driver_upgrade import UpgradeError
 from ci.concourse.worker import worker as concourse_worker
+from ci.concourse.worker.drainable import Worker
 from lifecycle import drain, drain_record
 from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade.record import Step
 from tests.unit import drain_rig, driver_world
 from tests.unit.driver_world import NEW, OLD, is_done, settle, upgrade
 from tests.unit.situations import Rooms
+
+DRAINER = drain.Drainer(Worker())
 
 HOURS = 7200
 
@@ -54,7 +57,7 @@ def test_a_hook_goes_on_when_the_worker_has_landed(world, worker):
     assert settle(world) is True
     assert is_done(world, NEW)
     assert driver_record.read() is None
-    assert not drain.keeps_down()
+    assert not DRAINER.keeps_down()
 
 
 def test_it_goes_on_without_the_builds_after_the_time_out(world, worker):
@@ -70,7 +73,7 @@ def test_it_goes_on_without_the_builds_after_the_time_out(world, worker):
 
 def test_resume_gives_it_up(world, worker):
     upgrade(world, wait=0, timeout=HOURS)
-    assert "cancelled" in drain.resume("worker/0")["state"]
+    assert "cancelled" in DRAINER.resume("worker/0")["state"]
     assert "worker.take_up" in worker.calls
     assert settle(world) is True
     assert is_done(world, OLD)

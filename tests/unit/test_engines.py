@@ -15,15 +15,15 @@ from gpu_agent.engines import front
 from gpu_agent.engines import registry as registration
 from gpu_agent.engines.docker import containerd_unit as docker_unit
 from gpu_agent.engines.docker import daemon_json as docker
+from gpu_agent.engines.docker import engine as docker_engine
 from gpu_agent.engines.docker import json_edit as json_text
-from gpu_agent.engines.engine import EngineError, EnginesPlan
+from gpu_agent.engines.engine import Engine, EngineError, EnginesPlan
 from gpu_agent.engines.podman import config as podman
 from gpu_agent.model.keep import Keep
 from machine import files, systemd
 from machine import process as machine_process
 from machine.process import Completed
-from plan import plan
-from tests.unit.situations import gpu_unit, state, tsa
+from tests.unit.situations import gpu_unit, make_plan, state, tsa
 
 OURS = {"path": "/opt/gpu-ci/engines/gpu-ci"}
 # How people set such files out.
@@ -264,52 +264,76 @@ def test_podmans_operator_comes_first(site, text, said, name):
 
 
 @pytest.fixture
-def rooms_of_engines(monkeypatch):
+def calls(monkeypatch):
+    """The calls of the front and of engines, in their order."""
     calls = []
-
-    def note(name):
-        return lambda **words: bool(calls.append((name, *words.values())))
-
-    monkeypatch.setattr(front, "apply", note("front.apply"))
-    monkeypatch.setattr(front, "remove", note("front.remove"))
+    monkeypatch.setattr(front, "apply", note(calls, "front.apply"))
+    monkeypatch.setattr(front, "remove", note(calls, "front.remove"))
     monkeypatch.setattr(front, "FRONT", pathlib.Path("/nowhere"))
-    for name, room in (("podman", podman), ("docker", docker)):
-        monkeypatch.setattr(room, "ensure", note(f"{name}.ensure"))
-        monkeypatch.setattr(room, "remove", note(f"{name}.remove"))
-    monkeypatch.setattr(docker_unit, "ensure", note("unit.ensure"))
-    monkeypatch.setattr(docker_unit, "remove", note("unit.remove"))
     return calls
 
 
-def test_only_named_engines_know_it(rooms_of_engines):
-    registration.ensure(EnginesPlan(("podman",), ("podman",)))
-    registration.ensure(EnginesPlan(("docker",), nvidia=False))
-    assert rooms_of_engines == [
-        ("front.apply", True), ("podman.ensure", True), ("docker.remove",), ("unit.remove",),
-        ("front.apply", False), ("podman.remove",), ("unit.ensure",), ("docker.ensure", False),
+def note(calls, name):
+    return lambda **words: bool(calls.append((name, *words.values())))
+
+
+def stubs(calls, *, in_use=False):
+    return tuple(
+        Engine(
+            name,
+            note(calls, f"{name}.ensure"),
+            note(calls, f"{name}.remove"),
+            lambda runtime: in_use,
+        )
+        for name in ("one", "two")
+    )
+
+
+def test_only_named_engines_know_it(calls):
+    engines = stubs(calls)
+    registration.ensure(EnginesPlan(("one",), ("one",), runc="/r"), engines)
+    registration.ensure(EnginesPlan(("two",), nvidia=False), engines)
+    assert calls == [
+        ("front.apply", True, "/r"), ("one.ensure", True), ("two.remove",),
+        ("front.apply", False, ""), ("one.remove",), ("two.ensure", False),
     ]  # fmt: skip
-    rooms_of_engines.clear()
-    registration.ensure(Keep.AS_IS)
-    assert rooms_of_engines == []
-    registration.ensure(None)
+    calls.clear()
+    registration.ensure(Keep.AS_IS, engines)
+    assert calls == []
+    registration.ensure(None, engines)
     # The runtime goes when nobody knows it any more.
-    assert rooms_of_engines == [
-        ("docker.remove",), ("unit.remove",), ("podman.remove",), ("front.remove",)
+    assert calls == [("one.remove",), ("two.remove",), ("front.remove",)]
+
+
+def test_docker_has_its_own_containerd_before_and_after_it_has_the_runtime(monkeypatch):
+    calls = []
+    for name, room in (("daemon", docker), ("unit", docker_unit)):
+        for verb in ("ensure", "remove"):
+            monkeypatch.setattr(room, verb, note(calls, f"{name}.{verb}"))
+    docker_engine.ENGINE.ensure(default=True)
+    docker_engine.ENGINE.remove()
+    assert calls == [
+        ("unit.ensure",), ("daemon.ensure", True), ("daemon.remove",), ("unit.remove",)
     ]  # fmt: skip
 
 
 def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
-    rooms_of_engines, monkeypatch, tmp_path
+    calls, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
-    front.FRONT.touch()
+    front.FRONT.write_text("#!/bin/sh\n# A comment\n\nrunc='/opt/x/bin/runc'\nexec x\n")
     monkeypatch.setattr(front, "CONFIG", tmp_path / "none")
-    monkeypatch.setattr(registration, "_is_in_use", lambda: True)
     absent = files.ensure_absent
     monkeypatch.setattr(files, "ensure_absent", lambda path: absent(path) and front.FRONT.stat())
-    assert registration.remove()
-    assert front.FRONT.readlink() == front.runc()
-    assert not registration.remove()
+    engines = stubs(calls, in_use=True)
+    assert registration.remove(engines)
+    assert str(front.FRONT.readlink()) == "/opt/x/bin/runc"
+    assert not registration.remove(engines)
+
+
+def is_in_use():
+    """Whether a container of any real engine has the runtime that front.FRONT names."""
+    return any(engine.is_in_use(str(front.FRONT)) for engine in registration.ALL)
 
 
 def in_use_beside(program, *words, **more):
@@ -318,18 +342,18 @@ def in_use_beside(program, *words, **more):
     with subprocess.Popen(argv, executable=program, stdin=-1, stdout=-1, **more) as process:
         # Its words can be read a moment after its start alone.
         assert process.stdout.readline() == b"\n"
-        return registration._is_in_use()
+        return is_in_use()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the package's program is root's")
 def test_a_container_of_anybodys_podman_is_known_by_its_monitor(monkeypatch, tmp_path):
     monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
     ours = str(front.FRONT)
-    assert not registration._is_in_use()
+    assert not is_in_use()
     conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
     assert in_use_beside(conmon, "conmon", "-r", ours)
     assert in_use_beside(conmon, "conmon", "--runtime", ours)
-    assert not registration._is_in_use()
+    assert not is_in_use()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
@@ -345,7 +369,7 @@ def test_a_monitor_in_a_system_container_keeps_no_runtime_of_the_machine_around(
         argv = ["unshare", "--mount", "sh", "-ec", f'{mount}; exec "$@"', "sh", *words]
         with subprocess.Popen(argv, stdin=-1, stdout=-1) as process:
             assert process.stdout.readline() == b"\n"
-            assert registration._is_in_use() is expected
+            assert is_in_use() is expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it is another user's program")
@@ -362,7 +386,7 @@ def test_who_only_calls_himself_a_monitor_keeps_no_runtime(monkeypatch, tmp_path
 
 def test_what_is_planned():
     def planned(**options):
-        return plan.make(gpu_unit(options)).engines
+        return make_plan(gpu_unit(options)).engines
 
     assert planned() is None
     assert planned(**{"container-engines": "docker, podman"}) == EnginesPlan(("docker", "podman"))

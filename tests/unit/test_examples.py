@@ -9,7 +9,6 @@ import tarfile
 import pytest
 import yaml
 
-from gpu_agent.model.inventory import Vendor
 from plan.gpus import choose
 from plan.labels import of_gpus
 from tests.unit.situations import ROOT, gpu, situation, sliced
@@ -21,14 +20,14 @@ T4 = {"model": "Tesla T4", "memory_mib": 15360}
 LAPTOP = situation(
     gpu(0, model="NVIDIA RTX A500 Laptop GPU", memory_mib=4096), driver="580.95.05", cuda="13.0"
 )
-MI300X = {"vendor": Vendor.AMD, "model": "AMD Instinct MI300X", "memory_mib": 196592, "minor": -1}
+MI300X = {"vendor": "amd", "model": "AMD Instinct MI300X", "memory_mib": 196592, "minor": -1}
 # Machines as there are many; `cuda` is the driver's.
 WORKERS = [
     situation(gpu(0, **T4), cuda="12.4"),
     situation(gpu(0), gpu(1)),
     situation(*map(gpu, range(8)), cuda="12.8"),
     situation(sliced(0, *["1g.10gb"] * 7), cuda="13.1"),
-    situation(*(gpu(n, **MI300X) for n in range(8)), vendor=Vendor.AMD, cuda=""),
+    situation(*(gpu(n, **MI300X) for n in range(8)), vendor="amd", cuda=""),
 ]
 
 

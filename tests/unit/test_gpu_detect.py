@@ -13,11 +13,12 @@ from gpu_agent.availability import external_processes as foreign
 from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.vendors import detect, report
 from gpu_agent.gpu.vendors.nvidia import nvml
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.gpu.vendors.nvidia.maker import MAKER
+from gpu_agent.model.inventory import Inventory, State
 from tests.fakes import Card, make_tree
 from tests.unit.situations import GPUS
 
-READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0")
+READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0", vendor="nvidia")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def in_container(root, *nodes):
 
 def test_a_gpu_has_an_address_a_driver_and_a_product(tmp_path):
     make_tree(tmp_path, [Card(), Card(number=1, driver="vfio-pci"), Card(number=2, driver="none")])
-    assert pci.gpus(tmp_path, Vendor.NVIDIA) == (
+    assert pci.gpus(tmp_path, MAKER) == (
         pci.Device("0000:01:00.0", "nvidia", 0x20B2),
         pci.Device("0000:02:00.0", "vfio-pci", 0x20B2),
         pci.Device("0000:03:00.0", "", 0x20B2),
@@ -76,20 +77,20 @@ def test_a_gpu_has_an_address_a_driver_and_a_product(tmp_path):
 )
 def test_only_nvidias_display_controllers_are_gpus(tmp_path, vendor, pci_class, is_gpu):
     make_tree(tmp_path, [Card(pci_vendor=vendor, pci_class=pci_class, driver="none")])
-    assert len(pci.gpus(tmp_path, Vendor.NVIDIA)) == is_gpu
+    assert len(pci.gpus(tmp_path, MAKER)) == is_gpu
 
 
 def test_a_virtual_function_is_no_card(tmp_path):
     make_tree(tmp_path, [Card(), Card(number=1)])
     devices = tmp_path / "sys/bus/pci/devices"
     (devices / "0000:02:00.0/physfn").symlink_to("../0000:01:00.0")
-    assert [gpu.address for gpu in pci.gpus(tmp_path, Vendor.NVIDIA)] == ["0000:01:00.0"]
+    assert [gpu.address for gpu in pci.gpus(tmp_path, MAKER)] == ["0000:01:00.0"]
 
 
 def test_a_card_that_vanishes_while_it_is_read_is_none(tmp_path):
     make_tree(tmp_path, [Card()])
     (tmp_path / "sys/bus/pci/devices/0000:01:00.0/vendor").unlink()
-    assert pci.gpus(tmp_path, Vendor.NVIDIA) == ()
+    assert pci.gpus(tmp_path, MAKER) == ()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_card_that_vanishes_while_it_is_read_is_none(tmp_path):
 )
 def test_the_bus_says_why_there_is_no_gpu(tmp_path, unasked, cards, driver, state, detail):
     make_tree(tmp_path, cards, driver)
-    assert detect.detect(root=tmp_path) == Inventory(state, detail=detail)
+    assert detect.detect(root=tmp_path) == Inventory(state, detail=detail, vendor="nvidia")
 
 
 @pytest.mark.parametrize(
@@ -141,14 +142,16 @@ def test_cards_are_counted_though_no_driver_is_asked(tmp_path, unasked, cards, i
 
 
 def test_an_empty_machine_has_no_gpu(tmp_path, unasked):
-    assert detect.detect(root=tmp_path) == Inventory(State.NO_GPU)
+    assert detect.detect(root=tmp_path) == Inventory(State.NO_GPU, vendor="nvidia")
 
 
 def test_a_container_without_the_device_is_told_from_a_host_without_driver(tmp_path, unasked):
     make_tree(tmp_path, [Card(), Card(number=1)])
     in_container(tmp_path, "nvidiactl", "nvidia-uvm")
     assert detect.detect(root=tmp_path) == Inventory(
-        State.NOT_PASSED, detail="0000:01:00.0, 0000:02:00.0"
+        State.NOT_PASSED,
+        detail="0000:01:00.0, 0000:02:00.0",
+        vendor="nvidia",
     )
 
 
@@ -157,7 +160,11 @@ def test_a_container_is_measured_by_what_was_passed_in(tmp_path, asked):
     in_container(tmp_path, "nvidia1", "nvidiactl")
     asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
     assert detect.detect(root=tmp_path) == Inventory(
-        State.READY, GPUS[1:], driver="580.95.05", cuda="13.0"
+        State.READY,
+        GPUS[1:],
+        driver="580.95.05",
+        cuda="13.0",
+        vendor="nvidia",
     )
 
 
@@ -229,7 +236,7 @@ def test_no_card_that_answers_is_a_failure_in_nvmls_words(tmp_path, asked):
 def test_nvml_that_fails_leaves_its_reason(tmp_path, asked, state, detail):
     make_tree(tmp_path, [Card()])
     asked["read"] = nvml.NvmlError(state, "its own words")
-    expected = Inventory(state, driver="580.95.05", detail=detail)
+    expected = Inventory(state, driver="580.95.05", detail=detail, vendor="nvidia")
     assert detect.detect(root=tmp_path) == expected
     # Where /sys/module is hidden, /proc tells the driver's version as well.
     (tmp_path / "sys/module/nvidia/version").unlink()
@@ -266,7 +273,9 @@ def test_proc_tells_the_version_of_both_kinds_of_driver(tmp_path, asked, line):
 
 
 def test_the_action_shows_what_was_lost_and_a_program_reads_all():
-    inventory = Inventory(State.READY, GPUS, driver="580.1", lost=("0000:03:00.0",), detail="why")
+    inventory = Inventory(
+        State.READY, GPUS, driver="580.1", lost=("0000:03:00.0",), detail="why", vendor="nvidia"
+    )
     told = (GPUS[0].uuid,), {GPUS[1].uuid: "dirty"}
     results = report.as_results(inventory, *told)
     assert (results["state"], results["count"]) == ("ready", "2")
@@ -292,7 +301,7 @@ def hangs(monkeypatch, tmp_path):
 def test_a_driver_that_hangs_is_a_state_and_whose_it_is_tells_the_bus(hangs, tmp_path, vendor):
     make_tree(tmp_path, [Card()])
     found = detect.in_time(vendor)
-    assert (found.state, found.vendor) == (State.HUNG, Vendor.NVIDIA)
+    assert (found.state, found.vendor) == (State.HUNG, "nvidia")
     assert found.detail == "no answer within 0.2 s"
     assert not found.gpus
 

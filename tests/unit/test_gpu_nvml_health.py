@@ -8,7 +8,7 @@ import pytest
 
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.gpu.vendors.nvidia import nvml_health as health
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
+from gpu_agent.model.gpu_health import Health
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from gpu_runtime.refusal import Refused
 from machine import process, systemd_transient
 from options.part import Part
 from parts import gpu_run as parts_gpu_run
-from plan import plan
 from plan.state import Failure
-from tests.unit.situations import gpu_unit, parse, refused, state, tsa
+from tests.unit.situations import gpu_unit, make_plan, parse, refused, state, tsa
 
 GROUP = grp.getgrgid(os.getgid()).gr_name
 ASKED = {
@@ -158,7 +157,7 @@ def systemd(monkeypatch, tmp_path):
 
 
 def ensure(found):
-    return parts_gpu_run.ensure(found, plan.make(found))
+    return parts_gpu_run.ensure(found, make_plan(found))
 
 
 def with_group(group, **changed):

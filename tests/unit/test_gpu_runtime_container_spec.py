@@ -12,7 +12,16 @@ from gpu_runtime import container_spec as spec
 from gpu_runtime import grant, seccomp
 from gpu_runtime.grant import Grant
 from gpu_runtime.refusal import Refused
-from tests.unit.grants import AMD, GRANTED, INTEL, NVIDIA, RecordedNode, golden, granted
+from tests.unit.grants import (
+    AMD,
+    GRANTED,
+    INTEL,
+    NVIDIA,
+    TASKS,
+    RecordedNode,
+    golden,
+    granted,
+)
 from tests.unit.refusals import refuses
 
 KINDS = {
@@ -50,7 +59,7 @@ def recorded_nodes(monkeypatch):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_a_container_is(name):
-    assert spec.kind(golden(name)) == KINDS[name]
+    assert spec.kind(golden(name), TASKS) == KINDS[name]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_what_a_container_is(name):
 )
 def test_what_no_work_folder_of_a_task_is(destination):
     config = {**golden("task"), "mounts": [{"destination": destination}]}
-    assert spec.kind(config) == spec.OTHER
+    assert spec.kind(config, TASKS) == spec.OTHER
 
 
 @pytest.mark.parametrize(
@@ -81,44 +90,44 @@ def test_what_no_work_folder_of_a_task_is(destination):
 )
 def test_a_work_folder_as_the_runtime_reads_it(destination):
     config = {**golden("get"), "mounts": [{"destination": destination}]}
-    assert spec.kind(config) == spec.TASK
+    assert spec.kind(config, TASKS) == spec.TASK
 
 
 @pytest.mark.parametrize("other", ["get", "put", "run", "put/input", "x/../get", "/run/."])
 def test_a_task_with_another_steps_folder_is_refused(other):
     config = golden("task")
-    spec.check_folders(config)
+    spec.check_folders(config, TASKS)
     config["mounts"].append({"destination": f"/tmp/build/{other}"})
     with refuses("path-reserved"):
-        spec.check_folders(config)
+        spec.check_folders(config, TASKS)
 
 
 @pytest.mark.parametrize("other", ["getter", "get.d", "../get", "e55deab7/get", "runs/x"])
 def test_a_task_may_have_folders_of_like_names(other):
     config = golden("task")
     config["mounts"].append({"destination": f"/tmp/build/{other}"})
-    spec.check_folders(config)
+    spec.check_folders(config, TASKS)
 
 
 def test_variables_and_annotations_make_no_task():
     config = golden("get")
     config["process"]["env"] += ["WORK=/tmp/build/e55deab7", "ATC_EXTERNAL_URL=u", "GPU_COUNT=2"]
     config["annotations"]["/tmp/build/e55deab7"] = "/tmp/build/e55deab7"
-    assert spec.kind(config) == spec.OTHER
+    assert spec.kind(config, TASKS) == spec.OTHER
 
 
 def test_variables_and_annotations_unmake_no_task():
     config = golden("task")
     config["process"]["env"] += ["BUILD_TEAM_NAME=main", "WORK=/tmp/build/get"]
     config["annotations"]["/tmp/build/get"] = "/tmp/build/get"
-    assert spec.kind(config) == spec.TASK
+    assert spec.kind(config, TASKS) == spec.TASK
 
 
 @pytest.mark.parametrize("namespaces", [[], None, [{"type": "pid"}], ["user"], [{"path": "user"}]])
 def test_privileged_is_whoever_has_no_user_namespace(namespaces):
     config = golden("task")
     config["linux"]["namespaces"] = namespaces
-    assert spec.kind(config) == spec.PRIVILEGED_TASK
+    assert spec.kind(config, TASKS) == spec.PRIVILEGED_TASK
 
 
 @pytest.mark.parametrize("name", GRANTED)
@@ -254,7 +263,7 @@ def test_a_spec_without_a_process_is_no_spec(process):
 @PATIENT
 @given(some.dictionaries(some.sampled_from(["mounts", "process", "linux", "annotations"]), JSON))
 def test_specs_of_any_shape_can_be_classified(config):
-    assert spec.kind(config) == spec.OTHER
+    assert spec.kind(config, TASKS) == spec.OTHER
 
 
 @PATIENT

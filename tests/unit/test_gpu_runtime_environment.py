@@ -79,7 +79,7 @@ def test_a_word_that_is_no_border():
 def test_two_borders_are_refused():
     with refuses("reserved-variable") as caught:
         Variables(["ATC_EXTERNAL_URL=a", "ATC_EXTERNAL_URL=b"])
-    assert "ATC_EXTERNAL_URL is reserved by Concourse" in str(caught.value)
+    assert "ATC_EXTERNAL_URL is reserved by the CI system" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NARROWERS)

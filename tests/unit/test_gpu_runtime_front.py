@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from gpu_agent.runtime.settings import TaskFolders
 from tests.unit.wrapper_rig import ENVIRONMENT, GLOBAL, Rig
 
 
@@ -247,3 +248,70 @@ def test_nothing_needs_stdout_or_stderr(rig):
     finally:
         os.close(null)
     assert (done.returncode, refused.returncode) == (42, 1)
+
+
+OWN = TaskFolders()
+DEEP = TaskFolders("/srv/ci.d/tasks/", ("get",))
+
+
+def working_in(rig, destination):
+    """Have the rig's container work in that folder."""
+    rig.spec("task")
+    config = json.loads(rig.config.read_text())
+    for mount in config["mounts"]:
+        if mount["destination"] == "/tmp/build/e55deab7":
+            mount["destination"] = destination
+    rig.config.write_text(json.dumps(config, separators=",:"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "destination"),
+    [
+        *((OWN, f"/run/gpu-ci-task/{name}") for name in ("e55deab7", "e55deab7/", "./e55deab7")),
+        *((OWN, f"/run/{odd}/gpu-ci-task/x/../0123abcd") for odd in (".", "x/..", '"/..', "/")),
+        *((DEEP, f"/srv/{odd}/ci.d//tasks/./e55deab7/.") for odd in (".", "x/..", "\\/..")),
+        (TaskFolders("/work/"), "/work/e55deab7"),
+    ],
+)
+def test_a_task_is_known_by_the_folder_of_its_ci_system(tmp_path, tasks, destination):
+    rig = Rig(tmp_path, tasks=tasks)
+    working_in(rig, destination)
+    assert rig.create() == 42
+    assert rig.ran[0] == "nvidia-container-runtime"
+
+
+@pytest.mark.parametrize("tasks", [OWN, DEEP])
+@pytest.mark.parametrize("back_end", [True, False])
+def test_a_task_in_the_folder_of_another_ci_system_is_none(tmp_path, tasks, back_end):
+    """The front hands it on, without the back end too."""
+    rig = Rig(tmp_path, tasks=tasks, back_end=back_end)
+    working_in(rig, "/tmp/build/e55deab7")
+    before = rig.config.read_bytes()
+    assert rig.create() == 42
+    assert (rig.ran[0], rig.config.read_bytes()) == ("runc", before)
+
+
+def test_a_dot_in_the_folder_is_a_dot(tmp_path):
+    rig = Rig(tmp_path, tasks=DEEP, back_end=False)
+    working_in(rig, "/srv/cixd/tasks/e55deab7")
+    assert rig.create() == 42
+    working_in(rig, "/srv/ci.d/tasks/e55deab7")
+    assert rig.create() == 1
+
+
+def test_a_policy_of_the_revision_before_still_grants(rig):
+    rig.spec("task")
+    found = json.loads(rig.policy_path.read_text())
+    del found["tasks"]
+    rig.policy_path.write_text(json.dumps(found))
+    assert rig.create() == 42
+    assert rig.ran[0] == "nvidia-container-runtime"
+
+
+def test_a_task_under_a_policy_with_a_hostile_folder_is_refused(rig):
+    rig.spec("task")
+    rig.policy(tasks={"parent": "/tmp/../", "others": []})
+    assert rig.create() == 1
+    assert rig.code == "policy-unreadable"
+    rig.spec("get")
+    assert rig.create() == 42

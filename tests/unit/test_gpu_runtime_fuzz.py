@@ -18,6 +18,7 @@ from gpu_runtime import runc_arguments as arguments
 from tests.unit import fronts, mutations
 from tests.unit.fronts import BACK_END, HANDED_ON, Fronts
 from tests.unit.fuzzing import TEXT_OF_A_TASK, Fuzzer, parsed
+from tests.unit.grants import TASKS
 
 SCALE = 20 if "GPUCI_SOAK" in os.environ else 1
 BATCH = 2000
@@ -120,7 +121,7 @@ def test_the_front_sees_every_task(front):
             calls.append((f"b{place}", ["create", "ID"]))
         for number, answer, content in zip(numbers, front.run(calls), contents, strict=True):
             config = parsed(content)
-            if isinstance(config, dict) and spec.kind(config) != spec.OTHER:
+            if isinstance(config, dict) and spec.kind(config, TASKS) != spec.OTHER:
                 escaped = rb"\/" in content or rb"\u00" in content
                 assert answer == BACK_END or escaped, f"case {number} is a task"
                 seen["task"] += 1
@@ -146,8 +147,8 @@ FAULTS = {
     "loader": (spec, "LOADER", ()),
     "annotations": (spec, "CDI_PREFIX", "none"),
     "mounts": (spec, "_DEVICE_MOUNTS", ("/none",)),
-    "kinds": (spec, "kind", lambda config: spec.TASK),
-    "blind": (spec, "kind", lambda config: spec.OTHER),
+    "kinds": (spec, "kind", lambda config, tasks: spec.TASK),
+    "blind": (spec, "kind", lambda config, tasks: spec.OTHER),
     "nodes": (spec, "with_nodes", lambda linux, nodes: linux),
     "devices": (leases, "allot", more_than_asked),
 }

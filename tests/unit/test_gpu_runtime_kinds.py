@@ -284,7 +284,7 @@ def test_who_waits_is_told_where_it_stands(shelf):
 
     acquire(shelf, machine, "late", told=look)
     words = (
-        "position 1 in the queue; concourse task step holds GPU 0, 12 min; "
+        "position 1 in the queue; CI task step holds GPU 0, 12 min; "
         'podman container "train" holds GPU 1, 12 min'
     )
     assert told == [(words, 1, ["step", "train"])] * 2
@@ -303,7 +303,7 @@ def test_who_waits_reads_what_is_being_handed_over(shelf):
         machine.clock += 30 if len(told) == 1 else leases.LONGEST_LOOK
 
     acquire(shelf, machine, "late", told=look)
-    held = "position 1 in the queue; concourse task step holds GPU 0, 0 s; "
+    held = "position 1 in the queue; CI task step holds GPU 0, 0 s; "
     assert told[0] == f'{held}podman container "train" is releasing GPU 1'
     assert "late" in shelf.read().holders
     with shelf as table:
@@ -311,7 +311,7 @@ def test_who_waits_reads_what_is_being_handed_over(shelf):
     with refuses("wait-timeout") as caught:
         acquire(shelf, machine, "later")
     assert "GPU 1 is being released by gpu-run command late" in str(caught.value)
-    assert "GPU 0 by concourse task step for " in str(caught.value)
+    assert "GPU 0 by CI task step for " in str(caught.value)
 
 
 def test_who_hangs_up_waits_no_more(shelf):

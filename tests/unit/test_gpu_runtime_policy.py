@@ -7,12 +7,16 @@ import os
 
 import pytest
 
+from gpu_runtime import container_spec as spec
 from gpu_runtime import policy
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused
 from gpu_runtime.unavailable import Unavailable
 from tests.unit.grants import AMD_GPUS, INTEL_GPUS, MIG_GPUS, content, in_use
+from tests.unit.refusals import refuses
 from tests.unit.wrapper_rig import GPUS
+
+ACME = {"ids": ["ACME-"], "pci_vendor": "0x1ae0", "by_runtime": False}
 
 
 def test_a_policy_for_nvidia():
@@ -30,6 +34,14 @@ def test_a_policy_without_a_runtime(gpus):
     found = Policy(content(vendor=vendor, nvidia_runtime="", config_home="", gpus=gpus))
     assert [device.nodes for device in found.devices] == [gpu["nodes"] for gpu in gpus]
     assert not found.vendor.by_runtime
+
+
+def test_what_must_be_known_of_a_vendor_comes_with_the_policy():
+    card = {**AMD_GPUS[0], "uuid": "ACME-1", "devices": ["ACME-1"]}
+    found = Policy(content(vendor="acme", grant=ACME, gpus=[card])).vendor
+    assert (found.ids, found.pci, found.by_runtime) == (("ACME-",), "0x1ae0", False)
+    with pytest.raises(ValueError, match="is not an id"):
+        Policy(content(vendor="acme", grant=ACME, gpus=AMD_GPUS))
 
 
 def test_a_mig_device_is_a_device_of_its_gpu():
@@ -76,6 +88,11 @@ def test_each_id_is_there_once():
         ({"gpus": [{**GPUS[0], "minor": -1}]}, "minor is -1, not a number from 0 on"),
         ({"gpus": [{**GPUS[0], "minor": "0"}]}, "minor is '0'"),
         ({"vendor": "acme"}, "vendor is 'acme', not nvidia or amd or intel"),
+        ({"grant": {}}, "grant is {}"),
+        ({"grant": {**ACME, "ids": [""]}}, "grant is "),
+        ({"grant": {**ACME, "pci_vendor": 4098}}, "grant is "),
+        ({"grant": {**ACME, "by_runtime": "no"}}, "grant is "),
+        ({"grant": ACME}, "GPU 0 has the device nodes"),
         ({"vendor": {}}, "vendor is {}"),
         ({"nvidia_runtime": "runc"}, "'runc' is not an absolute path"),
         ({"config_home": ""}, "'' is not an absolute path"),
@@ -151,6 +168,76 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "policy.json").mkdir()
     with pytest.raises(Refused, match="Is a directory"):
         policy.read(str(tmp_path / "policy.json"))
+
+
+TASKS = {"parent": "/srv/ci.d/tasks/", "others": ["get", "check-2"]}
+
+
+def test_how_tasks_are_known(tmp_path):
+    path = tmp_path / "policy.json"
+    for gpus in (GPUS, []):
+        path.write_text(json.dumps(content(tasks=TASKS, gpus=gpus)))
+        found = policy.File(str(path)).tasks
+        assert found.parent == "/srv/ci.d/tasks/"
+        assert found.others == ("/srv/ci.d/tasks/get/", "/srv/ci.d/tasks/check-2/")
+
+
+def test_a_policy_of_the_revision_before_knows_concourses_tasks(tmp_path):
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(content()))
+    assert "tasks" not in content()
+    found = policy.File(str(path))
+    assert found.tasks.parent == "/tmp/build/"
+    assert found.tasks.others == ("/tmp/build/get/", "/tmp/build/put/", "/tmp/build/run/")
+    assert len(found.policy().devices) == 2
+
+
+HOSTILE = [
+    *("", "/", "//", "tmp/build/", "/tmp/build", "//tmp/build/", "/tmp//build/", "/tmp/./x/"),
+    *("/tmp/../", "/../", "/tmp/build/ ", "/tmp/a b/", "/tmp/a\n/", "/tmp/'/", "/tmp/.*/"),
+    *("/tmp/[a]/", "/tmp/$x/", '/tmp/"/', "/tmp/\\/", "/tmp/{{x}}/", "/tmp/\u00e4/", "/tmp/\0/"),
+    *("/...//", "/(/", "/tmp/x|/", None, 7, ["/tmp/build/"], {}),
+]
+
+
+@pytest.mark.parametrize("parent", HOSTILE)
+def test_a_hostile_folder_of_tasks_is_refused(tmp_path, parent):
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(content(tasks={**TASKS, "parent": parent})))
+    with refuses("policy-unreadable"):
+        policy.read(str(path))
+    with pytest.raises(ValueError, match="the folder of tasks is"):
+        policy.task_folders({**TASKS, "parent": parent})
+
+
+@pytest.mark.parametrize("tasks", [None, [], "/tmp/build/", {}, {"parent": "/tmp/build/"}])
+def test_half_of_how_tasks_are_known_is_refused(tmp_path, tasks):
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(content(tasks=tasks)))
+    with refuses("policy-unreadable"):
+        policy.read(str(path))
+
+
+@pytest.mark.parametrize(
+    "others", ["get", ["get", ""], ["a/b"], [".."], ["."], [7], ["e55deab7"], ["a b"], ["*"], [[]]]
+)
+def test_other_folders_that_cannot_be_are_refused(others):
+    with pytest.raises(ValueError, match=r"folders? of tasks (is|are)"):
+        policy.task_folders({**TASKS, "others": others})
+
+
+@pytest.mark.parametrize("text", [None, "{", json.dumps({"tasks": {"parent": "/"}})])
+def test_what_may_be_a_task_counts_as_one_while_that_is_unknown(tmp_path, text):
+    path = tmp_path / "policy.json"
+    if text:
+        path.write_text(text)
+    found = policy.File(str(path))
+    assert spec.is_work_folder("/tmp/build/e55deab7", found.tasks)
+    assert spec.is_work_folder("/e55deab7", found.tasks)
+    assert not spec.is_work_folder("/tmp/build/get", found.tasks)
+    assert not spec.is_work_folder("/", found.tasks)
+    with refuses("policy-unreadable"):
+        found.policy()
 
 
 IN_USE = in_use("pid 4711 (python3)")

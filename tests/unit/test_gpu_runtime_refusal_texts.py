@@ -41,8 +41,8 @@ def held(name, *gpus):
 
 
 def is_for(kind, text):
-    """Whether it is for this kind: a Concourse task may be named only as a holder."""
-    return NOUNS[kind] in text and "task" not in text.replace("concourse task 4f0c", "")
+    """Whether it is for this kind: a CI task may be named only as a holder."""
+    return NOUNS[kind] in text and "task" not in text.replace("CI task 4f0c", "")
 
 
 @ASKERS
@@ -77,7 +77,7 @@ def test_who_has_what_it_waited_for():
     wish = Waiter("me", (1, 1), 1, 0)
     for kind in (CONTAINER, JOB):
         text = str(line.expired(kind, NVIDIA, leases, NVIDIA.devices, wish, 721.0))
-        assert "In use: GPU 0 by concourse task 4f0c for 12 min. Try again later" in text
+        assert "In use: GPU 0 by CI task 4f0c for 12 min. Try again later" in text
     text = str(line.expired(STEP, NVIDIA, leases, NVIDIA.devices, wish, 721.0))
     assert "by container 4f0c for 12 min (see fly containers). Rerun the job" in text
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from gpu_runtime import rootfs
-from tests.unit.grants import golden
+from tests.unit.grants import TASKS, golden
 from tests.unit.refusals import refuses
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the mark must be a file of root's")
@@ -47,7 +47,7 @@ class Site:
 
     def check(self, name, root):
         config = self.spec(root)
-        rootfs.check_origin(config, self.bundle(name, config))
+        rootfs.check_origin(config, self.bundle(name, config), TASKS)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_of_two_that_share_a_volume_the_later_one_sees_the_other(site):
     bundles = {name: site.bundle(name, config) for name, config in configs.items()}
     for name, config in configs.items():
         with refuses("rootfs-shared"):
-            rootfs.check_origin(config, bundles[name])
+            rootfs.check_origin(config, bundles[name], TASKS)
 
 
 def test_a_volume_is_free_again_when_the_container_is_gone(site):
@@ -98,7 +98,7 @@ def test_a_container_whose_init_is_gone_has_no_volume_any_more(site):
     for text in (str(os.getpid()), "", "x"):  # one without it is about to come to be
         pid_file.write_text(text)
         with refuses("rootfs-shared"):
-            rootfs.check_origin(site.spec(shared / "rootfs"), str(site.bundles / "ID"))
+            rootfs.check_origin(site.spec(shared / "rootfs"), str(site.bundles / "ID"), TASKS)
     gone = subprocess.Popen(["true"])
     gone.wait(10)
     pid_file.write_text(str(gone.pid))
@@ -188,7 +188,7 @@ def test_a_mark_within_concourses_own_folders_is_a_jobs(site):
 @pytest.mark.parametrize("root", [None, {}, {"path": ""}, {"path": 7}, "x"])
 def test_a_spec_without_a_root_is_runcs_business(site, root):
     config = {**site.spec("/"), "root": root}
-    rootfs.check_origin(config, str(site.bundles))
+    rootfs.check_origin(config, str(site.bundles), TASKS)
     rootfs.check_files(config, str(site.bundles))
 
 

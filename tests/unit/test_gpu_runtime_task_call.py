@@ -152,7 +152,7 @@ def test_what_is_both_a_task_and_another_step_is_refused(rig, other):
     rig.config.write_text(json.dumps(config))
     assert rig.create() == 1
     assert rig.code == "path-reserved"
-    assert f"cache path /tmp/build/{other.rstrip('/')} is reserved by Concourse" in rig.refusal
+    assert f"cache path /tmp/build/{other.rstrip('/')} is reserved by the CI system" in rig.refusal
     rig.log.unlink()
     rig.policy(gpus=[])
     assert rig.create() == 42
@@ -361,7 +361,7 @@ def test_a_store_that_cannot_be_written_is_named(rig):
 def test_a_crash_of_the_back_end_is_reported_and_silent(rig):
     rig.spec("task")
     with (rig.lib / "policy.py").open("a") as file:
-        file.write("\n\ndef read(path):\n    return 1 // 0\n")
+        file.write("\n\nFile.policy = lambda self: 1 // 0\n")
     assert rig.create() == 1
     assert rig.code == "internal-error"
     assert "ZeroDivisionError" in rig.refusal

@@ -21,6 +21,7 @@ FULL = Settings(
     cards=(CARD, Card("GPU-1", 1, "0000:02:00.0", "T4", ("MIG-a", "MIG-b"))),
     driver="580.95.05",
     unavailable_folders=("/run/cordons", "/var/lib/quarantine"),
+    job_names=("-S", "-m", "ci.names"),
 )
 
 
@@ -50,6 +51,8 @@ def changed(**values):
         changed(cards=[{"uuid": 1}]),
         changed(cards="GPU-0"),
         changed(unavailable_folders=[1]),
+        changed(job_names=[1]),
+        changed(job_names=None),
         changed(max_quarantined="50"),
         changed(max_quarantined=True),
         changed(metrics_port=1.5),
@@ -65,9 +68,10 @@ def test_what_is_none_is_refused(text):
 
 def test_the_file_of_the_revision_before_is_read():
     found = json.loads(settings.as_text(FULL))
+    del found["job_names"]
     found["cordons"] = found.pop("unavailable_folders")
     found["quarantine"] = "/var/lib/gpu-ci/quarantine"
-    assert settings.parse(json.dumps(found)) == FULL
+    assert settings.parse(json.dumps(found)) == dataclasses.replace(FULL, job_names=())
 
 
 @given(st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))

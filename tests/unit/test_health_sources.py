@@ -9,11 +9,13 @@ import socket
 
 import pytest
 
-from gpu_agent.gpu.kernel import drm_events as wedged
+from gpu_agent.gpu.kernel import drm_events
 from gpu_agent.gpu.kernel import sysfs_metrics as sysfs_figures
+from gpu_agent.gpu.kernel.listener import Heard, NoSourceError
 from gpu_agent.gpu.probe import probe_protocol as wire
-from gpu_agent.gpu.vendors.nvidia import kernel_log as kmsg
-from gpu_agent.health.sources import Sources
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.nvidia.kernel_log import XidListener
+from gpu_agent.health.sources import Sources, _Open
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.observations import Look, Message, Source
 from tests.unit.test_probe_driver_probe import Child
@@ -94,6 +96,10 @@ def test_what_a_driver_refuses_is_not_told_and_want_of_files_is_no_absence(tmp_p
         sysfs_figures.read(tmp_path, ADDRESS)
 
 
+def of_driver(fault, text, address=ADDRESS):
+    return Heard(address, Source.COUNTER, fault, text=text)
+
+
 def uevent(**values):
     path = f"/devices/pci0000:00/0000:00:01.0/{ADDRESS}/drm/card1"
     values = {"ACTION": "change", "DEVPATH": path, "SUBSYSTEM": "drm"} | values
@@ -104,12 +110,12 @@ def uevent(**values):
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (uevent(WEDGED="none"), wedged.Told(ADDRESS, wedged=False, text="WEDGED=none")),
+        (uevent(WEDGED="none"), of_driver("driver-reset", "WEDGED=none")),
         (
             uevent(WEDGED="rebind,bus-reset"),
-            wedged.Told(ADDRESS, wedged=True, text="WEDGED=rebind,bus-reset"),
+            of_driver("wedged", "WEDGED=rebind,bus-reset"),
         ),
-        (uevent(RESET="1"), wedged.Told(ADDRESS, wedged=False, text="RESET=1")),
+        (uevent(RESET="1"), of_driver("driver-reset", "RESET=1")),
         (uevent(), None),
         (uevent(HOTPLUG="1"), None),
         (uevent(WEDGED="none", SUBSYSTEM="net"), None),
@@ -119,7 +125,7 @@ def uevent(**values):
     ],
 )
 def test_what_uevents_tell(data, told):
-    assert wedged.parse(data) == told
+    assert drm_events.parse(data) == told
 
 
 def test_only_the_kernel_is_heard(monkeypatch):
@@ -140,15 +146,15 @@ def test_only_the_kernel_is_heard(monkeypatch):
             return one
 
     monkeypatch.setattr(socket, "socket", Socket)
-    assert [one.text for one in wedged.Listener().read()] == ["WEDGED=none"]
+    assert [one.text for one in drm_events.DrmListener().read()] == ["WEDGED=none"]
     assert not came
 
 
 def test_uevents_can_be_listened_to_here():
     try:
-        listener = wedged.Listener()
-    except OSError as error:
-        pytest.skip(f"this machine has no uevents: {error}")
+        listener = drm_events.DrmListener()
+    except NoSourceError as error:
+        pytest.skip(str(error))
     assert listener.fileno() >= 0
     listener.read()
     listener.close()
@@ -168,7 +174,7 @@ def log(root, *records):
 
 def test_a_sentence_over_several_records_and_reads(tmp_path):
     log(tmp_path, "NVRM: Xid (PCI:0000:01:00): 13, old")
-    follower = kmsg.Follower(tmp_path)
+    follower = XidListener(tmp_path)
     assert follower.read() == []
     log(tmp_path, "NVRM: The NVIDIA GPU 0000:01:00.0")
     assert follower.read() == []
@@ -178,14 +184,14 @@ def test_a_sentence_over_several_records_and_reads(tmp_path):
     assert follower.read() == []
     with path.open("a") as file:
         file.write(" system has fallen off the bus\n")
-    assert [one.code for one in follower.read()] == [79]
+    assert [one.xid for one in follower.read()] == [79]
     assert not follower.can_be_waited_for
     follower.close()
 
 
 def test_records_that_were_lost_are_no_end(tmp_path, monkeypatch):
     log(tmp_path)
-    follower = kmsg.Follower(tmp_path)
+    follower = XidListener(tmp_path)
     record = b"3,9,1,-;NVRM: Xid (PCI:0000:01:00): 48, text\n"
     came = [BrokenPipeError(), record, BrokenPipeError(), BlockingIOError()]
 
@@ -196,7 +202,7 @@ def test_records_that_were_lost_are_no_end(tmp_path, monkeypatch):
         return one
 
     monkeypatch.setattr(os, "read", read)
-    assert [one.code for one in follower.read()] == [48]
+    assert [one.xid for one in follower.read()] == [48]
     assert follower.lost == 2
     monkeypatch.undo()
     follower.close()
@@ -204,7 +210,7 @@ def test_records_that_were_lost_are_no_end(tmp_path, monkeypatch):
 
 def test_a_flood_is_read_in_parts(tmp_path, monkeypatch):
     log(tmp_path)
-    follower = kmsg.Follower(tmp_path)
+    follower = XidListener(tmp_path)
     reads = []
     monkeypatch.setattr(os, "read", lambda *_: reads.append(1) or b"6,1,1,-;flood\n")
     assert follower.read() == []
@@ -214,22 +220,22 @@ def test_a_flood_is_read_in_parts(tmp_path, monkeypatch):
 
 
 def test_a_terminal_or_a_pipe_is_no_log(tmp_path):
-    with pytest.raises(kmsg.NoLogError, match="No such file"):
-        kmsg.Follower(tmp_path)
+    with pytest.raises(NoSourceError, match="No such file"):
+        XidListener(tmp_path)
     (tmp_path / "dev").mkdir()
     os.mkfifo(tmp_path / "dev/kmsg")
-    with pytest.raises(kmsg.NoLogError, match="not the kernel's log"):
-        kmsg.Follower(tmp_path)
+    with pytest.raises(NoSourceError, match="not the kernel's log"):
+        XidListener(tmp_path)
     (tmp_path / "dev/kmsg").unlink()
     (tmp_path / "dev/kmsg").symlink_to("/dev/null")
-    with pytest.raises(kmsg.NoLogError, match="not the kernel's log"):
-        kmsg.Follower(tmp_path)
+    with pytest.raises(NoSourceError, match="not the kernel's log"):
+        XidListener(tmp_path)
 
 
 def test_this_machines_own_log_can_be_followed():
     try:
-        follower = kmsg.Follower()
-    except kmsg.NoLogError as error:
+        follower = XidListener()
+    except NoSourceError as error:
         pytest.skip(str(error))
     assert follower.read() == []
     follower.close()
@@ -283,10 +289,11 @@ def test_a_driver_that_gives_a_gpu_up_or_resets_it_is_told(make):
     world.look(AMD)
 
     class Listener:
+        can_be_waited_for = True
         told = (
-            wedged.Told(ADDRESS, wedged=True, text="WEDGED=rebind"),
-            wedged.Told("0000:09:00.0", wedged=True, text="WEDGED=rebind"),
-            wedged.Told(ADDRESS, wedged=False, text="WEDGED=none"),
+            of_driver("wedged", "WEDGED=rebind"),
+            of_driver("wedged", "WEDGED=rebind", "0000:09:00.0"),
+            of_driver("driver-reset", "WEDGED=none"),
         )
 
         def read(self):
@@ -296,8 +303,10 @@ def test_a_driver_that_gives_a_gpu_up_or_resets_it_is_told(make):
         def close(self):
             pass
 
-    world.sources._uevents and world.sources._uevents.close()
-    world.sources._uevents = Listener()
+    begin = registry.find("amd").listener
+    if there := world.sources._listeners.get(begin):
+        there.listener.close()
+    world.sources._listeners[begin] = _Open(Listener())
     assert world.sources.take(0) == [
         Message(1000, AMD.uuid, Source.COUNTER, "wedged", text="WEDGED=rebind"),
         Message(1000, AMD.uuid, Source.COUNTER, "driver-reset", text="WEDGED=none"),
@@ -323,13 +332,14 @@ def test_a_kernels_log_that_never_ends_is_read_twice_a_second(make, monkeypatch)
     world = make(NVIDIA)
     world.look(NVIDIA)
     reads = []
-    monkeypatch.setattr(world.sources._kmsg, "read", lambda: reads.append(world.now) or [])
-    monkeypatch.setattr(world.sources._kmsg, "can_be_waited_for", True)
+    (log,) = [source.listener for source in world.sources._listeners.values()]
+    monkeypatch.setattr(log, "read", lambda: reads.append(world.now) or [])
+    monkeypatch.setattr(log, "can_be_waited_for", True)
     waits = []
 
     def wait(seconds):
-        waits.append(world.sources._kmsg_descriptor())
-        world.now += 0.01 if waits[-1] is not None else max(0.01, seconds)
+        waits.append(world.sources._descriptors())
+        world.now += 0.01 if waits[-1] else max(0.01, seconds)
         return False
 
     world.sources._wait = wait

@@ -2,16 +2,13 @@
 # See LICENSE file for licensing details.
 """What juju status says of a GPU that the watch took out, from the decision to the words."""
 
-import dataclasses
-
 import pytest
 
 from gpu_agent import paths
 from gpu_agent.availability import quarantine
 from gpu_agent.model.decisions import TakeOut
-from plan import plan, status
 from tests.unit.health_world import World
-from tests.unit.situations import TSA, gpu, situation
+from tests.unit.situations import TSA, Running, changed, gpu, make_plan, situation, status_lines
 
 
 def said(world, monkeypatch, tmp_path):
@@ -21,9 +18,9 @@ def said(world, monkeypatch, tmp_path):
         about = one.uuid, one.reason, one.fault, one.level, one.remedy
         quarantine.put(*about, by=quarantine.HEALTH)
     given = situation(gpu(0), gpu(1))
-    state = dataclasses.replace(given, quarantined=quarantine.read(), tsa=TSA)
-    made = plan.make(state)
-    return status.lines(state, made, status.Running(worker=True, connected=True))[0].text
+    state = changed(given, quarantined=quarantine.read(), tsa=TSA)
+    made = make_plan(state)
+    return status_lines(state, made, Running(worker=True, connected=True))[0].text
 
 
 READY = "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 ("

@@ -122,11 +122,11 @@ def killed(machine, request, monkeypatch):
 def test_the_next_hook_puts_back_what_a_killed_one_has_stopped(killed, monkeypatch):
     """Before the upgrade goes on, to which the modules may be as they should."""
     went_on = []
-    monkeypatch.setattr(walk, "settle", lambda _: went_on.append(killed.is_whole()) or False)
+    monkeypatch.setattr(walk, "settle", lambda *_: went_on.append(killed.is_whole()) or False)
     monkeypatch.setattr(software, "ensure", lambda *_: False)
-    assert effects.equip(HostPlan(), print) is True
+    assert effects.equip(HostPlan(), None, print) is True
     assert went_on == [True]
-    assert effects.equip(HostPlan(), print) is False
+    assert effects.equip(HostPlan(), None, print) is False
 
 
 def test_another_reload_puts_back_what_a_killed_one_has_stopped(killed):

@@ -17,8 +17,7 @@ from gpu_selftest.check import Level, Outcome, Result
 from host import nvidia_toolkit as toolkit
 from host import toolkit_trial as trial
 from machine import packages
-from plan import plan
-from tests.unit.situations import gpu, situation
+from tests.unit.situations import gpu, make_plan, situation
 
 BEFORE, TRIED = "1.19.1-1", "1.20.0-1"
 FIRST, SECOND = gpu(0).uuid, gpu(1).uuid
@@ -61,7 +60,7 @@ class Site:
         """What the trial comes to: the state after it, and whether that is another."""
         found = situation(gpu(0), gpu(1), toolkit=self.toolkit)
         found = dataclasses.replace(found, packaged=self.packaged, quarantined=self.quarantined)
-        after = trial.end(found, plan.make(found), "this", self.said.append)
+        after = trial.end(found, make_plan(found), "this", self.said.append)
         return after, after is not found
 
 

@@ -11,23 +11,22 @@ import pytest
 from gpu_agent import paths
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import quarantine, retests
-from gpu_agent.gpu.vendors.nvidia import kernel_modules
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, RemappedRows
+from gpu_agent.model.gpu_health import Health, RemappedRows
 from gpu_agent.model.host import Driver
 from gpu_agent.model.inventory import State
 from gpu_agent.model.leases import Lease
 from gpu_selftest import service
 from lifecycle import gpu_remediation as recovery
 from lifecycle import remediation_record as recovery_record
-from machine import files, locks, process
+from machine import files, locks, process, procfs
 from machine import isolated_call as apart
 from machine import systemd as services
 from machine import systemd_transient as transient
-from plan import plan
 from plan.gpu_remediation import Step
 from tests.unit.grants import in_use
-from tests.unit.situations import TSA, gpu, situation
+from tests.unit.situations import TSA, changed, gpu, make_plan, situation
 
 WELL = Health(recovery_action=0, persistence=True)
 SICK = dataclasses.replace(WELL, recovery_action=1)
@@ -39,7 +38,7 @@ class Killed(BaseException):
 
 class Site:
     def __init__(self):
-        self.state = dataclasses.replace(situation(gpu(0), gpu(1)), tsa=TSA)
+        self.state = changed(situation(gpu(0), gpu(1)), tsa=TSA)
         self.allow()
         self.health = {"GPU-0": SICK, "GPU-1": WELL}
         self.held = {}
@@ -56,7 +55,7 @@ class Site:
 
     def hook(self, **changes):
         state = dataclasses.replace(self.state, **changes)
-        return recovery.ensure(state, plan.make(state), lambda _: None)
+        return recovery.ensure(state, make_plan(state), lambda _: None)
 
     def reset(self, uuid, **more):
         self.resets.append((uuid, more))
@@ -73,9 +72,9 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     monkeypatch.setattr(paths, "STATE", tmp_path)
-    monkeypatch.setattr(kernel_modules, "boot", lambda _: site.boot)
+    monkeypatch.setattr(procfs, "boot_id", lambda: site.boot)
     monkeypatch.setattr(time, "clock_gettime", lambda _: site.uptime)
-    monkeypatch.setattr(recovery, "_ask", lambda uuids: {u: site.health[u] for u in uuids})
+    monkeypatch.setattr(recovery, "_ask", lambda _, uuids: {u: site.health[u] for u in uuids})
     monkeypatch.setattr(leases, "holders", lambda: site.held)
     monkeypatch.setattr(service, "running", lambda: None)
     monkeypatch.setattr(locks, "holder", lambda _: "")
@@ -214,7 +213,7 @@ def test_a_driver_that_hangs_takes_a_reboot(site, monkeypatch):
 
     monkeypatch.undo()
     monkeypatch.setattr(apart, "call", hang)
-    assert recovery._ask(("GPU-0",)) == {}
+    assert recovery._ask(registry.find("nvidia"), ("GPU-0",)) == {}
 
 
 def test_gpus_of_a_hung_driver_or_lost_ones_are_what_a_reboot_is_for(site):

@@ -4,10 +4,12 @@
 
 import concurrent.futures
 import multiprocessing
+import types
 
 import pytest
 
 import ownership
+from ci.concourse import former_owner
 from ci.concourse.web import web
 from ci.concourse.worker import worker
 from effects import Effects
@@ -117,14 +119,15 @@ def test_an_owner_of_another_model_is_gone_where_its_agents_folder_is_this_units
 def take(candidate, monkeypatch, mode="worker", *, new):
     """What was cleared away, by the words for whose it was."""
     cleared = []
-    note = cleared.append
     monkeypatch.setattr(drain, "forget", lambda: False)
-    effects = Effects(
-        retire_worker=lambda *_: None,
-        set_database_aside=note,
-        remove=dict.fromkeys(Effects().remove, lambda: None),
+    system = types.SimpleNamespace(
+        former=former_owner.find,
+        retire=lambda *_: None,
+        set_data_aside=cleared.append,
+        removals={},
     )
-    ownership.take(candidate, mode, effects, print, new=new)
+    effects = Effects(remove=dict.fromkeys(Effects().remove, lambda: None))
+    ownership.take(candidate, mode, effects, [system], print, new=new)
     assert owner.has(candidate)
     assert owner.read().former is None
     return cleared

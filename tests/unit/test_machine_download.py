@@ -344,9 +344,11 @@ def test_redirects_are_followed_as_far_as_they_lead_to_http(server, tmp_path):
 @pytest.mark.parametrize(("code", "tries"), [(404, 1), (403, 1), (503, 3)])
 def test_http_errors_are_told_and_only_passing_ones_repeated(server, tmp_path, code, tries):
     server.answers = [code] * 9
-    with pytest.raises(download.DownloadError, match=f"the server answered {code}"):
-        download.fetch(server.url, tmp_path / "file.tgz", SHA256, lambda _: None)
+    path, bounds = tmp_path / "file.tgz", download.Bounds()
+    with pytest.raises(download.DownloadError, match=f"the server answered {code}") as caught:
+        download.fetch(server.url, path, SHA256, lambda _: None, bounds, "Check the mirror")
     assert len(server.asked) == tries
+    assert str(caught.value).endswith(". Check the mirror") == (tries == 1)
 
 
 def test_a_route_that_is_lost_in_the_middle_passes(server, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import time
 import pytest
 from ops import testing
 
+from ci.concourse.web import web
 from gpu_runtime.lease_store import Store
 from lifecycle import machine_claim as owner
 from machine import locks
@@ -133,7 +134,7 @@ def test_a_lock_that_stays_taken_is_told_in_status_and_hinders_no_revocation(
     before = context.run(context.on.update_status(), state())
     assert owner.RECORD.exists()
     calls = []
-    monkeypatch.setattr("charm.web.authorize", lambda _: calls.append("authorize"))
+    monkeypatch.setattr(web, "authorize", lambda _: calls.append("authorize"))
 
     def claim(*_):
         calls.append("claim")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from actions import dispatch as actions
+from ci.concourse.actions import CHANGING, Actions
 from ci.concourse.worker import worker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -65,7 +66,10 @@ def test_action(name):
 
 
 def test_each_action_has_a_handler_and_each_handler_an_action():
-    assert set(actions.ALL) == set(ACTIONS)
+    concourse = Actions(None)
+    assert {*actions.ALL, *concourse.by_name} == set(ACTIONS)
+    assert not actions.ALL.keys() & concourse.by_name
+    assert {*ACTIONS} > actions.CHANGING | CHANGING
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.model import clock_reasons
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.decisions import Suspect
 from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
@@ -90,13 +90,13 @@ def test_each_figure_has_its_unit_and_its_gpu(told):
 def test_clock_reasons_are_those_of_the_self_test():
     bits = exporter.CLOCK_REASONS
     assert (bits["hardware-slowdown"], bits["software-thermal"]) == (
-        health.HARDWARE_SLOWDOWN,
-        health.SOFTWARE_THERMAL,
+        clock_reasons.HARDWARE_SLOWDOWN,
+        clock_reasons.SOFTWARE_THERMAL,
     )
     assert (bits["hardware-thermal"], bits["power-brake"], bits["software-power-cap"]) == (
-        health.HARDWARE_THERMAL,
-        health.POWER_BRAKE,
-        health.SOFTWARE_POWER_CAP,
+        clock_reasons.HARDWARE_THERMAL,
+        clock_reasons.POWER_BRAKE,
+        clock_reasons.SOFTWARE_POWER_CAP,
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_agent.reporting.metrics import server as serving
 from machine import tcp_connections as sockets
-from options.table import DEFAULTS
+from tests.unit.situations import DEFAULTS
 
 
 @pytest.fixture

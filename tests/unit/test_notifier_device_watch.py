@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.gpu.vendors import device_nodes as nodes
 from gpu_agent.reporting.notifier import device_watch as watch
 from machine import process
 
@@ -32,8 +32,8 @@ class Day:
         self.dev.mkdir()
         self.watched = set()
         monkeypatch.setattr(nodes, "DEV", self.dev)
-        monkeypatch.setattr(nodes, "DRI", self.dev / "dri")
-        monkeypatch.setattr(nodes, "CAPS", self.dev / "nvidia-caps")
+        folders = (self.dev / "dri", self.dev / "nvidia-caps")
+        monkeypatch.setattr(nodes, "FOLDERS", folders)
         monkeypatch.setattr(nodes, "NOTE", tmp_path / "run/devices")
         clock = types.SimpleNamespace(monotonic=lambda: self.now, sleep=self.pass_time)
         monkeypatch.setattr(watch, "time", clock)
@@ -124,7 +124,7 @@ def test_nodes_of_other_vendors_count_and_a_folder_that_comes_with_them_is_watch
     day.at(10, "kfd")
     day.at(100, "dri/card1", "dri/renderD128")
     assert day.follow() == [(10.5, ("kfd",)), (100.5, ("card1", "kfd", "renderD128"))]
-    assert day.watched == {nodes.DEV, nodes.DRI, nodes.CAPS}
+    assert day.watched == {nodes.DEV, *nodes.FOLDERS}
 
 
 def test_a_mig_device_more_or_less_on_a_card_that_stays_wakes(day):

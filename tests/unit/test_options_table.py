@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from ci.concourse.options.encryption import Keys
 from ci.concourse.options.web_values import Settings
 from ci.concourse.upstream import PINNED_SHA256, RELEASE
+from ci.systems import TABLE
 from options.declaration import Group
 from options.part import Part
 from options.ssh import public_key
-from options.table import BY_NAME, DEFAULTS, SECRETS, TABLE, Engines, Minimums
-from options.table import parse as parse_options
-from tests.unit.situations import ROOT, parse, refused
+from options.table import Engines, Minimums
+from tests.unit.situations import BY_NAME, DEFAULTS, ROOT, parse, parse_options, refused
 from tests.unit.test_docs import texts
 
 RSA = rsa.generate_private_key(65537, 2048)
@@ -51,10 +51,10 @@ def test_what_the_defaults_come_to():
     assert (options.deployment_mode, options.enable_gpu, options.wrong) == ("worker", False, ())
     assert options.minimums == Minimums()
     assert options.container_engines == Engines()
-    assert (options.gpu_wait_timeout, options.worker.drain_timeout) == (240, 7200)
-    assert (options.release.chosen, options.worker.tags) == (("", ""), ())
-    assert (options.web.encryption, options.web.users) == (Keys(), ())
-    assert (options.web.settings, options.web.tls) == (Settings(), None)
+    assert (options.gpu_wait_timeout, options.drain_timeout) == (240, 7200)
+    assert (options.ci.release.chosen, options.extra_tags) == (("", ""), ())
+    assert (options.ci.web.encryption, options.ci.web.users) == (Keys(), ())
+    assert (options.ci.web.settings, options.ci.web.tls) == (Settings(), None)
 
 
 @pytest.mark.parametrize("option", TABLE, ids=lambda option: option.name)
@@ -62,8 +62,6 @@ def test_declaration(option):
     assert BY_NAME[option.name] is option
     assert option.text.strip() == option.text
     assert option.text.endswith(".")
-    assert option.ci in (None, "concourse")
-    assert bool(option.is_secret) == (option.name in SECRETS)
     if option.values:
         assert option.default in option.values
     # YAML 1.1 reads them as booleans, in a bundle or a Terraform plan.
@@ -77,8 +75,8 @@ def test_everyday_options_are_first_and_groups_stay_together():
     assert groups == sorted(groups, key=[*Group].index)
     assert {*groups} == {*Group}
     assert [option.name for option in TABLE if option.group is Group.EVERYDAY] == [
-        *("deployment-mode", "enable-gpu", "gpu-device-ids", "gpus-per-task", "extra-tags"),
-        *("task-mounts", "external-url"),
+        *("ci-system", "deployment-mode", "enable-gpu", "gpu-device-ids", "gpus-per-task"),
+        *("extra-tags", "task-mounts", "external-url"),
     ]
 
 
@@ -108,6 +106,7 @@ def test_each_option_that_a_command_sets_exists(path):
 
 # A value that cannot be used, for each option but booleans and secrets.
 BAD = {
+    "ci-system": "concurse",
     "deployment-mode": "both",
     "gpu-device-ids": "none",
     "gpus-per-task": 129,
@@ -180,7 +179,7 @@ def test_bad_deployment_mode(mode):
 
 
 def test_tags_keep_their_order_without_repeats():
-    assert parse(extra_tags=" big, fast ,,big,a=b c ").worker.tags == ("big", "fast", "a=b c")
+    assert parse(extra_tags=" big, fast ,,big,a=b c ").extra_tags == ("big", "fast", "a=b c")
 
 
 @pytest.mark.parametrize("tag", ["a\nb", "a,b\x00", "a\x1b[31m", "a\u2028b", "a\u202eb"])
@@ -190,10 +189,10 @@ def test_bad_tags(tag):
 
 @pytest.mark.parametrize("version", ["8.3.0", "7.14.2", "10.0.11"])
 def test_concourse_version(version):
-    assert parse(concourse_version=version).release.chosen == (version, "")
+    assert parse(concourse_version=version).ci.release.chosen == (version, "")
     for checksum in ("0a" * 32, "0A" * 32):
         named = f" {version}@sha256:{checksum} "
-        assert parse(concourse_version=named).release.chosen == (version, "0a" * 32)
+        assert parse(concourse_version=named).ci.release.chosen == (version, "0a" * 32)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +218,8 @@ def test_every_pinned_checksum_is_one():
 def test_a_tsa_outside_juju():
     hosts = "ci.example.com:2222, 10.0.0.5:22,[fd00::5]:2222"
     options = parse(tsa_hosts=hosts, tsa_public_keys=f"{KEY} root@web\n")
-    assert options.worker.tsa_hosts == ("ci.example.com:2222", "10.0.0.5:22", "[fd00::5]:2222")
-    assert options.worker.tsa_public_key == KEY
+    assert options.ci.worker.tsa_hosts == ("ci.example.com:2222", "10.0.0.5:22", "[fd00::5]:2222")
+    assert options.ci.worker.tsa_public_key == KEY
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_bad_tsa_host(host):
 def test_several_host_keys_of_a_tsa_outside_juju_are_all_trusted():
     """As while that Concourse rotates its own."""
     options = parse(tsa_hosts="a:1", tsa_public_keys=f"{KEY} one, {KEY}\n")
-    assert options.worker.tsa_public_key.splitlines() == [KEY, KEY]
+    assert options.ci.worker.tsa_public_key.splitlines() == [KEY, KEY]
     assert "is not one line" in refused(tsa_hosts="a:1", tsa_public_keys=f"{KEY},{KEY}\n{KEY}")
     assert refused(tsa_hosts="a:1", tsa_public_keys=f"{KEY},").startswith("tsa-public-keys")
 
@@ -308,7 +307,7 @@ def test_a_public_key_is_one_safe_line_or_refused(text, piece):
 def test_worker_private_key(form):
     pem = private(RSA, form)
     options = parse(worker_private_key={"private-key": pem})
-    assert options.worker.private_key == pem
+    assert options.ci.worker.private_key == pem
     assert "PRIVATE" not in repr(options)
 
 
@@ -334,7 +333,7 @@ def test_bad_worker_private_key_is_not_shown(pem):
 
 @pytest.mark.parametrize("port", [1, 80, 443, 8080, 65535, "8081"])
 def test_web_port(port):
-    assert parse(web_port=port).web.port == int(port)
+    assert parse(web_port=port).ci.web.port == int(port)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 2222, 2221, 7777, 7788, 8079, 8888, 10**100 - 1])
@@ -356,7 +355,7 @@ def test_bad_web_port(port):
     ],
 )
 def test_external_url(url, kept):
-    assert parse(external_url=url).web.external_url == kept
+    assert parse(external_url=url).ci.web.external_url == kept
 
 
 @pytest.mark.parametrize(
@@ -384,7 +383,7 @@ def test_bad_external_url(url):
     ],
 )
 def test_advertise_address(given, kept):
-    assert parse(web_advertise_address=given).web.advertise_address == kept
+    assert parse(web_advertise_address=given).ci.web.advertise_address == kept
 
 
 @pytest.mark.parametrize(
@@ -448,7 +447,7 @@ def test_a_value_that_cannot_be_used_concerns_its_own_part_and_the_others_are_re
         | {option: "bad value"}
     )
     assert options.frozen == {part}
-    assert options.worker.tags == ("rack-7",)
+    assert options.extra_tags == ("rack-7",)
 
 
 def test_all_that_is_wrong_is_listed():

@@ -8,14 +8,25 @@ import json
 import pytest
 from ops import testing
 
+from ci.concourse.plan.model import Rivals, planned
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime import install
 from gpu_agent.runtime import task_mounts as folders
-from gpu_agent.runtime.settings import Folder
+from gpu_agent.runtime.settings import Folder, GpuPlan
 from gpu_runtime import task_mounts as given
 from options.part import Part
-from plan import plan
-from tests.unit.situations import codes, gpu_unit, parse, refused, said, state, tsa, unit
+from tests.unit.situations import (
+    codes,
+    gpu_unit,
+    make_plan,
+    parse,
+    refused,
+    said,
+    state,
+    tsa,
+    unit,
+)
+from tests.unit.wrapper_rig import TASKS
 
 DATA = Folder("/srv/data", "/srv/data", writable=False)
 
@@ -35,13 +46,13 @@ DATA = Folder("/srv/data", "/srv/data", writable=False)
     ],
 )
 def test_a_folder(text, folder):
-    assert parse(task_mounts=f" {text} ,, ").worker.folders == (folder,)
+    assert parse(task_mounts=f" {text} ,, ").ci.worker.folders == (folder,)
 
 
 def test_several():
-    found = parse(task_mounts="/srv/data, /srv/cache:rw,/srv/cache:/elsewhere").worker.folders
+    found = parse(task_mounts="/srv/data, /srv/cache:rw,/srv/cache:/elsewhere").ci.worker.folders
     assert [folder.target for folder in found] == ["/srv/data", "/srv/cache", "/elsewhere"]
-    assert parse().worker.folders == ()
+    assert parse().ci.worker.folders == ()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,7 @@ def test_what_is_the_machines_own(source, holds):
 def test_a_users_home_is_not_given(source):
     """A task's root may do there what that user may, as to let itself in."""
     assert "is or contains the home of a user" in refused(task_mounts=f"{source}:/data:rw")
-    assert parse(task_mounts="/home/shared/datasets").worker.folders
+    assert parse(task_mounts="/home/shared/datasets").ci.worker.folders
 
 
 @pytest.mark.parametrize(
@@ -103,29 +114,29 @@ def test_two_in_one_place(other):
 
 
 def test_a_worker_without_gpus_gives_them_too():
-    made = plan.make(unit(options={"task-mounts": "/srv/data"}))
-    assert (made.folders, made.gpu, made.worker.wrapped) == ((DATA,), None, True)
-    made = plan.make(gpu_unit(options={"task-mounts": "/srv/data"}))
-    assert made.folders == (DATA,)
-    assert plan.make(unit()).folders == ()
-    assert plan.make(unit("web", options={"task-mounts": "/srv/data"})).folders == ()
+    made = make_plan(unit(options={"task-mounts": "/srv/data"}))
+    assert (made.ci.folders, made.gpu, planned(made).worker.wrapped) == ((DATA,), None, True)
+    made = make_plan(gpu_unit(options={"task-mounts": "/srv/data"}))
+    assert made.ci.folders == (DATA,)
+    assert make_plan(unit()).ci.folders == ()
+    assert make_plan(unit("web", options={"task-mounts": "/srv/data"})).ci.folders == ()
 
 
 def test_a_unit_that_leaves_gives_none():
     found = dataclasses.replace(unit(options={"task-mounts": "/srv/data"}), leaving=True)
-    assert plan.make(found).folders == ()
+    assert make_plan(found).ci.folders == ()
 
 
 @pytest.mark.parametrize("option", [{"task-mounts": "srv"}, {"deployment-mode": "x"}])
 def test_a_bad_option_leaves_them_as_they_are(option):
-    made = plan.make(unit(options={"task-mounts": "/srv/data", **option}))
-    assert made.folders is Keep.AS_IS
+    made = make_plan(unit(options={"task-mounts": "/srv/data", **option}))
+    assert made.ci.folders is Keep.AS_IS
 
 
 def test_another_runc_would_give_none():
-    found = unit(options={"task-mounts": "/srv/data"}, machine={"foreign_runc": "/opt/x/runc"})
+    found = unit(options={"task-mounts": "/srv/data"}, rivals=Rivals(runc="/opt/x/runc"))
     assert codes(found) == [("blocked", "foreign-runc")]
-    assert said(unit(machine={"foreign_runc": "/opt/x/runc"})) == []
+    assert said(unit(rivals=Rivals(runc="/opt/x/runc"))) == []
 
 
 @pytest.fixture
@@ -139,31 +150,33 @@ def place(tmp_path, monkeypatch):
 def test_the_back_end_reads_what_the_charm_writes(place):
     path, wrapped = place
     uv = Folder("/srv/uv", "/root/.cache/uv", writable=True)
-    assert folders.ensure((DATA, uv), Keep.AS_IS)
-    assert not folders.ensure((DATA, uv), Keep.AS_IS)
+    assert folders.ensure((DATA, uv), Keep.AS_IS, "/r", TASKS)
+    assert not folders.ensure((DATA, uv), Keep.AS_IS, "/r", TASKS)
     read = given.read(str(path))
     found = [(one.source, one.target, one.writable) for one in read]
     assert found == [dataclasses.astuple(DATA), dataclasses.astuple(uv)]
     assert wrapped == []
-    assert not folders.ensure(Keep.AS_IS, None)
-    assert folders.ensure((), None)
+    assert not folders.ensure(Keep.AS_IS, None, "/r", TASKS)
+    assert folders.ensure((), None, "/r", TASKS)
     assert not path.exists()
-    assert not folders.ensure((), None)
+    assert not folders.ensure((), None, "/r", TASKS)
 
 
 def test_for_folders_alone_the_wrapper_hands_out_no_gpu(place):
     _, wrapped = place
-    folders.ensure((DATA,), None)
-    assert wrapped == [None]
-    assert json.loads(install.policy_text(None)) == {"version": 3, "gpus": []}
+    folders.ensure((DATA,), None, "/r", TASKS)
+    assert wrapped == [GpuPlan((), "", runc="/r", tasks=TASKS)]
+    tasks = {"parent": "/tmp/build/", "others": ["get", "put", "run"]}
+    told = json.loads(install.policy_text(*wrapped))
+    assert told == {"version": 3, "tasks": tasks, "gpus": []}
 
 
 def test_what_tasks_are_refused_for(place):
     path, _ = place
     assert folders.refused() == ""
-    folders.ensure((Folder("/usr/share", "/data", writable=False),), None)
+    folders.ensure((Folder("/usr/share", "/data", writable=False),), None, "/r", TASKS)
     assert folders.refused() == ""
-    folders.ensure((Folder("/nowhere/at-all", "/data", writable=False),), None)
+    folders.ensure((Folder("/nowhere/at-all", "/data", writable=False),), None, "/r", TASKS)
     assert folders.refused() == "/nowhere/at-all: /nowhere: No such file or directory"
     path.write_text("{")
     assert folders.refused().startswith(f"list of task-mounts folders {path}")
@@ -175,7 +188,8 @@ def test_the_operator_reads_it(context, rooms):
     assert rooms.folders == (DATA,)
     assert after.unit_status == testing.ActiveStatus("Worker ready")
     # The list is there before a task can ask for it, and the wrapper stays.
-    assert rooms.calls.index("folders.ensure") < rooms.calls.index("worker.apply")
+    order = ("folders.ensure", "launcher.ensure", "worker.apply")
+    assert [call for call in rooms.calls if call in order] == [*order]
     assert "runtime.remove" not in rooms.calls
     rooms.refused_folder = "/srv/data: it is missing"
     after = context.run(context.on.update_status(), before)

@@ -17,11 +17,19 @@ from gpu_agent.model.quarantine import Quarantine
 from machine import process
 from options.part import Part
 from parts import health_watch as service
-from plan import plan, status
+from plan.agent_view import AgentView
 from plan.messages import Level
 from plan.state import Failure
-from plan.status import Running
-from tests.unit.situations import GPUS, gpu_unit, state, tsa, unit
+from tests.unit.situations import (
+    GPUS,
+    Running,
+    gpu_unit,
+    make_plan,
+    state,
+    status_lines,
+    tsa,
+    unit,
+)
 
 RUNNING = Running(web=True, worker=True, connected=True)
 
@@ -80,7 +88,7 @@ def refresh(home, version):
 
 
 def ensure(found):
-    return service.ensure(found, plan.make(found))
+    return service.ensure(found, make_plan(found))
 
 
 def told():
@@ -152,6 +160,14 @@ def test_it_is_told_what_may_be_done_for_a_gpu(systemd, recovery, reboot, then):
     assert told().recovery == then
 
 
+def test_it_is_told_which_program_knows_the_names_of_jobs(systemd):
+    program = ("-S", "-m", "ci.names")
+    ensure(gpu_unit(agent=AgentView(job_names=program)))
+    assert told().job_names == program
+    ensure(gpu_unit())
+    assert told().job_names == ()
+
+
 @pytest.mark.parametrize(
     "option", ["gpu-health", "quarantine-limit-percent", "gpu-device-ids", "job-log"]
 )
@@ -178,7 +194,7 @@ def test_without_a_copy_of_the_programs_there_is_none(systemd, tmp_path):
 
 
 def lines(found, **running):
-    return status.lines(found, plan.make(found), dataclasses.replace(RUNNING, **running))
+    return status_lines(found, make_plan(found), dataclasses.replace(RUNNING, **running))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +237,7 @@ def test_a_driver_that_hangs_is_said_before_all_that_follows_from_it():
 def test_a_watch_that_failed_is_said_and_the_worker_goes_on():
     failure = Failure(Part.WATCH, "The GPUs are not watched: why. See journalctl")
     found = gpu_unit(failures=(failure,))
-    assert plan.make(found).worker == plan.make(gpu_unit()).worker
+    assert make_plan(found).ci.own.worker == make_plan(gpu_unit()).ci.own.worker
     assert lines(found)[0].text == failure.text
 
 
@@ -252,7 +268,7 @@ def test_the_door_has_it_where_gpus_are_and_takes_it_away_with_them(context, roo
 
 
 def test_a_hook_with_a_driver_that_hangs_ends_and_says_so(context, rooms):
-    rooms.inventory = Inventory(State.HUNG, detail="no answer within 20 s")
+    rooms.inventory = Inventory(State.HUNG, detail="no answer within 20 s", vendor="nvidia")
     before = state(relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status.name == "blocked"

@@ -18,8 +18,9 @@ from gpu_selftest.check import Check, Level, Outcome, Said
 from gpu_selftest.compute import environment
 from options.part import Part
 from options.table import Minimums
+from plan.agent_view import AgentView
 from plan.state import Failure
-from tests.unit.selftest_charm import CHECK, RUNS, present, worker
+from tests.unit.selftest_charm import AGENT, CHECK, RUNS, present, worker
 from tests.unit.situations import gpu_unit, situation
 
 DISK = Check("disk", Level.QUICK, "there is room", remedy="make room", condemns=False)
@@ -50,7 +51,7 @@ def test_without_a_release_of_concourse_nothing_is_tested_and_no_gpu_is_blamed(
     asked = []
     monkeypatch.setattr(selftest_asked, "ensure", asked.append)
     packaged = Packaged("1.20.0-1", ours=True, previous=tried)
-    after, calls = charm.ensure(installed="", packaged=packaged)
+    after, calls = charm.ensure(agent=AgentView(runc="/bin/is-not-there"), packaged=packaged)
     assert calls == ["boot True"]
     assert asked == []
     assert after.verdict is None
@@ -298,6 +299,33 @@ def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
     assert json.loads(settings.PATH.read_text())["unit"] == "worker/0"
 
 
+def test_it_knows_the_ci_system_by_values_alone(charm):
+    charm.ensure()
+    kept = settings.read()
+    assert (kept.runc, kept.runc_remedy) == (AGENT.runc, AGENT.runc_remedy)
+    assert (kept.checks, kept.disks) == (AGENT.checks, AGENT.disks)
+    charm.ensure(agent=AgentView())
+    kept = settings.read()
+    assert (kept.runc, kept.checks, kept.disks) == ("", (), ())
+
+
+def test_the_programs_that_read_the_settings_are_there_before_them(charm, monkeypatch):
+    """An earlier copy would take later settings for damaged ones, and no boot would test."""
+    settings.PATH.unlink()
+    seen = []
+    monkeypatch.setattr(
+        service, "install", lambda **given: seen.append((settings.PATH.exists(), given))
+    )
+    charm.ensure()
+    order = {"before": AGENT.service, "needs": AGENT.runc}
+    assert seen == [(False, {"on_start": True, **order})]
+    assert settings.PATH.exists()
+
+
+def test_a_machine_without_a_ci_system_needs_no_release(charm):
+    assert charm.ensure(agent=AgentView())[1] == RUNS
+
+
 def test_wheels_of_which_juju_does_not_tell_stay_what_they_were(charm):
     charm.ensure(wheels="/wheels.tar.gz")
     charm.ensure(wheels=None)
@@ -308,7 +336,7 @@ def test_a_runtime_of_engines_that_nobody_has_put_right_is_what_it_was(charm, mo
     """With a bad option of the engines', the charm leaves it alone: a change of it still shows."""
     ours = f"{wrapper.ENGINES}/gpu-ci"
     found = dict.fromkeys(("/x", ours), "as installed")
-    monkeypatch.setattr(install, "installed", lambda: dict(found))
+    monkeypatch.setattr(install, "installed", lambda _: dict(found))
     charm.ensure()
     assert settings.read().files == found
     found.update(dict.fromkeys(found, "changed"))

@@ -10,14 +10,21 @@ import pytest
 
 from ci.concourse.options.release import ReleaseOptions
 from ci.concourse.options.worker import WorkerSettings
-from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
+from ci.concourse.plan.model import (
+    ConcoursePlan,
+    ReleasePlan,
+    Rivals,
+    WebPlan,
+    WorkerPlan,
+    planned,
+)
 from ci.concourse.upstream import PINNED_SHA256
 from gpu_agent.model.inventory import Inventory, MigDevice, State
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
 from options.table import MODES
-from plan import plan
 from plan.gpu_offers import GpuOffer
+from plan.gpus import Choice
 from plan.model import HostPlan, Plan
 from plan.network import Network, Offer
 from plan.state import RememberedIds
@@ -33,8 +40,10 @@ from tests.unit.situations import (
     TSA,
     WEB,
     WORKER_KEY,
+    changed,
     codes,
     gpu_unit,
+    make_plan,
     parse,
     said,
     unit,
@@ -53,7 +62,7 @@ def waiting(code):
 
 
 def test_a_worker_without_gpus():
-    made = plan.make(
+    made = make_plan(
         unit(options={"extra-tags": "b,a", "worker-settings": "dns-server=10.0.0.53"})
     )
     worker = WorkerPlan(
@@ -68,43 +77,52 @@ def test_a_worker_without_gpus():
     release = ReleasePlan("8.3.0", "amd64", PINNED_SHA256["8.3.0"], "", webs=("8.3.0",))
     release = dataclasses.replace(release, attach=ATTACH)
     offer = GpuOffer("ci-gpu/3", ())
-    assert made == Plan((), release, None, worker, None, host=HostPlan(), offer=offer)
+    assert planned(made) == ConcoursePlan(release, worker)
+    assert (made.gpu, made.problems, made.ci.problems) == (None, (), ())
+    assert (made.host, made.offer, made.choice) == (HostPlan(), offer, Choice())
 
 
 def test_a_worker_with_gpus():
-    made = plan.make(gpu_unit({"extra-tags": "rack-7"}))
+    made = make_plan(gpu_unit({"extra-tags": "rack-7"}))
     assert made.problems == ()
     assert made.gpu == GpuPlan(GPUS, RUNTIME, driver="580.95.05", cuda="13.0")
-    assert made.worker.wrapped
-    assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=2")
-    assert made.worker.tags[-1] == "rack-7"
-    assert not [tag for tag in made.worker.tags if tag.startswith("gpu-devices")]
+    assert planned(made).worker.wrapped
+    assert planned(made).worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=2")
+    assert planned(made).worker.tags[-1] == "rack-7"
+    assert not [tag for tag in planned(made).worker.tags if tag.startswith("gpu-devices")]
 
 
 def test_a_chosen_gpu():
-    made = plan.make(gpu_unit({"gpu-device-ids": "1"}))
+    made = make_plan(gpu_unit({"gpu-device-ids": "1"}))
     assert made.gpu.gpus == GPUS[1:]
     begins = ("gpu", "gpu-type=nvidia", "gpu-count=1", "gpu-devices=1")
-    assert made.worker.tags[:4] == begins
+    assert planned(made).worker.tags[:4] == begins
     assert made.choice.remember == RememberedIds(("1",), (("1", GPUS[1].uuid),), (1,))
 
 
 def test_gpus_that_are_turned_off_leave_nothing():
-    made = plan.make(unit(remembered=RememberedIds(), machine={"foreign_runc": "/x"}))
-    assert (made.gpu, made.worker.wrapped, made.worker.tags) == (None, False, ())
+    made = make_plan(unit(remembered=RememberedIds(), rivals=Rivals(runc="/x")))
+    assert (made.gpu, planned(made).worker.wrapped, planned(made).worker.tags) == (None, False, ())
     assert (made.choice.remember, made.problems) == (RememberedIds(), ())
 
 
 def test_the_key_and_the_address_of_a_web_outside_juju_are_taken():
-    worker = plan.make(unit(options=OUTSIDE, tsa=Tsa())).worker
+    worker = make_plan(unit(options=OUTSIDE, tsa=Tsa())).ci.own.worker
     assert (worker.tsa_hosts, worker.tsa_public_keys) == (("ci.example.com:2222",), (WORKER_KEY,))
 
 
 def test_a_web():
-    made = plan.make(unit("web"))
+    made = make_plan(unit("web"))
     url, keys = "http://10.0.0.7:8080", (WORKER_KEY,)
-    web = WebPlan("10.0.0.7", 8080, url, DATABASE, SECRETS, keys, parse().web, queues_tasks=True)
-    assert (made.web, made.worker, made.gpu, made.problems) == (web, None, None, ())
+    web = WebPlan(
+        "10.0.0.7", 8080, url, DATABASE, SECRETS, keys, parse().ci.web, queues_tasks=True
+    )
+    assert (planned(made).web, planned(made).worker, made.gpu, made.problems) == (
+        web,
+        None,
+        None,
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,14 +135,14 @@ def test_a_web():
 def test_the_url_of_a_web(given, address, url):
     network = Network(own=Offer((address,)))
     found = unit("web", options={"external-url": given}, network=network)
-    assert plan.make(found).web.external_url == url
+    assert make_plan(found).ci.own.web.external_url == url
 
 
 def test_both_on_one_machine_need_no_relation_and_no_database():
     web = dataclasses.replace(WEB, database=None, database_related=False)
-    made = plan.make(unit("all", tsa=Tsa(), web=web))
-    assert made.web.database is None
-    worker = made.worker
+    made = make_plan(unit("all", tsa=Tsa(), web=web))
+    assert planned(made).web.database is None
+    worker = planned(made).worker
     assert (worker.tsa_hosts, worker.tsa_public_keys) == (("127.0.0.1:2222",), (HOST_KEY,))
     assert made.problems == ()
 
@@ -133,7 +151,7 @@ def test_one_that_is_leaving_starts_nothing():
     for mode in MODES:
         found = unit(mode, options={"enable-gpu": True}, leaving=True)
         nothing = GpuOffer(found.unit, ())
-        assert plan.make(found) == Plan((), None, None, None, None, offer=nothing)
+        assert make_plan(found) == Plan((), None, offer=nothing)
 
 
 # Found, what is read, and what becomes of gpu, worker and web: "new" for a plan.
@@ -169,12 +187,12 @@ ASKS = {
         (None, None, Keep.AS_IS),
     ),
     "rival": (
-        gpu_unit(machine={"rival": "docker.service"}),
+        gpu_unit(rivals=Rivals("docker.service")),
         blocked("other-containerd"),
         ("new", Keep.AS_IS, None),
     ),
     "foreign runc": (
-        gpu_unit(machine={"foreign_runc": "/opt/containerd/bin/runc"}),
+        gpu_unit(rivals=Rivals(runc="/opt/containerd/bin/runc")),
         blocked("foreign-runc"),
         ("new", Keep.AS_IS, None),
     ),
@@ -258,7 +276,7 @@ ASKS = {
 
 def parts(made):
     kinds = (GpuPlan, WorkerPlan, WebPlan)
-    values = (made.gpu, made.worker, made.web)
+    values = (made.gpu, planned(made).worker, planned(made).web)
     pairs = zip(values, kinds, strict=True)
     return tuple("new" if isinstance(value, kind) else value for value, kind in pairs)
 
@@ -266,34 +284,39 @@ def parts(made):
 @pytest.mark.parametrize("name", ASKS)
 def test_what_is_in_the_way_is_said_with_the_next_step(name):
     found, problems, becomes = ASKS[name]
-    made = plan.make(found)
+    made = make_plan(found)
     assert codes(found) == problems
     assert parts(made) == becomes
 
 
 def test_gpus_that_fail_do_not_hinder_the_web_beside_them():
     assert parts(
-        plan.make(unit("all", options={"enable-gpu": True}, machine={"toolkit": None}))
+        make_plan(unit("all", options={"enable-gpu": True}, machine={"toolkit": None}))
     ) == (Keep.AS_IS, Keep.AS_IS, "new")
 
 
 def test_gpus_are_no_business_of_a_web():
-    found = unit("web", options={"enable-gpu": True}, inventory=Inventory(State.NO_GPU))
-    made = plan.make(found)
+    found = unit(
+        "web", options={"enable-gpu": True}, inventory=Inventory(State.NO_GPU, vendor="nvidia")
+    )
+    made = make_plan(found)
     assert parts(made) == (None, None, "new")
     assert made.problems == ()
 
 
 def test_all_that_is_wrong_is_said():
     found = unit("all", options={"enable-gpu": True}, machine={"toolkit": None})
-    found = dataclasses.replace(
+    found = changed(
         found,
-        options=dataclasses.replace(found.options, release=ReleaseOptions(("9.0.0", ""), "")),
-        machine=dataclasses.replace(found.machine, rival="docker.service"),
+        options=dataclasses.replace(
+            found.options,
+            ci=dataclasses.replace(found.options.ci, release=ReleaseOptions(("9.0.0", ""), "")),
+        ),
+        rivals=Rivals("docker.service"),
         web=dataclasses.replace(WEB, database=None),
     )
     assert [code for _, code in codes(found)] == [
-        "no-checksum", "toolkit-missing", "no-database-data", "other-containerd",
+        "toolkit-missing", "no-checksum", "no-database-data", "other-containerd",
     ]  # fmt: skip
 
 
@@ -301,9 +324,9 @@ def test_mig_devices_are_what_is_handed_out():
     sliced = dataclasses.replace(
         GPUS[0], mig_enabled=True, mig=(MigDevice("MIG-a", "1g.10gb"), MigDevice("MIG-b", "x"))
     )
-    made = plan.make(gpu_unit(inventory=dataclasses.replace(READY, gpus=(sliced, GPUS[1]))))
+    made = make_plan(gpu_unit(inventory=dataclasses.replace(READY, gpus=(sliced, GPUS[1]))))
     assert [gpu.devices for gpu in made.gpu.gpus] == [("MIG-a", "MIG-b"), (GPUS[1].uuid,)]
-    assert "gpu-count=3" in made.worker.tags
+    assert "gpu-count=3" in planned(made).worker.tags
 
 
 @pytest.mark.parametrize(
@@ -319,12 +342,12 @@ def test_a_release_has_a_checksum_or_is_at_hand(architecture, options, tarball, 
     found = unit(options=options, machine={"architecture": architecture}, tarball=tarball)
     wanted = ReleasePlan("8.3.0", architecture, sha256, tarball, webs=("8.3.0",))
     wanted = dataclasses.replace(wanted, attach=ATTACH, is_named=bool(options))
-    assert plan.make(found).release == wanted
+    assert make_plan(found).ci.own.release == wanted
 
 
 def test_no_checksum_of_amd64_is_taken_for_arm64():
-    made = plan.make(unit(machine={"architecture": "arm64"}))
-    assert made.release is None
+    made = make_plan(unit(machine={"architecture": "arm64"}))
+    assert planned(made).release is None
     text = said(unit(machine={"architecture": "arm64"}))[0][1]
     assert "8.3.0 on arm64" in text
     assert "/releases/download/v8.3.0/concourse-8.3.0-linux-arm64.tgz " in text
@@ -354,8 +377,8 @@ def test_the_command_of_a_release_without_a_checksum_sets_the_right_one(tmp_path
     told = f"config ci-gpu concourse-version=8.3.0@sha256:{digest}\n" if served else ""
     assert (done.stdout, done.returncode == 0) == (told, served)
     named = {"concourse-version": f"8.3.0@sha256:{digest}"}
-    made = plan.make(unit(options=named, machine={"architecture": "arm64"}))
-    assert made.release.sha256 == digest
+    made = make_plan(unit(options=named, machine={"architecture": "arm64"}))
+    assert planned(made).release.sha256 == digest
 
 
 @pytest.mark.parametrize(("installed", "works"), [("", True), ("8.3.0", True), ("8.2.5", False)])
@@ -371,5 +394,5 @@ def test_secrets_do_not_show_where_a_plan_is_printed():
     secret = "0123456789"
     worker = WorkerPlan("w", (), (), secret, (), WorkerSettings(), wrapped=False)
     database, secrets = dataclasses.replace(DATABASE, password=secret), WebSecrets(*[secret] * 3)
-    web = WebPlan("", 1, "", database, secrets, (), parse().web)
+    web = WebPlan("", 1, "", database, secrets, (), parse().ci.web)
     assert secret not in repr((worker, web))

@@ -9,19 +9,20 @@ import os
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.plan.model import ConcourseState, Rivals, WebPlan, WorkerPlan, planned
 from ci.concourse.upstream import WEB_REQUEST_TIMEOUT
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.model.host import Machine, Toolkit
-from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State, Vendor
+from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
 from options.table import MODES, VENDORS
-from plan import plan, status
 from plan.gpus import choose, problem_with
+from plan.messages import Level
 from plan.network import Interface, Network, Offer
 from plan.state import RememberedIds, UnitState
 from relations.model import Database, Tsa, Web, WebSecrets
-from tests.unit.situations import parse
+from tests.unit.situations import Running, changed, make_plan, note, parse, status_lines
 
 DEFAULTS = parse()
 KEY = "ssh-rsa AAAA"
@@ -54,25 +55,28 @@ options = st.builds(
     gpus_per_task=mostly(1, st.integers(0, 12)),
     gpu_wait_timeout=st.sampled_from([0, 240, 241, 280, 281, 1800]) | st.integers(0, 1800),
     gpu_for_privileged_tasks=st.booleans(),
-    release=st.builds(
-        functools.partial(dataclasses.replace, DEFAULTS.release),
-        chosen=st.tuples(
-            mostly("8.3.0", st.sampled_from(["", *VERSIONS])), st.sampled_from(["", "ab" * 32])
+    extra_tags=some("gpu", "rack-7", "{0}"),
+    ci=st.builds(
+        functools.partial(dataclasses.replace, DEFAULTS.ci),
+        release=st.builds(
+            functools.partial(dataclasses.replace, DEFAULTS.ci.release),
+            chosen=st.tuples(
+                mostly("8.3.0", st.sampled_from(["", *VERSIONS])), st.sampled_from(["", "ab" * 32])
+            ),
+            mirror=st.just(""),
         ),
-        mirror=st.just(""),
-    ),
-    worker=st.builds(
-        functools.partial(dataclasses.replace, DEFAULTS.worker),
-        tags=some("gpu", "rack-7", "{0}"),
-        tsa_hosts=mostly((), some("ci.example.com:2222")),
-        tsa_public_key=st.just(KEY),
-    ),
-    web=st.builds(
-        functools.partial(dataclasses.replace, DEFAULTS.web),
-        port=st.just(8080),
-        external_url=texts("", "https://ci.example.com"),
-        advertise_address=mostly(
-            "", st.sampled_from(["10.1.0.7", "ci.example.com", "10.2.0.0/16"])
+        worker=st.builds(
+            functools.partial(dataclasses.replace, DEFAULTS.ci.worker),
+            tsa_hosts=mostly((), some("ci.example.com:2222")),
+            tsa_public_key=st.just(KEY),
+        ),
+        web=st.builds(
+            functools.partial(dataclasses.replace, DEFAULTS.ci.web),
+            port=st.just(8080),
+            external_url=texts("", "https://ci.example.com"),
+            advertise_address=mostly(
+                "", st.sampled_from(["10.1.0.7", "ci.example.com", "10.2.0.0/16"])
+            ),
         ),
     ),
 )
@@ -84,8 +88,9 @@ def inventories(draw):
     cards = draw(st.lists(st.sampled_from(CARDS), unique=True).map(sorted))
     if state is not State.READY or not cards:
         state = State.NVML_ERROR if state is State.READY else state
-        return Inventory(state, driver=draw(texts("580.95.05", "")), detail=draw(texts("{0}")))
-    vendor = draw(mostly(Vendor.NVIDIA, st.sampled_from(Vendor)))
+        about = {"driver": draw(texts("580.95.05", "")), "detail": draw(texts("{0}"))}
+        return Inventory(state, vendor="nvidia", **about)
+    vendor = draw(mostly("nvidia", st.sampled_from(registry.NAMES)))
     gpus = tuple(
         Gpu(
             index=index,
@@ -100,7 +105,7 @@ def inventories(draw):
                 MigDevice(f"MIG-{card}-{n}", draw(texts("1g.10gb", "3g.40gb")))
                 for n in range(max(mig, 0))
             ),
-            nodes=() if vendor is Vendor.NVIDIA else (f"/dev/dri/renderD{128 + card}",),
+            nodes=() if vendor == "nvidia" else (f"/dev/dri/renderD{128 + card}",),
         )
         for index, card in enumerate(cards)
     )
@@ -155,25 +160,29 @@ def founds(draw):
     return UnitState(
         options=chosen,
         unit="ci-gpu/3",
-        worker_name=draw(texts("ci-worker-0")),
-        network=draw(networks()),
         machine=Machine(
             architecture=draw(mostly("amd64", st.just("arm64"))),
             toolkit=draw(mostly(Toolkit(PATH, "1.20.0"), st.none() | toolkits)),
-            rival=draw(mostly("", texts("docker.service"))),
-            foreign_runc=draw(mostly("", st.just("/opt/containerd/bin/runc"))),
         ),
         inventory=draw(inventories()) if asked else None,
         handed_out=draw(some(*(f"GPU-{card}" for card in CARDS))) if asked else (),
         remembered=RememberedIds(before, known, tuple(range(len(known)))),
-        tarball=draw(st.sampled_from(["", "/r/concourse.tgz"])),
-        installed=draw(st.sampled_from(["", *VERSIONS])),
-        tsa=draw(mostly(tsa, st.just(Tsa()))),
-        web=Web(
-            database_related=draw(st.booleans()),
-            database=draw(mostly(Database("10.0.0.9", 5432, "c", "u", "p"), st.none())),
-            secrets=draw(mostly(WebSecrets("a", "b", "c"), st.none())),
-            tsa_public_key=KEY,
+        ci=ConcourseState(
+            worker_name=draw(texts("ci-worker-0")),
+            network=draw(networks()),
+            rivals=Rivals(
+                draw(mostly("", texts("docker.service"))),
+                draw(mostly("", st.just("/opt/containerd/bin/runc"))),
+            ),
+            tarball=draw(st.sampled_from(["", "/r/concourse.tgz"])),
+            installed=draw(st.sampled_from(["", *VERSIONS])),
+            tsa=draw(mostly(tsa, st.just(Tsa()))),
+            web=Web(
+                database_related=draw(st.booleans()),
+                database=draw(mostly(Database("10.0.0.9", 5432, "c", "u", "p"), st.none())),
+                secrets=draw(mostly(WebSecrets("a", "b", "c"), st.none())),
+                tsa_public_key=KEY,
+            ),
         ),
         leaving=draw(mostly(good=False, other=st.booleans())),
     )
@@ -182,38 +191,38 @@ def founds(draw):
 @settings(max_examples=4000 if "GPUCI_SOAK" in os.environ else 150, deadline=None, database=None)
 @given(founds())
 def test_whatever_is_found(found):
-    made = plan.make(found)
-    parts = (made.gpu, made.worker, made.web)
+    made = make_plan(found)
+    parts = (made.gpu, planned(made).worker, planned(made).web)
     event(", ".join(type(part).__name__ for part in parts))
-    assert plan.make(dataclasses.replace(found)) == made
+    assert make_plan(dataclasses.replace(found)) == made
     the_plan_is_one_that_the_rooms_can_follow(found, made)
     what_was_remembered_changes_nothing(found, made)
     tags_and_policy_agree(found, made)
     a_wait_ends_before_concourse_gives_up(found, made)
     what_was_published_stays(found, made)
-    for running in (status.Running(), status.Running(web=True, worker=True, connected=True)):
-        lines = status.lines(found, made, running)
+    for running in (Running(), Running(web=True, worker=True, connected=True)):
+        lines = status_lines(found, made, running)
         assert lines
-        assert (lines[0].level is status.Level.ACTIVE) <= (not made.problems)
+        assert (lines[0].level is Level.ACTIVE) <= (not (made.problems or made.ci.problems))
         assert all(line.text for line in lines)
 
 
 def the_plan_is_one_that_the_rooms_can_follow(found, made):
-    parts = (made.gpu, made.worker, made.web)
-    if Keep.AS_IS in parts or (not made.worker and not made.web):
-        assert made.problems or found.leaving
-    if isinstance(made.worker, WorkerPlan) or isinstance(made.web, WebPlan):
-        assert made.release
-    if isinstance(made.worker, WorkerPlan):
-        assert made.worker.tsa_hosts
-        assert made.worker.tsa_public_keys
-        assert not found.machine.rival
-    assert (made.worker is None) or found.options.has_worker
-    assert (made.web is None) or found.options.has_web
+    parts = (made.gpu, planned(made).worker, planned(made).web)
+    if Keep.AS_IS in parts or (not planned(made).worker and not planned(made).web):
+        assert made.problems or made.ci.problems or found.leaving
+    if isinstance(planned(made).worker, WorkerPlan) or isinstance(planned(made).web, WebPlan):
+        assert planned(made).release
+    if isinstance(planned(made).worker, WorkerPlan):
+        assert planned(made).worker.tsa_hosts
+        assert planned(made).worker.tsa_public_keys
+        assert not found.ci.rivals.containerd
+    assert (planned(made).worker is None) or found.options.has_worker
+    assert (planned(made).web is None) or found.options.has_web
 
 
 def what_was_remembered_changes_nothing(found, made):
-    again = plan.make(dataclasses.replace(found, remembered=made.choice.remember))
+    again = make_plan(dataclasses.replace(found, remembered=made.choice.remember))
     assert again == made or found.leaving
 
 
@@ -223,50 +232,56 @@ def tags_and_policy_agree(found, made):
     if wrong:
         assert wrong in made.problems
         assert made.gpu is Keep.AS_IS
-        if isinstance(made.worker, WorkerPlan):
+        if isinstance(planned(made).worker, WorkerPlan):
             assert {uuid for uuid, _ in made.unusable} == {*found.handed_out} != set()
-            assert made.worker.tags[0] == "gpu-unusable"
-            assert made.worker.wrapped
+            assert planned(made).worker.tags[0] == "gpu-unusable"
+            assert planned(made).worker.wrapped
         return
     assert made.unusable == ()
     if isinstance(made.gpu, GpuPlan):
         assert made.gpu.gpus
         assert all(gpu.devices and gpu in found.inventory.gpus for gpu in made.gpu.gpus)
-        assert status.gpu_note(found, made.choice)
-    if not isinstance(made.worker, WorkerPlan):
+        assert note(found)
+    if not isinstance(planned(made).worker, WorkerPlan):
         return
-    assert made.worker.wrapped == isinstance(made.gpu, GpuPlan)
-    if not made.worker.wrapped:
-        assert made.worker.tags == found.options.worker.tags
+    assert planned(made).worker.wrapped == isinstance(made.gpu, GpuPlan)
+    if not planned(made).worker.wrapped:
+        assert planned(made).worker.tags == found.options.extra_tags
         return
     handed_out = {device for gpu in made.gpu.gpus for device in gpu.devices}
     count, vendor = len(handed_out), found.inventory.vendor
-    assert made.worker.tags[:3] == ("gpu", f"gpu-type={vendor.value}", f"gpu-count={count}")
-    assert len(set(made.worker.tags)) == len(made.worker.tags)
-    assert {f"gpu-count>={number}" for number in range(1, count + 1)} <= set(made.worker.tags)
-    assert f"gpu-count>={count + 1}" not in made.worker.tags
-    assert bool(made.gpu.nvidia_runtime) == (vendor is Vendor.NVIDIA)
+    assert planned(made).worker.tags[:3] == (
+        "gpu",
+        f"gpu-type={vendor}",
+        f"gpu-count={count}",
+    )
+    assert len(set(planned(made).worker.tags)) == len(planned(made).worker.tags)
+    assert {f"gpu-count>={number}" for number in range(1, count + 1)} <= set(
+        planned(made).worker.tags
+    )
+    assert f"gpu-count>={count + 1}" not in planned(made).worker.tags
+    assert bool(made.gpu.nvidia_runtime) == (vendor == "nvidia")
     assert made.gpu.gpus_per_task <= count
-    chosen = any(tag.startswith("gpu-devices=") for tag in made.worker.tags[3:4])
+    chosen = any(tag.startswith("gpu-devices=") for tag in planned(made).worker.tags[3:4])
     assert chosen == bool(found.options.gpu_device_ids)
     if found.options.gpu_device_ids:
-        indexes = made.worker.tags[3][12:].split(",")
+        indexes = planned(made).worker.tags[3][12:].split(",")
         assert len(set(indexes)) == len(made.gpu.gpus)
-    ours = [tag for tag in found.options.worker.tags if tag != "gpu"]
-    assert list(made.worker.tags[len(made.worker.tags) - len(ours) :]) == ours
+    ours = [tag for tag in found.options.extra_tags if tag != "gpu"]
+    assert list(planned(made).worker.tags[len(planned(made).worker.tags) - len(ours) :]) == ours
 
 
 def what_was_published_stays(found, made):
-    if not isinstance(made.web, WebPlan):
+    if not isinstance(planned(made).web, WebPlan):
         return
-    told, network = dict(made.web.tsa_addresses), found.network
+    told, network = dict(planned(made).web.tsa_addresses), found.ci.network
     again = dataclasses.replace(
         network,
         interfaces=network.interfaces[::-1],
-        own=reordered(network.own, made.web.address),
+        own=reordered(network.own, planned(made).web.address),
         relations=tuple((n, reordered(offer, told.get(n, ""))) for n, offer in network.relations),
     )
-    assert plan.make(dataclasses.replace(found, network=again)).web == made.web
+    assert make_plan(changed(found, network=again)).ci.own.web == planned(made).web
 
 
 def reordered(offer, published):
@@ -275,27 +290,27 @@ def reordered(offer, published):
 
 def a_wait_ends_before_concourse_gives_up(found, made):
     """Web's clock and the worker's run for the call in which a task waits."""
-    if not isinstance(made.worker, WorkerPlan):
+    if not isinstance(planned(made).worker, WorkerPlan):
         return
     if not isinstance(made.gpu, GpuPlan):
-        assert made.worker.max_active_tasks == 0
-        assert bool(made.worker.request_timeout) == bool(made.unusable)
+        assert planned(made).worker.max_active_tasks == 0
+        assert bool(planned(made).worker.request_timeout) == bool(made.unusable)
         return
     options, wait = found.options, made.gpu.wait_timeout
-    patience = found.tsa.request_timeout
+    patience = found.ci.tsa.request_timeout
     if options.has_web:
         patience = WEB_REQUEST_TIMEOUT
-    if options.worker.tsa_hosts or not patience:
+    if options.ci.worker.tsa_hosts or not patience:
         patience = 300  # Concourse's own
     assert wait <= options.gpu_wait_timeout
     assert wait < patience
-    assert made.worker.request_timeout >= max(300, wait + 60)
-    assert ("limited" in status.gpu_note(found, made.choice)) == (wait < options.gpu_wait_timeout)
+    assert planned(made).worker.request_timeout >= max(300, wait + 60)
+    assert ("limited" in note(found)) == (wait < options.gpu_wait_timeout)
     devices = sum(len(gpu.devices) for gpu in made.gpu.gpus)
-    version = found.installed or ("" if found.tarball else made.release.version)
+    version = found.ci.installed or ("" if found.ci.tarball else planned(made).release.version)
     counts = options.gpu_allocation == "exclusive" and options.gpus_per_task > 0
     if counts and version in ("8.3.0", "9.9.9"):
-        assert 1 <= made.worker.max_active_tasks <= devices
-        assert made.worker.max_active_tasks * options.gpus_per_task <= devices
+        assert 1 <= planned(made).worker.max_active_tasks <= devices
+        assert planned(made).worker.max_active_tasks * options.gpus_per_task <= devices
     else:
-        assert made.worker.max_active_tasks == 0
+        assert planned(made).worker.max_active_tasks == 0

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from ci.concourse.options.worker import drain_timeout
-from options.table import parse
+from options.table import drain_timeout
 from options.values import OptionError
 from plan import draining
 from plan.draining import HAS, WAITS, Drain, Pause, Purpose, Rest, Rules
 from tests.unit.situations import DEFAULTS
+from tests.unit.situations import parse_options as parse
 
 DRAIN = Drain(Purpose.RELEASE, "Concourse 8.4.0", "worker/1", "boot", 7200, 100.0, since=100.0)
 
@@ -25,7 +25,7 @@ DRAIN = Drain(Purpose.RELEASE, "Concourse 8.4.0", "worker/1", "boot", 7200, 100.
 )
 def test_a_time_is_read(said, seconds):
     assert drain_timeout({"drain-timeout": said}) == seconds
-    assert parse({**DEFAULTS, "drain-timeout": said}).worker.drain_timeout == seconds
+    assert parse({**DEFAULTS, "drain-timeout": said}).drain_timeout == seconds
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_none_is_refused_in_words(said):
 
 
 def test_two_hours_are_the_default():
-    assert drain_timeout(DEFAULTS) == parse({}).worker.drain_timeout == 7200
+    assert drain_timeout(DEFAULTS) == parse({}).drain_timeout == 7200
 
 
 FIVE = "step 1, step 2, step 3 and 2 more"
@@ -129,7 +129,7 @@ def test_a_dead_unit_holds_up_nobody_for_ever():
         (
             Rest(None, DRAIN, 4000.0, runs=True),
             "draining",
-            ("no step here, but web", "1h5m of 2h"),
+            ("no step here, but unfinished builds", "1h5m of 2h"),
         ),
         (
             Rest(Pause("dust"), None, 0.0, builds=("main/a/b #1",)),

@@ -7,12 +7,21 @@ import dataclasses
 import pytest
 
 from gpu_agent.model.inventory import State
-from plan import plan, status
+from plan import status
 from plan.gpu_offers import Elsewhere, GpuOffer, shared
-from tests.unit.situations import gpu, gpu_unit, situation, sliced, unit
+from tests.unit.situations import (
+    Running,
+    gpu,
+    gpu_unit,
+    make_plan,
+    situation,
+    sliced,
+    status_lines,
+    unit,
+)
 
 HERE, THERE = "a" * 32, "b" * 32
-BOTH = status.Running(web=True, worker=True, connected=True)
+BOTH = Running(web=True, worker=True, connected=True)
 
 
 def on(unit_name, *uuids, boot=HERE):
@@ -48,7 +57,7 @@ def test_units_that_share_the_same_cards_stand_together():
 def ready(found, *others):
     """What status says of a unit, as others give these GPUs to tasks."""
     found = dataclasses.replace(found, elsewhere=Elsewhere(others))
-    (line,) = status.lines(found, plan.make(found), BOTH)
+    (line,) = status_lines(found, make_plan(found), BOTH)
     assert line.level is status.Level.ACTIVE
     return line
 
@@ -80,30 +89,30 @@ def test_a_card_that_tasks_here_may_not_have_is_no_ones_but_the_others():
 def test_a_unit_offers_what_its_tasks_may_have():
     found = with_gpus(gpu(0), sliced(1, "1g.10gb"))
     found = dataclasses.replace(found, machine=dataclasses.replace(found.machine, boot=HERE))
-    assert plan.make(found).offer == GpuOffer("ci-gpu/3", ("GPU-0", "MIG-1-0"), HERE)
+    assert make_plan(found).offer == GpuOffer("ci-gpu/3", ("GPU-0", "MIG-1-0"), HERE)
 
 
 def test_a_card_that_is_gone_is_offered_no_more_though_the_rest_stays_as_it_is():
     """Else the unit that has got it would be told of two units on one card."""
     gone = situation(state=State.NOT_PASSED)
     gone = dataclasses.replace(gone, handed_out=("GPU-0",))
-    assert plan.make(gone).offer == GpuOffer("worker/0", ())
+    assert make_plan(gone).offer == GpuOffer("worker/0", ())
 
 
 def test_while_the_choice_is_wrong_what_was_right_before_is_offered():
     found = situation(gpu(0), gpu(1), options={"gpu-device-ids": "9"})
     found = dataclasses.replace(found, handed_out=("GPU-1",))
-    assert plan.make(found).offer == GpuOffer("worker/0", ("GPU-1",))
+    assert make_plan(found).offer == GpuOffer("worker/0", ("GPU-1",))
 
 
 def test_nothing_new_is_told_by_a_unit_that_stays_as_it_is():
-    assert plan.make(gpu_unit({"deployment-mode": "x"})).offer is None
+    assert make_plan(gpu_unit({"deployment-mode": "x"})).offer is None
 
 
 def test_one_that_goes_takes_back_what_it_offered():
-    assert plan.make(gpu_unit({}, leaving=True)).offer == GpuOffer("ci-gpu/3", ())
+    assert make_plan(gpu_unit({}, leaving=True)).offer == GpuOffer("ci-gpu/3", ())
 
 
 def test_without_gpus_nothing_is_offered():
-    assert plan.make(unit()).offer == GpuOffer("ci-gpu/3", ())
-    assert plan.make(unit("web")).offer == GpuOffer("ci-gpu/3", ())
+    assert make_plan(unit()).offer == GpuOffer("ci-gpu/3", ())
+    assert make_plan(unit("web")).offer == GpuOffer("ci-gpu/3", ())

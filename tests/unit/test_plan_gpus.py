@@ -7,13 +7,24 @@ import dataclasses
 import pytest
 
 from gpu_agent.availability import residual_memory
-from gpu_agent.model.inventory import State, Vendor, devices
-from plan import plan, status
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.model.inventory import State, devices
 from plan.gpus import Choice, choose, problem_with
 from plan.labels import of_gpus
 from plan.state import RememberedIds
 from tests.unit.grants import in_use
-from tests.unit.situations import TOOLKIT, TSA, gpu, situation, sliced
+from tests.unit.situations import (
+    TOOLKIT,
+    TSA,
+    Running,
+    changed,
+    gpu,
+    make_plan,
+    note,
+    situation,
+    sliced,
+    status_lines,
+)
 
 
 def uuids(choice):
@@ -21,8 +32,7 @@ def uuids(choice):
 
 
 def line(found):
-    wrong = problem_with(found, choose(found))
-    return status.of_problem(wrong, found, Choice()) if wrong else None
+    return problem_with(found, choose(found))
 
 
 def problem(found):
@@ -31,10 +41,6 @@ def problem(found):
 
 def tags(found):
     return of_gpus(found, choose(found))
-
-
-def note(found):
-    return status.gpu_note(found, choose(found))
 
 
 def test_all_means_what_is_there():
@@ -78,12 +84,12 @@ def test_unknown_ids_say_which_exist():
 def test_a_wrong_choice_says_which_gpus_tasks_keep(wrong):
     found = situation(gpu(0), gpu(1), options={"gpu-device-ids": wrong})
     assert "tasks keep" not in said(found)
-    found = dataclasses.replace(found, handed_out=("GPU-0",), tsa=TSA)
+    found = changed(found, handed_out=("GPU-0",), tsa=TSA)
     assert said(found).endswith("; until then tasks keep GPU 0")
 
 
 def said(found):
-    return status.lines(found, plan.make(found), status.Running())[0].text
+    return status_lines(found, make_plan(found), Running())[0].text
 
 
 REMEMBERED = RememberedIds(("1",), (("1", "GPU-1"),), (1,))
@@ -208,12 +214,12 @@ def test_a_command_in_a_remedy_names_the_application(state):
     ("vendor", "driver", "install"),
     [
         (
-            Vendor.NVIDIA,
+            "nvidia",
             "nvidia",
             "install it with sudo ubuntu-drivers install --gpgpu and reboot",
         ),
-        (Vendor.AMD, "amdgpu", "install linux-modules-extra for this kernel, or a newer kernel, "),
-        (Vendor.INTEL, "i915 or xe", "install linux-modules-extra for this kernel, or a newer"),
+        ("amd", "amdgpu", "install linux-modules-extra for this kernel, or a newer kernel, "),
+        ("intel", "i915 or xe", "install linux-modules-extra for this kernel, or a newer"),
     ],
 )
 def test_a_remedy_is_that_of_the_vendor(vendor, driver, install):
@@ -221,25 +227,25 @@ def test_a_remedy_is_that_of_the_vendor(vendor, driver, install):
     assert f"the {driver} driver" in guests
     missing = line(situation(state=State.NO_DRIVER, detail="0000:01:00.0", vendor=vendor)).text
     assert install in missing
-    if vendor is not Vendor.NVIDIA:
+    if vendor != "nvidia":
         assert "nvidia" not in (guests + missing).lower()
 
 
 def test_a_vendor_that_is_not_here_is_named_with_the_way_to_any_other():
     options = {"gpu-vendor": "amd"}
-    found = line(situation(state=State.NO_GPU, vendor=Vendor.AMD, options=options))
+    found = line(situation(state=State.NO_GPU, vendor="amd", options=options))
     assert found.code == "no-gpu-of-vendor"
     assert "gpu-vendor=amd" in found.text
     assert "juju config worker gpu-vendor=auto" in found.text
 
 
-@pytest.mark.parametrize("vendor", [Vendor.AMD, Vendor.INTEL])
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
 def test_gpus_of_other_vendors_need_no_runtime_of_nvidias(vendor):
     card = gpu(0, vendor=vendor, minor=-1, nodes=("/dev/dri/renderD128",))
     for toolkit in (None, dataclasses.replace(TOOLKIT, version="1.0.0")):
         found = situation(card, toolkit=toolkit, vendor=vendor)
         assert problem(found) == ""
-        assert note(found) == f"1x {vendor.display}"
+        assert note(found) == f"1x {registry.find(vendor).display}"
 
 
 def test_what_nvml_says_is_no_template():

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from ci.concourse.plan.model import planned
 from gpu_agent.model.verdict import Verdict
-from plan import plan, status
 from plan.labels import NO_GPU_LEFT
 from plan.state import Quarantine
 from tests.unit.grants import in_use
-from tests.unit.situations import TSA, gpu, situation
+from tests.unit.situations import TSA, Running, changed, gpu, make_plan, situation, status_lines
 
 XID = Quarantine(
     "GPU-1", "Xid 79: it has fallen off the bus", "xid", "quick", remedy="reboot the machine"
@@ -22,26 +22,26 @@ PASSED = Verdict("passed")
 
 def found(*quarantined, verdict=None, **values):
     given = situation(gpu(0), gpu(1), **values)
-    return dataclasses.replace(given, quarantined=quarantined, verdict=verdict, tsa=TSA)
+    return changed(given, quarantined=quarantined, verdict=verdict, tsa=TSA)
 
 
 def said(found):
-    made = plan.make(found)
-    return status.lines(found, made, status.Running(worker=True, connected=True))[0].text
+    made = make_plan(found)
+    return status_lines(found, made, Running(worker=True, connected=True))[0].text
 
 
 def test_a_gpu_in_quarantine_is_out_of_the_tags_but_the_wrapper_knows_it():
-    made = plan.make(found(XID))
-    assert made.worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=1")
-    assert "gpu-count>=2" not in made.worker.tags
-    assert made.worker.max_active_tasks == 1
+    made = make_plan(found(XID))
+    assert planned(made).worker.tags[:3] == ("gpu", "gpu-type=nvidia", "gpu-count=1")
+    assert "gpu-count>=2" not in planned(made).worker.tags
+    assert planned(made).worker.max_active_tasks == 1
     assert [gpu.uuid for gpu in made.gpu.gpus] == ["GPU-0", "GPU-1"]
     assert made.problems == ()
 
 
 def test_the_tag_with_the_indexes_leaves_it_out_too():
-    made = plan.make(found(XID, options={"gpu-device-ids": "0,1"}))
-    assert "gpu-devices=0" in made.worker.tags
+    made = make_plan(found(XID, options={"gpu-device-ids": "0,1"}))
+    assert "gpu-devices=0" in planned(made).worker.tags
 
 
 def test_status_names_it_with_reason_and_remedy():
@@ -73,13 +73,13 @@ def test_without_any_left_the_operator_reads_what_to_run_and_nobody_is_sent_here
         for n in range(2)
     ]
     options = {"gpu-device-ids": ids, "extra-tags": "rack-7"}
-    made = plan.make(found(*wrapper, options=options))
+    made = make_plan(found(*wrapper, options=options))
     assert said(found(*wrapper, options=options)) == (
         "All GPUs are unavailable (2 quarantined: GPU 0, 1 (/opt/gpu-ci/bin/runc is changed)): "
         "wait, then juju run worker/0 gpu-selftest level=quick"
     )
-    assert made.worker.tags == (NO_GPU_LEFT, "rack-7")
-    assert made.worker.wrapped
+    assert planned(made).worker.tags == (NO_GPU_LEFT, "rack-7")
+    assert planned(made).worker.wrapped
     assert len(made.gpu.gpus) == 2
 
 

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from ci.concourse.plan.model import planned
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
-from plan import plan
 from relations.model import Tsa
 from tests.unit.situations import (
     GPUS,
@@ -20,6 +21,7 @@ from tests.unit.situations import (
     codes,
     gpu,
     gpu_unit,
+    make_plan,
     note,
     sliced,
     unit,
@@ -31,8 +33,8 @@ def patient(seconds):
     return dataclasses.replace(TSA, request_timeout=seconds)
 
 
-def here(*gpus, **inventory):
-    return {"inventory": Inventory(State.READY, gpus, **inventory)}
+def here(*gpus, vendor="nvidia", **inventory):
+    return {"inventory": Inventory(State.READY, gpus, vendor=vendor, **inventory)}
 
 
 def test_the_options_become_policy():
@@ -42,7 +44,7 @@ def test_the_options_become_policy():
         "gpu-wait-timeout": "60s",
         "gpu-for-privileged-tasks": True,
     }
-    assert plan.make(gpu_unit(options)).gpu == GpuPlan(
+    assert make_plan(gpu_unit(options)).gpu == GpuPlan(
         gpus=GPUS,
         nvidia_runtime=RUNTIME,
         allocation="shared",
@@ -55,17 +57,17 @@ def test_the_options_become_policy():
     )
 
 
-@pytest.mark.parametrize("vendor", [Vendor.AMD, Vendor.INTEL])
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
 def test_other_vendors_have_no_runtime_even_where_nvidias_is(vendor):
     card = gpu(0, vendor=vendor, minor=-1, nodes=("/dev/dri/renderD128",))
     for machine in ({}, {"toolkit": None}):
         found = gpu_unit(machine=machine, **here(card, vendor=vendor))
-        made = plan.make(found)
+        made = make_plan(found)
         assert made.problems == ()
         assert (made.gpu.gpus, made.gpu.nvidia_runtime) == ((card,), "")
         assert (made.gpu.driver, made.gpu.cuda) == ("", "")
-        assert made.worker.wrapped
-        assert note(found) == f"1x {vendor.display}"
+        assert planned(made).worker.wrapped
+        assert note(found) == f"1x {registry.find(vendor).display}"
 
 
 # gpu-wait-timeout, what is known of the web; then the wait, the worker's own clock, the note.
@@ -99,22 +101,22 @@ def test_a_refusal_comes_before_concourse_gives_up(name):
     values = dict(values)
     options = {"gpu-wait-timeout": f"{asked}s", **values.pop("options", {})}
     found = gpu_unit(options, **values)
-    made = plan.make(found)
+    made = make_plan(found)
     assert made.gpu.wait_timeout == wait
-    assert made.worker.request_timeout == clock
+    assert planned(made).worker.request_timeout == clock
     assert note(found) == f"2x NVIDIA{more}"
 
 
 def test_a_unit_that_is_both_knows_its_own_webs_patience():
     options = {"enable-gpu": True, "gpu-wait-timeout": "30m"}
     found = unit("all", options=options, tsa=patient(300))
-    assert (plan.make(found).gpu.wait_timeout, note(found)) == (1800, "2x NVIDIA")
-    elsewhere = plan.make(unit("all", options={**options, **OUTSIDE}, tsa=Tsa()))
+    assert (make_plan(found).gpu.wait_timeout, note(found)) == (1800, "2x NVIDIA")
+    elsewhere = make_plan(unit("all", options={**options, **OUTSIDE}, tsa=Tsa()))
     assert elsewhere.gpu.wait_timeout == 280
 
 
 def test_a_worker_without_gpus_leaves_concourses_clock_and_queue_alone():
-    worker = plan.make(unit(options={"gpu-wait-timeout": "30m"})).worker
+    worker = make_plan(unit(options={"gpu-wait-timeout": "30m"})).ci.own.worker
     assert (worker.request_timeout, worker.max_active_tasks) == (0, 0)
 
 
@@ -132,8 +134,8 @@ def test_a_worker_without_gpus_leaves_concourses_clock_and_queue_alone():
     ],
 )
 def test_the_scheduler_is_told_how_many_tasks_get_their_gpus_at_once(gpus, options, tasks):
-    made = plan.make(gpu_unit(options, inventory=dataclasses.replace(READY, gpus=tuple(gpus))))
-    assert made.worker.max_active_tasks == tasks
+    made = make_plan(gpu_unit(options, inventory=dataclasses.replace(READY, gpus=tuple(gpus))))
+    assert planned(made).worker.max_active_tasks == tasks
 
 
 @pytest.mark.parametrize(
@@ -154,12 +156,14 @@ def test_only_a_concourse_that_limits_each_worker_queues(version, tarball, insta
     options = {"concourse-version": f"{version}@sha256:{'ab' * 32}"}
     given = {"tarball": tarball, "installed": installed}
     tsa = dataclasses.replace(TSA, versions=())
-    assert plan.make(gpu_unit(options, tsa=tsa, **given)).worker.max_active_tasks == 2 * queues
-    assert plan.make(unit("web", options=options, **given)).web.queues_tasks is queues
+    assert (
+        make_plan(gpu_unit(options, tsa=tsa, **given)).ci.own.worker.max_active_tasks == 2 * queues
+    )
+    assert make_plan(unit("web", options=options, **given)).ci.own.web.queues_tasks is queues
 
 
 def test_tasks_that_could_never_get_their_gpus_block_and_what_runs_goes_on():
     found = gpu_unit({"gpus-per-task": 3})
-    made = plan.make(found)
+    made = make_plan(found)
     assert codes(found) == [("blocked", "gpus-per-task-too-large")]
-    assert (made.gpu, made.worker) == (Keep.AS_IS, Keep.AS_IS)
+    assert (made.gpu, planned(made).worker) == (Keep.AS_IS, Keep.AS_IS)

@@ -7,69 +7,75 @@ import dataclasses
 import pytest
 
 from ci.concourse.options.worker import WorkerSettings
-from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.plan import messages
+from ci.concourse.plan.model import WebPlan, WorkerPlan, planned
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
 from options.part import Part
-from plan import messages, plan, status
 from plan.gpus import Choice
 from plan.messages import Level, Line
-from plan.model import Plan
-from plan.problems import Problem, Reason, problem
 from plan.state import Failure
-from plan.status import Running
 from relations.model import Tsa, Web, WebSecrets
 from tests.unit import situations
-from tests.unit.situations import gpu, parse, unit
+from tests.unit.situations import (
+    Running,
+    changed,
+    gpu,
+    make_plan,
+    parse,
+    plan_of,
+    status_lines,
+    unit,
+)
 
 GPU = GpuPlan((), "/usr/bin/nvidia-container-runtime")
 WORKER = WorkerPlan("worker-0", (), (), "", (), WorkerSettings(), wrapped=False)
-WEB = WebPlan("", 8080, "", None, WebSecrets("", "", ""), (), parse().web)
+WEB = WebPlan("", 8080, "", None, WebSecrets("", "", ""), (), parse().ci.web)
 BOTH = Running(web=True, worker=True, connected=True)
 TWO = Choice((gpu(0), gpu(1)), (0, 1))
 ONE = Choice((gpu(1),), (1,), missing=(0,))
 UNIT = unit()
-BLOCKED = problem(Reason.GPU_OBSTACLE, code="no-gpu", what="No GPU found", remedy="pass one in")
-WAITING = Problem(Reason.NO_TSA_DATA)
+BLOCKED = Line(Level.BLOCKED, "no-gpu", "No GPU found: pass one in")
+WAITING = messages.line("no-web-data")
 
 
 @pytest.mark.parametrize(
     ("made", "refused", "text"),
     [
-        (Plan((), None, None, WORKER, None), (), "Worker ready"),
-        (Plan((), None, None, None, WEB), (), "Web ready"),
-        (Plan((), None, None, WORKER, WEB), (), "Web and worker ready"),
-        (Plan((), None, GPU, WORKER, None, TWO), (), "Worker ready (GPU: 2x NVIDIA)"),
+        (plan_of(worker=WORKER), (), "Worker ready"),
+        (plan_of(web=WEB), (), "Web ready"),
+        (plan_of(worker=WORKER, web=WEB), (), "Web and worker ready"),
+        (plan_of(gpu=GPU, worker=WORKER, choice=TWO), (), "Worker ready (GPU: 2x NVIDIA)"),
         (
-            Plan((), None, GPU, WORKER, WEB, ONE),
+            plan_of(gpu=GPU, worker=WORKER, web=WEB, choice=ONE),
             (),
             "Web and worker ready (GPU: 1x NVIDIA, 1 missing: GPU 0)",
         ),
         (
-            Plan((), None, None, None, WEB),
+            plan_of(web=WEB),
             ("worker-public-key of worker/0: no", "tsa-host of x/1: no"),
             "Web ready (refused worker-public-key of worker/0: no; refused tsa-host of x/1: no)",
         ),
         (
-            Plan((), None, GPU, WORKER, None, TWO),
+            plan_of(gpu=GPU, worker=WORKER, choice=TWO),
             ("tsa-host of web/1: is not ADDRESS:PORT",),
             "Worker ready (GPU: 2x NVIDIA; refused tsa-host of web/1: is not ADDRESS:PORT)",
         ),
     ],
 )
 def test_ready(made, refused, text):
-    by_web, by_workers = (refused[1:], refused[:1]) if made.web else (refused, ())
-    found = dataclasses.replace(UNIT, web=Web(refused=by_workers), tsa=Tsa(refused=by_web))
-    (line,) = status.lines(found, made, BOTH)
+    by_web, by_workers = (refused[1:], refused[:1]) if planned(made).web else (refused, ())
+    found = changed(UNIT, web=Web(refused=by_workers), tsa=Tsa(refused=by_web))
+    (line,) = status_lines(found, made, BOTH)
     assert (line.level, line.code, line.text) == (Level.ACTIVE, "ready", text)
 
 
 def test_a_worker_that_copies_its_volumes_says_so():
     copies = dataclasses.replace(BOTH, copies=True)
-    (line,) = status.lines(UNIT, Plan((), None, None, WORKER, None), copies)
+    (line,) = status_lines(UNIT, plan_of(worker=WORKER), copies)
     assert (line.level, line.notes) == (Level.ACTIVE, ("volumes-copied",))
-    web = Plan((), None, None, None, WEB)
-    assert status.lines(UNIT, web, copies) == status.lines(UNIT, web, BOTH)
+    web = plan_of(web=WEB)
+    assert status_lines(UNIT, web, copies) == status_lines(UNIT, web, BOTH)
 
 
 @pytest.mark.parametrize(
@@ -81,27 +87,35 @@ def test_a_worker_that_copies_its_volumes_says_so():
     ],
 )
 def test_what_does_not_answer_is_not_ready(running, codes):
-    lines = status.lines(UNIT, Plan((), None, None, WORKER, WEB), running)
+    lines = status_lines(UNIT, plan_of(worker=WORKER, web=WEB), running)
     assert [line.level for line in lines] == [Level.WAITING] * len(codes)
     assert [line.code for line in lines] == codes
 
 
 def test_a_worker_that_web_has_not_let_in_is_not_ready():
-    made = Plan((), None, None, dataclasses.replace(WORKER, tsa_hosts=("a:2222", "b:1")), None)
-    (line,) = status.lines(UNIT, made, Running(worker=True))
+    made = plan_of(worker=dataclasses.replace(WORKER, tsa_hosts=("a:2222", "b:1")))
+    (line,) = status_lines(UNIT, made, Running(worker=True))
     assert line.code == "worker-not-connected"
     assert "a:2222, b:1" in line.text
 
 
 def test_one_part_that_is_not_wanted_is_not_waited_for():
-    made = Plan((), None, None, WORKER, None)
+    made = plan_of(worker=WORKER)
     running = Running(worker=True, connected=True)
-    assert status.lines(UNIT, made, running) == [Line(Level.ACTIVE, "ready", "Worker ready")]
+    assert status_lines(UNIT, made, running) == [Line(Level.ACTIVE, "ready", "Worker ready")]
 
 
 def test_the_worst_comes_first_and_nothing_is_left_out():
-    made = Plan((WAITING, BLOCKED), None, Keep.AS_IS, Keep.AS_IS, WEB)
-    lines = status.lines(UNIT, made, Running())
+    made = plan_of(
+        Keep.AS_IS,
+        Keep.AS_IS,
+        WEB,
+        problems=(
+            WAITING,
+            BLOCKED,
+        ),
+    )
+    lines = status_lines(UNIT, made, Running())
     assert lines[0] == Line(Level.BLOCKED, "no-gpu", "No GPU found: pass one in")
     assert [line.code for line in lines[1:]] == ["no-web-data", "web-not-answering"]
     assert {line.level for line in lines[1:]} == {Level.WAITING}
@@ -111,26 +125,22 @@ def test_the_worst_comes_first_and_nothing_is_left_out():
     ("problem", "level"), [(BLOCKED, Level.BLOCKED), (WAITING, Level.WAITING)]
 )
 def test_a_worker_that_runs_on_as_it_was_is_not_called_ready(problem, level):
-    made = Plan((problem,), None, Keep.AS_IS, Keep.AS_IS, None)
-    (line,) = status.lines(UNIT, made, BOTH)
+    made = plan_of(Keep.AS_IS, Keep.AS_IS, None, problems=(problem,))
+    (line,) = status_lines(UNIT, made, BOTH)
     assert line.level is level
 
 
 @pytest.mark.parametrize(("passes", "code"), [(False, "step-failed"), (True, "step-retried")])
 def test_a_failed_step_is_shown(passes, code):
     found = dataclasses.replace(UNIT, failures=(Failure(Part.RELEASE, "No route", passes),))
-    made = Plan((), None, None, Keep.AS_IS, None)
-    (line,) = status.lines(found, made, BOTH)
+    made = plan_of(worker=Keep.AS_IS)
+    (line,) = status_lines(found, made, BOTH)
     assert (line.code, line.text) == (code, "No route")
 
 
-def test_each_reason_has_a_kind_or_a_state_of_the_host():
-    of_the_host = {Reason.GPU_OBSTACLE, Reason.GPU_OBSTACLE_PASSES}
-    assert {reason.value for reason in set(Reason) - of_the_host} <= messages.KINDS.keys()
-
-
 def test_a_unit_that_is_being_removed_says_so():
-    lines = status.lines(UNIT, Plan((), None, None, None, None), Running())
+    found = dataclasses.replace(UNIT, leaving=True)
+    lines = status_lines(found, plan_of(), Running())
     assert [(line.level, line.code) for line in lines] == [(Level.MAINTENANCE, "removing")]
 
 
@@ -150,8 +160,9 @@ def test_levels_are_jujus_names():
 )
 def test_a_database_on_the_machine_that_no_web_uses_is_said(mode, web, kept):
     found = unit(mode, web=web, local_database="concourse of web/0 of model ci")
-    made = dataclasses.replace(plan.make(found), problems=())
-    (line,) = status.lines(found, made, BOTH)
+    made = make_plan(found)
+    made = dataclasses.replace(made, ci=dataclasses.replace(made.ci, problems=()))
+    (line,) = status_lines(found, made, BOTH)
     assert ("database-kept" in line.notes) == kept
     assert ("concourse of web/0 of model ci" in line.text) == kept
 
@@ -159,7 +170,7 @@ def test_a_database_on_the_machine_that_no_web_uses_is_said(mode, web, kept):
 def test_a_port_that_another_program_has_is_named_before_what_comes_of_it():
     taken = (("web", 9391), ("worker", 7777))
     running = Running(failing=(("worker", 7), ("web", 3)), taken=taken)
-    said = status.lines(UNIT, Plan((), None, None, WORKER, WEB), running)
+    said = status_lines(UNIT, plan_of(worker=WORKER, web=WEB), running)
     assert [line.code for line in said] == ["web-port-taken", "worker-port-taken"]
     for line, (_, port) in zip(said, taken, strict=True):
         assert f"sudo ss -ltnp 'sport = :{port}'" in line.text
@@ -167,13 +178,13 @@ def test_a_port_that_another_program_has_is_named_before_what_comes_of_it():
 
 def test_what_keeps_failing_is_no_longer_waited_for():
     failing = (("worker", 7), ("web", 3))
-    web = Plan((), None, None, None, WEB)
+    web = plan_of(web=WEB)
     for running in (Running(failing=failing), dataclasses.replace(BOTH, failing=failing)):
-        said = status.lines(UNIT, Plan((), None, None, WORKER, WEB), running)
+        said = status_lines(UNIT, plan_of(worker=WORKER, web=WEB), running)
         assert [line.code for line in said] == ["web-keeps-failing", "worker-keeps-failing"]
         assert ["(3 starts" in said[0].text, "(7 starts" in said[1].text] == [True, True]
     # Of a part that is not wanted, and of a web whose database is away, it is no news.
-    (line,) = status.lines(UNIT, web, dataclasses.replace(BOTH, failing=failing[:1]))
+    (line,) = status_lines(UNIT, web, dataclasses.replace(BOTH, failing=failing[:1]))
     assert line.level is Level.ACTIVE
-    (line,) = status.lines(UNIT, web, Running(failing=failing, lost_database="x"))
+    (line,) = status_lines(UNIT, web, Running(failing=failing, lost_database="x"))
     assert line.code == "web-database-lost"

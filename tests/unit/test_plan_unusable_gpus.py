@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
+from ci.concourse.plan.model import planned
 from gpu_agent.model.host import Packaged, Toolkit
 from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.keep import Keep
-from plan import plan
 from plan.state import RememberedIds
-from tests.unit.situations import GPUS, READY, RUNTIME, gpu_unit, said, unit
+from tests.unit.situations import GPUS, READY, RUNTIME, gpu_unit, make_plan, said, unit
 
 GPU_PROBLEMS = {
     **{
-        state.value: {"inventory": Inventory(state, detail="0000:01:00.0")}
+        state.value: {"inventory": Inventory(state, detail="0000:01:00.0", vendor="nvidia")}
         for state in State
         if state is not State.READY
     },
@@ -44,36 +44,36 @@ def troubled(name):
 
 @pytest.mark.parametrize("name", GPU_PROBLEMS)
 def test_a_worker_whose_gpus_fail_is_blocked_and_runs_on_as_it_is(name):
-    made = plan.make(troubled(name))
+    made = make_plan(troubled(name))
     ((kind, _),) = said(troubled(name))
     assert kind == "blocked"
-    assert (made.gpu, made.worker) == (Keep.AS_IS, Keep.AS_IS)
-    assert made.release
+    assert (made.gpu, planned(made).worker) == (Keep.AS_IS, Keep.AS_IS)
+    assert planned(made).release
 
 
 @pytest.mark.parametrize("name", GPU_PROBLEMS)
 def test_gpus_that_are_of_no_use_now_are_promised_to_nobody_and_refused_in_words(name):
     found = troubled(name)
     both = dataclasses.replace(found, handed_out=tuple(gpu.uuid for gpu in GPUS))
-    made = plan.make(both)
+    made = make_plan(both)
     assert made.gpu is Keep.AS_IS
     if name == "unknown id":  # an option that can't be followed takes nothing away
-        assert (made.worker, made.unusable) == (Keep.AS_IS, ())
+        assert (planned(made).worker, made.unusable) == (Keep.AS_IS, ())
         return
     few = {"chosen one gone": GPUS[1:], "MIG without devices": GPUS[:1]}.get(name)
     if few:
         assert [uuid for uuid, _ in made.unusable] == [gpu.uuid for gpu in few]
-        assert made.worker is Keep.AS_IS
+        assert planned(made).worker is Keep.AS_IS
         both = dataclasses.replace(both, handed_out=tuple(gpu.uuid for gpu in few))
-        made = plan.make(both)
+        made = make_plan(both)
     assert [uuid for uuid, _ in made.unusable] == list(both.handed_out)
     assert {cause.kind for _, cause in made.unusable} == {"unusable"}
     assert all(cause.reason and cause.reason.isprintable() for _, cause in made.unusable)
-    assert made.worker.tags == ("gpu-unusable",)
-    well = plan.make(gpu_unit()).worker
-    assert made.worker == dataclasses.replace(well, tags=made.worker.tags, max_active_tasks=0), (
-        "it is restarted for its tags alone"
-    )
+    assert planned(made).worker.tags == ("gpu-unusable",)
+    well = make_plan(gpu_unit()).ci.own.worker
+    assert planned(made).worker == dataclasses.replace(
+        well, tags=planned(made).worker.tags, max_active_tasks=0
+    ), "it is restarted for its tags alone"
 
 
 def test_a_chosen_toolkit_that_is_refused_takes_no_gpu_from_tasks():
@@ -81,8 +81,8 @@ def test_a_chosen_toolkit_that_is_refused_takes_no_gpu_from_tasks():
     found = unit(
         options=options, handed_out=(GPUS[0].uuid,), packaged=Packaged("1.20.0-1", ours=True)
     )
-    made = plan.make(found)
-    assert (made.gpu, made.worker, made.unusable) == (Keep.AS_IS, Keep.AS_IS, ())
+    made = make_plan(found)
+    assert (made.gpu, planned(made).worker, made.unusable) == (Keep.AS_IS, Keep.AS_IS, ())
     assert said(found)[0][0] == "blocked"
 
 

@@ -8,9 +8,8 @@ import shutil
 
 import pytest
 
-from gpu_agent.gpu.probe import collectors as looks
-from gpu_agent.gpu.probe import probe_protocol as wire
-from gpu_agent.gpu.vendors.nvidia import nvml
+from gpu_agent.gpu.vendors.collector import One
+from gpu_agent.gpu.vendors.nvidia import collector, nvml
 from gpu_agent.gpu.vendors.nvidia import nvml_metrics as figures
 from gpu_agent.model.card import Figures
 from gpu_agent.model.inventory import State
@@ -55,7 +54,7 @@ def driver(monkeypatch, tmp_path):
     for name in ("find", "read"):
         monkeypatch.setattr(figures, name, getattr(driver, name))
     monkeypatch.setattr(nvml, "session", driver.session)
-    monkeypatch.setattr(looks.NvidiaLooks, "register", lambda self: None)
+    monkeypatch.setattr(collector.NvmlCollector, "register", lambda self: None)
     return driver
 
 
@@ -63,12 +62,12 @@ def driver(monkeypatch, tmp_path):
 def look(driver):
     """Looks once; answers who failed, by UUID, and who is missing or gone."""
     said = []
-    them = looks.NvidiaLooks({c.uuid: c.pci for c in CARDS}, driver.root, said.append)
+    them = collector.NvmlCollector({c.uuid: c.pci for c in CARDS}, driver.root, said.append)
 
     def look():
         said.clear()
         them.look()
-        told = {one.uuid: one.figures.failure for one in said if isinstance(one, wire.One)}
+        told = {one.uuid: one.figures.failure for one in said if isinstance(one, One)}
         return told, (*them.missing, *them.gone)
 
     return look
@@ -81,7 +80,7 @@ def test_a_card_that_was_taken_from_its_container_is_not_sick(driver, look, monk
     (driver.root / "dev/nvidia1").unlink()
     assert look() == ({FIRST: ""}, ())
     (driver.root / "dev/nvidia0").unlink()
-    monkeypatch.setattr(looks, "_ANEW", -1)  # each look has a session of its own
+    monkeypatch.setattr(collector, "_ANEW", -1)  # each look has a session of its own
     for _ in range(5):  # for as long as a driver's absence is believed, and longer
         assert look() == ({}, ())
     (driver.root / "dev/nvidia0").symlink_to(os.devnull)

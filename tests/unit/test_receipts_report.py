@@ -13,7 +13,7 @@ from ops import testing
 from actions import dispatch as actions
 from actions import gpu_report as action
 from actions.since import SinceError
-from ci.concourse.api import build_info as handles
+from gpu_agent.health import settings as health
 from gpu_agent.reporting.receipts import log, report
 from gpu_agent.reporting.receipts.receipt import GpuReceipt, Receipt
 from tests.unit.situations import state
@@ -141,7 +141,7 @@ def receipts(rooms, tmp_path, monkeypatch):
     """Writes receipts where the action looks for them."""
     path = tmp_path / "log/receipts.log"
     monkeypatch.setattr(log, "PATH", path)
-    monkeypatch.setattr(handles, "SETTINGS", tmp_path / "web.env")
+    monkeypatch.setattr(health, "PATH", tmp_path / "health.json")
 
     def write(*leases):
         for one in leases:
@@ -212,8 +212,10 @@ def test_without_leases_it_says_so_in_words(receipts):
 def test_it_says_how_many_leases_have_no_names_and_why(receipts, tmp_path):
     receipts(*LEASES)
     assert "1 of 4 leases have no names: names are known only on" in run(by="team")["notes"]
-    (tmp_path / "web.env").touch()
-    assert "1 of 4 leases have no names: web did not" in run(by="job")["notes"]
+    for program, why in (((), "names are known only on"), (("-m", "names"), "the CI system did")):
+        found = health.Settings("worker/0", "/dispatch", job_names=program)
+        (tmp_path / "health.json").write_text(health.as_text(found))
+        assert f"1 of 4 leases have no names: {why}" in run(by="job")["notes"]
     assert "names" not in run(by="gpu")["notes"]
     assert any(
         "no names" in note for note in json.loads(run(by="job", format="json")["json"])["notes"]

@@ -79,7 +79,7 @@ def test_a_refused_task_is_told_who_held_the_gpus_then():
         lease("after", 500, 600, A), lease("elsewhere", 0, 900, B),
     )  # fmt: skip
     text = text_of(known, TASK)
-    assert f"Container {TASK} Concourse step" in text
+    assert f"Container {TASK} CI step" in text
     assert "Asked 2026-11-23 14:02:40 UTC: task requests 1 GPU" in text
     assert "14:06:40 UTC: refused (gpu-wait-expired) after waiting 4 min" in text
     assert "this task waited 240 s for 1 GPU: GPU 0 is in use" in text

@@ -3,18 +3,16 @@
 """The policy as the charm writes it and the back end reads it; the launcher."""
 
 import json
-import subprocess
 
 import pytest
 
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
-from gpu_agent.model.inventory import Vendor
-from gpu_agent.runtime import install
-from gpu_agent.runtime.settings import GpuPlan
+from gpu_agent.runtime import install, runc
+from gpu_agent.runtime.settings import GpuPlan, TaskFolders
 from gpu_runtime import policy
-from machine import templates
 from tests.unit.situations import RUNTIME, gpu, sliced
+from tests.unit.wrapper_rig import TASKS
 
 NODES = ("/dev/kfd", "/dev/dri/renderD128")
 
@@ -33,21 +31,27 @@ def devices(found):
 
 def test_the_policy_word_for_word():
     cards = gpu(0, arch="8.0", brand="nvidia"), sliced(3, "1g.10gb", "1g.10gb")
-    made = GpuPlan(cards, RUNTIME, driver="535.183.01", cuda="12.2")
+    made = GpuPlan(cards, RUNTIME, driver="535.183.01", cuda="12.2", tasks=TASKS)
     model = "NVIDIA A100-SXM4-80GB"
     assert json.loads(install.policy_text(made)) == {
         "version": 3,
+        "tasks": {"parent": "/tmp/build/", "others": ["get", "put", "run"]},
         "allocation": "exclusive",
         "gpus_per_task": 1,
         "wait_timeout": 240,
         "hijack_limit": 1800,
         "privileged_tasks": "no-gpu",
         "vendor": "nvidia",
+        "grant": {"ids": ["GPU-", "MIG-"], "pci_vendor": "0x10de", "by_runtime": True},
         "nvidia_runtime": RUNTIME,
         "config_home": "/etc/gpu-ci",
         "driver": "535.183.01",
         "cuda": "12.2",
-        "cordons": ["/run/gpu-ci/cordons", "/var/lib/gpu-ci/quarantine"],
+        "cordons": [
+            "/run/gpu-ci/cordons",
+            "/var/lib/gpu-ci/quarantine",
+            "/var/lib/gpu-ci/closed",
+        ],
         "gpus": [
             {
                 "index": 0,
@@ -82,7 +86,8 @@ def test_the_back_end_reads_what_the_charm_writes(tmp_path):
     assert (found.exclusive, found.gpus_per_task, found.wait_timeout) == (True, 1, 240)
     assert (found.hijack_limit, found.privileged) == (1800, False)
     assert [device.watched for device in found.devices] == [["/dev/nvidia0"], [], []]
-    assert found.unavailable_folders == [str(wrapper.EXTERNAL), str(paths.QUARANTINE)]
+    folders = [str(path) for path in (paths.EXTERNAL, paths.QUARANTINE, paths.CLOSED)]
+    assert found.unavailable_folders == folders
     assert devices(found) == [
         (0, "GPU-0", "GPU-0", "NVIDIA A100-SXM4-80GB"),
         (3, "MIG-3-0", "GPU-3", "NVIDIA A100-SXM4-80GB"),
@@ -108,9 +113,9 @@ def test_what_the_operator_chose_arrives(tmp_path):
 @pytest.mark.parametrize(
     ("vendor", "uuid"),
     [
-        (Vendor.AMD, "GPU-0123456789abcdef"),
-        (Vendor.AMD, "PCI-0000:03:00.0"),
-        (Vendor.INTEL, "PCI-0000:03:00.0"),
+        ("amd", "GPU-0123456789abcdef"),
+        ("amd", "PCI-0000:03:00.0"),
+        ("intel", "PCI-0000:03:00.0"),
     ],
 )
 def test_gpus_of_other_vendors_come_with_their_nodes(tmp_path, vendor, uuid):
@@ -126,42 +131,41 @@ def test_a_device_is_handed_out_once(tmp_path):
     assert [device.id for device in read(tmp_path, gpu(0), gpu(0)).devices] == ["GPU-0"]
 
 
+@pytest.mark.parametrize("tasks", [TASKS, TaskFolders(), TaskFolders("/srv/ci.d/x/")])
+def test_the_back_end_reads_how_tasks_are_known(tmp_path, tasks):
+    path = tmp_path / "policy.json"
+    for gpus in ((gpu(0),), ()):
+        path.write_text(install.policy_text(GpuPlan(gpus, RUNTIME, tasks=tasks)))
+        found = policy.File(str(path)).tasks
+        assert found.parent == tasks.parent
+        assert found.others == tuple(f"{tasks.parent}{name}/" for name in tasks.others)
+
+
+def test_the_front_looks_for_the_parts_of_a_tasks_folder():
+    between = r'([^"\]|\\.)*'
+    assert install.pattern(TASKS) == f'tmp/{between}build/({between}/)?[0-9a-f]{{8}}["/]'
+    assert install.pattern(TaskFolders("/a.b/")) == rf'a\.b/({between}/)?[0-9a-f]{{8}}["/]'
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("/usr/bin:/bin", "/opt/gpu-ci/bin:/usr/bin:/bin"), ("", "/opt/gpu-ci/bin")],
+    "tasks",
+    [TaskFolders(""), TaskFolders("/"), TaskFolders("/'/"), TaskFolders("/x/", ("e55deab7",))],
 )
-def test_the_launcher_becomes_containerd_and_puts_our_runc_first(tmp_path, before, after):
-    containerd = tmp_path / "containerd"
-    containerd.write_text('#!/bin/sh\necho $$ "$PATH" "$@"\n')
-    containerd.chmod(0o755)
-    launcher = tmp_path / "launcher"
-    launcher.write_text(
-        templates.render(
-            paths.TEMPLATES, "containerd-launcher", bin="/opt/gpu-ci/bin", containerd=containerd
-        )
-    )
-    launcher.chmod(0o755)
-    with subprocess.Popen(
-        [launcher, "--config", "a b"], env={"PATH": before}, stdout=subprocess.PIPE
-    ) as process:
-        said, _ = process.communicate(timeout=30)
-    assert said.decode() == f"{process.pid} {after} --config a b\n"
+def test_nothing_is_installed_for_folders_that_cannot_be(monkeypatch, tmp_path, tasks):
+    monkeypatch.setattr(wrapper, "HOME", tmp_path / "home")
+    with pytest.raises(ValueError, match="folder of tasks is"):
+        install.apply(GpuPlan((), "", tasks=tasks))
+    with pytest.raises(ValueError, match="folder of tasks is"):
+        install.pattern(tasks)
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("has", ["", '[timeouts]\n  "io.containerd.timeout.shim.load" = "1m"\n'])
-def test_the_launcher_gives_shims_time_to_answer_once(tmp_path, has):
-    launcher, config = tmp_path / "launcher", tmp_path / "a b.toml"
-    text = templates.render(
-        paths.TEMPLATES, "containerd-launcher", bin="/opt/gpu-ci/bin", containerd="/bin/true"
-    )
-    launcher.write_text(text)
-    launcher.chmod(0o755)
-    config.write_text(f'version = 2\n[debug]\n  format = "json"\n{has}')
-    before = config.read_text()
-    for _ in range(2):
-        command = [launcher, "--address=/x", f"--config={config}", f"--config={tmp_path}/none"]
-        done = subprocess.run(command, capture_output=True, timeout=30)
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    added = '\n[timeouts]\n"io.containerd.timeout.shim.load" = "30s"\n'
-    assert config.read_text() == before + ("" if has else added)
-    assert not (tmp_path / "none").exists()
+def test_which_runc_makes_containers(monkeypatch, tmp_path):
+    own = tmp_path / "bin/runc", tmp_path / "sbin/runc"
+    monkeypatch.setattr(runc, "_OWN", own)
+    assert (runc.for_tasks("/ci/runc"), runc.for_tasks("")) == ("/ci/runc", str(own[0]))
+    assert (runc.for_engines("/ci/runc"), runc.for_engines("")) == ("/ci/runc", str(own[0]))
+    own[1].parent.mkdir()
+    own[1].touch()
+    assert (runc.for_tasks("/ci/runc"), runc.for_tasks("")) == ("/ci/runc", str(own[1]))
+    assert runc.for_engines("/ci/runc") == str(own[1]), "that of its engines"

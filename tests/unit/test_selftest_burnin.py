@@ -17,9 +17,9 @@ import pytest
 
 from gpu_agent.gpu.vendors.nvidia import nvml, xid
 from gpu_agent.gpu.vendors.nvidia import nvml_health as health
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, Sample
 from gpu_agent.gpu.vendors.nvidia.xid import Log, Message
-from gpu_agent.model.inventory import MigDevice, State, Vendor
+from gpu_agent.model.gpu_health import Health, Sample
+from gpu_agent.model.inventory import MigDevice, State
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest import results
 from gpu_selftest.burnin import level as burnin
@@ -320,6 +320,6 @@ def test_without_pytorch_or_nvml_it_says_why_nothing_was_made(place, monkeypatch
 
 
 def test_gpus_of_other_makers_are_passed_over_in_words(place):
-    found = place.run(dataclasses.replace(FIRST, vendor=Vendor.AMD))
+    found = place.run(dataclasses.replace(FIRST, vendor="amd"))
     assert {one.outcome for one in found.values()} == {Outcome.SKIPPED}
     assert place.leases == []

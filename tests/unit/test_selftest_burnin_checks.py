@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health, Sample, Sram
 from gpu_agent.gpu.vendors.nvidia.xid import Log, Message
+from gpu_agent.model import clock_reasons
+from gpu_agent.model.gpu_health import Health, Sample, Sram
 from gpu_selftest.burnin import checks as burnin_checks
 from gpu_selftest.burnin.checks import Course, Load, UnderLoad
 from gpu_selftest.burnin.plot import Moment
@@ -20,7 +20,9 @@ WELL = Health(
     sm_clock_max_mhz=1980, temperature=30, temperature_margin=60, uncorrected_volatile=0,
     corrected_volatile=0, sram=Sram(0, 0, 0, threshold_exceeded=False),
 )  # fmt: skip
-BUSY = Sample(sm_clock_mhz=1700, power_w=500.4, temperature=66, reasons=health.SOFTWARE_POWER_CAP)
+BUSY = Sample(
+    sm_clock_mhz=1700, power_w=500.4, temperature=66, reasons=clock_reasons.SOFTWARE_POWER_CAP
+)
 SETTINGS = Settings("worker/0", gpus=GPUS)
 
 
@@ -58,7 +60,10 @@ def message(code, text=""):
     return Message(code, GPUS[0].pci_address, 100.0, text)
 
 
-HW, THERMAL = health.HARDWARE_SLOWDOWN | health.HARDWARE_THERMAL, health.SOFTWARE_THERMAL
+HW, THERMAL = (
+    clock_reasons.HARDWARE_SLOWDOWN | clock_reasons.HARDWARE_THERMAL,
+    clock_reasons.SOFTWARE_THERMAL,
+)
 SRAM = Sram(1, 1, 0, threshold_exceeded=False)
 
 

@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Sample
+from gpu_agent.model import clock_reasons
+from gpu_agent.model.gpu_health import Sample
 from gpu_selftest.burnin import plot as picture
 from gpu_selftest.burnin.plot import Moment
 
 SVG = "{http://www.w3.org/2000/svg}"
-HOT = health.HARDWARE_THERMAL | health.HARDWARE_SLOWDOWN
+HOT = clock_reasons.HARDWARE_THERMAL | clock_reasons.HARDWARE_SLOWDOWN
 
 
 class Drawn:
@@ -66,7 +66,7 @@ def course(count=600):
         sm_clock_mhz=lambda at: 1980 if at < 5 else 1410,
         power_w=lambda at: 690.5,
         temperature=lambda at: 34 + min(at, 40),
-        reasons=lambda at: HOT if 300 <= at < 360 else health.SOFTWARE_POWER_CAP,
+        reasons=lambda at: HOT if 300 <= at < 360 else clock_reasons.SOFTWARE_POWER_CAP,
     )
 
 
@@ -107,7 +107,7 @@ def test_what_was_slowed_down_is_shaded_in_every_panel():
     spans = Drawn(day).spans()
     assert len(spans) == 2
     assert all(width >= 1 for _, width in spans)
-    assert not Drawn(moments(60, reasons=lambda at: health.SOFTWARE_POWER_CAP)).spans()
+    assert not Drawn(moments(60, reasons=lambda at: clock_reasons.SOFTWARE_POWER_CAP)).spans()
 
 
 def test_gaps_stay_gaps():

@@ -11,7 +11,6 @@ import json
 import pytest
 
 from gpu_agent.gpu.vendors.nvidia import nvml
-from gpu_agent.model.inventory import Vendor
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest import results
 from gpu_selftest import starvation_clock as pulse
@@ -107,7 +106,7 @@ def worker(monkeypatch, tmp_path):
     monkeypatch.setattr(nvml, "read", lambda: nvml.Answer("580.1", "13.0", (), ()))
     monkeypatch.setattr(reserve, "alone", here.alone)
     # Containers are for the functional tests.
-    monkeypatch.setattr(containers, "missing", lambda: "/opt/gpu-ci/bin/runc")
+    monkeypatch.setattr(containers, "missing", lambda runc: "/opt/gpu-ci/bin/runc")
     return here
 
 
@@ -313,5 +312,5 @@ def test_without_an_environment_nothing_is_tested_and_the_reason_told_once(worke
 
 
 def test_gpus_of_other_makers_are_not_tested(worker):
-    found = worker.test(gpu(0, vendor=Vendor.AMD))
+    found = worker.test(gpu(0, vendor="amd"))
     assert {one.outcome for one in found.values()} == {SKIPPED}

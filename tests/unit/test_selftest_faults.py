@@ -173,12 +173,12 @@ FAULTS = {
         "launcher not in use: /etc/concourse/worker.env does not name it", BACK,
     ),
     "foreign runc": (
-        machine(foreign_runc="/opt/containerd/bin/runc"), "launcher",
+        write("opt/containerd/bin/runc", ""), "launcher",
         "launcher not in use: /opt/containerd/bin/runc is found before the GPU runtime",
         "sudo rm /opt/containerd/bin/runc",
     ),
     "rival": (
-        machine(rival="containerd.service"), "launcher",
+        lambda site: site.listen("/usr/bin/containerd", "containerd.service"), "launcher",
         "launcher not in use: containerd.service uses /run/containerd/containerd.sock",
         "sudo systemctl disable --now containerd.service",
     ),

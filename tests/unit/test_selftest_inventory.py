@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from gpu_agent.availability import known_gpus as known
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.model.inventory import Inventory, State
 from gpu_selftest.check import Outcome
 from gpu_selftest.quick import host_checks
 from tests.unit.host_site import Room, Site, named, red
@@ -141,7 +141,7 @@ def test_another_card_in_its_place_brings_no_gpu_back(site):
 
 def test_partitions_come_and_go_as_they_are_configured(site):
     parts = tuple(
-        dataclasses.replace(gpu, vendor=Vendor.AMD, uuid=f"GPU-0123456789abcdef-{gpu.index}",
+        dataclasses.replace(gpu, vendor="amd", uuid=f"GPU-0123456789abcdef-{gpu.index}",
                             pci_address="0000:41:00.0", nodes=())
         for gpu in GPUS
     )  # fmt: skip
@@ -150,16 +150,16 @@ def test_partitions_come_and_go_as_they_are_configured(site):
     known.forget(TWO, site.path("var/lib/gpu-ci/inventory.json"))
     for gpus in (parts, (whole,)):
         site.settings = dataclasses.replace(site.settings, gpus=gpus)
-        site.inventory = Inventory(State.READY, gpus, vendor=Vendor.AMD)
+        site.inventory = Inventory(State.READY, gpus, vendor="amd")
         results = site.run()
         assert named(results, Outcome.FAILED) == named(results, Outcome.WARNING) == []
         assert [gpu.uuid for gpu in site.known()] == [gpu.uuid for gpu in gpus]
 
 
 def test_gpus_of_another_vendor_are_missed_only_when_they_leave_the_bus(site):
-    card = dataclasses.replace(GPUS[0], vendor=Vendor.AMD, uuid="GPU-amd", nodes=())
+    card = dataclasses.replace(GPUS[0], vendor="amd", uuid="GPU-amd", nodes=())
     card = dataclasses.replace(card, pci_address="0000:41:00.0")
-    site.inventory = Inventory(State.READY, (card,), vendor=Vendor.AMD)
+    site.inventory = Inventory(State.READY, (card,), vendor="amd")
     site.settings = dataclasses.replace(site.settings, gpus=(card,))
     for gpu in GPUS:
         site.path(f"sys/bus/pci/devices/{gpu.pci_address}").mkdir(parents=True)
@@ -173,10 +173,10 @@ def test_a_card_in_whose_place_there_is_one_of_another_vendor_was_taken_out(site
     for gpu in GPUS:
         site.path(f"sys/bus/pci/devices/{gpu.pci_address}").mkdir(parents=True)
     others = tuple(
-        dataclasses.replace(gpu, vendor=Vendor.AMD, uuid=f"GPU-amd-{gpu.index}", nodes=())
+        dataclasses.replace(gpu, vendor="amd", uuid=f"GPU-amd-{gpu.index}", nodes=())
         for gpu in GPUS
     )
-    for gpus, vendor in ((others, Vendor.AMD), (GPUS, Vendor.NVIDIA)):
+    for gpus, vendor in ((others, "amd"), (GPUS, "nvidia")):
         site.inventory = Inventory(State.READY, gpus, vendor=vendor)
         site.settings = dataclasses.replace(site.settings, gpus=gpus)
         results = site.run()
@@ -195,7 +195,7 @@ def test_a_full_disk_is_told_and_nothing_is_written_to_it(site, monkeypatch):
 def test_what_is_known_is_not_written_anew_where_it_is_damaged(site):
     path = site.put("var/lib/gpu-ci/inventory.json", "[{")
     look = host_checks.Look(site.inventory, site.machine, damage="it is damaged", root=site.root)
-    results = host_checks.run(site.settings, look)
+    results = site.judge(look)
     (warning,) = (one for one in results if one.outcome is Outcome.WARNING)
     assert (warning.check, warning.text) == ("inventory", "it is damaged")
     assert "sudo rm /var/lib/gpu-ci/inventory.json" in warning.remedy

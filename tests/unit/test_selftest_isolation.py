@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_agent import paths as wrapper
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_runtime import container_spec as spec
 from gpu_selftest.check import Level, Outcome
 from gpu_selftest.isolation import container_view as views
@@ -24,16 +24,16 @@ from gpu_selftest.isolation import task_bundle as bundle
 from gpu_selftest.isolation.container_view import Node
 from gpu_selftest.isolation.inspector import Inspector
 from gpu_selftest.isolation.rootfs import Mount
-from gpu_selftest.isolation.task_bundle import Kind
 from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import StarvedError
 from machine import process
+from tests.unit.grants import TASKS
 from tests.unit.situations import ROOT
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "task.json").read_text())
 UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
 GPUS = tuple(
-    Gpu(index, uuid, Vendor.NVIDIA, "NVIDIA L4", 23034, f"0000:0{index}:00.0", index)
+    Gpu(index, uuid, "nvidia", "NVIDIA L4", 23034, f"0000:0{index}:00.0", index)
     for index, uuid in enumerate(UUIDS)
 )
 NODES = (
@@ -61,8 +61,8 @@ TOLD = [
 ]
 
 
-def config(kind=Kind.TASK, **annotations):
-    mounts = [Mount("/work", kind.value, ("bind", "rw"))]
+def config(folder=bundle.TASK, **annotations):
+    mounts = [Mount("/work", f"{TASKS.parent}{folder}", ("bind", "rw"))]
     init = bundle.process(["/init"], bundle.variables(["A=1"], ["B=2"]))
     return bundle.config("name", "/rootfs", init, mounts, annotations, 4294967294)
 
@@ -86,10 +86,10 @@ def test_containers_have_the_shape_of_concourses():
 
 
 @pytest.mark.parametrize(
-    ("kind", "answer"), [(Kind.TASK, spec.TASK), (Kind.GET, spec.OTHER), (Kind.PUT, spec.OTHER)]
+    ("folder", "answer"), [(bundle.TASK, spec.TASK), ("get", spec.OTHER), ("put", spec.OTHER)]
 )
-def test_the_wrapper_takes_them_for_what_they_are(kind, answer):
-    assert spec.kind(config(kind)) == answer
+def test_the_wrapper_takes_them_for_what_they_are(folder, answer):
+    assert spec.kind(config(folder), TASKS) == answer
 
 
 def test_the_wrapper_can_tell_the_image_from_the_author():
@@ -248,7 +248,9 @@ def test_a_look_without_room_on_the_machine_shows_nothing(named, lacking):
     for kind in ("nodes", "planted"):
         said[kind] = [[path, *numbers] for path, numbers in named.get(kind, {}).items()]
     said["nvml"] = named.get("nvml")
-    inspector = Inspector(Settings("worker/0", gpus=GPUS), containers.Containers())
+    inspector = Inspector(
+        Settings("worker/0", gpus=GPUS), containers.Containers("/usr/bin/runc", TASKS)
+    )
     with pytest.raises(StarvedError, match=re.escape(lacking)):
         inspector.look(Answering(json.dumps(said)))
 
@@ -257,7 +259,7 @@ class Answering(containers.Container):
     """A container in which every program says this."""
 
     def __init__(self, said):
-        super().__init__("gpu-selftest-x", Kind.TASK, [])
+        super().__init__("gpu-selftest-x", "/usr/bin/runc", "/work", [])
         self.said = said
 
     def exec(self, *_, **__):

@@ -9,7 +9,6 @@ import signal
 
 import pytest
 
-from ci.concourse import release
 from gpu_selftest import __main__ as command
 from gpu_selftest import results, run, service, settings
 from gpu_selftest.check import Level, Outcome
@@ -18,7 +17,7 @@ from gpu_selftest.results import Report
 from machine import locks
 from tests.unit.situations import GPUS
 
-KEPT = settings.Settings("worker/0", gpus=GPUS[:2])
+KEPT = settings.Settings("worker/0", gpus=GPUS[:2], runc="/bin/true", runc_remedy="get one")
 
 
 def report_of(request, *made):
@@ -50,7 +49,6 @@ def runs(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "run", runs.run)
     monkeypatch.setattr(run, "conclude", runs.conclude)
     monkeypatch.setattr(settings, "read", lambda: KEPT)
-    monkeypatch.setattr(release, "CURRENT", tmp_path)
     monkeypatch.setattr(service, "LOCK", tmp_path / "run" / "selftest.lock")
     monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -173,8 +171,11 @@ def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
     assert kept.startswith(f"pid {os.getpid()}, level isolation, since ")
 
 
-def test_without_a_release_of_concourse_there_is_no_verdict(runs, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(release, "CURRENT", tmp_path / "current")
+def test_without_the_runc_of_tasks_there_is_no_verdict(runs, monkeypatch, capsys):
+    without = dataclasses.replace(KEPT, runc="/opt/ci/current/runc")
+    monkeypatch.setattr(settings, "read", lambda: without)
     assert command.main([]) == command.WRONG_USE
-    assert "Concourse, whose runc the self-test needs, is not" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "gpu-selftest: /opt/ci/current/runc, which the self-test needs, is missing: get one\n"
+    )
     assert (runs.requests, runs.concluded) == ([], [])

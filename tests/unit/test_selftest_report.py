@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_selftest import report, results
 from gpu_selftest.check import Check, Level, Outcome
 from gpu_selftest.results import Report
@@ -21,7 +21,7 @@ XID = Check("xid", Level.QUICK, "the driver has no complaint", REMEDY, each_gpu=
 MEMORY = Check("memory", Level.QUICK, "it has enough memory", unit="GiB", each_gpu=True)
 LEASE = Check("lease", Level.ISOLATION, "a task gets its GPU", each_gpu=True)
 GPUS = tuple(
-    Gpu(n, f"GPU-{n}", Vendor.NVIDIA, "NVIDIA A100", 81920, f"0000:0{n}:00.0", n) for n in range(4)
+    Gpu(n, f"GPU-{n}", "nvidia", "NVIDIA A100", 81920, f"0000:0{n}:00.0", n) for n in range(4)
 )
 UNSET = "the option minimums is not set"
 

@@ -10,7 +10,7 @@ from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import quarantine
-from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.gpu.vendors import device_nodes as nodes
 from gpu_agent.model.host import Machine, Toolkit
 from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.leases import Lease
@@ -281,7 +281,7 @@ def test_what_only_warns_prevents_nothing():
     assert later(warned, not_run(FILES)) == ([[FIRST, SECOND]], [])
 
 
-INVENTORY = Inventory(State.READY, GPUS, driver="580.95.05")
+INVENTORY = Inventory(State.READY, GPUS, driver="580.95.05", vendor="nvidia")
 MACHINE = Machine("amd64", Toolkit("/usr/bin/nvidia-container-runtime", "1.20.0"))
 
 

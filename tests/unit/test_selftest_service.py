@@ -203,17 +203,25 @@ def test_another_run_is_not_taken_for_this_one(systemd):
         service.follow("20261121T160000Z-ffff", 10, lambda _: None)
 
 
-def test_service_at_boot_only_orders_and_ends_within_30_s():
+def unit_at_boot(**values):
     text = templates.render(
-        service.TEMPLATES,
-        "gpu-ci-selftest.service",
-        launcher=service.LAUNCHER,
-        release="/opt/concourse/current",
+        service.TEMPLATES, "gpu-ci-selftest.service", launcher=service.LAUNCHER, **values
     )
-    settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def test_service_at_boot_of_a_machine_without_a_ci_system_waits_for_nothing():
+    settings = unit_at_boot(before="", needs="")
+    assert settings["ExecStart"] == "/opt/gpu-ci/bin/gpu-selftest --level quick"
+    assert not {"Before", "ConditionPathExists"} & set(settings)
+
+
+def test_service_at_boot_only_orders_and_ends_within_30_s():
+    settings = unit_at_boot(before="ci-worker.service", needs="/opt/ci/runc")
     assert settings["Type"] == "oneshot"
     assert settings["ExecStart"] == "/opt/gpu-ci/bin/gpu-selftest --level quick"
-    assert settings["Before"] == "concourse-worker.service"
+    assert settings["Before"] == "ci-worker.service"
+    assert settings["ConditionPathExists"] == "/opt/ci/runc"
     assert not {"RequiredBy", "Requires", "BindsTo"} & set(settings)
     # SIGTERM, then SIGKILL, each with the time that a stop may take.
     assert int(settings["TimeoutStartSec"]) + 2 * int(settings["TimeoutStopSec"]) <= 30

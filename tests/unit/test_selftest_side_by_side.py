@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import policy
 from gpu_runtime.refusal import Refused
 from gpu_selftest import gpu_reservation as reserve
@@ -20,11 +20,11 @@ from gpu_selftest.isolation import containers as selftest_containers
 from gpu_selftest.isolation import escape_attempts as doors
 from gpu_selftest.isolation import level as isolation
 from gpu_selftest.isolation.containers import ContainerError
-from gpu_selftest.isolation.task_bundle import Kind
+from tests.unit.grants import TASKS
 
 UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
 GPUS = tuple(
-    Gpu(index, uuid, Vendor.NVIDIA, "NVIDIA L4", 23034, f"0000:0{index}:00.0", index)
+    Gpu(index, uuid, "nvidia", "NVIDIA L4", 23034, f"0000:0{index}:00.0", index)
     for index, uuid in enumerate(UUIDS)
 )
 PATIENCE = 30
@@ -41,9 +41,9 @@ class Worker:
         self.held, self.most = set(), 0
         self.see = lambda name, step: self.look(name)
         monkeypatch.setattr(isolation, "Inspector", lambda settings, made: self)
-        monkeypatch.setattr(isolation, "Containers", contextlib.nullcontext)
+        monkeypatch.setattr(isolation, "Containers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(isolation, "Allocation", lambda *_: self)
-        monkeypatch.setattr(selftest_containers, "missing", lambda: "")
+        monkeypatch.setattr(selftest_containers, "missing", lambda runc: "")
         monkeypatch.setattr(isolation, "_awake", lambda gpus: contextlib.nullcontext())
         monkeypatch.setattr(reserve, "alone", self.alone)
         for name in ("faults_with", "faults_without", "untruths"):
@@ -88,7 +88,8 @@ class Worker:
         allowed = device(devices=[device(id=gpu.uuid) for gpu in gpus])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(policy, "allowed", lambda: allowed)
-            settings = types.SimpleNamespace(gpus=gpus)
+            patch.setattr(policy, "task_folders", lambda: TASKS)
+            settings = types.SimpleNamespace(gpus=gpus, runc="")
             return isolation.run(settings, gpus, self.said.append)
 
 
@@ -197,7 +198,7 @@ def test_what_two_threads_make_is_not_beside_each_other(monkeypatch):
 
     monkeypatch.setattr(containers.Container, "create", create)
     monkeypatch.setattr(containers.Containers, "_folders", lambda self, name: ("/root", "/work"))
-    made = containers.Containers()
+    made = containers.Containers("/usr/bin/runc", TASKS)
     made.create("gpu-selftest-a")
     made.create("gpu-selftest-b")
     other = threading.Thread(target=made.create, args=("gpu-selftest-c",))
@@ -211,7 +212,7 @@ class Called(containers.Container):
     """A container that was made, of which the runtime refuses some calls."""
 
     def __init__(self, *refused):
-        super().__init__("gpu-selftest-x", Kind.TASK, [])
+        super().__init__("gpu-selftest-x", "/usr/bin/runc", "/work", [])
         self.refused, self.calls = refused, []
 
     def _call(self, *words, **_):

@@ -63,7 +63,9 @@ def test_what_hangs_elsewhere_takes_no_gpu_out(tmp_path):
         ("gpu_agent.gpu.vendors.nvidia.nvml", "failed"),
         ("gpu_agent.gpu.kernel.sysfs", "failed"),
         # Formerly wake.nodes, machine.nvidia_module and the like, which ask no driver.
-        ("gpu_agent.gpu.kernel.device_nodes", "not-run"),
+        ("gpu_agent.gpu.vendors.device_nodes", "not-run"),
+        # What only passes a call on.
+        ("gpu_agent.gpu.vendors.nvidia.vendor", "not-run"),
         ("gpu_agent.gpu.vendors.nvidia.driver_files", "not-run"),
         ("gpu_agent.gpu.vendors.nvidia.driver_packages", "not-run"),
         ("gpu_agent.gpu.vendors.nvidia.driver_state", "not-run"),

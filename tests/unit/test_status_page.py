@@ -8,10 +8,12 @@ import string
 
 import pytest
 
+from ci.concourse.plan import messages as concourse
 from gpu_agent.diagnosis import driver_states, toolkit_states
 from plan import messages
 from plan.messages import Level
 
+KINDS = {**messages.KINDS.by_code, **concourse.KINDS.by_code}
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/reference/status.md"
 ENTRIES = re.findall(r"^\| `([a-z0-9-]+)` \| (.*)$", PAGE.read_text(), re.M)
 SECTION = {
@@ -39,7 +41,7 @@ VALUES = {
     "found": "8 GPUs",
     "gpus": "0, 1, 2, 3, 4, 5, 6, 7",
     "have": "0, 1, 2, 3, 4, 5, 6, 7",
-    "left": "no step here, but web has unfinished builds with data here",
+    "left": "no step here, but unfinished builds have data here",
     "longest": 280,
     "name": "ci-production-gpu-ci-worker-a100-12",
     "nouns": "GPUs and MIG devices",
@@ -53,7 +55,7 @@ VALUES = {
     "reason": "the fans of this machine are replaced today",
     "refused": "concourse-version of concourse-web-production/12: is not X.Y.Z",
     "rival": "snap.docker.dockerd.service",
-    "role": "Web and worker",
+    "ready": "Web and worker ready",
     "starts": 12,
     "test": "self-test of one GPU",
     "text": "gpu-metrics-port 'x' can't be used: use 0, or 1 to 1023 but none that is taken",
@@ -90,14 +92,14 @@ def pattern(text):
 
 
 def test_each_kind_has_one_entry_and_each_entry_a_kind():
-    codes = [*messages.KINDS, *(row.code for row in HOST)]
+    codes = [*KINDS, *(row.code for row in HOST)]
     assert sorted(code for code, _ in ENTRIES) == sorted(codes)
     assert len(codes) == len(set(codes))
 
 
-@pytest.mark.parametrize("code", messages.KINDS)
+@pytest.mark.parametrize("code", KINDS)
 def test_an_entry_shows_the_text(code):
-    kind, cells = messages.KINDS[code], dict(ENTRIES)[code]
+    kind, cells = KINDS[code], dict(ENTRIES)[code]
     text = pattern(": ".join(filter(None, (kind.what, kind.remedy)))).replace("|", "\\|")
     assert cells.startswith(f"`{text}` | ")
 
@@ -109,12 +111,12 @@ def test_an_entry_stands_under_its_level():
             level = SECTION.get(line.removeprefix("## "))
         found = re.match(r"\| `([a-z0-9-]+)` \|", line)
         if found and level:
-            assert messages.KINDS[found[1]].level is level
+            assert KINDS[found[1]].level is level
 
 
-@pytest.mark.parametrize("code", messages.KINDS)
+@pytest.mark.parametrize("code", KINDS)
 def test_a_text_fits_before_its_remedy(code):
-    what = messages.KINDS[code].what
+    what = KINDS[code].what
     names = {name for _, name, _, _ in string.Formatter().parse(what) if name}
     assert names <= VALUES.keys()
     shown = what.format(**{**VALUES, **OWN.get(code, {})})

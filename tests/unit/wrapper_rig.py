@@ -8,6 +8,8 @@ import shutil
 import subprocess
 
 from gpu_agent import paths
+from gpu_agent.runtime import install
+from gpu_agent.runtime.settings import TaskFolders
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_table import Holder, Table
 from machine import templates
@@ -16,6 +18,10 @@ from tests.unit.refusals import code_of
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 GLOBAL = ["--root", "/run/containerd/runc/concourse", "--log-format", "json"]
+# Concourse's, as its golden specs have them.
+TASKS = TaskFolders("/tmp/build/", ("get", "put", "run"))
+# What is Concourse's in a plan for the runtime.
+CONCOURSE = {"runc": "/opt/concourse/current/bin/runc", "tasks": TASKS}
 GPUS = [
     {
         "index": index,
@@ -33,7 +39,10 @@ FOREIGN_CONFIG = {"NVIDIA_CTK_CONFIG_FILE_PATH": "/x", "XDG_CONFIG_HOME": "/x"}
 class Rig:
     """A wrapper in a folder of its own, and a container's bundle."""
 
-    def __init__(self, folder: pathlib.Path, *, back_end: bool = True) -> None:
+    def __init__(
+        self, folder: pathlib.Path, *, back_end: bool = True, tasks: TaskFolders = TASKS
+    ) -> None:
+        self.tasks = tasks
         self.folder = folder
         self.bin = folder / "bin"
         self.store = folder / "run" / "gpu-ci" / "leases"
@@ -48,6 +57,7 @@ class Rig:
             paths.TEMPLATES,
             "runc",
             runc=folder / "real" / "runc",
+            tasks=install.pattern(tasks),
             python="/usr/bin/python3",
             lib=self.lib,
             store=self.store,
@@ -79,6 +89,7 @@ class Rig:
         runtime = str(self.folder / "real" / "nvidia-container-runtime")
         content = {
             "version": 3,
+            "tasks": {"parent": self.tasks.parent, "others": [*self.tasks.others]},
             "allocation": "exclusive",
             "gpus_per_task": 1,
             "wait_timeout": 0,

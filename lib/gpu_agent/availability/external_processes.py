@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """Find GPUs in use outside CI, or whose memory is still taken. Reads only.
 
-NVIDIA only: NVML lists the processes that compute. Use of AMD's and Intel's GPUs is not detected.
+Drivers that come with the kernel do not tell who computes: use of such GPUs is not detected.
 """
 
 import collections.abc
@@ -12,9 +12,9 @@ import time
 import typing
 
 from gpu_agent.availability import residual_memory as dirt
-from gpu_agent.gpu.vendors import detect
-from gpu_agent.gpu.vendors.nvidia import nvml
-from gpu_agent.model.inventory import Gpu, Inventory, Vendor
+from gpu_agent.gpu.vendors import detect, registry
+from gpu_agent.gpu.vendors.vendor import Use, Uses
+from gpu_agent.model.inventory import Gpu, Inventory
 from gpu_agent.model.leases import Lease
 from gpu_runtime.cgroups import is_below
 from gpu_runtime.lease_table import names_container
@@ -78,29 +78,30 @@ def look(
 
     Args:
         inventory: the GPUs of this machine.
-        leases: called after NVML, so that every container whose process NVML lists has its lease
-            by then.
+        leases: called after the driver, so that every container whose process the driver lists has
+            its lease by then.
         known: returns the earlier findings; they need only one check.
         root: the folder with /proc; NVML is always this machine's.
 
     Raises:
         OSError: the earlier findings can't be read.
     """
-    if inventory.vendor is not Vendor.NVIDIA or not inventory.gpus:
+    uses = registry.find(inventory.vendor).uses
+    if uses is None or not inventory.gpus:
         return ()
     before = known()
-    found = _look_once(inventory.gpus, leases, before, root)
+    found = _look_once(inventory.gpus, uses, leases, before, root)
     if found.keys() - before.keys():
         time.sleep(_SETTLE_SECONDS)
-        again = _look_once(inventory.gpus, leases, before, root)
+        again = _look_once(inventory.gpus, uses, leases, before, root)
         found = {uuid: cause for uuid, cause in again.items() if uuid in found}
     return tuple(found.items())
 
 
 def _look_once(
-    gpus: tuple[Gpu, ...], leases: Ask, known: Causes, root: pathlib.Path
+    gpus: tuple[Gpu, ...], ask: Uses, leases: Ask, known: Causes, root: pathlib.Path
 ) -> dict[str, Unavailable]:
-    uses = _uses(gpus)
+    uses = _uses(gpus, ask)
     leased = leases()
     if uses is None or leased is None:
         return {**known}
@@ -135,22 +136,16 @@ def _look_once(
     return causes
 
 
-def _uses(gpus: tuple[Gpu, ...]) -> dict[str, nvml.Use] | None:
-    """The use of each GPU; None if NVML fails, which the next event's detection reports."""
-
-    def ask() -> dict[str, nvml.Use] | None:
-        try:
-            return nvml.uses(gpu.uuid for gpu in gpus)
-        except nvml.NvmlError:
-            return None
-
+def _uses(gpus: tuple[Gpu, ...], ask: Uses) -> collections.abc.Mapping[str, Use] | None:
+    """The use of each GPU; None if its driver fails, which the next event's detection reports."""
+    uuids = [gpu.uuid for gpu in gpus]
     try:
-        return apart.call(ask, _PATIENCE, note=detect.HANGS)
+        return apart.call(lambda: ask(uuids), _PATIENCE, note=detect.HANGS)
     except apart.HungError:
         return None
 
 
-def _is_dirty(use: nvml.Use) -> bool:
+def _is_dirty(use: Use) -> bool:
     taken = dirt.is_taken(use.used_mib, use.total_mib)
     return taken and not use.computing and not use.drawing
 

@@ -8,6 +8,7 @@ here too: gpu_agent.availability.residual_memory.
 
 import collections.abc
 import json
+import pathlib
 
 from gpu_agent import paths
 from gpu_runtime import unavailable
@@ -34,14 +35,23 @@ def ensure(gpus: Gpus) -> bool:
     Args:
         gpus: if a GPU is among them twice, the later cause counts.
     """
+    return _ensure(gpus, paths.EXTERNAL)
+
+
+def close(gpus: Gpus) -> bool:
+    """Record that no request gets these GPUs, also after a reboot. Return True if that is new."""
+    return _ensure(gpus, paths.CLOSED)
+
+
+def _ensure(gpus: Gpus, folder: pathlib.Path) -> bool:
     wanted = {f"{uuid}.json": cause.as_record() for uuid, cause in gpus}
-    changed = files.ensure_directory(paths.EXTERNAL) if wanted else False
-    if not paths.EXTERNAL.is_dir():
+    changed = files.ensure_directory(folder) if wanted else False
+    if not folder.is_dir():
         return changed
-    with locks.alone_in(paths.EXTERNAL):
-        for path in paths.EXTERNAL.glob("*.json"):
+    with locks.alone_in(folder):
+        for path in folder.glob("*.json"):
             if path.name not in wanted:
                 changed |= files.ensure_absent(path)
         for name, record in wanted.items():
-            changed |= files.ensure_file(paths.EXTERNAL / name, json.dumps(record) + "\n")
+            changed |= files.ensure_file(folder / name, json.dumps(record) + "\n")
     return changed

@@ -12,7 +12,7 @@ import json
 import pathlib
 import typing
 
-from gpu_agent.model.inventory import Vendor
+from gpu_agent.gpu.vendors import registry
 from machine import files
 
 PATH: typing.Final = pathlib.Path("/var/lib/gpu-ci/inventory.json")
@@ -28,7 +28,7 @@ class Known:
 
     Attributes:
         uuid: its id.
-        vendor: the maker.
+        vendor: the name of its vendor.
         model: the product's name.
         pci_address: its address on the bus.
         index: its index then.
@@ -36,7 +36,7 @@ class Known:
     """
 
     uuid: str
-    vendor: Vendor
+    vendor: str
     model: str
     pci_address: str
     index: int
@@ -53,9 +53,19 @@ def read(path: pathlib.Path = PATH) -> tuple[Known, ...]:
         text = files.read_text(path)
         if text is None:
             return ()
-        return tuple(Known(vendor=Vendor(one.pop("vendor")), **one) for one in json.loads(text))
+        return tuple(_known(**one) for one in json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KnownError(f"{path} is damaged: {error}") from error
+
+
+def _known(vendor: str, **others: typing.Any) -> Known:
+    """Make an entry.
+
+    Raises:
+        KeyError: this revision does not know the vendor.
+        TypeError: a field is missing or unknown.
+    """
+    return Known(vendor=registry.find(vendor).name, **others)
 
 
 def add(gpus: collections.abc.Iterable[Known], path: pathlib.Path = PATH) -> bool:
@@ -78,7 +88,7 @@ def forget(uuid: str, path: pathlib.Path = PATH) -> bool:
 
 
 def _write(gpus: collections.abc.Iterable[Known], path: pathlib.Path) -> bool:
-    plain = [{**dataclasses.asdict(gpu), "vendor": gpu.vendor.value} for gpu in gpus]
+    plain = [dataclasses.asdict(gpu) for gpu in gpus]
     if not plain and not path.exists():
         return False
     files.ensure_directory(path.parent)

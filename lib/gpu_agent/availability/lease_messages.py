@@ -9,6 +9,7 @@ import re
 import textwrap
 import typing
 
+from gpu_agent.gpu.vendors import registry
 from gpu_runtime.lease_table import CONTAINER, JOB, STEP
 from gpu_runtime.refusal import duration
 
@@ -16,7 +17,7 @@ WIDTH: typing.Final = 86
 """Columns of a line: with Juju's indent, or the result's name before it, it fits 100."""
 
 _KINDS: typing.Final = {
-    STEP: "Concourse step",
+    STEP: "CI step",
     CONTAINER: "engine container",
     JOB: "gpu-run command",
 }
@@ -165,7 +166,7 @@ def of_device(
     device: Device, containers: collections.abc.Mapping[str, Container], *told: str
 ) -> str:
     """Describe a device: its state, model and id; then what is told of it, and its holders."""
-    first = [device.state, device.model.removeprefix("NVIDIA "), device.id]
+    first = [device.state, registry.without_maker(device.model), device.id]
     lines = [", ".join(word for word in first if word), *told]
     for name in device.containers[:_NAMED]:
         lines += containers[name].lines

@@ -39,7 +39,7 @@ def _is_refused_by_firmware(facts: Facts) -> bool:
 
 
 def _works_on_a_machine(facts: Facts) -> bool:
-    return facts.is_in(State.READY) and facts.is_nvidias and not facts.driver.container
+    return facts.is_in(State.READY) and facts.vendor.packaged_driver and not facts.driver.container
 
 
 def _lacks_boot_module(facts: Facts) -> bool:
@@ -116,8 +116,8 @@ TABLE: typing.Final = (
     HostState(
         "no-kernel-driver",
         Kind.BLOCKS,
-        "No driver has the GPU; amdgpu, i915 and xe come with the kernel.",
-        lambda facts: facts.is_in(State.NO_DRIVER) and not facts.is_nvidias,
+        "No driver has the GPU; the drivers of its vendor come with the kernel.",
+        lambda facts: facts.is_in(State.NO_DRIVER) and not facts.vendor.packaged_driver,
         "{gpus_have} no driver",
         "install linux-modules-extra for this kernel, or a newer kernel, and reboot",
     ),
@@ -311,7 +311,9 @@ TABLE: typing.Final = (
         "gpus-ready-lxd",
         Kind.FINE,
         "In a container where LXD has mounted the libraries of the host's driver.",
-        lambda facts: facts.is_in(State.READY) and facts.driver.bound and facts.is_nvidias,
+        lambda facts: (
+            facts.is_in(State.READY) and facts.driver.bound and facts.vendor.packaged_driver
+        ),
         charm="installs nothing next to LXD's libraries",
     ),
     HostState(

@@ -8,19 +8,10 @@ import enum
 import typing
 
 from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.vendor import Vendor
 from gpu_agent.model.host import Driver, Packaged, Toolkit
-from gpu_agent.model.inventory import Inventory, State, Vendor
-
-_KERNEL_DRIVERS: typing.Final = {
-    Vendor.NVIDIA: "nvidia",
-    Vendor.AMD: "amdgpu",
-    Vendor.INTEL: "i915 or xe",
-}
-_DRIVER_SOURCES: typing.Final = {
-    Vendor.NVIDIA: "sudo ubuntu-drivers install --gpgpu",
-    **dict.fromkeys((Vendor.AMD, Vendor.INTEL), "linux-modules-extra of its kernel"),
-}
-
+from gpu_agent.model.inventory import Inventory, State
 
 # How the operator adds a GPU. A container sees all cards of its host on the PCI bus.
 _FIND_ONE: typing.Final = {
@@ -85,9 +76,9 @@ class Facts:
         return self.inventory.state in states
 
     @property
-    def is_nvidias(self) -> bool:
-        """Whether the GPUs that were found or looked for are NVIDIA's."""
-        return self.inventory.vendor is Vendor.NVIDIA
+    def vendor(self) -> Vendor:
+        """The vendor of the GPUs that were found or looked for."""
+        return registry.find(self.inventory.vendor)
 
     @property
     def boot_kernel(self) -> str:
@@ -141,7 +132,7 @@ class Facts:
         branch = self.options.gpu_driver
         there = self.driver.branch or self.driver.is_anothers
         named = branch not in ("auto", "none", self.driver.branch)
-        return bool(there) and named and self.is_nvidias and not self.driver.container
+        return bool(there) and named and self.vendor.packaged_driver and not self.driver.container
 
     @property
     def has_rebooted(self) -> bool:
@@ -167,8 +158,8 @@ class Facts:
             "nvml": found.detail,
             "integrated": f" ({found.detail})" if found.detail else "",
             "vendor": self.options.gpu_vendor,
-            "kernel_driver": _KERNEL_DRIVERS[found.vendor],
-            "driver_source": _DRIVER_SOURCES[found.vendor],
+            "kernel_driver": self.vendor.kernel_driver,
+            "driver_source": self.vendor.driver_source,
             "kernel": kernel,
             "boot_kernel": self.boot_kernel or kernel,
             "loaded": self.loaded or "of an unknown version",

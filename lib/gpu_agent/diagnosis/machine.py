@@ -1,8 +1,7 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Reads facts of the machine: architecture, NVIDIA runtime, programs that obstruct Concourse."""
+"""Reads facts of the machine: architecture, NVIDIA runtime, instance, boot."""
 
-import contextlib
 import hashlib
 import pathlib
 import platform
@@ -22,16 +21,8 @@ _RUNTIMES: typing.Final = (
 # Debian's names (dpkg-architecture); others are left as the kernel says them.
 _ARCHITECTURES: typing.Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
-# containerd puts this folder first on its PATH (containerd 2.3.1 plugins/services/opt/service.go).
-_FOREIGN_RUNC: typing.Final = "opt/containerd/bin/runc"
-_SOCKET: typing.Final = "/run/containerd/containerd.sock"
-_OURS: typing.Final = pathlib.Path("/opt/concourse")
-_OUR_SERVICE: typing.Final = "concourse-worker.service"
-
 # In seconds; it takes some hundredths of one.
 _ANSWER: typing.Final = 10
-# __SO_ACCEPTCON (Linux include/uapi/linux/net.h): this socket listens.
-_LISTENS: typing.Final = 0x10000
 
 
 def architecture() -> str:
@@ -47,13 +38,10 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
         gpu_agent.model.errors.UnknownError: the machine is short of time or memory, or a file
             cannot be read.
     """
-    foreign = root / _FOREIGN_RUNC
     try:
         return Machine(
             architecture=architecture(),
             toolkit=_toolkit(root),
-            rival=_rival(root / "proc"),
-            foreign_runc=f"/{_FOREIGN_RUNC}" if foreign.exists() else "",
             instance=instance(root),
             boot=boot(root),
         )
@@ -118,72 +106,3 @@ def _version(runtime: pathlib.Path) -> str:
     if done.returncode and failure.starved:
         raise errors.unknown(failure)
     return ""
-
-
-def _rival(proc: pathlib.Path) -> str:
-    """Return the service or program besides Concourse that listens on containerd's socket.
-
-    A later program removes the socket file of an earlier one, which keeps listening, so there may
-    be several.
-
-    Raises:
-        OSError: /proc cannot be read.
-    """
-    wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix")}
-    if not wanted:
-        return ""
-    owned: set[str] = set()
-    closed: PermissionError | None = None
-    for folder in proc.iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            found = wanted & _open_files(folder)
-            name = _owner(folder) if found else ""
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            continue
-        except PermissionError as error:  # one with more rights than this program has
-            closed = error
-            continue
-        if name:
-            return name
-        owned |= found
-    if closed and owned != wanted:
-        raise closed
-    return ""
-
-
-def _listeners(table: pathlib.Path) -> list[str]:
-    """Inodes of the sockets that listen under containerd's path (proc(5), /proc/net/unix).
-
-    Every user can have a socket whose path holds any bytes, newlines among them.
-    """
-    row = rf"^\S+: \S+ \S+ ([0-9A-F]{{8}}) \S+ \S+ +([0-9]+) (?:/var)?{re.escape(_SOCKET)}$"
-    rows = re.findall(row, table.read_text(errors="replace"), re.MULTILINE)
-    return [inode for flags, inode in rows if int(flags, 16) & _LISTENS]
-
-
-def _open_files(folder: pathlib.Path) -> set[str]:
-    """Return the files that a process has open. Files that it closes meanwhile are left out.
-
-    Raises:
-        OSError: the process has ended, or cannot be read.
-    """
-    found: set[str] = set()
-    for link in (folder / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.add(str(link.readlink()))
-    return found
-
-
-def _owner(folder: pathlib.Path) -> str:
-    """Name of a process's service, else of its program; empty if Concourse's own.
-
-    Raises:
-        OSError: the process has ended, or cannot be read.
-    """
-    program = (folder / "exe").readlink()
-    groups = (folder / "cgroup").read_text(errors="replace")
-    service = re.search(r"/([^/\n]+\.service)$", groups, re.MULTILINE)
-    name = service.group(1) if service else program.name
-    return "" if program.is_relative_to(_OURS) or name == _OUR_SERVICE else name

@@ -43,8 +43,8 @@ TABLE: typing.Final = (
     HostState(
         "no-toolkit-needed",
         Kind.FINE,
-        "A task with AMD or Intel GPUs needs only their nodes and groups.",
-        lambda facts: not facts.is_nvidias,
+        "A task with GPUs of another vendor than NVIDIA needs only their nodes and groups.",
+        lambda facts: not facts.vendor.grant.by_runtime,
     ),
     HostState(
         "chosen-toolkit-too-old",
@@ -117,21 +117,23 @@ NOTES: typing.Final = (
         "toolkit-vulnerable-allowed",
         Kind.NOTE,
         "allow-vulnerable-toolkit=true permits a version below the fix of a known CVE.",
-        lambda facts: facts.is_nvidias and _is_vulnerable(_version(facts)),
+        lambda facts: facts.vendor.grant.by_runtime and _is_vulnerable(_version(facts)),
         "vulnerable toolkit {toolkit} is allowed ({gravest})",
     ),
     HostState(
         "toolkit-faulty",
         Kind.NOTE,
         "This version breaks something for tasks, see the table of versions.",
-        lambda facts: facts.is_nvidias and bool(unfixed(_version(facts))),
+        lambda facts: facts.vendor.grant.by_runtime and bool(unfixed(_version(facts))),
         "toolkit {toolkit}: {breaks}",
     ),
     HostState(
         "toolkit-untested",
         Kind.NOTE,
         "The charm was not tested with this version; the self-test has tested it here.",
-        lambda facts: facts.is_nvidias and toolkit_policy.is_untested(_version(facts)),
+        lambda facts: (
+            facts.vendor.grant.by_runtime and toolkit_policy.is_untested(_version(facts))
+        ),
         "toolkit {toolkit} is newer than {tested}, the newest tested",
         charm="runs the self-test of level isolation before tasks use it",
     ),
@@ -139,7 +141,7 @@ NOTES: typing.Final = (
         "toolkit-rolled-back",
         Kind.NOTE,
         "No container started with the wanted version.",
-        lambda facts: facts.is_nvidias and _is_rolled_back(facts),
+        lambda facts: facts.vendor.grant.by_runtime and _is_rolled_back(facts),
         "toolkit {wanted} was rolled back: no container started with it",
         charm="has restored the previous version, and does not try this one again",
     ),

@@ -1,12 +1,50 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Types: the engines that get the runtime, and the error of an engine that cannot get it."""
+"""Types: a container engine, the plan for all engines, and their error."""
 
+import collections.abc
 import dataclasses
+import typing
+
+from machine.errors import PartError
 
 
-class EngineError(Exception):
+class EngineError(PartError):
     """The runtime cannot be registered with an engine; the text has the reason and the remedy."""
+
+
+class Ensure(typing.Protocol):
+    """Registers the runtime with an engine."""
+
+    def __call__(self, *, default: bool) -> bool:
+        """Return True if anything was changed.
+
+        Args:
+            default: whether containers that name no runtime get this one.
+
+        Raises:
+            EngineError: the engine cannot get it.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A container engine that can get the runtime.
+
+    Attributes:
+        name: its name in the option container-engines.
+        ensure: registers the runtime.
+        remove: removes it; returns True if the engine had it.
+        is_in_use: whether a container lives that the engine started with the runtime at this path.
+        about: one sentence on what `ensure` changes besides, for the option's text; or empty.
+    """
+
+    name: str
+    ensure: Ensure
+    remove: collections.abc.Callable[[], bool]
+    is_in_use: collections.abc.Callable[[str], bool]
+    about: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,11 +52,13 @@ class EnginesPlan:
     """The engines that get the runtime, so that their containers can have GPUs.
 
     Attributes:
-        names: `podman`, `docker`.
+        names: their names.
         default: the engines whose containers get our runtime if they name none.
         nvidia: whether NVIDIA's runtime adds the GPUs to containers.
+        runc: absolute path of the CI system's runc, for a machine without its own; or empty.
     """
 
     names: tuple[str, ...]
     default: tuple[str, ...] = ()
     nvidia: bool = True
+    runc: str = ""

@@ -9,15 +9,17 @@ import typing
 from gpu_agent.fault_policy import fault_table as faults
 from gpu_agent.fault_policy.fault import LEVELS, Fault, Need
 from gpu_agent.fault_policy.state import MOST_WORDS, Gpu, Streak, Suspicion
-from gpu_agent.gpu.vendors.nvidia import recovery_action, xid
+from gpu_agent.gpu.vendors.nvidia import xid
+from gpu_agent.model import clock_reasons, recovery_action
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.observations import Look, Message
 
-# Reasons for a lower clock that come from the hardware: thermal slowdown and power brake (nvml.h,
-# nvmlClocksEventReasons). gpu_agent.gpu.vendors.nvidia.nvml_health names them too, but the GPU
-# health service does not load that module. The bit 0x8, hardware slowdown, accompanies them; alone
+# Reasons for a lower clock that come from the hardware. HARDWARE_SLOWDOWN accompanies them; alone
 # it is caused by a job's own power draw.
-HARDWARE: typing.Final = {0x40: "thermal slowdown by the hardware", 0x80: "power brake"}
+HARDWARE: typing.Final = {
+    clock_reasons.HARDWARE_THERMAL: "thermal slowdown by the hardware",
+    clock_reasons.POWER_BRAKE: "power brake",
+}
 
 # Polls within so many seconds count as one, for example those after each line of the kernel log.
 _APART: typing.Final = 10.0

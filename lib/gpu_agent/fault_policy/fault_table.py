@@ -13,8 +13,8 @@ import dataclasses
 import typing
 
 from gpu_agent.fault_policy.fault import Action, Fault, Need, Sure
-from gpu_agent.gpu.vendors.nvidia import recovery_action
 from gpu_agent.gpu.vendors.nvidia.xid import Severity
+from gpu_agent.model import recovery_action
 from gpu_agent.model.observations import Source
 
 JOB_XIDS: typing.Final = (13, 31, 43, 45)
@@ -270,7 +270,7 @@ BREAKER: typing.Final = Fault(
 )
 RAS: typing.Final = Fault(
     "ras",
-    "AMD: memory error that RAS could not correct",
+    "memory error that the RAS of the driver could not correct",
     (Source.COUNTER, Source.POLL),
     Sure.ONCE,
     Action.OUT,
@@ -285,7 +285,7 @@ RAS: typing.Final = Fault(
 )
 DRIVER_RESET: typing.Final = Fault(
     "driver-reset",
-    "AMD and Intel: the driver has reset the GPU, for example after a hanging GPU kernel",
+    "the DRM driver has reset the GPU, for example after a hanging GPU kernel",
     (Source.COUNTER,),
     Sure.ONCE,
     Action.TEST,
@@ -295,7 +295,7 @@ DRIVER_RESET: typing.Final = Fault(
 )
 WEDGED: typing.Final = Fault(
     "wedged",
-    "Intel: the driver has declared the GPU wedged",
+    "the DRM driver has declared the GPU wedged",
     (Source.COUNTER,),
     Sure.ONCE,
     Action.OUT,

@@ -160,7 +160,7 @@ class Run:
                 raise Refused(
                     "gpu-divided",
                     "the GPUs of this worker are divided into MIG devices, which gpu-run cannot "
-                    "keep apart. Use a Concourse task or a container instead",
+                    "keep apart. Use a CI task or a container instead",
                 )
             if limit is not None:
                 allowed.wait_timeout = limit

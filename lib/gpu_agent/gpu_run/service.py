@@ -16,6 +16,7 @@ from gpu_agent.gpu_run import scope
 from machine import files, process, templates
 from machine import systemd as services
 from machine import systemd_transient as transient
+from machine.errors import PartError
 
 COMMAND: typing.Final = pathlib.Path("/usr/local/bin/gpu-run")
 MANUAL: typing.Final = pathlib.Path("/usr/local/share/man/man1/gpu-run.1")
@@ -32,7 +33,7 @@ exec systemctl stop "$2"
 _CLIENT: typing.Final = pathlib.Path(__file__).with_name("client.py")
 
 
-class GpuRunError(Exception):
+class GpuRunError(PartError):
     """gpu-run cannot be installed, and everything else works; the text has the remedy."""
 
 

@@ -180,7 +180,7 @@ def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.Ex
     waker = Waker(found.unit, settings.RUN / UNTOLD)
     stack.callback(waker.close)
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
-    naming, joblog = Naming(), JobLog(found.job_log, found.unused)
+    naming, joblog = Naming(found.job_names), JobLog(found.job_log, found.unused)
     stack.callback(naming.close)
     parts: list[Part] = [clerk, Freed(found.recovery, waker.want), waker, pace]
     parts.append(Returned(found.store))

@@ -18,6 +18,7 @@ from gpu_agent.health import settings
 from gpu_agent.health.settings import Settings
 from machine import files, process, templates
 from machine import systemd as services
+from machine.errors import PartError
 
 SERVICE: typing.Final = "gpu-ci-health.service"
 
@@ -25,7 +26,7 @@ _REVISION: typing.Final = "GPU_CI_REVISION"
 _RUNNING: typing.Final = ("active", "activating", "reloading")
 
 
-class WatchError(Exception):
+class WatchError(PartError):
     """The service cannot run; the text says what to do. The worker works without it."""
 
 

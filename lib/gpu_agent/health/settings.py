@@ -31,7 +31,7 @@ class Settings:
         unit: Juju's name of this unit, such as `worker/0`.
         dispatch: path of the charm's dispatch; the service ends if it is gone.
         mode: the option gpu-health: `enabled` or `observe`.
-        vendor: the maker's name as in gpu_agent.model.inventory.Vendor.
+        vendor: the name of the GPUs' vendor.
         boot: id of the boot in which these cards were found.
         cards: the watched GPUs.
         driver: the driver's version, such as `580.95.05`; or empty.
@@ -45,12 +45,14 @@ class Settings:
         recovery: what the charm may do for a GPU: `none`, `reset` (and a reboot after it, if
             that is allowed) or only `reboot`.
         poll_seconds: seconds between two polls of the GPUs.
+        job_names: the CI system's program that tells which jobs containers belong to: arguments
+            of Python; empty: jobs have no names.
     """
 
     unit: str
     dispatch: str
     mode: str = ENABLED
-    vendor: str = "nvidia"
+    vendor: str = ""
     boot: str = ""
     cards: tuple[Card, ...] = ()
     driver: str = ""
@@ -63,6 +65,7 @@ class Settings:
     metrics_port: int = 0
     recovery: str = "none"
     poll_seconds: float = 15.0
+    job_names: tuple[str, ...] = ()
 
 
 def as_text(settings: Settings) -> str:
@@ -85,6 +88,8 @@ def parse(text: str | bytes) -> Settings:
         found.pop("quarantine", None)
         folders = found.pop("cordons", None) or found["unavailable_folders"]
         found["unavailable_folders"] = tuple(folders)
+        # A revision before knew the only program by itself.
+        found["job_names"] = tuple(found.get("job_names", ()))
         found["mode"] = ENABLED if found["mode"] == "on" else found["mode"]
         settings = Settings(**found)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -109,7 +114,7 @@ def _check(settings: Settings) -> None:
         meant: object = getattr(_EMPTY, field.name)
         if isinstance(value, bool) or not isinstance(value, _alike(meant)):
             raise ValueError(f"not settings of the GPU health service: {field.name} is {value!r}")
-    texts: list[object] = [*settings.unavailable_folders]
+    texts: list[object] = [*settings.unavailable_folders, *settings.job_names]
     for card in settings.cards:
         texts += [card.uuid, card.pci_address, card.model, *card.devices]
     indexes: list[object] = [card.index for card in settings.cards]

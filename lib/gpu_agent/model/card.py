@@ -44,7 +44,7 @@ class Figures:
         remap_pending: memory rows are remapped at the next reset.
         remap_failed: a row could not be remapped.
         recovery_action: the recovery that the driver asks for
-            (gpu_agent.gpu.vendors.nvidia.nvml_health.Health has the numbers).
+            (gpu_agent.model.gpu_health.Health has the numbers).
         pids: the processes that compute on it, as numbered in this machine's /proc.
         drawing: number of processes that draw on it, such as display servers.
     """

@@ -85,15 +85,11 @@ class Machine:
     Attributes:
         architecture: Debian's name of it: `amd64`, `arm64`.
         toolkit: the NVIDIA container runtime, if there is one.
-        rival: another owner of containerd's socket, as a systemd unit or process name; or empty.
-        foreign_runc: path of a runc that containerd would find before the GPU runtime; or empty.
         instance: its name on its host if it is a system container; otherwise empty.
         boot: a digest of its kernel's boot id, the same in all containers of one host; or empty.
     """
 
     architecture: str
     toolkit: Toolkit | None = None
-    rival: str = ""
-    foreign_runc: str = ""
     instance: str = ""
     boot: str = ""

@@ -8,19 +8,6 @@ import re
 import typing
 
 
-class Vendor(enum.Enum):
-    """Makers of GPUs, by the name that tags and options use."""
-
-    NVIDIA = "nvidia"
-    AMD = "amd"
-    INTEL = "intel"
-
-    @property
-    def display(self) -> str:
-        """The name as an operator writes it in a sentence."""
-        return {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}[self.value]
-
-
 class State(enum.Enum):
     """Why this machine has no usable GPU; READY if it has.
 
@@ -60,7 +47,7 @@ class Gpu:
             thing. NVIDIA: `GPU-` and 32 hex digits with dashes. AMD: `GPU-` and the 16 hex
             digits of KFD's unique_id. Without one, and for Intel: `PCI-` and the PCI address; for
             a partition of an AMD GPU that has no id of its own, `:` and the partition follow.
-        vendor: the maker.
+        vendor: the name of its vendor, as in tags and options.
         model: the product's name, such as `NVIDIA A100-SXM4-80GB` or `AMD Instinct MI300X`.
         memory_mib: total memory in MiB as the driver reports it, a little under the size as sold;
             0 where it reports none, as for GPUs that share the machine's memory.
@@ -76,7 +63,7 @@ class Gpu:
 
     index: int
     uuid: str
-    vendor: Vendor
+    vendor: str
     model: str
     memory_mib: int
     pci_address: str
@@ -108,7 +95,8 @@ class Inventory:
         lost: PCI addresses of GPUs that the driver has but that can't be used: they do not
             answer NVML, are not in KFD, or have no device node.
         detail: what exactly was seen, for the operator: PCI addresses, NVML's own words.
-        vendor: whose GPUs were looked for; the one that was found where any would do.
+        vendor: the name of the vendor whose GPUs were looked for; if any would do, of the one that
+            was found.
     """
 
     state: State
@@ -117,7 +105,7 @@ class Inventory:
     cuda: str = ""
     lost: tuple[str, ...] = ()
     detail: str = ""
-    vendor: Vendor = Vendor.NVIDIA
+    vendor: str = dataclasses.field(kw_only=True)
 
 
 # Sizes that GPUs are sold with, in GiB; NVML reports up to a tenth less.

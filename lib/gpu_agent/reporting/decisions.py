@@ -28,7 +28,7 @@ INTRUDER: typing.Final = "intruder ended"
 """The kind of an entry about a container that used a GPU without a lease and was ended."""
 
 TASKS: typing.Final = ("task", "privileged task")
-"""The kinds of an entry about a Concourse task that starts."""
+"""The kinds of an entry about a CI task that starts."""
 
 # The kind had this name in logs that are still on disks.
 _RENAMED: typing.Final = {"gpu-release": RECLAIM}
@@ -59,7 +59,7 @@ class Entry:
         granted: the ids of the devices that were granted.
         waited: how long the request waited, in seconds; None if that is not known.
         reason: why it was refused or done, one line; empty: it was granted.
-        who: the container's or command's name for people; empty for a Concourse container.
+        who: the container's or command's name for people; empty for a CI step.
     """
 
     time: str
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is about a Concourse task, or a process that starts in its container."""
+        """Whether it is about a CI task, or a process that starts in its container."""
         return self.kind in TASKS or self.kind == "exec" or self.kind.startswith("exec ")
 
 

@@ -31,7 +31,7 @@ _LARGEST: typing.Final = 60_000  # bytes of a result; Linux limits Juju's to 128
 _SLACK: typing.Final = 5.0
 # A shorter beginning of an id would match too much.
 _SHORTEST_ID: typing.Final = 4
-_KINDS: typing.Final = {STEP: "Concourse step", CONTAINER: "engine container", JOB: "gpu-run"}
+_KINDS: typing.Final = {STEP: "CI step", CONTAINER: "engine container", JOB: "gpu-run"}
 _NO_REQUEST: typing.Final = frozenset(
     {
         *(decisions.RECLAIM, decisions.UNUSED, decisions.CORDON, decisions.UNCORDON),
@@ -47,7 +47,7 @@ class Lease:
     Attributes:
         container: the container's id or the unit's name.
         kind: `step`, `container` or `job`, as gpu_runtime.lease_table has it.
-        who: its name from its engine; empty for a Concourse container.
+        who: its name from its engine; empty for a CI step.
         build: team, pipeline, job and build; some may be empty, all are if they are not known.
         devices: the ids of its GPUs and MIG devices.
         began: seconds since the epoch.
@@ -165,7 +165,7 @@ class Case:
 
     Attributes:
         container: its id or unit.
-        kind: a text such as `Concourse step`; may be empty.
+        kind: a text such as `CI step`; may be empty.
         who: its name from its engine; may be empty.
         build: its build, such as `main/train/fit/12`; empty if that is not known.
         decisions: the last decisions on its requests, the oldest first.
@@ -252,7 +252,7 @@ def find(records: Records, name: str, since: float) -> Found:
 
 
 def unnamed_refusals(records: Records, since: float) -> Found:
-    """Find the refused Concourse tasks, which have no build name because they had no lease."""
+    """Find the refused CI tasks, which have no build name because they had no lease."""
     leased = {lease.container for lease in records.leases}
     found = {
         entry.container

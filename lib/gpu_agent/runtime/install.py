@@ -3,19 +3,21 @@
 """Install and remove the GPU runtime on this machine: its files and its policy.
 
 Each file is written before the file that uses it: the Python modules, the policy, the NVIDIA
-runtime's configuration, the runc in front of Concourse's, and last the launcher with which
-Concourse's containerd finds that runc.
+runtime's configuration, and last the front, which a CI system's worker finds under the name runc.
 """
 
+import collections.abc
 import hashlib
 import json
 import os
 from pathlib import Path
 
 from gpu_agent import paths
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.runtime import manifest
 from gpu_agent.runtime import nvidia_config as nvidia
-from gpu_agent.runtime.settings import GpuPlan
+from gpu_agent.runtime import runc as runcs
+from gpu_agent.runtime.settings import GpuPlan, TaskFolders
 from gpu_runtime import policy
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
@@ -27,22 +29,24 @@ _SOURCES = _CHARM / "lib" / "gpu_runtime"
 _COMPILED = "compiled.json"  # beside the folder gpu_runtime, of each version
 
 
-def apply(gpu: GpuPlan | None) -> bool:
+def apply(gpu: GpuPlan) -> bool:
     """Install the GPU runtime with this plan; return True if anything was changed.
 
-    Without a plan it hands out no GPU. If this is killed at any point, a working runtime remains,
-    old or new, and this can be called again.
+    If this is killed at any point, a working runtime remains, old or new, and this can be called
+    again.
 
     Raises:
+        ValueError: the plan's folders of tasks can't be.
         nvidia.ConfigError: the packaged configuration of the NVIDIA runtime can't be read.
         machine.process.CommandError: the modules could not be compiled.
     """
+    runc, text = runcs.for_tasks(gpu.runc), policy_text(gpu)
     files.ensure_directory(paths.HOME)
     changed = _install_back_end()
     files.ensure_directory(paths.CONFIG)
-    changed |= files.ensure_file(paths.POLICY, policy_text(gpu))
-    if gpu and gpu.nvidia_runtime:
-        changed |= nvidia.configure(paths.CONFIG, paths.RUNC)
+    changed |= files.ensure_file(paths.POLICY, text)
+    if gpu.nvidia_runtime:
+        changed |= nvidia.configure(paths.CONFIG, runc)
     else:
         changed |= files.ensure_absent(nvidia.folder(paths.CONFIG))
     files.ensure_directory(paths.LOG.parent)
@@ -50,7 +54,8 @@ def apply(gpu: GpuPlan | None) -> bool:
     front = templates.render(
         paths.TEMPLATES,
         "runc",
-        runc=paths.RUNC,
+        runc=runc,
+        tasks=pattern(gpu.tasks),
         python=paths.PYTHON,
         lib=paths.BACK_END,
         store=paths.STORE,
@@ -59,11 +64,7 @@ def apply(gpu: GpuPlan | None) -> bool:
         log=paths.LOG,
     )
     changed |= files.ensure_file(paths.FRONT, front, mode=0o755)
-    changed |= files.ensure_symlink(paths.LINK, paths.FRONT)
-    launcher = templates.render(
-        paths.TEMPLATES, "containerd-launcher", bin=paths.BIN, containerd=paths.CONTAINERD
-    )
-    return files.ensure_file(paths.LAUNCHER, launcher, mode=0o755) or changed
+    return files.ensure_symlink(paths.LINK, paths.FRONT) or changed
 
 
 def remove() -> bool:
@@ -83,6 +84,7 @@ def remove() -> bool:
         paths.LIB,
         paths.CONFIG,
         paths.EXTERNAL,
+        paths.CLOSED,
         *logs,
     ):
         changed |= files.ensure_absent(path)
@@ -93,68 +95,86 @@ def remove() -> bool:
     return files.remove_if_empty(paths.RUN) or changed
 
 
-def installed() -> dict[str, str]:
+def installed(others: collections.abc.Iterable[Path] = ()) -> dict[str, str]:
     """Describe each file, link and folder of the GPU runtime by path, for the manifest.
 
     The files of the engines' runtime are included if it is more than a link to runc. Call this
     right after `apply`; before the first `apply` it is empty. Folders with programs or modules may
     hold nothing else.
+
+    Args:
+        others: a CI system's programs beside the runtime's. One that is missing is not included.
     """
     if not paths.FRONT.exists():
         return {}
     back_end = paths.BACK_END.resolve()
     compiled = _compiled(back_end)
     sources = sorted(path.name for path in _SOURCES.glob("*.py"))
+    programs = [*others]
     holds = {
         paths.HOME: None,
-        paths.BIN: (paths.FRONT.name, paths.LAUNCHER.name, paths.SELFTEST.name),
+        paths.BIN: (paths.FRONT.name, paths.SELFTEST.name, *(path.name for path in programs)),
         paths.LIB: None,
         back_end.parent: (back_end.name, _COMPILED),
         back_end: (*sources, "__pycache__"),
         back_end / "__pycache__": None,
         paths.CONFIG: None,
     }
-    others = [
+    listed = [
         paths.FRONT,
-        paths.LAUNCHER,
+        *(path for path in programs if path.exists()),
         paths.LINK,
         paths.POLICY,
         paths.BACK_END,
         back_end.parent / _COMPILED,
     ]
-    others += [back_end / name for name in sources]
-    others += [back_end / "__pycache__" / name for name in compiled]
+    listed += [back_end / name for name in sources]
+    listed += [back_end / "__pycache__" / name for name in compiled]
     if (runtime := paths.ENGINES / "gpu-ci").is_file() and not runtime.is_symlink():
         holds |= {paths.ENGINES: (runtime.name,)}
-        others.append(runtime)
+        listed.append(runtime)
     for home in (paths.CONFIG, paths.ENGINES_CONFIG):
         if (config := nvidia.folder(home) / "config.toml").exists():
             holds |= {home: None, config.parent: None}
-            others.append(config)
+            listed.append(config)
     told = {path: manifest.folder(path, names) for path, names in holds.items()}
-    told |= {path: manifest.describe(path) for path in others}
+    told |= {path: manifest.describe(path) for path in listed}
     return {str(path): what for path, what in told.items()}
 
 
-def policy_text(gpu: GpuPlan | None) -> str:
-    """The content of policy.json (lib/gpu_runtime/policy.py)."""
-    if gpu is None:
-        return json.dumps({"version": policy.VERSION, "gpus": []}, indent=1) + "\n"
+def policy_text(gpu: GpuPlan) -> str:
+    """The content of policy.json (lib/gpu_runtime/policy.py).
+
+    Raises:
+        ValueError: the plan's folders of tasks can't be.
+    """
+    tasks: dict[str, object] = {"parent": gpu.tasks.parent, "others": [*gpu.tasks.others]}
+    policy.task_folders(tasks)
+    if not gpu.gpus:
+        empty: dict[str, object] = {"version": policy.VERSION, "tasks": tasks, "gpus": []}
+        return json.dumps(empty, indent=1) + "\n"
+    vendor = registry.find(gpu.gpus[0].vendor)
     content = {
         "version": policy.VERSION,
+        "tasks": tasks,
         "allocation": gpu.allocation,
         "gpus_per_task": gpu.gpus_per_task,
         "wait_timeout": gpu.wait_timeout,
         "hijack_limit": gpu.hijack_limit,
         "privileged_tasks": gpu.privileged_tasks,
-        "vendor": gpu.gpus[0].vendor.value,
+        "vendor": vendor.name,
+        "grant": {
+            "ids": list(vendor.grant.ids),
+            "pci_vendor": f"0x{vendor.maker.id:04x}",
+            "by_runtime": vendor.grant.by_runtime,
+        },
         "nvidia_runtime": gpu.nvidia_runtime,
         "config_home": str(paths.CONFIG),
         "driver": gpu.driver,
         "cuda": gpu.cuda,
         # All folders with records of unavailable GPUs. The key keeps its name, since runtimes of
         # the revision before read it while a unit is refreshed.
-        "cordons": [str(paths.EXTERNAL), str(paths.QUARANTINE)],
+        "cordons": [str(paths.EXTERNAL), str(paths.QUARANTINE), str(paths.CLOSED)],
         "gpus": [
             {
                 "index": one.index,
@@ -170,6 +190,21 @@ def policy_text(gpu: GpuPlan | None) -> str:
         ],
     }
     return json.dumps(content, indent=1) + "\n"
+
+
+def pattern(tasks: TaskFolders) -> str:
+    """The extended regular expression by which the front finds what may be a task.
+
+    It is for one string of JSON with the parts of a task's folder in their order. Cleaning the
+    path may remove the text between them: `/srv/x/../ci//e55deab7/.` is `/srv/ci/e55deab7`.
+
+    Raises:
+        ValueError: these folders can't be.
+    """
+    parent = policy.task_folders({"parent": tasks.parent, "others": [*tasks.others]}).parent
+    names = [name.replace(".", r"\.") for name in parent[1:-1].split("/")]
+    between = r'([^"\]|\\.)*'
+    return f'{f"/{between}".join(names)}/({between}/)?[0-9a-f]{{8}}["/]'
 
 
 def _has_users() -> bool:

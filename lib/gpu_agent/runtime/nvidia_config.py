@@ -10,6 +10,7 @@ import tomlkit
 import tomlkit.exceptions
 
 from machine import files
+from machine.errors import PartError
 
 PACKAGED = Path("/etc/nvidia-container-runtime/config.toml")
 
@@ -21,7 +22,7 @@ _REMEDY = "repair it, or reinstall nvidia-container-toolkit-base, which writes i
 Table = MutableMapping[str, Any]
 
 
-class ConfigError(Exception):
+class ConfigError(PartError):
     """The packaged configuration can't be taken as a base; the text says what to do."""
 
 

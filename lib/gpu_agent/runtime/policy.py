@@ -5,7 +5,7 @@
 from gpu_agent import paths
 from gpu_runtime import policy
 from gpu_runtime.lease_table import NOUNS, STEP
-from gpu_runtime.policy import Policy
+from gpu_runtime.policy import Policy, TaskFolders
 from gpu_runtime.refusal import Refused
 
 
@@ -21,6 +21,17 @@ def allowed(kind: str = STEP) -> Policy | None:
     if not paths.FRONT.exists() and not paths.POLICY.exists():
         return None
     return policy.read(str(paths.POLICY), NOUNS[kind])
+
+
+def task_folders() -> TaskFolders:
+    """How the installed runtime knows the container of a task.
+
+    Raises:
+        gpu_runtime.refusal.Refused: the policy can't be read or followed.
+    """
+    file = policy.File(str(paths.POLICY))
+    file.policy()
+    return file.tasks
 
 
 def handed_out() -> tuple[str, ...]:

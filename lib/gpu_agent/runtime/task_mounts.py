@@ -9,7 +9,7 @@ import json
 from gpu_agent import paths as wrapper
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime import install
-from gpu_agent.runtime.settings import Folder, GpuPlan
+from gpu_agent.runtime.settings import Folder, GpuPlan, TaskFolders
 from gpu_runtime import task_mounts as folders
 from gpu_runtime.refusal import Refused
 from machine import files
@@ -17,10 +17,21 @@ from machine import files
 LIST = wrapper.CONFIG / folders.FILE
 
 
-def ensure(wanted: collections.abc.Sequence[Folder] | Keep, gpu: GpuPlan | Keep | None) -> bool:
+def ensure(
+    wanted: collections.abc.Sequence[Folder] | Keep,
+    gpu: GpuPlan | Keep | None,
+    runc: str,
+    tasks: TaskFolders,
+) -> bool:
     """Give tasks these folders from now on. Return True if anything had to be changed.
 
     If tasks get no GPU, the GPU runtime is installed for the folders only.
+
+    Args:
+        wanted: the folders.
+        gpu: the plan by which the GPU runtime is installed already; None: it is not.
+        runc: as in GpuPlan.
+        tasks: the same.
 
     Raises:
         machine.process.CommandError: the runtime's modules could not be compiled.
@@ -29,7 +40,8 @@ def ensure(wanted: collections.abc.Sequence[Folder] | Keep, gpu: GpuPlan | Keep 
         return False
     if not wanted:
         return files.ensure_absent(LIST)
-    changed = install.apply(None) if gpu is None else False
+    plan = GpuPlan((), "", runc=runc, tasks=tasks)
+    changed = install.apply(plan) if gpu is None else False
     files.ensure_directory(LIST.parent)
     given = [dataclasses.asdict(folder) for folder in wanted]
     content = {"version": folders.VERSION, "folders": given}

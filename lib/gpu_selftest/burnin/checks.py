@@ -7,10 +7,10 @@ import dataclasses
 import statistics
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
 from gpu_agent.gpu.vendors.nvidia import xid
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
 from gpu_agent.gpu.vendors.nvidia.xid import Message, Severity
+from gpu_agent.model import clock_reasons
+from gpu_agent.model.gpu_health import Health
 from gpu_selftest.burnin.plot import Moment
 from gpu_selftest.check import Check, Level, Outcome, Result, Said
 from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
@@ -34,9 +34,9 @@ _NARROW_MARGIN: typing.Final = 3
 _SETTLED_SECONDS: typing.Final = 20.0
 
 _HARDWARE: typing.Final = (
-    health.HARDWARE_SLOWDOWN | health.HARDWARE_THERMAL | health.POWER_BRAKE
+    clock_reasons.HARDWARE_SLOWDOWN | clock_reasons.HARDWARE_THERMAL | clock_reasons.POWER_BRAKE
 )  # fmt: skip
-_ASKED_FOR: typing.Final = health.SOFTWARE_POWER_CAP | health.APPLICATION_CLOCKS
+_ASKED_FOR: typing.Final = clock_reasons.SOFTWARE_POWER_CAP | clock_reasons.APPLICATION_CLOCKS
 
 
 def _check(name: str, proves: str, source: str = "", unit: str = "") -> Check:
@@ -215,7 +215,7 @@ def _throttle(course: Course, _all: collections.abc.Sequence[Course]) -> Said:
     if not told:
         return NOT_TOLD
     hardware = _worst_part(told, _HARDWARE)
-    hot = _worst_part(told, health.SOFTWARE_THERMAL)
+    hot = _worst_part(told, clock_reasons.SOFTWARE_THERMAL)
     part, reason, limit = max(
         (hardware, "slowed down by its hardware", _SLOWED_PART),
         (hot, "slowed down by its driver for heat", _HOT_PART),

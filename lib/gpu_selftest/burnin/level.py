@@ -10,10 +10,11 @@ import signal
 import time
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import nvml, xid
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Sample
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.nvidia import xid
+from gpu_agent.gpu.vendors.vendor import Cuda, QueryError, Samples, Vendor
+from gpu_agent.model.gpu_health import Sample
+from gpu_agent.model.inventory import Gpu
 from gpu_runtime.policy import SELF_TEST_CONTAINER
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest import results
@@ -117,12 +118,19 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """The work of all GPUs: PyTorch's environment, minutes, `cuda` or `cpu`, the run's id."""
+    """The work of all GPUs: PyTorch's environment, minutes, `cuda` or `cpu`, the run's id.
+
+    Attributes:
+        vendor: the vendor of the GPUs.
+        cuda: how its driver is asked about CUDA.
+    """
 
     where: Environment
     minutes: int
     device: str
     name: str
+    vendor: Vendor
+    cuda: Cuda
 
     def command(self) -> list[str]:
         """Return the load's program and its arguments."""
@@ -150,18 +158,21 @@ def run(
         progress: called with the state every half minute.
         name: the id of the run, for the pictures.
     """
-    if any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
+    vendor = registry.find(gpus[0].vendor)
+    if vendor.cuda is None:
         why = "the load supports NVIDIA's GPUs only"
         return [
             check.result(Outcome.SKIPPED, why, gpu=gpu.uuid) for gpu in gpus for check in CHECKS
         ]
     try:
-        cuda = nvml.read().cuda if device == "cuda" else ""
+        cuda = vendor.cuda.versions()[0] if device == "cuda" else ""
         where = environment.ensure(cuda, settings.wheels, settings.application, progress)
-        return _tested(settings, gpus, _Task(where, minutes, device, name), progress)
+        return _tested(
+            settings, gpus, _Task(where, minutes, device, name, vendor, vendor.cuda), progress
+        )
     except environment.UnavailableError as error:
         return _not_run(dict.fromkeys(gpus, Obstacle(str(error))))
-    except nvml.NvmlError as error:
+    except QueryError as error:
         return _not_run(dict.fromkeys(gpus, Obstacle(f"NVML says {error}")))
 
 
@@ -171,7 +182,7 @@ def _tested(
     """Return the results of all GPUs, with the obstacle for those that a job uses.
 
     Raises:
-        NvmlError: NVML can't be used.
+        QueryError: the driver can't be queried.
     """
     held: dict[Gpu, Obstacle] = {}
     with contextlib.ExitStack() as stack:
@@ -193,15 +204,15 @@ def _courses(settings: Settings, gpus: list[Gpu], task: _Task, progress: Progres
     """Return each GPU's time under load.
 
     Raises:
-        NvmlError: NVML can't be used.
+        QueryError: the driver can't be queried.
     """
     uuids = [gpu.uuid for gpu in gpus]
-    before, earlier = health.read(uuids), xid.read()
+    before, earlier = task.vendor.health(uuids), xid.read()
     names = ", ".join(str(gpu.index) for gpu in gpus)
     progress(f"Burn-in of {task.minutes} min on GPU {names}")
     clock = Pulse()
     with contextlib.ExitStack() as stack:
-        sample = stack.enter_context(health.watch(uuids))
+        sample = stack.enter_context(task.cuda.watch(uuids))
         clock.start(_SILENCE_SECONDS)
         stack.callback(clock.stop)
         runs = [_Run(gpu, _begin(stack, gpu, task, clock)) for gpu in gpus]
@@ -209,7 +220,7 @@ def _courses(settings: Settings, gpus: list[Gpu], task: _Task, progress: Progres
         for one in [one for each in runs for one in each.working]:
             one.stop()
         loads = {each.gpu: tuple(one.outcome() for one in each.working) for each in runs}
-    after, log = health.read(uuids), xid.read()
+    after, log = task.vendor.health(uuids), xid.read()
     new = [message for message in log.messages if message not in earlier.messages]
     return [
         Course(
@@ -237,7 +248,7 @@ def _begin(stack: contextlib.ExitStack, gpu: Gpu, task: _Task, clock: Pulse) -> 
 
 def _watch(
     runs: list[_Run],
-    sample: collections.abc.Callable[[], dict[str, Sample]],
+    sample: collections.abc.Callable[[], Samples],
     minutes: int,
     progress: Progress,
 ) -> str:

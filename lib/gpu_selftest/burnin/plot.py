@@ -10,7 +10,8 @@ import pathlib
 import statistics
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.model import clock_reasons
+from gpu_agent.model.gpu_health import Sample
 from machine import templates
 
 # In pixels.
@@ -35,7 +36,7 @@ class Moment:
     """A sample and its time, in seconds from the start of the load."""
 
     at: float
-    sample: health.Sample
+    sample: Sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _throttled(
     spans: list[tuple[float, float]] = []
     begun: float | None = None
     for moment in moments:
-        slowed = bool((moment.sample.reasons or 0) & health.THROTTLED)
+        slowed = bool((moment.sample.reasons or 0) & clock_reasons.THROTTLED)
         if slowed and begun is None:
             begun = moment.at
         if not slowed and begun is not None:

@@ -13,9 +13,13 @@ import pathlib
 import secrets
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import nvml
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.vendor import QueryError
+from gpu_agent.model.inventory import Gpu
+from gpu_agent.runtime import policy
+from gpu_agent.runtime import runc as runcs
 from gpu_runtime.policy import SELF_TEST_CONTAINER
+from gpu_runtime.refusal import Refused
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest.check import Obstacle, Outcome, Progress, Result, Said
 from gpu_selftest.compute import answers, environment, judge, work
@@ -77,16 +81,17 @@ def run(
         progress: called with each step.
     """
     found = Findings(device, settings.unit)
-    if device == "cuda" and any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
+    driver_of_cuda = registry.find(gpus[0].vendor).cuda if device == "cuda" else None
+    if device == "cuda" and driver_of_cuda is None:
         why = "these checks support NVIDIA's GPUs only"
         return [check.result(Outcome.SKIPPED, why) for check in CHECKS]
     nobody = Target(None, "")
     targets = [Target(gpu, uuid) for gpu in gpus for uuid in gpu.devices]
     targets = targets if device == "cuda" else [nobody]
     try:
-        cuda, driver = _driver() if device == "cuda" else ("", "")
+        cuda, driver = driver_of_cuda.versions() if driver_of_cuda else ("", "")
         made = environment.ensure(cuda, settings.wheels, settings.application, progress)
-    except (nvml.NvmlError, environment.UnavailableError) as error:
+    except (QueryError, environment.UnavailableError) as error:
         found.not_run([answers.ENVIRONMENT], nobody, str(error))
         for target in targets:
             found.not_run(_EACH, target, f"{answers.ENVIRONMENT.id} is not available")
@@ -105,12 +110,6 @@ def run(
 
 
 _ORDER: typing.Final = {check.id: place for place, check in enumerate(CHECKS)}
-
-
-def _driver() -> tuple[str, str]:
-    """Return the highest CUDA version of the driver, and the driver's version."""
-    told = nvml.read()
-    return told.cuda, told.driver
 
 
 @contextlib.contextmanager
@@ -236,7 +235,8 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
     """Check the results once more in a container, through the GPU runtime, as a task does."""
     target = targets[0]
     site.progress(f"{target.name}: the same in a task's container")
-    if missing := containers.missing():
+    runc = runcs.for_tasks(site.settings.runc)
+    if missing := containers.missing(runc):
         found.not_run([answers.CONTAINER], target, f"{missing} is missing")
         return
     python = site.environment.python
@@ -251,7 +251,8 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
         ]
         mounts = [*needed, *(Mount(folder, folder) for folder in folders)]
         step = Step(params=[f"GPU_COUNT={count}"], mounts=mounts)
-        with Containers() as made, made.create(name, step) as box:
+        tasks = policy.task_folders()
+        with Containers(runc, tasks) as made, made.create(name, step) as box:
             argv = work.argv(site.environment, "results", site.device)
             done = box.exec(argv, timeout=_TIMEOUT)
         if done.returncode:
@@ -263,7 +264,7 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
         said = Said(Outcome.NOT_RUN, str(error))
     except WorkFailedError as error:
         said = answers.broken(answers.CONTAINER, error)
-    except ContainerError as error:
+    except (ContainerError, Refused) as error:
         why = f"no container with the GPU: {error}"
         said = Said(Outcome.FAILED, why, remedy="Fix what the level isolation finds")
     found.add(answers.CONTAINER, target, said)

@@ -14,7 +14,8 @@ import stat
 import typing
 
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.model.inventory import Gpu
 from gpu_selftest.isolation import rootfs
 from gpu_selftest.isolation.rootfs import Mount
 from machine import exhaustion as scarcity
@@ -126,9 +127,7 @@ def host_nodes(gpus: collections.abc.Iterable[Gpu]) -> tuple[Node, ...]:
 
 def own_nodes(gpu: Gpu) -> list[str]:
     """Return the nodes without which a container can't use a GPU, except shared ones."""
-    if gpu.vendor is Vendor.NVIDIA:
-        return [f"/dev/nvidia{gpu.minor}"]
-    return [path for path in map(os.path.realpath, gpu.nodes) if path != _KFD]
+    return [os.path.realpath(node.path) for node in registry.find(gpu.vendor).own_nodes(gpu)]
 
 
 def planted(nodes: collections.abc.Iterable[Node]) -> list[Mount]:
@@ -222,8 +221,9 @@ def untruths(view: View, gpu: Gpu, device: str) -> list[str]:
     for entry in view.environment:
         name, _, value = entry.partition("=")
         by_name.setdefault(name, []).append(value)
+    by_runtime = registry.find(gpu.vendor).grant.by_runtime
     wanted = {
-        "NVIDIA_VISIBLE_DEVICES": [device if gpu.vendor is Vendor.NVIDIA else "void"],
+        "NVIDIA_VISIBLE_DEVICES": [device if by_runtime else "void"],
         "GPU_COUNT": ["1"],
         "CUDA_VISIBLE_DEVICES": [],
     }
@@ -239,8 +239,8 @@ def untruths(view: View, gpu: Gpu, device: str) -> list[str]:
 
 
 def _dri(gpu: Gpu) -> list[str]:
-    if gpu.vendor is not Vendor.NVIDIA:
-        return []  # partitions of one card have one address
+    if gpu.nodes:
+        return []  # they are known, and partitions of one card have one address
     return [f"/dev/dri/{name}" for name in kernel.drm_nodes(_ROOT, gpu.pci_address).values()]
 
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Make containers of Concourse's shape, by calls of the GPU runtime as of containerd's shim.
+"""Make containers of a CI task's shape, by calls of the GPU runtime as of containerd's shim.
 
-A test so takes the way of every CI task, without containerd or Concourse. The calls, files and
+A test so takes the way of every CI task, without containerd or CI system. The calls, files and
 names are those of containerd 2.3.1 (cmd/containerd-shim-runc-v2/process) and go-runc 1.1.0.
 """
 
@@ -22,12 +22,12 @@ from gpu_agent import paths as wrapper
 from gpu_runtime import lease_manager as broker
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
+from gpu_runtime.policy import TaskFolders
 from gpu_runtime.refusal import Refused
 from gpu_selftest import results
 from gpu_selftest.isolation import rootfs
 from gpu_selftest.isolation import task_bundle as bundle
 from gpu_selftest.isolation.rootfs import Mount
-from gpu_selftest.isolation.task_bundle import Kind
 from gpu_selftest.starvation_clock import StarvedError
 from machine import exhaustion as scarcity
 from machine import files, process
@@ -57,9 +57,7 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
     signal.pause()
 """
-# The GPU runtime first, as in the launcher, then Concourse's programs.
 _FOLDERS: typing.Final = (
-    *(str(wrapper.BIN), str(pathlib.Path(wrapper.RUNC).parent)),
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
 )
 
@@ -80,9 +78,9 @@ class ContainerError(Exception):
 _UNFINISHED: typing.Final = (ContainerError, StarvedError)
 
 
-def missing() -> str:
-    """Return the first missing file that a task's container needs on this worker."""
-    needed = (str(wrapper.FRONT), wrapper.RUNC, wrapper.PYTHON, str(wrapper.POLICY))
+def missing(runc: str) -> str:
+    """Return the first missing file that a task's container needs here, with this runc."""
+    needed = (str(wrapper.FRONT), runc, wrapper.PYTHON, str(wrapper.POLICY))
     return next((path for path in needed if not os.access(path, os.R_OK)), "")
 
 
@@ -91,14 +89,15 @@ class Step:
     """The description of a container.
 
     Attributes:
-        kind: the kind of Concourse step.
-        image_env: the image's variables, such as `NAME=value`, before Concourse's own.
+        folder: the name of the folder that it works in, which tells the kind of step: a task's,
+            or one of TaskFolders.others.
+        image_env: the image's variables, such as `NAME=value`, before the CI system's own.
         params: the task author's variables, after them.
-        annotations: in addition to Concourse's own.
+        annotations: in addition to the CI system's own.
         mounts: what it gets of this machine in addition to Python and the probe.
     """
 
-    kind: Kind = Kind.TASK
+    folder: str = bundle.TASK
     image_env: collections.abc.Sequence[str] = ()
     params: collections.abc.Sequence[str] = ()
     annotations: collections.abc.Mapping[str, str] = dataclasses.field(
@@ -114,10 +113,12 @@ class Container:
         id: its id for the runtimes and for its lease.
     """
 
-    def __init__(self, name: str, kind: Kind, environment: list[str]) -> None:
+    def __init__(self, name: str, runc: str, folder: str, environment: list[str]) -> None:
         self.id = name
-        self._kind = kind
+        self._folder = folder
         self._environment = environment
+        # The GPU runtime first, as for a CI system's worker, then the programs beside runc.
+        self._path = ":".join([str(wrapper.BIN), str(pathlib.Path(runc).parent), *_FOLDERS])
         self._bundle = _BUNDLES / name
 
     def __enter__(self) -> "Container":
@@ -198,7 +199,7 @@ class Container:
             StarvedError: the machine has no time or room for it.
         """
         variables = [*self._environment, "USER=root"]
-        described = bundle.process(argv, variables, self._kind.value)
+        described = bundle.process(argv, variables, self._folder)
         path = self._bundle / f"{exec_id}.json"
         files.ensure_file(path, json.dumps(described), mode=0o600)
         pid_file = self._bundle / f"{exec_id}.pid"
@@ -264,7 +265,7 @@ class Container:
             status = process.run_detaching(
                 [str(wrapper.FRONT), *map(str, (*flags, *words))],
                 timeout=timeout,
-                env={"PATH": ":".join(_FOLDERS)},
+                env={"PATH": self._path},
                 **{name: path for name, path in outputs.items() if path},
             )
         except CommandError as error:
@@ -286,7 +287,9 @@ class Containers:
     at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runc: str, tasks: TaskFolders) -> None:
+        """Args: runc: the path of the one that makes them. tasks: how a task's is known."""
+        self._runc, self._tasks = runc, tasks
         self._python: tuple[Mount, ...] = ()
         self._highest_id = 0
 
@@ -298,7 +301,7 @@ class Containers:
             StarvedError: the machine has no time or room for it.
         """
         process.adopt_orphans()
-        _sweep()
+        _sweep(self._runc)
         try:
             self._python = rootfs.interpreter(modules=_MODULES)
         except CommandError as error:
@@ -315,7 +318,7 @@ class Containers:
         trace: types.TracebackType | None,
     ) -> None:
         """Remove all that is left."""
-        _sweep()
+        _sweep(self._runc)
 
     def create(
         self,
@@ -336,10 +339,11 @@ class Containers:
             StarvedError: the machine has no time or room for it.
         """
         environment = bundle.variables(step.image_env, step.params)
-        made = Container(name, step.kind, environment)
+        folder = f"{self._tasks.parent}{step.folder}"
+        made = Container(name, self._runc, folder, environment)
         try:
             root, work = self._folders(name)
-            mounts = [*self._python, Mount(work, step.kind.value, ("bind", "rw")), *step.mounts]
+            mounts = [*self._python, Mount(work, folder, ("bind", "rw")), *step.mounts]
             init = bundle.process([wrapper.PYTHON, "-I", "-S", "-c", _WAIT], environment)
             group = f"{threading.get_native_id()}/{name}"
             config = bundle.config(group, root, init, mounts, step.annotations, self._highest_id)
@@ -368,11 +372,11 @@ def _refused(words: str, code: str = "", *, starved: bool) -> ContainerError | S
     return ContainerError(words, code)
 
 
-def _sweep() -> None:
+def _sweep(runc: str) -> None:
     """Remove all containers of self-tests and everything that belongs to them."""
     names = {path.name for folder in (_STATE, _BUNDLES, _ROOTS) for path in _entries(folder)}
     for name in names:
-        command = [wrapper.RUNC, "--root", str(_STATE), "delete", "--force", name]
+        command = [runc, "--root", str(_STATE), "delete", "--force", name]
         with contextlib.suppress(CommandError):
             process.run_detaching(command, timeout=_CALL)
     ours = "|".join(map(re.escape, names))
@@ -389,7 +393,7 @@ def is_nested() -> bool:
 
 
 def _highest_id() -> int:
-    """Return the highest user id here, which Concourse maps to its containers' root."""
+    """Return the highest user id here, which is root in a task's container."""
     lines = _USERS.read_text().splitlines()
     return max(int(first) + int(count) - 1 for first, _, count in map(str.split, lines))
 

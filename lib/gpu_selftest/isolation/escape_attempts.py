@@ -6,8 +6,9 @@ import dataclasses
 import typing
 
 from gpu_agent import paths as wrapper
+from gpu_runtime.policy import TaskFolders
 from gpu_selftest.check import Check, Level
-from gpu_selftest.isolation.containers import Kind, Step
+from gpu_selftest.isolation.containers import Step
 from gpu_selftest.isolation.rootfs import Mount
 from gpu_selftest.quick import runtime_checks as wrapper_checks
 
@@ -29,7 +30,8 @@ LEASE: typing.Final = Check(
 NO_LEASE: typing.Final = Check(
     "no-lease",
     Level.ISOLATION,
-    "get, put, and a task with GPU_COUNT=0 see no GPU, whatever their image requests",
+    "steps that are no tasks, and a task with GPU_COUNT=0, see no GPU, whatever their image "
+    "requests",
     remedy=_REINSTALL,
 )
 DEVICE_CGROUP: typing.Final = Check(
@@ -38,8 +40,8 @@ DEVICE_CGROUP: typing.Final = Check(
     "the kernel refuses a container all GPU devices that it was not given: by device rules, or by "
     "its user namespace in a container like LXD's",
     remedy="check that this kernel has device control groups (`grep -e CONFIG_CGROUP_BPF= -e "
-    "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, unpack runc again: "
-    f"{wrapper_checks.UNPACK}",
+    "CONFIG_CGROUP_DEVICE= /boot/config-$(uname -r)`); if it has, replace the runc "
+    "that starts tasks (`grep runc /etc/gpu-ci/selftest.json`)",
 )
 # runc sets no device rules in a user namespace: they would need rights on the host (runc 1.3
 # libcontainer/cgroups/devices/v2.go). Devices without a node are blocked by the user namespace.
@@ -105,7 +107,7 @@ DOORS: typing.Final = (
             "annotations that request devices give no more than the lease",
             f"annotation-prefixes must be [] in {wrapper_checks.CONFIG}: {_REINSTALL}",
         ),
-        # An image names its user, which Concourse makes an annotation. It counts if
+        # An image names its user, which a CI system may make an annotation. It counts if
         # annotation-prefixes is [""], which `nvidia-ctk config --set` makes of an empty value.
         Step(params=("GPU_COUNT=1",), annotations={"cdi.k8s.io/gpu-ci": _ALL, "user": _ALL}),
     ),
@@ -144,13 +146,7 @@ NVIDIA_ONLY: typing.Final = frozenset(door.check for door in DOORS) - {_ENVIRONM
 
 # A task without unusual requests.
 PLAIN: typing.Final = Step(params=("GPU_COUNT=1",))
-# Containers that must see no GPU, by their names in the report.
 _GREEDY: typing.Final = ("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=12.4.1")
-WITHOUT: typing.Final = {
-    "get": Step(Kind.GET, image_env=_GREEDY),
-    "put": Step(Kind.PUT, image_env=_GREEDY),
-    "task": Step(image_env=_GREEDY, params=("GPU_COUNT=0",)),
-}
 # A task whose image has wrong variables about its GPUs: none of them may reach its processes.
 UNTRUE: typing.Final = Step(
     image_env=(
@@ -159,6 +155,14 @@ UNTRUE: typing.Final = Step(
     ),
     params=("NVIDIA_VISIBLE_DEVICES=all", "GPU_COUNT=1"),
 )
+
+
+def without(tasks: TaskFolders) -> dict[str, Step]:
+    """Return containers that must see no GPU, by their names in the report."""
+    names = [folder[len(tasks.parent) : -1] for folder in tasks.others] or ["other"]
+    others = {name: Step(name, image_env=_GREEDY) for name in names}
+    return {**others, "task": Step(image_env=_GREEDY, params=("GPU_COUNT=0",))}
+
 
 CHECKS: typing.Final = (
     *(LEASE, NO_LEASE),

@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """Check from inside containers that a task gets its GPU, no other, and none without a lease.
 
-Each check makes containers as Concourse does, through this worker's GPU runtime. GPUs are reserved
-by leases, so that no task is disturbed. A GPU that a job uses is not tested.
+Each check makes containers as a CI system does, through this worker's GPU runtime. GPUs are
+reserved by leases, so that no task is disturbed. A GPU that a job uses is not tested.
 """
 
 import collections.abc
@@ -16,9 +16,11 @@ import typing
 import uuid
 
 from gpu_agent import paths as wrapper
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import policy
-from gpu_runtime.policy import Policy
+from gpu_agent.runtime import runc as runcs
+from gpu_runtime.policy import Policy, TaskFolders
 from gpu_runtime.refusal import Refused
 from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest.check import Check, Obstacle, Outcome, Progress, Result
@@ -41,7 +43,8 @@ _AT_ONCE: typing.Final = 2
 
 def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[Result]:
     """Make all checks of isolation on these GPUs, which are all or some of those in `settings`."""
-    absent = containers.missing()
+    runc = runcs.for_tasks(settings.runc)
+    absent = containers.missing(runc)
     why = f"{absent} is missing" if absent else ""
     try:
         allowed = policy.allowed()
@@ -49,9 +52,10 @@ def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[R
         if unknown := listed - {device for gpu in settings.gpus for device in gpu.devices}:
             why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is missing"
         if allowed and not why:
-            with _awake(gpus), Containers() as made:
+            tasks = policy.task_folders()
+            with _awake(gpus), Containers(runc, tasks) as made:
                 inspector = Inspector(settings, made)
-                return _Isolation(gpus, inspector, allowed, progress).results()
+                return _Isolation(gpus, inspector, allowed, tasks, progress).results()
     except (ContainerError, StarvedError, Refused) as error:
         why = why or str(error)
     why = why or f"{wrapper.POLICY} allows no GPU"
@@ -86,11 +90,13 @@ class _Isolation:
         gpus: tuple[Gpu, ...],
         inspector: Inspector,
         allowed: Policy,
+        tasks: TaskFolders,
         progress: Progress,
     ) -> None:
         self._gpus = gpus
         self._inspector = inspector
         self._allowed = allowed
+        self._without = doors.without(tasks)
         self._progress = progress
         # GPUs that passed the check lease. A check that needs any GPU takes one of them and locks
         # it in _turns.
@@ -189,7 +195,7 @@ class _Isolation:
 
     def _no_lease(self) -> Result:
         check = doors.NO_LEASE
-        for name, step in doors.WITHOUT.items():
+        for name, step in self._without.items():
             try:
                 faults = views.faults_without(self._inspector.see(f"{check.id}-{name}", step))
             except ContainerError as error:
@@ -197,11 +203,12 @@ class _Isolation:
             if faults:
                 text = f"{name} without a lease has a GPU: {'; '.join(faults)}"
                 return self._inspector.failed(check, text)
-        names = ", ".join(doors.WITHOUT)
+        names = ", ".join(self._without)
         return check.result(Outcome.PASSED, f"no GPU was seen in: {names}")
 
     def _door(self, check: Check) -> Result:
-        if check in doors.NVIDIA_ONLY and self._gpus[0].vendor is not Vendor.NVIDIA:
+        by_runtime = registry.find(self._gpus[0].vendor).grant.by_runtime
+        if check in doors.NVIDIA_ONLY and not by_runtime:
             return check.result(Outcome.SKIPPED, "only NVIDIA's container runtime accepts this")
         said: list[str] = []
         for door in doors.DOORS:

@@ -1,28 +1,19 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Describe a container to the runtime as Concourse 8.3 does: config.json and the process file.
+"""Describe a container to the runtime as a CI system does: config.json and the process file.
 
-The shape is that of its unprivileged steps (worker/runtime/spec/spec.go, mounts.go, namespaces.go,
-capabilities.go), except for the network files and the program that waits.
+The shape is that of Concourse 8.3's unprivileged steps (worker/runtime/spec/spec.go, mounts.go,
+namespaces.go, capabilities.go), except for the network files and the program that waits.
 """
 
 import collections.abc
-import enum
 import typing
 
 from gpu_selftest.isolation.rootfs import Mount
 
-
-class Kind(enum.Enum):
-    """The kind of a step, which its working folder shows (atc/engine/step_factory.go).
-
-    A task's folder is the beginning of the SHA-256 of its name; this one's name is `selftest`.
-    """
-
-    TASK = "/tmp/build/d354caf9"  # noqa: S108 Concourse's, inside the container
-    GET = "/tmp/build/get"  # noqa: S108
-    PUT = "/tmp/build/put"  # noqa: S108
-
+# The name of the folder that a task works in: the beginning of the SHA-256 of the task's name,
+# here of `selftest` (atc/engine/step_factory.go).
+TASK: typing.Final = "d354caf9"
 
 # The control group of all these containers.
 CGROUP: typing.Final = "gpu-ci-selftest"
@@ -38,7 +29,7 @@ _CAPABILITIES: typing.Final = [
     SETPCAP SETUID SYS_CHROOT
     """.split()
 ]
-# System calls that Concourse's profile leaves out (seccomp.go) and GPU programs are known to try.
+# System calls that its profile leaves out (seccomp.go) and GPU programs are known to try.
 # They get EPERM, as they would there, and have to cope.
 _DENIED_CALLS: typing.Final = """
     bpf get_mempolicy io_uring_enter io_uring_register io_uring_setup mbind move_pages
@@ -102,7 +93,7 @@ def config(
         root: the folder that becomes its root.
         init: its first process.
         mounts: what it gets of this machine.
-        annotations: in addition to Concourse's own.
+        annotations: in addition to the CI system's own.
         highest_id: the highest user and group id here, which is root in the container.
     """
     binds = (_mount(mount.destination, "bind", mount.source, [*mount.options]) for mount in mounts)

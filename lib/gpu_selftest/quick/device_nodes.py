@@ -3,7 +3,6 @@
 """Check that the GPUs' device nodes exist, are the right ones, and open for tasks."""
 
 import collections.abc
-import dataclasses
 import grp
 import os
 import pathlib
@@ -13,7 +12,9 @@ import typing
 
 from gpu_agent.diagnosis import machine as facts
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.vendor import Node
+from gpu_agent.model.inventory import Gpu
 from gpu_selftest.check import Check, Level, Outcome, Result
 
 CHECK: typing.Final = Check(
@@ -24,83 +25,16 @@ CHECK: typing.Final = Check(
     each_gpu=True,
 )
 
-# Linux Documentation/admin-guide/devices.txt, character devices.
-_NVIDIA_MAJOR: typing.Final = 195
-_DRI_MAJOR: typing.Final = 226
-_NVIDIA_CONTROL_MINOR: typing.Final = 255  # NVIDIA open-gpu-kernel-modules nv-chardev-numbers.h
-
-
-@dataclasses.dataclass(frozen=True)
-class _Node:
-    """A device node that tasks need.
-
-    Attributes:
-        path: absolute.
-        major: the number that it must have; None if the kernel does not say.
-        minor: the same.
-        make: the command that makes it.
-        optional: whether tasks can compute without it.
-    """
-
-    path: str
-    major: int | None
-    minor: int
-    make: str
-    optional: bool = False
-
-    @property
-    def is_nvidias(self) -> bool:
-        """Whether NVIDIA's driver, and NVIDIA's runtime in containers, manage the node."""
-        return pathlib.PurePath(self.path).name.startswith("nvidia")
-
 
 def run(gpus: collections.abc.Sequence[Gpu], root: pathlib.Path) -> list[Result]:
     """Return a result for each of these GPUs, all of one vendor, and one for shared nodes."""
-    majors = _majors(root)
-    results = [_judge(_own(gpu), gpu.uuid, root) for gpu in gpus]
-    shared = _shared(gpus, majors)
+    vendor = registry.find(gpus[0].vendor)
+    results = [_judge(vendor.own_nodes(gpu), gpu.uuid, root) for gpu in gpus]
+    shared = vendor.shared_nodes(gpus, _majors(root))
     return [_judge(shared, "", root), *results] if shared else results
 
 
-def _own(gpu: Gpu) -> list[_Node]:
-    """Return the nodes that belong to one GPU."""
-    if gpu.vendor is Vendor.NVIDIA:
-        make = f"sudo nvidia-modprobe -c={gpu.minor}"
-        return [_Node(f"/dev/nvidia{gpu.minor}", _NVIDIA_MAJOR, gpu.minor, make)]
-    return [
-        _Node(path, _DRI_MAJOR, -1, _of_the_kernel("drm")) for path in gpu.nodes if "/dri/" in path
-    ]
-
-
-def _shared(
-    gpus: collections.abc.Sequence[Gpu], majors: collections.abc.Mapping[str, int]
-) -> list[_Node]:
-    """Return the nodes that every task with a GPU gets."""
-    if any(gpu.vendor is Vendor.NVIDIA for gpu in gpus):
-        uvm, make = majors.get("nvidia-uvm"), "sudo nvidia-modprobe -u -c=0"
-        control = _NVIDIA_CONTROL_MINOR
-        return [
-            _Node("/dev/nvidiactl", _NVIDIA_MAJOR, control, f"sudo nvidia-modprobe -c={control}"),
-            # Without it CUDA does not start, although nvidia-smi does (NVIDIA/gpu-operator#2685).
-            _Node("/dev/nvidia-uvm", uvm, 0, make),
-            _Node("/dev/nvidia-uvm-tools", uvm, 1, make, optional=True),
-        ]
-    others = sorted({path for gpu in gpus for path in gpu.nodes if "/dri/" not in path})
-    names = {path: pathlib.Path(path).name for path in others}
-    return [
-        _Node(path, majors.get(names[path]), 0, _of_the_kernel(names[path])) for path in others
-    ]
-
-
-def _of_the_kernel(subsystem: str) -> str:
-    """Return how to restore nodes that the kernel makes; udev only has their links and modes."""
-    return (
-        f"sudo udevadm trigger --subsystem-match={subsystem}; if the node is still missing, "
-        "reboot: the kernel makes such nodes when it finds the GPU"
-    )
-
-
-def _judge(nodes: list[_Node], gpu: str, root: pathlib.Path) -> Result:
+def _judge(nodes: tuple[Node, ...], gpu: str, root: pathlib.Path) -> Result:
     """Return the result for some nodes: the text has all faults, the outcome is the gravest."""
     wrong = [(node, *found) for node in nodes if (found := _fault(node, root))]
     if not wrong:
@@ -115,7 +49,7 @@ def _judge(nodes: list[_Node], gpu: str, root: pathlib.Path) -> Result:
     return CHECK.result(outcome, text, gpu=gpu, remedy="; ".join(remedies))
 
 
-def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
+def _fault(node: Node, root: pathlib.Path) -> tuple[str, str] | None:
     """Return what is wrong with a node, as a word and as a clause."""
     path = root / node.path.lstrip("/")
     try:
@@ -133,13 +67,13 @@ def _fault(node: _Node, root: pathlib.Path) -> tuple[str, str] | None:
         return "wrong", f"has numbers {seen}, not {right}"
     mode = stat.S_IMODE(found.st_mode)
     # The GPU runtime adds tasks to the group of a node that it hands out itself.
-    if mode & 0o006 == 0o006 or (not node.is_nvidias and mode & 0o060 == 0o060):
+    if mode & 0o006 == 0o006 or (node.by_group and mode & 0o060 == 0o060):
         return None
     owner = f"{found.st_uid}:{_group(found.st_gid)}"
     return "closed", f"has mode {mode:04o} ({owner}): only root can open it"
 
 
-def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
+def _remedy(node: Node, what: str, root: pathlib.Path) -> str:
     if instance := facts.instance(root):
         return (
             f"lxc config device set {instance} <device> mode=0666 on the host (for {node.path})"
@@ -149,9 +83,9 @@ def _remedy(node: _Node, what: str, root: pathlib.Path) -> str:
         )
     if what != "closed":
         # A reboot empties /dev. What a reboot does not make has to be removed by hand.
-        remove = f"sudo rm {node.path}; " if what == "wrong" and node.is_nvidias else ""
+        remove = f"sudo rm {node.path}; " if what == "wrong" and not node.by_group else ""
         return remove + node.make
-    if node.is_nvidias:
+    if not node.by_group:
         return (
             f"sudo chmod 666 {node.path}; to keep the mode, put `options nvidia "
             "NVreg_DeviceFileMode=0666` into /etc/modprobe.d/nvidia-nodes.conf, and remove rules "

@@ -5,8 +5,8 @@
 import dataclasses
 import typing
 
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
 from gpu_agent.gpu.vendors.nvidia.xid import Log
+from gpu_agent.model.gpu_health import Health
 from gpu_agent.model.inventory import Gpu
 from gpu_selftest.check import Outcome, Said
 from gpu_selftest.settings import Settings

@@ -6,11 +6,11 @@ import collections.abc
 import dataclasses
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
-from gpu_agent.gpu.vendors.nvidia.nvml_health import Health
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.nvidia.xid import Log
-from gpu_agent.model import inventory, versions
-from gpu_agent.model.inventory import Gpu, Vendor
+from gpu_agent.model import clock_reasons, inventory, versions
+from gpu_agent.model.gpu_health import Health
+from gpu_agent.model.inventory import Gpu
 from gpu_selftest.check import Check, Level, Outcome, Result, Said
 from gpu_selftest.quick import gpu_errors
 from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
@@ -24,9 +24,9 @@ _UNDER_LOAD: typing.Final = "; not judged, because a job uses the GPU"
 _AZURE: typing.Final = "Azure/azurehpc-health-checks, ECC check"
 
 _REASONS: typing.Final = {
-    health.HARDWARE_THERMAL: "hardware thermal slowdown",
-    health.SOFTWARE_THERMAL: "software thermal slowdown",
-    health.POWER_BRAKE: "hardware power brake",
+    clock_reasons.HARDWARE_THERMAL: "hardware thermal slowdown",
+    clock_reasons.SOFTWARE_THERMAL: "software thermal slowdown",
+    clock_reasons.POWER_BRAKE: "hardware power brake",
 }
 
 
@@ -112,10 +112,12 @@ def _throttle(case: Case) -> Said:
     named = " and ".join(words for bit, words in _REASONS.items() if reasons & bit)
     if not named:
         # It accompanies the two hardware reasons, or stands alone on older GPUs.
-        named = "hardware slowdown" if reasons & health.HARDWARE_SLOWDOWN else ""
+        named = "hardware slowdown" if reasons & clock_reasons.HARDWARE_SLOWDOWN else ""
     if not named:
-        return Said(Outcome.PASSED, "idle" if reasons & health.IDLE else "not throttled", bits)
-    clock, power_brake = case.health.sm_clock_mhz, reasons & health.POWER_BRAKE
+        return Said(
+            Outcome.PASSED, "idle" if reasons & clock_reasons.IDLE else "not throttled", bits
+        )
+    clock, power_brake = case.health.sm_clock_mhz, reasons & clock_reasons.POWER_BRAKE
     text = f"throttled: {named}" + ("" if clock is None else f", at {clock} MHz")
     if case.busy:
         return Said(Outcome.SKIPPED, f"{text}{_UNDER_LOAD}", bits)
@@ -264,23 +266,22 @@ def run(
     gpus: tuple[Gpu, ...],
     busy: collections.abc.Collection[str] = (),
 ) -> list[Result]:
-    """Make all quick checks of these GPUs; for other vendors' GPUs only the size of the memory.
+    """Make all quick checks of these GPUs; if a GPU's health is unknown, only the memory's size.
 
     Args:
         settings: the minimums for GPUs.
-        healths: NVML's data on each NVIDIA GPU among them, by the GPU's id.
+        healths: the health of each GPU whose vendor tells it, by the GPU's id.
         xids: the Xids in the kernel log.
         gpus: the GPUs.
         busy: ids of GPUs that a job uses.
     """
     results: list[Result] = []
     for gpu in gpus:
-        if gpu.vendor is Vendor.NVIDIA:
-            told = healths[gpu.uuid]
+        if told := healths.get(gpu.uuid):
             case = Case(settings, gpu, told, xids, gpu.uuid in busy or bool(told.computing))
             results += [_result(row, case) for row in _ROWS]
         else:
-            why = f"{gpu.vendor.display}: health is known of NVIDIA's GPUs only"
+            why = f"{registry.find(gpu.vendor).display}: health is known of NVIDIA's GPUs only"
             results.append(NVML.result(Outcome.SKIPPED, why, gpu=gpu.uuid))
             results.append(_result(_MEMORY_ROW, Case(settings, gpu, Health(), xids)))
     return results

@@ -4,8 +4,8 @@
 
 import typing
 
-from gpu_agent.gpu.vendors.nvidia import recovery_action as recovery
 from gpu_agent.gpu.vendors.nvidia.xid import Message, Severity, meaning
+from gpu_agent.model import recovery_action as recovery
 from gpu_selftest.check import Outcome, Said
 from gpu_selftest.quick.gpu_case import NOT_TOLD, Case
 

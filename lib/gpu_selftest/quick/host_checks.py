@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Check the machine: earlier GPUs, driver, toolkit, files, size, worker."""
+"""Check the machine: earlier GPUs, driver, toolkit, files, size, disk, and the CI system."""
 
 import dataclasses
 import pathlib
@@ -14,16 +14,16 @@ from gpu_agent.diagnosis import states as host_states
 from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
 from gpu_agent.diagnosis.facts import Facts, Options, pass_in
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_agent.gpu.vendors import detect
-from gpu_agent.gpu.vendors.nvidia import driver_state
+from gpu_agent.gpu.vendors import detect, registry
 from gpu_agent.model import errors, versions
 from gpu_agent.model.host import Driver, Machine
-from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
+from gpu_agent.model.inventory import Gpu, Inventory, State
 from gpu_selftest.check import Check, Level, Outcome, Result
-from gpu_selftest.quick import device_nodes, host_size, worker_checks
+from gpu_selftest.quick import ci_checks, device_nodes, disk, host_size
 from gpu_selftest.quick import runtime_checks as wrapper_checks
+from gpu_selftest.quick.ci_checks import Answer
 from gpu_selftest.settings import Settings
-from machine import packages
+from machine import exhaustion, packages
 
 INVENTORY: typing.Final = Check(
     "inventory",
@@ -61,11 +61,11 @@ CHECKS: typing.Final = (
     TOOLKIT,
     CUDA_TOOLKIT,
     wrapper_checks.RUNTIME,
-    wrapper_checks.LAUNCHER,
     wrapper_checks.CONFIGURATION,
     device_nodes.CHECK,
     *host_size.CHECKS,
-    *worker_checks.CHECKS,
+    ci_checks.CHECK,
+    disk.CHECK,
 )
 
 # Where NVIDIA's installer and packages, and Debian's and Ubuntu's own package, put it.
@@ -113,16 +113,16 @@ class Look:
     def _is_lost(self, gpu: Known) -> bool:
         """Return whether a GPU is missing because of a fault, or because someone removed it.
 
-        AMD's and Intel's GPUs have their ids from their place, or are partitions of a card, which
+        GPUs of some vendors have their ids from their place, or are partitions of a card, which
         come and go with its configuration. A GPU of another vendor than the one in use is not
         lost as long as it is on the bus.
         """
         if gpu.uuid in {one.uuid for one in self.inventory.gpus}:
             return False
-        if gpu.vendor is not self.inventory.vendor:
+        if gpu.vendor != self.inventory.vendor:
             return not (self.root / "sys/bus/pci/devices" / gpu.pci_address).exists()
         places = {one.pci_address for one in self.inventory.gpus}
-        return gpu.vendor is Vendor.NVIDIA or gpu.pci_address not in places
+        return registry.find(gpu.vendor).lasting_ids or gpu.pci_address not in places
 
     @property
     def all_lost(self) -> bool:
@@ -137,8 +137,8 @@ def look(settings: Settings) -> Look:
     seen = Look(detect.detect(settings.vendor), Machine(facts.architecture()))
     try:
         seen = dataclasses.replace(seen, machine=facts.machine())
-        if seen.inventory.vendor is Vendor.NVIDIA:
-            seen = dataclasses.replace(seen, driver=driver_state.look())
+        driver = registry.find(seen.inventory.vendor).driver()
+        seen = dataclasses.replace(seen, driver=driver)
     except (errors.UnknownError, packages.PackageError) as error:
         seen = dataclasses.replace(seen, unknown=str(error))
     try:
@@ -147,10 +147,15 @@ def look(settings: Settings) -> Look:
         return dataclasses.replace(seen, damage=str(error))
 
 
-def run(settings: Settings, look: Look) -> list[Result]:
+def run(settings: Settings, look: Look, answer: Answer) -> list[Result]:
     """Make the checks of the machine. GPUs that are new are known from now on.
 
     If a check can't run because another one failed, its text names that one: `driver failed`.
+
+    Args:
+        settings: those of the self-test.
+        look: the state of the machine.
+        answer: what the CI system's own checks found.
     """
     found = [*_inventory(settings, look), _driver(settings, look)]
     usable = look.inventory.state is State.READY
@@ -172,11 +177,21 @@ def run(settings: Settings, look: Look) -> list[Result]:
         why = "inventory failed" if usable else not_run
         found.append(device_nodes.CHECK.result(Outcome.NOT_RUN, why))
     found += host_size.run(settings, look.root)
-    found += worker_checks.run(look.root)
+    room = disk.run(settings, look.root, answer.copies)
+    is_full = room.outcome is Outcome.FAILED
+    found += [_named_by_disk(result) if is_full else result for result in answer.results]
+    found.append(room)
     # On a full disk, the failing write would lose the verdict.
-    if usable and found[-1].outcome is not Outcome.FAILED:
+    if usable and not is_full:
         _learn(settings, look)
     return found
+
+
+def _named_by_disk(result: Result) -> Result:
+    """Return a result that names the full disk if it did not run because of that."""
+    if result.outcome is not Outcome.NOT_RUN or not exhaustion.is_told_by(result.text):
+        return result
+    return dataclasses.replace(result, text=f"{disk.CHECK.id} failed")
 
 
 def _learn(settings: Settings, look: Look) -> None:
@@ -205,7 +220,7 @@ def _learn(settings: Settings, look: Look) -> None:
     foreign = [
         gpu
         for gpu in others
-        if gpu.vendor is not look.inventory.vendor and gpu.pci_address not in places
+        if gpu.vendor != look.inventory.vendor and gpu.pci_address not in places
     ]
     known.add(
         (*here.values(), *(dataclasses.replace(gpu, allowed=False) for gpu in foreign)), path
@@ -302,7 +317,7 @@ def _driver(settings: Settings, look: Look) -> Result:
     obstacle = host_states.of_gpus(_facts(settings, look))
     if obstacle is None:
         version = inventory.driver or "the kernel's own"
-        text = f"{inventory.vendor.display} driver {version}"
+        text = f"{registry.find(inventory.vendor).display} driver {version}"
         text += f", CUDA {inventory.cuda}" if inventory.cuda else ""
         return DRIVER.result(Outcome.PASSED, text, value=version)
     short, what = inventory.state.value, obstacle.what
@@ -321,14 +336,14 @@ def _driver_version(settings: Settings, look: Look, not_run: str) -> Result:
     threshold = f"at least {wanted}"
     if versions.numbers(found) >= versions.numbers(wanted):
         return DRIVER_VERSION.result(Outcome.PASSED, found, value=found, threshold=threshold)
-    nvidias = look.inventory.vendor is Vendor.NVIDIA
-    install = f"sudo ubuntu-drivers install --gpgpu nvidia:{versions.numbers(wanted)[0]}-server"
+    newer = registry.find(look.inventory.vendor).newer_driver
+    install = f" ({newer.format(branch=versions.numbers(wanted)[0])})" if newer else ""
     return DRIVER_VERSION.result(
         Outcome.FAILED,
         f"driver too old: {found} is below the minimum, {wanted}",
         value=found,
         threshold=threshold,
-        remedy=f"install a newer driver{f' ({install})' if nvidias else ''} and reboot, or "
+        remedy=f"install a newer driver{install} and reboot, or "
         f"juju config {settings.application} {settings.minimums('driver', '')}",
     )
 
@@ -352,14 +367,14 @@ def _cuda_toolkit(root: pathlib.Path) -> Result:
 
 def _toolkit(settings: Settings, look: Look) -> Result:
     toolkit = look.machine.toolkit
-    vendors = {gpu.vendor for gpu in settings.gpus} or {look.inventory.vendor}
-    if Vendor.NVIDIA not in vendors:
+    vendor = settings.gpus[0].vendor if settings.gpus else look.inventory.vendor
+    if not registry.find(vendor).grant.by_runtime:
         return TOOLKIT.result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
     if look.unknown:
         return TOOLKIT.result(Outcome.NOT_RUN, look.unknown)
     threshold = f"at least {toolkit_policy.SAFE}"
     # The requirement of our GPUs, whatever else is found now.
-    inventory = dataclasses.replace(look.inventory, vendor=Vendor.NVIDIA)
+    inventory = dataclasses.replace(look.inventory, vendor=vendor)
     seen = dataclasses.replace(_facts(settings, look), inventory=inventory)
     obstacle = host_states.of_toolkit(seen)
     version = toolkit.version if toolkit else ""
@@ -389,16 +404,12 @@ def _toolkit(settings: Settings, look: Look) -> Result:
 
 
 def _files(settings: Settings, look: Look, not_run: str) -> list[Result]:
-    checks = (wrapper_checks.RUNTIME, wrapper_checks.LAUNCHER, wrapper_checks.CONFIGURATION)
+    checks = (wrapper_checks.RUNTIME, wrapper_checks.CONFIGURATION)
     if not settings.files:
         why = not_run or "the GPU runtime is not installed yet; see juju status"
         return [check.result(Outcome.NOT_RUN, why) for check in checks]
     if wrapper_checks.is_configured(settings):
         configuration = wrapper_checks.check_configuration(settings, look.root)
     else:
-        configuration = checks[2].result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
-    if look.unknown:
-        launcher = wrapper_checks.LAUNCHER.result(Outcome.NOT_RUN, look.unknown)
-    else:
-        launcher = wrapper_checks.check_launcher(settings, look.machine, look.root)
-    return [wrapper_checks.check_runtime(settings, look.root), launcher, configuration]
+        configuration = checks[1].result(Outcome.SKIPPED, "only NVIDIA's GPUs need it")
+    return [wrapper_checks.check_runtime(settings, look.root), configuration]

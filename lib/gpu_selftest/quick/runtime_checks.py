@@ -1,9 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Check the GPU runtime, its launcher and NVIDIA's configuration against what the charm wrote.
-
-And check that tasks really go through them.
-"""
+"""Check the GPU runtime and NVIDIA's configuration against what the charm wrote."""
 
 import collections.abc
 import contextlib
@@ -11,15 +8,11 @@ import os
 import pathlib
 import typing
 
-from ci.concourse import release, service
-from ci.concourse.worker import worker
 from gpu_agent import paths as wrapper
-from gpu_agent.model.host import Machine
 from gpu_agent.runtime import manifest
 from gpu_agent.runtime import nvidia_config as nvidia
 from gpu_selftest.check import Check, Level, Outcome, Result
 from gpu_selftest.settings import Settings
-from machine import process_cleanup as leftovers
 
 _REMEDY: typing.Final = (
     "find out who changed it; the charm restores it at its next event, within 5 minutes"
@@ -32,12 +25,6 @@ RUNTIME: typing.Final = Check(
     "as the charm installed them",
     remedy=_REMEDY,
 )
-LAUNCHER: typing.Final = Check(
-    "launcher",
-    Level.QUICK,
-    "Concourse's containerd finds the GPU runtime instead of runc",
-    remedy=_REMEDY,
-)
 CONFIGURATION: typing.Final = Check(
     "runtime-config",
     Level.QUICK,
@@ -47,21 +34,13 @@ CONFIGURATION: typing.Final = Check(
 
 # The configuration of NVIDIA's runtime for tasks alone.
 CONFIG: typing.Final = nvidia.folder(wrapper.CONFIG) / "config.toml"
-# A release counts as unpacked as long as the charm's note is beside it (ci.concourse.release).
-UNPACK: typing.Final = (
-    f"`sudo rm {release.CURRENT}/.release.json`; the charm unpacks Concourse again at its next "
-    "event, within 5 minutes"
-)
-
-_SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / worker.SERVICE
-_ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
 # How many files one result names.
 _NAMED: typing.Final = 3
 
 
 def check_runtime(settings: Settings, root: pathlib.Path) -> Result:
-    """Compare the files that gpu_agent.runtime.install listed, except the other checks' files."""
-    others = (str(wrapper.LAUNCHER), str(CONFIG), str(CONFIG.parent))
+    """Compare the files that gpu_agent.runtime.install listed, except other checks' files."""
+    others = (*settings.programs, str(CONFIG), str(CONFIG.parent))
     files = {path: told for path, told in settings.files.items() if path not in others}
     changed = _changed(files, root)
     if not changed:
@@ -72,68 +51,27 @@ def check_runtime(settings: Settings, root: pathlib.Path) -> Result:
     return RUNTIME.result(Outcome.FAILED, f"GPU runtime changed: {', '.join(shown)}")
 
 
-def check_launcher(settings: Settings, machine: Machine, root: pathlib.Path) -> Result:
-    """Compare the launcher, and check that the running worker goes through it.
-
-    A worker without GPUs need not go through it: the self-test runs before it gets any.
-    """
-    path = str(wrapper.LAUNCHER)
-    changed = _changed({path: settings.files.get(path, "")}, root)
-    if changed:
-        return LAUNCHER.result(Outcome.FAILED, f"launcher changed: {changed[0]}")
-    # A tag that only this charm sets.
-    promised = '"--tag=gpu-type=' in _text(root, _SERVICE)
-    names = (pathlib.Path(wrapper.CONTAINERD).name,)
-    pids = leftovers.processes_running(release.ROOT, names, root / "proc")
-    without = [str(pid) for pid in pids if not _has_wrapper_first(root / f"proc/{pid}/environ")]
-    named = f'CONCOURSE_CONTAINERD_BIN="{path}"' in _text(root, _ENVIRONMENT)
-    rival, foreign = machine.rival, machine.foreign_runc
-    faults = (
-        (foreign, f"{foreign} is found before the GPU runtime", f"sudo rm {foreign}"),
-        (
-            rival,
-            f"{rival} uses /run/containerd/containerd.sock, which Concourse needs",
-            f"sudo systemctl disable --now {rival}, or use another machine",
-        ),
-        (
-            promised and without,
-            f"the PATH of Concourse's containerd ({', '.join(without)}) has another folder first",
-            f"sudo systemctl restart {worker.SERVICE}; builds go on",
-        ),
-        (promised and not named, f"{_ENVIRONMENT} does not name it", _REMEDY),
-    )
-    for is_so, seen, remedy in faults:
-        if is_so:
-            text = f"launcher not in use: {seen}"
-            return LAUNCHER.result(Outcome.FAILED, text, remedy=remedy)
-    if without or not named:
-        return LAUNCHER.result(Outcome.PASSED, "as installed; no worker with GPUs has started yet")
-    use = "in use" if pids else "the worker is not running"
-    return LAUNCHER.result(Outcome.PASSED, f"as installed, {use}")
-
-
 def check_configuration(settings: Settings, root: pathlib.Path) -> Result:
     """Compare the configuration of NVIDIA's runtime, and check what it means."""
     ours = (str(CONFIG.parent), str(CONFIG))
+    named = settings.runc_path(root)
     found = _changed({path: settings.files[path] for path in ours}, root)
     content = _text(root, CONFIG)
     if content:
-        found += [f"{CONFIG}: {fault}" for fault in nvidia.faults(content, wrapper.RUNC)]
+        found += [f"{CONFIG}: {fault}" for fault in nvidia.faults(content, named)]
     if found:
         return CONFIGURATION.result(
             Outcome.FAILED, f"NVIDIA runtime's configuration changed: {', '.join(found)}"
         )
-    runc = (root / wrapper.RUNC.lstrip("/")).resolve()
+    runc = (root / named.lstrip("/")).resolve()
     if not os.access(runc, os.X_OK):
-        wrong = f"{wrapper.RUNC} is missing or not a program"
+        wrong = f"{named} is missing or not a program"
     elif runc == (root / str(wrapper.FRONT).lstrip("/")).resolve():
-        wrong = f"{wrapper.RUNC} leads back to the GPU runtime, in a loop"
+        wrong = f"{named} leads back to the GPU runtime, in a loop"
     else:
-        return CONFIGURATION.result(Outcome.PASSED, f"as installed; calls {wrapper.RUNC}")
+        return CONFIGURATION.result(Outcome.PASSED, f"as installed; calls {named}")
     return CONFIGURATION.result(
-        Outcome.FAILED,
-        f"runc not found: {wrong}",
-        remedy=UNPACK,
+        Outcome.FAILED, f"runc not found: {wrong}", remedy=settings.runc_remedy
     )
 
 
@@ -152,12 +90,3 @@ def _text(root: pathlib.Path, path: pathlib.Path) -> str:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (root / str(path).lstrip("/")).read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-def _has_wrapper_first(environ: pathlib.Path) -> bool:
-    try:
-        variables = environ.read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return True  # it has ended
-    path = next((entry[5:] for entry in variables if entry.startswith(b"PATH=")), b"")
-    return path.split(b":")[0] == os.fsencode(wrapper.BIN)

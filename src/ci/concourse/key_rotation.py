@@ -9,7 +9,8 @@ is used. Each step continues at the next event. Files and the peers' secret hold
 import typing
 
 from ci.concourse import rsa_keys as keys
-from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.options.table import chosen
+from ci.concourse.plan.model import WebPlan, WorkerPlan, found, planned
 from ci.concourse.web import web
 from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import worker
@@ -101,9 +102,9 @@ def ensure_key(model: juju.Model, state: UnitState) -> str:
     Returns:
         It, as a line of OpenSSH.
     """
-    key = worker_keys.ensure(state.options.worker.private_key)
+    key = worker_keys.ensure(chosen(state.options).worker.private_key)
     own = map(sights.fingerprint, web.authorized()) if state.options.has_web else ()
-    if worker_keys.take_turn((*state.tsa.taken, *own)):
+    if worker_keys.take_turn((*found(state).tsa.taken, *own)):
         key = worker_keys.second()
     tsa.publish_worker(model, worker_keys.shown() or key)
     return key
@@ -115,20 +116,21 @@ def tell(model: juju.Model, web_keys: peers.WebKeys, state: UnitState, wanted: P
     Returns:
         Which keys wait for their turn now.
     """
-    if isinstance(wanted.worker, WorkerPlan):
+    own = planned(wanted)
+    if isinstance(own.worker, WorkerPlan):
         known = worker.trusted()
         if known is not None and worker_keys.is_changing() and worker.is_connected():
             worker_keys.settle()
             tsa.publish_worker(model, worker_keys.shown())
         # One that rests tells no tags, so that its next word has web look at it again at once.
-        tags = "" if drain.rests() else sights.digest(wanted.worker.tags)
+        tags = "" if drain.rests() else sights.digest(own.worker.tags)
         second = worker_keys.second()
         beside = peers.relations(model) if state.options.has_web else []
         for relation in (*tsa.to_webs(model), *beside):
             data = relation.data[model.unit]
-            exchange.publish_worker(data, wanted.worker.name, tags, second, known)
-    if isinstance(wanted.web, WebPlan) and Part.WEB not in state.frozen:
-        following, authorized = state.web.tsa_next_public_key, web.authorized()
+            exchange.publish_worker(data, own.worker.name, tags, second, known)
+    if isinstance(own.web, WebPlan) and Part.WEB not in state.frozen:
+        following, authorized = found(state).web.tsa_next_public_key, web.authorized()
         for relation in tsa.to_workers(model):
             if exchange.kin(relation):
                 exchange.publish_web(model, relation, authorized, following)

@@ -17,11 +17,12 @@ import shutil
 import time
 import typing
 
+from ci.concourse.plan import messages
 from ci.concourse.plan.model import ReleasePlan
 from ci.concourse.upstream import RELEASES, tarball, works_with
 from gpu_agent.model import versions
 from machine import download, files, process
-from plan import messages
+from machine.errors import PartError
 from plan.messages import Line
 
 ROOT: typing.Final = pathlib.Path("/opt/concourse")
@@ -47,7 +48,7 @@ _UNPACKED: typing.Final = 2.5
 _FULL: typing.Final = 4 << 20
 
 
-class ReleaseError(Exception):
+class ReleaseError(PartError):
     """Concourse can't be installed. The text says why, and the next step."""
 
 
@@ -315,8 +316,9 @@ def _download(
     progress(f"Downloading {name}")
     url = f"{base_url}/{path}"
     bounds = download.Bounds(room=_UNPACKED)
+    remedy = f"Check concourse-version and concourse-mirror, or {plan.attach}"
     try:
-        download.fetch(url, folder / name, plan.sha256, progress, bounds)
+        download.fetch(url, folder / name, plan.sha256, progress, bounds, remedy)
     except download.UnreachableError as error:
         raise download.UnreachableError(f"{error}, or {plan.attach}") from error
     return folder / name

@@ -10,9 +10,9 @@ self-test of level isolation that passes returns them to use, no matter who star
 import collections.abc
 import dataclasses
 import logging
+import pathlib
 import typing
 
-from ci.concourse import release
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model import errors
 from gpu_selftest import results, service, settings
@@ -41,8 +41,12 @@ class _NoVerdictError(Exception):
     """A self-test ended without a verdict; the text says why."""
 
 
-def settle(progress: Progress) -> bool:
+def settle(drainer: drain.Drainer, progress: Progress) -> bool:
     """Continue an upgrade that a reboot, a kill or an error has interrupted.
+
+    Args:
+        drainer: drains the unit.
+        progress: reports each step.
 
     Returns:
         Whether anything changed.
@@ -58,23 +62,23 @@ def settle(progress: Progress) -> bool:
             return False
         before = record
         if record.step is Step.WAIT:
-            drained = drain.go_on(Purpose.DRIVER, progress)
+            drained = drainer.go_on(Purpose.DRIVER, progress)
             if drained is None:  # killed before the drain began, or cancelled by resume
-                give_up()
+                give_up(drainer)
             if not drained:
                 return drained is None
             pool.wait(0, progress)
             record = dataclasses.replace(record, step=Step.INSTALL)
         after = go_on(record, lambda line: progress(f"Driver upgrade, {line}"))
-        drain.finish(Purpose.DRIVER)
+        drainer.finish(Purpose.DRIVER)
         return after != before
     except OSError as error:
         raise errors.unknown(error) from error
 
 
-def give_up() -> None:
+def give_up(drainer: drain.Drainer) -> None:
     """Cancel an upgrade that has changed nothing yet."""
-    drain.cancel(Purpose.DRIVER)
+    drainer.cancel(Purpose.DRIVER)
     pool.bring_back()
     driver_record.remove()
 
@@ -164,7 +168,7 @@ def _test(record: Record, progress: Progress) -> Record:
     if record.seen is None:
         return _note_last(record)
     try:
-        report = _report(record, _numbered(record, 5, progress))
+        report = _report(record, kept, _numbered(record, 5, progress))
     except _NoVerdictError as error:
         return _failed(record, str(error))
     blamed = [one for one in report.results if _blames(one, record, kept)] if report else []
@@ -185,10 +189,10 @@ def _note_last(record: Record) -> Record:
     return dataclasses.replace(record, seen=last.run if last else "")
 
 
-def _report(record: Record, told: Progress) -> results.Report | None:
+def _report(record: Record, kept: Settings, told: Progress) -> results.Report | None:
     """Return the report of a self-test of the loaded driver.
 
-    Return None while another self-test runs, or if Concourse's runc, which the test needs, is not
+    Return None while another self-test runs, or if the runc that the test needs is not
     installed.
 
     Raises:
@@ -197,7 +201,7 @@ def _report(record: Record, told: Progress) -> results.Report | None:
     report = results.read()
     if report and _is_of(report, record):
         return report
-    if not release.CURRENT.exists() or _is_another_at_work():
+    if not pathlib.Path(kept.runc_path()).exists() or _is_another_at_work():
         return None
     told(f"self-test of {record.target}")
     run = service.start(Level.ISOLATION)

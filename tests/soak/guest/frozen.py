@@ -11,7 +11,7 @@ import time
 import looks
 from worker import V1, finish, until
 
-from machine import cgroup_freezer as freezer
+from ci.concourse.restart import cgroup_freezer as freezer
 
 COUNTING = "n=0; while :; do n=$((n+1)); echo $n >/tmp/count; sleep 0.1; done"
 

@@ -14,7 +14,7 @@ import time
 import looks
 from worker import CGROUPS, V1, finish, state_of, until
 
-from machine import cgroup_freezer as freezer
+from ci.concourse.restart import cgroup_freezer as freezer
 
 POD = "a" * 64
 PARENTS = ("kubepods.slice/kubepods-pod1.slice/cri-containerd-{}.scope", "teams/vision/{}")

@@ -9,18 +9,8 @@ import re
 import typing
 
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_agent.model.inventory import Inventory, State, Vendor
-
-# Vendor ids and classes of pci.ids. Class 03 is a display controller; its subclass 00 is VGA, 02
-# is 3D and 80 other. 1200 is a processing accelerator: AMD's Instinct cards from MI200 on have
-# this class, and so do Intel's NPUs, which are not GPUs. Audio functions, USB ports, NVSwitches
-# and Mellanox NICs have other classes.
-_VENDORS: typing.Final = {Vendor.NVIDIA: 0x10DE, Vendor.AMD: 0x1002, Vendor.INTEL: 0x8086}
-_CLASSES: typing.Final = {
-    Vendor.NVIDIA: (0x0300, 0x0302),
-    Vendor.AMD: (0x0300, 0x0380, 0x1200),
-    Vendor.INTEL: (0x0300, 0x0380),
-}
+from gpu_agent.gpu.kernel.maker import Maker
+from gpu_agent.model.inventory import Inventory, State
 
 # Its path in Debian's package pci.ids and in other distributions' hwdata.
 _NAMES: typing.Final = ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids")
@@ -51,22 +41,22 @@ class Device:
         return "vfio" in self.driver or self.driver.endswith("pciback") or self.driver == "gim"
 
 
-def gpus(root: pathlib.Path, vendor: Vendor) -> tuple[Device, ...]:
+def gpus(root: pathlib.Path, maker: Maker) -> tuple[Device, ...]:
     """Return all GPUs of one vendor in /sys below `root`, sorted by address.
 
     In a container these are the host's, whether or not they are passed in.
     """
     folder = root / "sys/bus/pci/devices"
     devices = sorted(folder.iterdir()) if folder.is_dir() else []
-    return tuple(_device(device) for device in devices if _is_gpu(device, vendor))
+    return tuple(_device(device) for device in devices if _is_gpu(device, maker))
 
 
-def _is_gpu(device: pathlib.Path, vendor: Vendor) -> bool:
+def _is_gpu(device: pathlib.Path, maker: Maker) -> bool:
     # A virtual function is a part of a card for a guest, not a card.
     if (device / "physfn").exists():
         return False
-    of_vendor = kernel.number(device / "vendor") == _VENDORS[vendor]
-    return of_vendor and kernel.number(device / "class") >> 8 in _CLASSES[vendor]
+    of_maker = kernel.number(device / "vendor") == maker.id
+    return of_maker and kernel.number(device / "class") >> 8 in maker.classes
 
 
 def _device(device: pathlib.Path) -> Device:
@@ -83,7 +73,7 @@ def addresses(devices: collections.abc.Iterable[Device]) -> str:
     return ", ".join(device.address for device in devices)
 
 
-def undriven(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inventory:
+def undriven(devices: collections.abc.Iterable[Device], maker: Maker) -> Inventory:
     """Return why none of these can be used, if no compute driver is bound to any of them."""
     usable = [device for device in devices if not device.is_for_guests]
     nouveau = [device for device in usable if device.driver == "nouveau"]
@@ -93,36 +83,36 @@ def undriven(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inven
         (State.VFIO, list(devices)),
     ):
         if those:
-            return Inventory(state, detail=addresses(those), vendor=vendor)
-    return Inventory(State.NO_GPU, vendor=vendor)
+            return Inventory(state, detail=addresses(those), vendor=maker.name)
+    return Inventory(State.NO_GPU, vendor=maker.name)
 
 
-def integrated_only(devices: collections.abc.Iterable[Device], vendor: Vendor) -> Inventory:
+def integrated_only(devices: collections.abc.Iterable[Device], maker: Maker) -> Inventory:
     """The inventory of a machine whose only GPUs are part of a processor and not asked for."""
     return Inventory(
         State.NO_GPU,
-        detail=f"{vendor.display} {addresses(devices)} is part of the processor: "
-        f"gpu-vendor={vendor.value} would use it",
-        vendor=vendor,
+        detail=f"{maker.display} {addresses(devices)} is part of the processor: "
+        f"gpu-vendor={maker.name} would use it",
+        vendor=maker.name,
     )
 
 
-def model(root: pathlib.Path, device: Device, vendor: Vendor) -> str:
+def model(root: pathlib.Path, device: Device, maker: Maker) -> str:
     """Return a GPU's product name from this machine's pci.ids; empty if it is not listed.
 
     pci.ids has the chip first: `Navi 31 [Radeon RX 7900 XT/7900 XTX]`.
     """
     for path in _NAMES:
         ids = kernel.text(root / path) + "\n"
-        section = re.search(rf"^{_VENDORS[vendor]:04x}  .*\n((?:[\t#].*\n)*)", ids, re.MULTILINE)
+        section = re.search(rf"^{maker.id:04x}  .*\n((?:[\t#].*\n)*)", ids, re.MULTILINE)
         entry = rf"^\t{device.product:04x}  (?:.*\[(.+)\]|(.+))$"
         found = section and re.search(entry, section.group(1), re.MULTILINE)
         if found:
-            return with_vendor(found.group(1) or found.group(2), vendor)
+            return with_vendor(found.group(1) or found.group(2), maker)
     return ""
 
 
-def with_vendor(name: str, vendor: Vendor) -> str:
+def with_vendor(name: str, maker: Maker) -> str:
     """Return a GPU's name with its vendor first, as NVML writes names."""
-    has_it = name.lower().startswith(vendor.value)
-    return name if has_it else f"{vendor.display} {name}"
+    has_it = name.lower().startswith(maker.name)
+    return name if has_it else f"{maker.display} {name}"

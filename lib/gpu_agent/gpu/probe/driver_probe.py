@@ -16,6 +16,7 @@ import typing
 
 from gpu_agent.gpu.probe import probe_protocol as wire
 from gpu_agent.gpu.probe.probe_program import BEAT
+from gpu_agent.gpu.vendors.collector import Beat, Event, Note, One
 from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.observations import Hang, Look, Message, Seen, Source
 from machine import child_process as children
@@ -180,18 +181,18 @@ class Asker:
 
     def _heard(self, said: wire.Said, now: float) -> list[Seen]:
         match said:
-            case wire.Event():
+            case Event():
                 told = Message(now, said.uuid, Source.EVENT, said.fault, said.xid, said.text)
                 return [told]
-            case wire.One():
+            case One():
                 self._figures[said.uuid] = said.figures
             case wire.End():
                 return self._looked(said, now)
-            case wire.Note():
+            case Note():
                 self._say(said.text)
             case wire.Begun():
                 self._begun = True
-            case wire.Beat():
+            case Beat():
                 pass
         return []
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import typing
 
+from gpu_agent.gpu.vendors.collector import Beat, Event, Note, One
 from gpu_agent.model.card import Card, Figures
 
 _MOST_TEXT: typing.Final = 300
@@ -28,29 +29,6 @@ class Begun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beat:
-    """It has come back from a call into a driver."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """A driver's message about a GPU; see gpu_agent.model.observations.Message."""
-
-    uuid: str
-    fault: str = ""
-    xid: int | None = None
-    text: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class One:
-    """One GPU's figures, within a poll."""
-
-    uuid: str
-    figures: Figures
-
-
-@dataclasses.dataclass(frozen=True)
 class End:
     """The end of a poll; the fields are those of gpu_agent.model.observations.Look.
 
@@ -61,13 +39,6 @@ class End:
     missing: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     scarce: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Note:
-    """A text for the log."""
-
-    text: str
 
 
 Said = Begun | Beat | Event | One | End | Note

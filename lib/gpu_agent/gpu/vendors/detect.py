@@ -6,10 +6,8 @@ import pathlib
 import typing
 
 from gpu_agent.gpu.kernel import pci
-from gpu_agent.gpu.vendors.amd import inventory as amd
-from gpu_agent.gpu.vendors.intel import inventory as intel
-from gpu_agent.gpu.vendors.nvidia import inventory as nvidia
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.model.inventory import Inventory, State
 from machine import isolated_call as apart
 
 # In seconds. A driver without initialised GPUs takes a second or two for each of up to 16.
@@ -26,18 +24,18 @@ def detect(vendor: str = "auto", root: pathlib.Path = _ROOT) -> Inventory:
     """Look for GPUs. Nothing is changed, and having no GPU is a valid result.
 
     Args:
-        vendor: a Vendor's value; or `auto` for the first of NVIDIA, AMD and Intel that has any GPU
-            here, not counting GPUs that are part of a processor.
+        vendor: a vendor's name; or `auto` for the first one in the registry that has any GPU here,
+            not counting GPUs that are part of a processor.
         root: the root of the machine's files; NVML is always this machine's.
 
     Raises:
         OSError: the machine lacks resources, so the result is unknown.
     """
     if vendor != "auto":
-        return _look(Vendor(vendor), root, integrated=True)
+        return registry.find(vendor).look(root, integrated=True)
     unusable: list[Inventory] = []
-    for maker in Vendor:
-        found = _look(maker, root, integrated=False)
+    for one in registry.ALL:
+        found = one.look(root, integrated=False)
         if found.state not in _NOT_OURS:
             return found
         unusable.append(found)
@@ -53,13 +51,10 @@ def cards(root: pathlib.Path = _ROOT) -> tuple[str, ...]:
     Raises:
         OSError: /sys can't be read.
     """
-    for maker in Vendor:
-        found = [gpu for gpu in pci.gpus(root, maker) if not gpu.is_for_guests]
-        if maker is not Vendor.NVIDIA:
-            room = amd if maker is Vendor.AMD else intel
-            found = [gpu for gpu in found if not room.is_integrated(root, gpu)]
-        if found:
-            return tuple(gpu.address for gpu in found)
+    for vendor in registry.ALL:
+        found = [gpu for gpu in pci.gpus(root, vendor.maker) if not gpu.is_for_guests]
+        if cards := tuple(gpu.address for gpu in found if not vendor.is_integrated(root, gpu)):
+            return cards
     return ()
 
 
@@ -72,14 +67,6 @@ def in_time(vendor: str = "auto") -> Inventory:
     try:
         return apart.call(lambda: detect(vendor), PATIENCE, note=HANGS)
     except apart.HungError as error:
-        makers = [Vendor(vendor)] if vendor != "auto" else Vendor
-        there = [one for one in makers if pci.gpus(_ROOT, one)]
-        return Inventory(State.HUNG, detail=str(error), vendor=[*there, *makers][0])
-
-
-def _look(vendor: Vendor, root: pathlib.Path, *, integrated: bool) -> Inventory:
-    if vendor is Vendor.AMD:
-        return amd.look(root, integrated=integrated)
-    if vendor is Vendor.INTEL:
-        return intel.look(root, integrated=integrated)
-    return nvidia.look(root)
+        asked = [registry.find(vendor)] if vendor != "auto" else registry.ALL
+        there = [one for one in asked if pci.gpus(_ROOT, one.maker)]
+        return Inventory(State.HUNG, detail=str(error), vendor=[*there, *asked][0].name)

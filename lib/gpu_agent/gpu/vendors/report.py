@@ -25,7 +25,7 @@ def as_results(
     """
     results = {
         "state": inventory.state.value,
-        "vendor": inventory.vendor.value,
+        "vendor": inventory.vendor,
         "count": str(len(inventory.gpus)),
     }
     for name in ("driver", "cuda", "detail"):

@@ -1,9 +1,9 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Learn which Concourse job a container belongs to, if web runs on this machine.
+"""Learn which job of the CI system a container belongs to, if a program here can tell.
 
-A separate program asks web. Only that program knows the admin's password, and it is killed if it
-takes too long. Other parts do not wait for it: unknown names are left out.
+The program is the CI system's. Only that program knows credentials, and it is killed if it takes
+too long. Other parts do not wait for it: unknown names are left out.
 """
 
 import collections.abc
@@ -13,43 +13,36 @@ import pathlib
 import sys
 import typing
 
-from ci.concourse.api import build_info as handles
 from gpu_agent.model.decisions import Decision
 from gpu_agent.model.observations import Moment
 from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names
 from machine import process
 
-# Seconds between two requests. Each costs web a tenth of a second for the password.
+# Seconds between two requests. Each can cost the CI system a tenth of a second.
 _APART: typing.Final = 10.0
-_MOST_DOUBLED: typing.Final = (
-    6  # times that this is doubled for a container that web does not know
-)
+# Times that this is doubled for a container that the program does not know.
+_MOST_DOUBLED: typing.Final = 6
 _TOO_LONG: typing.Final = 20.0
-_AT_ONCE: typing.Final = 32  # containers, as ci.concourse.api.build_info_program has it
+_AT_ONCE: typing.Final = 32  # containers; each is an argument
 
 _CODE: typing.Final = pathlib.Path(__file__).resolve().parents[4]
 _PATH: typing.Final = f"{_CODE}/lib:{_CODE}/src"
-_PROGRAM: typing.Final = (sys.executable, "-B", "-S", "-m", "ci.concourse.api.build_info_program")
 
 _log = logging.getLogger(__name__)
 
 
 class Naming:
-    """The Concourse jobs of containers with a lease. `naming(container)` returns at once."""
+    """The jobs of containers with a lease. `naming(container)` returns at once."""
 
-    def __init__(
-        self,
-        program: collections.abc.Sequence[str] = _PROGRAM,
-        settings: pathlib.Path = handles.SETTINGS,
-    ) -> None:
+    def __init__(self, program: collections.abc.Sequence[str]) -> None:
         """Start without names.
 
         Args:
-            program: the program that asks web; the containers' ids are appended.
-            settings: settings of web on this machine; without the file web is not asked.
+            program: arguments of Python that start the program; the containers' ids are appended.
+                Empty: names stay unknown.
         """
-        self._program, self._settings = program, settings
+        self._program = (sys.executable, "-B", *program) if program else ()
         self._known: dict[str, Names] = {}
         self._tries: dict[str, tuple[int, float]] = {}
         self._running = contextlib.ExitStack()
@@ -62,7 +55,7 @@ class Naming:
         return self._known.get(container)
 
     def turn(self, moment: Moment, _decisions: collections.abc.Sequence[Decision]) -> None:
-        """Read the answer, and ask web for new containers."""
+        """Read the answer, and ask for new containers."""
         if self._child is not None:
             self._take(self._child, moment.now)
         if moment.holdings is None:
@@ -72,13 +65,14 @@ class Naming:
         self._tries = {name: self._tries[name] for name in self._tries.keys() & held}
         wanted = [
             name
-            # Also for steps that have just ended: web and the store know them for a while.
+            # Also for steps that have just ended: the CI system knows them for a while.
             for name in sorted(held, key=lambda name: (self._tries.get(name, (0, 0.0)), name))
             if name not in self._known
-            and handles.is_handle(name)
+            and build_names.is_id(name)
             and self._tries.get(name, (0, moment.now))[1] <= moment.now
         ]
-        if wanted and self._child is None and moment.now - self._begun >= _APART:
+        is_time = self._child is None and moment.now - self._begun >= _APART
+        if wanted and self._program and is_time:
             self._ask(wanted[:_AT_ONCE], moment.now)
 
     def close(self) -> None:
@@ -87,8 +81,6 @@ class Naming:
         self._child = None
 
     def _ask(self, wanted: collections.abc.Sequence[str], now: float) -> None:
-        if not self._settings.exists():
-            return
         for name in wanted:
             tries = self._tries.get(name, (0, 0.0))[0] + 1
             self._tries[name] = tries, now + _APART * 2 ** min(tries, _MOST_DOUBLED)

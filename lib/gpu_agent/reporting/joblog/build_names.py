@@ -9,13 +9,21 @@ operator's terminal. So unprintable characters are replaced and long names are c
 
 import collections.abc
 import json
+import re
 import typing
 
 from gpu_agent.reporting.receipts.receipt import Names, cut
 
+_ID: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
 
 class AnswerError(ValueError):
-    """Web's answer has another form; the text says which."""
+    """An answer has another form; the text says which."""
+
+
+def is_id(container: str) -> bool:
+    """Whether this can be a container's id, which becomes an argument of a program."""
+    return _ID.fullmatch(container) is not None
 
 
 def as_json(found: collections.abc.Mapping[str, Names]) -> str:
@@ -49,7 +57,7 @@ def parsed(answer: bytes) -> object:
     try:
         return json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise AnswerError("web's answer is not JSON") from error
+        raise AnswerError("the answer is not JSON") from error
 
 
 def table(answer: bytes) -> dict[str, object]:
@@ -60,5 +68,5 @@ def table(answer: bytes) -> dict[str, object]:
     """
     found = parsed(answer)
     if not isinstance(found, dict):
-        raise AnswerError("web's answer is not a JSON object")
+        raise AnswerError("the answer is not a JSON object")
     return typing.cast("dict[str, object]", found)

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Job(typing.Protocol):
-    """The Concourse job of a container; unknown names are empty."""
+    """The CI job of a container; unknown names are empty."""
 
     @property
     def team(self) -> str:

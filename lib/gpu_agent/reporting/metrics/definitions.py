@@ -122,7 +122,7 @@ CAUSE: typing.Final = Metric(
 )  # fmt: skip
 LEASE: typing.Final = Metric(
     "gpuci_lease_info", "gauge", ("gpu", "team", "pipeline", "job"),
-    "1 for each known Concourse job that holds the GPU; Prometheus renames job to exported_job",
+    "1 for each known CI job that holds the GPU; Prometheus renames job to exported_job",
 )  # fmt: skip
 WAIT: typing.Final = Metric(
     "gpuci_lease_wait_seconds", "histogram", (),

@@ -8,7 +8,7 @@ import logging
 import time
 import typing
 
-from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.gpu.vendors import device_nodes as nodes
 from machine import inotify, process
 
 # In seconds. A card has several nodes, a driver several cards, and cards that are passed in one
@@ -93,7 +93,7 @@ def _settled(changes: inotify.Watch) -> tuple[str, ...]:
     while time.monotonic() < end:
         if not _await_change(changes, _QUIET) and not nodes.is_half_made():
             break
-    for folder in (nodes.DRI, nodes.CAPS):
+    for folder in nodes.FOLDERS:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             changes.add(folder)
     return nodes.present()

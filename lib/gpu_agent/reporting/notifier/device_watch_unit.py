@@ -10,7 +10,7 @@ import typing
 
 from gpu_agent import install as app
 from gpu_agent import paths
-from gpu_agent.gpu.kernel import device_nodes as nodes
+from gpu_agent.gpu.vendors import device_nodes as nodes
 from machine import files, templates
 from machine import systemd as services
 

@@ -75,7 +75,7 @@ class GpuReceipt:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The build of a step's container, as Concourse's web has it. Each field may be empty.
+    """The build of a step's container, as the CI system names it. Each field may be empty.
 
     Attributes:
         team: the team's name.
@@ -108,7 +108,7 @@ class Receipt:
         pipeline: the pipeline's name; empty for a build without a pipeline.
         job: the job's name.
         build: the build's name, such as `42`.
-        kind: `container`: of an engine; `job`: a command under gpu-run; empty: a Concourse step.
+        kind: `container`: of an engine; `job`: a command under gpu-run; empty: a CI step.
         who: for these two, the name from the engine.
     """
 

@@ -19,7 +19,7 @@ NO_NAMES: typing.Final = "(names not known)"
 ONE_OFF: typing.Final = "(one-off builds)"
 OTHERS: typing.Final = "(others)"
 OUTSIDE: typing.Final = {"container": "(podman and Docker)", "job": "(gpu-run)"}
-"""The names of leases outside Concourse, by their kinds."""
+"""The names of leases outside the CI system, by their kinds."""
 
 # Juju passes a result as one argument of a program, which Linux limits to 128 KiB. The figures of
 # a row take less than 200 bytes.

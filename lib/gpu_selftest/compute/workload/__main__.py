@@ -19,7 +19,6 @@ import matrices
 import memory
 import peer
 import rates
-import session
 
 _MODES = {
     "results": lambda device, _: matrices.run(device),
@@ -27,9 +26,16 @@ _MODES = {
     "bandwidth": lambda device, _: bandwidth.run(device),
     "memory": lambda device, _: memory.run(device),
     "peer": lambda device, _: peer.run(device),
-    "onnx": lambda device, asked: session.run(device, asked.scratch),
+    "onnx": lambda device, asked: _onnx(device, asked.scratch),
     "load": lambda device, asked: load.run(device, asked.seconds),
 }
+
+
+def _onnx(device: devices.Device, scratch: str) -> dict[str, object]:
+    """Import ONNX Runtime only here: the other modes need PyTorch alone."""
+    import session  # noqa: PLC0415
+
+    return session.run(device, scratch)
 
 
 def main() -> int:

@@ -28,14 +28,8 @@ SCOPE: typing.Final = "openid profile email federated:id groups"
 TEAMS_PATH: typing.Final = "/api/v1/teams"
 
 _TOKEN: typing.Final = re.compile(r"[\x21-\x7e]{1,8192}")
-_HANDLE: typing.Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _MOST_TEAMS: typing.Final = 500
 _LONGEST_TEAM: typing.Final = 200
-
-
-def is_handle(container: str) -> bool:
-    """Whether a container's id can be one of web's handles."""
-    return _HANDLE.fullmatch(container) is not None
 
 
 def token(answer: bytes) -> str:

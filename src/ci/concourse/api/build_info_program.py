@@ -51,10 +51,16 @@ def main(
     settings: pathlib.Path = handles.SETTINGS,
     proof: collections.abc.Callable[[int], bool] = is_webs,
 ) -> int:
-    """The program; its exit status is 1 where nothing could be found out."""
+    """The program; its exit status is 1 where nothing could be found out.
+
+    Before web is set up, no container has a name; that is no fault.
+    """
+    if not settings.exists():
+        sys.stdout.write(build_names.as_json({}) + "\n")
+        return 0
     try:
         web = Api(settings, SECONDS, proof)
-        containers = [name for name in arguments if handles.is_handle(name)]
+        containers = [name for name in arguments if build_names.is_id(name)]
         sys.stdout.write(build_names.as_json(find(web, containers[:MOST])) + "\n")
     except (WebError, build_names.AnswerError) as error:
         sys.stderr.write(f"{error}\n")

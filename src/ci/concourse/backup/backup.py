@@ -14,12 +14,12 @@ import typing
 
 from ci.concourse import release
 from ci.concourse.backup import archive, database
+from ci.concourse.plan import messages
 from ci.concourse.web import files as web_files
 from ci.concourse.web import schema, web
 from machine import files
 from machine import systemd as services
 from options.ssh import public_key_line
-from plan import messages
 from relations import peers
 from relations.model import WebSecrets
 

@@ -51,7 +51,6 @@ OPTIONS: typing.Final = (
         part=Part.RELEASE,
         field="chosen",
         read=_chosen,
-        ci="concourse",
     ),
     Option(
         "concourse-mirror",
@@ -64,6 +63,5 @@ OPTIONS: typing.Final = (
         part=Part.RELEASE,
         field="mirror",
         read=lambda raw: option_values.url("concourse-mirror", text(raw, "concourse-mirror")),
-        ci="concourse",
     ),
 )

@@ -6,6 +6,10 @@ import collections.abc
 import ipaddress
 import typing
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
 from ci.concourse.upstream import TSA_PORT
 from options import values
 from options.readers import Raw
@@ -37,6 +41,19 @@ def tsa_public_keys(text: str) -> str:
         raise values.OptionError(
             "tsa-public-keys", text, f"{error}: use the line of tsa_host_key.pub"
         ) from error
+
+
+def private_key(pem: str) -> str:
+    """Check an RSA key in PEM without a password."""
+    # Concourse accepts only unencrypted RSA keys in PEM (concourse 8.2.5 flag/private_key.go).
+    remedy = "has no RSA key in PEM without a password: put one into its field private-key"
+    try:
+        key = serialization.load_pem_private_key(pem.encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise values.OptionError("worker-private-key", "(secret)", remedy) from error
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise values.OptionError("worker-private-key", "(secret)", remedy)
+    return pem
 
 
 def advertised(text: str) -> str:

@@ -66,7 +66,12 @@ def _ports(raw: Raw, *options: str) -> tuple[int, ...]:
 
 def _metrics_port(raw: Raw) -> int:
     others = _ports(raw, "web-port", "gpu-metrics-port")
-    return readers.port(raw, "web-metrics-port", others, 0)
+    return readers.port(raw, "web-metrics-port", (*TAKEN_PORTS, *others), 0)
+
+
+def _tls_port(raw: Raw) -> int:
+    others = _ports(raw, "web-metrics-port")
+    return readers.port(raw, "web-tls-port", (*TAKEN_PORTS, *others), 1)
 
 
 _TAKEN: typing.Final = ", ".join(map(str, TAKEN_PORTS)).replace(
@@ -85,7 +90,6 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="external_url",
         read=lambda raw: option_values.url("external-url", text(raw, "external-url")),
-        ci="concourse",
     ),
     Option(
         "web-metrics-port",
@@ -98,7 +102,6 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="metrics_port",
         read=_metrics_port,
-        ci="concourse",
     ),
     Option(
         "web-port",
@@ -110,8 +113,7 @@ OPTIONS: typing.Final = (
         group=Group.WEB,
         part=Part.WEB,
         field="port",
-        read=lambda raw: readers.port(raw, "web-port", (), 1),
-        ci="concourse",
+        read=lambda raw: readers.port(raw, "web-port", TAKEN_PORTS, 1),
     ),
     Option(
         "web-tls-port",
@@ -123,8 +125,7 @@ OPTIONS: typing.Final = (
         group=Group.WEB,
         part=Part.WEB,
         field="tls_port",
-        read=lambda raw: readers.port(raw, "web-tls-port", _ports(raw, "web-metrics-port"), 1),
-        ci="concourse",
+        read=_tls_port,
     ),
     Option(
         "web-tls-secret",
@@ -139,7 +140,6 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="tls",
         read=lambda raw: web_values.tls(values.fields(raw, "web-tls-secret")),
-        ci="concourse",
     ),
     Option(
         "web-advertise-address",
@@ -153,7 +153,6 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="advertise_address",
         read=lambda raw: values.advertised(text(raw, "web-advertise-address")),
-        ci="concourse",
     ),
     Option(
         "local-users",
@@ -167,7 +166,6 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="users",
         read=lambda raw: web_values.local_users(values.fields(raw, "local-users"), ADMIN),
-        ci="concourse",
     ),
     Option(
         "web-settings-secret",
@@ -185,7 +183,6 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="settings",
         read=_settings,
-        ci="concourse",
     ),
     Option(
         "database-encryption-key",
@@ -202,6 +199,5 @@ OPTIONS: typing.Final = (
         part=Part.WEB,
         field="encryption",
         read=_encryption,
-        ci="concourse",
     ),
 )

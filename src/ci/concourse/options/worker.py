@@ -35,17 +35,14 @@ class WorkerOptions:
     """What the operator chose for the worker.
 
     Attributes:
-        tags: the operator's own, in order, without repeats.
         tsa_hosts: addresses of the TSA of a Concourse outside Juju; empty: the relation has them.
         tsa_public_key: the host keys of that TSA, a line of OpenSSH each.
         private_key: PEM text from the Juju secret; empty: the charm makes a key.
         team: the only team whose steps the worker runs; empty: all teams.
         folders: folders of the host that tasks get.
         certificates: CAs in PEM that checks, gets and puts trust in addition to the machine's.
-        drain_timeout: maximum time to wait for running builds, in seconds; 0: do not wait.
     """
 
-    tags: tuple[str, ...]
     tsa_hosts: tuple[str, ...]
     tsa_public_key: str
     private_key: str = dataclasses.field(repr=False)
@@ -53,23 +50,13 @@ class WorkerOptions:
     folders: tuple[Folder, ...]
     settings: WorkerSettings
     certificates: str
-    drain_timeout: int
-
-
-def drain_timeout(raw: Raw) -> int:
-    """Read how long to wait for running builds, in seconds, whatever the other options say.
-
-    Raises:
-        OptionError: drain-timeout cannot be used.
-    """
-    return readers.duration(raw, "drain-timeout")
 
 
 def _private_key(raw: Raw) -> str:
     fields = values.fields(raw, "worker-private-key")
     if not fields:
         return ""
-    return option_values.private_key(fields.get("private-key", ""))
+    return values.private_key(fields.get("private-key", ""))
 
 
 def _outside_tsa(raw: Raw) -> tuple[tuple[str, ...], str]:
@@ -108,19 +95,6 @@ def _settings(raw: Raw) -> WorkerSettings:
 
 OPTIONS: typing.Final = (
     Option(
-        "extra-tags",
-        default="",
-        text=(
-            "Worker tags to add after those that the charm makes from the GPUs, comma-separated. "
-            "A worker with tags runs only steps that request one or more of its tags."
-        ),
-        group=Group.EVERYDAY,
-        part=Part.WORKER,
-        field="tags",
-        read=lambda raw: readers.items(raw, "extra-tags", option_values.tag),
-        ci="concourse",
-    ),
-    Option(
         "task-mounts",
         default="",
         text=(
@@ -133,7 +107,6 @@ OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="folders",
         read=task_mounts.parse,
-        ci="concourse",
     ),
     Option(
         "tsa-hosts",
@@ -147,7 +120,6 @@ OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="tsa_hosts",
         read=lambda raw: _outside_tsa(raw)[0],
-        ci="concourse",
     ),
     Option(
         "tsa-public-keys",
@@ -160,7 +132,6 @@ OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="tsa_public_key",
         read=lambda raw: _outside_tsa(raw)[1],
-        ci="concourse",
     ),
     Option(
         "worker-private-key",
@@ -174,7 +145,6 @@ OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="private_key",
         read=_private_key,
-        ci="concourse",
     ),
     Option(
         "worker-settings",
@@ -192,7 +162,6 @@ OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="settings",
         read=_settings,
-        ci="concourse",
     ),
     Option(
         "worker-ca-certificates",
@@ -206,7 +175,6 @@ OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="certificates",
         read=lambda raw: option_values.certificates(text(raw, "worker-ca-certificates")),
-        ci="concourse",
     ),
     Option(
         "only-team",
@@ -225,21 +193,5 @@ OPTIONS: typing.Final = (
             r"(?:\w[\w.-]{0,63})?",
             "is not the name of a team: use one such as team-a",
         ),
-        ci="concourse",
-    ),
-    Option(
-        "drain-timeout",
-        default="2h",
-        text=(
-            "Maximum time to wait for running builds before an upgrade of Concourse or of the "
-            "driver, or before a reboot for the driver: `0s` to `7d`, such as `2h` or `1h30m`. "
-            "Builds still running then are interrupted. `0s`: do not wait. Removing a unit never "
-            "waits longer than 5 minutes."
-        ),
-        group=Group.LIFECYCLE,
-        part=Part.WORKER,
-        field="drain_timeout",
-        read=drain_timeout,
-        ci="concourse",
     ),
 )

@@ -10,9 +10,12 @@ import dataclasses
 import ipaddress
 import typing
 
+from ci.concourse.options.table import chosen
+from ci.concourse.plan import messages
+from ci.concourse.plan.model import found
 from options.table import Options
+from plan.messages import Line
 from plan.network import Interface, Offer
-from plan.problems import Problem, Reason, problem
 from plan.state import UnitState
 
 # What interfaces of these kinds are for, a physical interface below them tells, or a route.
@@ -34,8 +37,8 @@ def own(state: UnitState) -> str:
 
 
 def _of_machine(state: UnitState) -> str:
-    interfaces, offer = state.network.interfaces, state.network.own
-    places, wanted = _places(interfaces), state.options.web.advertise_address
+    interfaces, offer = found(state).network.interfaces, found(state).network.own
+    places, wanted = _places(interfaces), chosen(state.options).web.advertise_address
     if wanted in places:
         return wanted
     local = tuple(one for one in offer.ingress if one in places)
@@ -44,7 +47,7 @@ def _of_machine(state: UnitState) -> str:
 
 def public(state: UnitState) -> str:
     """The host in the URL of this unit's web; empty if there is none."""
-    network, options = state.network, state.options
+    network, options = found(state).network, state.options
     # What the URL said before is not known, so that no order of Juju's may change it. What is
     # published from now on counts: at the next event nothing else is known.
     offer = Offer(
@@ -60,8 +63,8 @@ def of_relations(state: UnitState) -> tuple[tuple[int, str], ...]:
     """Where the workers of each relation reach this unit, by the relation's id; or empty."""
     host, network = _host(state.options), _network(state.options)
     return tuple(
-        (number, host or choose(offer, state.network.interfaces, network))
-        for number, offer in state.network.relations
+        (number, host or choose(offer, found(state).network.interfaces, network))
+        for number, offer in found(state).network.relations
     )
 
 
@@ -93,33 +96,34 @@ def choose(offer: Offer, interfaces: tuple[Interface, ...], network: str = "") -
     return candidates[0] if candidates else ""
 
 
-def missing(state: UnitState) -> tuple[Problem, ...]:
+def missing(state: UnitState) -> tuple[Line, ...]:
     """Whom no address is fit for, this unit itself or workers, and what the operator can do."""
     if not own(state):
-        return (_missing(state, state.network.own),)
+        return (_missing(state, found(state).network.own),)
     addresses = dict(of_relations(state))
-    lacking = [offer for number, offer in state.network.relations if not addresses[number]]
+    lacking = [offer for number, offer in found(state).network.relations if not addresses[number]]
     return tuple(dict.fromkeys(_missing(state, offer) for offer in lacking))
 
 
-def _missing(state: UnitState, offer: Offer) -> Problem:
-    interfaces, wanted = state.network.interfaces, state.options.web.advertise_address
+def _missing(state: UnitState, offer: Offer) -> Line:
+    interfaces = found(state).network.interfaces
+    wanted = chosen(state.options).web.advertise_address
     if wanted:
         has = _shown(tuple(a for one in interfaces for a in one.addresses), interfaces)
-        return problem(Reason.NO_ADDRESS_IN_NETWORK, wanted=wanted, has=has)
+        return messages.line("no-address-in-network", wanted=wanted, has=has, **state.names)
     if not offer.ingress and not offer.bound:
-        return Problem(Reason.NO_ADDRESS)
+        return messages.line("no-address")
     offered = _shown((*offer.ingress, *offer.bound), interfaces)
-    return problem(Reason.NO_USABLE_ADDRESS, offered=offered)
+    return messages.line("no-usable-address", offered=offered, **state.names)
 
 
 def _host(options: Options) -> str:
-    wanted = options.web.advertise_address
+    wanted = chosen(options).web.advertise_address
     return "" if "/" in wanted else wanted
 
 
 def _network(options: Options) -> str:
-    wanted = options.web.advertise_address
+    wanted = chosen(options).web.advertise_address
     return wanted if "/" in wanted else ""
 
 

@@ -1,13 +1,96 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The parts of a plan that are about Concourse: its release, worker and web; frozen types only."""
+"""What was found of Concourse on a unit, and what it should be; frozen types only."""
 
 import dataclasses
+import typing
 
 from ci.concourse.options.web import WebOptions
 from ci.concourse.options.worker import WorkerSettings
+from gpu_agent.model.keep import Keep
 from options.certificates import Tls
-from relations.model import Database, WebSecrets
+from plan.messages import Line
+from plan.model import Plan
+from plan.network import Network
+from plan.state import UnitState
+from relations.model import Database, Tsa, Web, WebSecrets
+from relations.worker_view import Rotation, Seen
+
+
+@dataclasses.dataclass(frozen=True)
+class IdleRelation:
+    """A relation that does nothing.
+
+    Attributes:
+        endpoint: this unit's.
+        application: on its other side.
+        beside: the endpoint whose relation to the same application does it all; empty: a unit of
+            this deployment-mode has no use for it.
+    """
+
+    endpoint: str
+    application: str
+    beside: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rivals:
+    """Programs that obstruct Concourse's worker on this machine.
+
+    Attributes:
+        containerd: another owner of containerd's socket, as a systemd unit or process name; or
+            empty.
+        runc: path of a runc that containerd would find before the GPU runtime; or empty.
+    """
+
+    containerd: str = ""
+    runc: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcourseState:
+    """What was found of Concourse on this unit.
+
+    Attributes:
+        worker_name: the name of this unit's worker, such as `ci-worker-0` in the model `ci`; it
+            never changes.
+        rivals: what obstructs its worker here.
+        network: where others reach this unit; empty if it serves no web.
+        tarball: path of the charm resource `concourse`; empty when not given, None if Juju does
+            not answer.
+        installed: version on this machine; empty before the first.
+        waits: why another release than the wanted one is used; None if none is.
+        failed: why the upgrade to the wanted release was rolled back; or empty.
+        local_database: the database of a web on this machine, used or not, such as `concourse of
+            web/0 of model ci`; empty if there is none.
+        rotation: keys that wait for their turn.
+        seen: how web sees this unit's worker.
+        idle_relations: those that do nothing here.
+    """
+
+    worker_name: str = ""
+    rivals: Rivals = Rivals()
+    network: Network = Network()
+    tsa: Tsa = Tsa()
+    web: Web = Web()
+    tarball: str | None = ""
+    installed: str = ""
+    waits: Line | None = None
+    failed: str = ""
+    local_database: str = ""
+    rotation: Rotation = Rotation()
+    seen: Seen = Seen()
+    idle_relations: tuple[IdleRelation, ...] = ()
+
+
+def found(state: UnitState) -> ConcourseState:
+    """Return what was found of Concourse on a unit that runs Concourse."""
+    return typing.cast(ConcourseState, state.ci)
+
+
+def noted(state: UnitState, **changes: typing.Any) -> UnitState:
+    """Return the state of a unit with these changes of what was found of Concourse."""
+    return dataclasses.replace(state, ci=dataclasses.replace(found(state), **changes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +168,20 @@ class WebPlan:
     def open_port(self) -> int:
         """The TCP port of UI and API that people use."""
         return self.wanted.tls_port if self.tls else self.port
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcoursePlan:
+    """What Concourse on this unit should be. A part that is None is removed; Keep: unchanged."""
+
+    release: ReleasePlan | None = None
+    worker: WorkerPlan | Keep | None = None
+    web: WebPlan | Keep | None = None
+
+
+def planned(plan: Plan) -> ConcoursePlan:
+    """Return what Concourse should be by a unit's plan."""
+    own = plan.ci.own
+    if own is Keep.AS_IS:
+        return ConcoursePlan(None, Keep.AS_IS, Keep.AS_IS)
+    return own if isinstance(own, ConcoursePlan) else ConcoursePlan()

@@ -4,7 +4,8 @@
 
 import typing
 
-from plan import messages
+from ci.concourse.plan import messages
+from ci.concourse.plan.model import found
 from plan.messages import Level, Line
 from plan.state import UnitState
 from relations.worker_view import ABSENT, RUNNING
@@ -31,21 +32,21 @@ def wrong(state: UnitState) -> Line | None:
     For ten minutes the line is Waiting and has no remedy, since the record may become right by
     itself.
     """
-    seen = state.seen
+    seen = found(state).seen
     if (sight := seen.wrong) is None or (sight.state == RUNNING and seen.since < _HOOKS):
         return None
-    kind = messages.KINDS[_CODES.get(sight.state, _OTHER_TAGS)]
+    kind = messages.KINDS.by_code[_CODES.get(sight.state, _OTHER_TAGS)]
     restart = _RESTART.format(unit=state.unit)
     if seen.since < _PATIENCE:
-        what = kind.what.format(name=state.worker_name)
+        what = kind.what.format(name=found(state).worker_name)
         return Line(Level.WAITING, kind.code, f"Waiting: {what[:1].lower()}{what[1:]}")
-    return Line(kind.level, kind.code, kind.text(name=state.worker_name, restart=restart))
+    return Line(kind.level, kind.code, kind.text(name=found(state).worker_name, restart=restart))
 
 
 def rotation_notes(state: UnitState) -> list[Line]:
     """Return what the rotation of keys waits for, as notes of a unit that is ready."""
-    notes = [messages.line("key-rotation-worker")] if state.rotation.own else []
-    if awaited := state.rotation.awaited:
+    notes = [messages.line("key-rotation-worker")] if found(state).rotation.own else []
+    if awaited := found(state).rotation.awaited:
         units = ", ".join(awaited)
         application = state.application
         notes.append(messages.line("key-rotation-tsa", units=units, application=application))

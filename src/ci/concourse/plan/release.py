@@ -4,66 +4,69 @@
 
 import re
 
-from ci.concourse.plan.model import ReleasePlan
+from ci.concourse import upstream
+from ci.concourse.options.table import chosen
+from ci.concourse.plan import messages
+from ci.concourse.plan.model import ReleasePlan, found
 from ci.concourse.upstream import (
     OLDEST,
     PINNED_SHA256,
     RELEASE,
     RELEASES,
-    tarball,
     works_with,  # fmt: skip
 )
 from gpu_agent.model import versions
 from options.part import Part
-from plan.problems import Problem, Reason, problem
+from plan.messages import Level, Line
 from plan.state import UnitState
 
 
-def make(state: UnitState, problems: list[Problem]) -> ReleasePlan | None:
+def make(state: UnitState, problems: list[Line]) -> ReleasePlan | None:
     """Return the wanted release; None with the reason added to `problems` if there is none."""
     options, architecture = state.options, state.machine.architecture
-    if state.release_failed:
-        problems.append(problem(Reason.RELEASE_FAILED, text=state.release_failed))
-    if state.tarball is None:
-        problems.append(Problem(Reason.RESOURCE_UNKNOWN))
+    tarball = found(state).tarball
+    if why := found(state).failed:
+        problems.append(Line(Level.BLOCKED, "release-rolled-back", why))
+    if tarball is None:
+        problems.append(messages.line("resource-unknown", **state.names))
         return None
     if Part.RELEASE in options.frozen:
         return None
-    version, named = options.release.chosen
+    release = chosen(options).release
+    version, named = release.chosen
     if not version:
         version = _of_web(state, problems)
     sha256 = named or _pinned(version, architecture)
-    if not sha256 and not state.tarball:
-        url = f"{options.release.mirror or RELEASES}/{tarball(version, architecture)}"
+    if not sha256 and not tarball:
+        url = f"{release.mirror or RELEASES}/{upstream.tarball(version, architecture)}"
         about = {"version": version, "architecture": architecture, "url": url}
-        problems.append(problem(Reason.NO_CHECKSUM, **about))
+        problems.append(messages.line("no-checksum", **about, **state.names))
         return None
-    webs = () if options.has_web else state.tsa.versions
-    mirror = options.release.mirror
+    webs = () if options.has_web else found(state).tsa.versions
     attach = f"juju attach-resource {state.application} concourse=<release tarball>"
     is_named = bool(named)
     return ReleasePlan(
-        version, architecture, sha256, state.tarball, mirror, webs, attach, is_named
+        version, architecture, sha256, tarball, release.mirror, webs, attach, is_named
     )
 
 
 def version(state: UnitState) -> str:
     """Return which Concourse will run; empty for a tarball that is not unpacked yet."""
-    if state.installed or state.tarball:
-        return state.installed
+    if found(state).installed or found(state).tarball:
+        return found(state).installed
     wanted = make(state, [])
-    return wanted.version if wanted else state.options.release.chosen[0] or RELEASE
+    return wanted.version if wanted else chosen(state.options).release.chosen[0] or RELEASE
 
 
-def against_web(state: UnitState) -> Problem | None:
+def against_web(state: UnitState) -> Line | None:
     """Return the problem if web does not schedule on the release of this unit's worker."""
     ours = version(state)
-    for theirs in state.tsa.versions:
+    for theirs in found(state).tsa.versions:
         if ours and not works_with(ours, theirs):
             how = f"juju config {state.application} {_setting(state, theirs)}"
-            if state.tarball:
+            if found(state).tarball:
                 how = f"juju attach-resource {state.application} concourse=<tarball of {theirs}>"
-            return problem(Reason.WEB_IS_OTHER_RELEASE, theirs=theirs, ours=ours, how=how)
+            return messages.line("web-is-other-release", theirs=theirs, ours=ours, how=how)
     return None
 
 
@@ -77,13 +80,13 @@ def _setting(state: UnitState, release: str) -> str:
     return f"concourse-version={release}" + ("" if known else "@sha256:<checksum>")
 
 
-def _of_web(state: UnitState, problems: list[Problem]) -> str:
+def _of_web(state: UnitState, problems: list[Line]) -> str:
     """Return the release for a unit without one of its own: that of its web, if it can be had."""
     if not _followed(state):
         return RELEASE
     about = not_followed(state)
     if about and not works_with(about["ours"], about["theirs"]):
-        problems.append(problem(Reason.WEB_NOT_FOLLOWED, **about))
+        problems.append(messages.line("web-not-followed", **about))
     return about["ours"] if about else _followed(state)
 
 
@@ -93,10 +96,10 @@ def _followed(state: UnitState) -> str:
     If several webs are being upgraded, the worker follows the newest: it serves older ones of the
     same API too.
     """
-    options = state.options
-    if options.has_web or options.release.chosen[0] or state.tarball != "":
+    named = chosen(state.options).release.chosen[0]
+    if state.options.has_web or named or found(state).tarball != "":
         return ""
-    return max(state.tsa.versions, key=versions.numbers, default="")
+    return max(found(state).tsa.versions, key=versions.numbers, default="")
 
 
 def not_followed(state: UnitState) -> dict[str, str]:
@@ -108,7 +111,8 @@ def not_followed(state: UnitState) -> dict[str, str]:
     newest, architecture = _followed(state), state.machine.architecture
     if not newest or Part.RELEASE in state.options.frozen:
         return {}
-    own = state.installed if _pinned(state.installed, architecture) else RELEASE
+    installed = found(state).installed
+    own = installed if _pinned(installed, architecture) else RELEASE
     config = f"juju config {state.application}"
     how = f"to stay, {config} concourse-version={own}"
     if not re.fullmatch(r"[0-9]+(\.[0-9]+){2}", newest):

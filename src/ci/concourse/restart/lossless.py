@@ -18,9 +18,9 @@ import re
 import time
 import typing
 
+from ci.concourse.restart import cgroup_freezer as freezer
 from ci.concourse.restart import running_steps as steps
 from ci.concourse.upstream import BAGGAGECLAIM_PORT, GARDEN_PORT, TSA_PORT, WEB_REQUEST_TIMEOUT
-from machine import cgroup_freezer as freezer
 from machine import files
 from machine import process_cleanup as leftovers
 from machine import procfs as outside

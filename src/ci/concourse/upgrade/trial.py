@@ -12,7 +12,7 @@ import time
 import typing
 
 from ci.concourse import release
-from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.plan.model import WebPlan, WorkerPlan, planned
 from ci.concourse.release import Release
 from ci.concourse.web import health as web_health
 from ci.concourse.web import schema, web
@@ -66,11 +66,11 @@ def judge(plan: Plan, progress: collections.abc.Callable[[str], None]) -> str:
         return ""
     first = release.before() is None
     found = dict[str, Verdict]()
-    if isinstance(plan.web, WebPlan):
+    if isinstance(planned(plan).web, WebPlan):
         found["web"] = _await(web.SERVICE, web_health.healthy, 0.0 if first else _WEB, progress)
         if found["web"] is Verdict.FAILED and web_health.unreachable_database():
             found["web"] = Verdict.OPEN  # without its database no release would answer
-    if isinstance(plan.worker, WorkerPlan):
+    if isinstance(planned(plan).worker, WorkerPlan):
         patience = 0.0 if first else _WORKER
         found["worker"] = _await(worker.SERVICE, worker.healthy, patience, progress)
     if found and set(found.values()) == {Verdict.WELL}:

@@ -16,6 +16,7 @@ import typing
 from machine import files, packages, process
 from machine import polling as waiting
 from machine import systemd as services
+from machine.errors import PartError
 
 SOCKET_FOLDER: typing.Final = pathlib.Path("/var/run/postgresql")
 
@@ -49,7 +50,7 @@ AS_OWNER: typing.Final = ("/usr/sbin/runuser", "--user", DATABASE, "--")
 looks at its tables, or fills them, and those of an administrator may start programs."""
 
 
-class DatabaseError(Exception):
+class DatabaseError(PartError):
     """The database on this machine can't be used. The text says why, and the next step."""
 
 

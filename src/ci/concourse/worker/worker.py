@@ -16,7 +16,7 @@ from ci.concourse.plan.model import WorkerPlan
 from ci.concourse.restart import lossless as restart
 from ci.concourse.restart import running_steps as steps
 from ci.concourse.upstream import HEALTH_PORT
-from ci.concourse.worker import connection, leftovers, volumes
+from ci.concourse.worker import connection, launcher, leftovers, volumes
 from ci.concourse.worker import delete_worker as farewell
 from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import ports as worker_ports
@@ -37,7 +37,6 @@ VOLUMES: typing.Final = WORK_DIR / "volumes"
 
 _ENVIRONMENT: typing.Final = service.CONFIG / "worker.env"
 _TSA_KEYS: typing.Final = service.KEYS / "tsa_host_key.pub"
-_LAUNCHER: typing.Final = pathlib.Path("/opt/gpu-ci/bin/containerd-launcher")
 _START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
 # Seconds to wait for a connection to web. A worker that was turned away dials again after 5 (8.3.0
 # worker/beacon_runner.go), and has to last for 2; web may take longer to hear of a new one's key.
@@ -100,7 +99,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
         files.read_text(worker_keys.PRIVATE) or "",
         str(release.CURRENT.resolve()),
         worker_ports.program(),
-        files.read_text(_LAUNCHER) or "" if plan.wrapped else "",
+        files.read_text(launcher.PATH) or "" if plan.wrapped else "",
     )
     wrote |= new
     if service.runs_with(SERVICE, revision):
@@ -362,7 +361,7 @@ def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
         "tsa_hosts": ",".join(plan.tsa_hosts),
         "tsa_public_key": str(_TSA_KEYS),
         "private_key": str(worker_keys.PRIVATE),
-        "containerd": str(_LAUNCHER) if plan.wrapped else "",
+        "containerd": str(launcher.PATH) if plan.wrapped else "",
         "request_timeout": plan.request_timeout,
         "max_active_tasks": plan.max_active_tasks,
         "dns_servers": ",".join(plan.settings.dns_servers or _name_servers()),

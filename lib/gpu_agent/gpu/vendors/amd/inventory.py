@@ -9,7 +9,8 @@ import typing
 
 from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
+from gpu_agent.gpu.vendors.amd.maker import MAKER
+from gpu_agent.model.inventory import Gpu, Inventory, State
 
 _KFD: typing.Final = "/dev/kfd"
 # Linux drivers/gpu/drm/amd/amdkfd/kfd_topology.h, HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE:
@@ -53,28 +54,28 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
         integrated: whether GPUs count that are part of a processor.
     """
     # The driver radeon supports cards that ROCm never supported, such as servers' display chips.
-    found = [gpu for gpu in pci.gpus(root, Vendor.AMD) if gpu.driver != "radeon"]
+    found = [gpu for gpu in pci.gpus(root, MAKER) if gpu.driver != "radeon"]
     counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
     if found and not counted:
-        return pci.integrated_only(found, Vendor.AMD)
+        return pci.integrated_only(found, MAKER)
     here = driven = [gpu for gpu in counted if gpu.driver == "amdgpu"]
     if not driven:
-        return pci.undriven(counted, Vendor.AMD)
+        return pci.undriven(counted, MAKER)
     nodes = _nodes(root)
     if kernel.in_container(root):
         here = [gpu for gpu in driven if _is_passed(root, gpu, nodes)]
         if not here:
-            return Inventory(State.NOT_PASSED, detail=pci.addresses(driven), vendor=Vendor.AMD)
+            return Inventory(State.NOT_PASSED, detail=pci.addresses(driven), vendor=MAKER.name)
     pairs = [(gpu, node) for gpu in here for node in nodes if node.is_of(gpu)]
     if not pairs or not (root / _KFD.lstrip("/")).exists():
-        return Inventory(State.NO_KFD, detail=pci.addresses(here), vendor=Vendor.AMD)
+        return Inventory(State.NO_KFD, detail=pci.addresses(here), vendor=MAKER.name)
     answered = {gpu for gpu, _ in pairs}
     return Inventory(
         State.READY,
         gpus=tuple(_gpu(root, index, *pair, nodes) for index, pair in enumerate(pairs)),
         driver=kernel.module_version(root, "amdgpu"),
         lost=tuple(gpu.address for gpu in here if gpu not in answered),
-        vendor=Vendor.AMD,
+        vendor=MAKER.name,
     )
 
 
@@ -142,7 +143,7 @@ def _gpu(root: pathlib.Path, index: int, gpu: pci.Device, node: _Node, nodes: li
     return Gpu(
         index=index,
         uuid=_uuid(node, nodes),
-        vendor=Vendor.AMD,
+        vendor=MAKER.name,
         model=_model(root, gpu, node),
         memory_mib=node.memory_mib,
         pci_address=gpu.address,
@@ -162,11 +163,11 @@ def _model(root: pathlib.Path, gpu: pci.Device, node: _Node) -> str:
     """A GPU's name from the best source; KFD itself calls all newer GPUs `ip discovery`."""
     folder = root / f"sys/bus/pci/devices/{gpu.address}"
     if name := kernel.text(folder / "product_name"):  # from the board; servers' cards only
-        return pci.with_vendor(name, Vendor.AMD)
+        return pci.with_vendor(name, MAKER)
     # libdrm's file distinguishes cards with one chip: `744C, C8, AMD Radeon RX 7900 XTX`.
     entry = rf"^{gpu.product:04X},\s*{kernel.number(folder / 'revision'):02X},\s*(.+)$"
     known = re.search(entry, kernel.text(root / _LIBDRM_NAMES), re.MULTILINE)
-    if name := known.group(1).strip() if known else pci.model(root, gpu, Vendor.AMD):
-        return pci.with_vendor(name, Vendor.AMD)
+    if name := known.group(1).strip() if known else pci.model(root, gpu, MAKER):
+        return pci.with_vendor(name, MAKER)
     major, minor, step = node.target // 10000, node.target // 100 % 100, node.target % 100
     return f"AMD gfx{major}{minor:x}{step:x}" if node.target else f"AMD {gpu.product:#06x}"

@@ -7,7 +7,8 @@ import typing
 
 from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_agent.model.inventory import Gpu, Inventory, State, Vendor
+from gpu_agent.gpu.vendors.intel.maker import MAKER
+from gpu_agent.model.inventory import Gpu, Inventory, State
 
 _DRIVERS: typing.Final = ("i915", "xe")
 # The graphics of every Intel processor have this address; cards have others (intel-gpu-tools,
@@ -22,26 +23,26 @@ def look(root: pathlib.Path, *, integrated: bool) -> Inventory:
         root: the root of the machine's files.
         integrated: whether GPUs count that are part of a processor.
     """
-    found = pci.gpus(root, Vendor.INTEL)
+    found = pci.gpus(root, MAKER)
     counted = [gpu for gpu in found if integrated or not is_integrated(root, gpu)]
     if found and not counted:
-        return pci.integrated_only(found, Vendor.INTEL)
+        return pci.integrated_only(found, MAKER)
     driven = [gpu for gpu in counted if gpu.driver in _DRIVERS]
     if not driven:
-        return pci.undriven(counted, Vendor.INTEL)
+        return pci.undriven(counted, MAKER)
     nodes = [(gpu, _nodes(root, gpu)) for gpu in driven]
     usable = [(gpu, paths) for gpu, paths in nodes if paths]
     without = tuple(gpu.address for gpu, paths in nodes if not paths)
     contained = kernel.in_container(root)
     if not usable:
         state = State.NOT_PASSED if contained else State.NO_DRIVER
-        return Inventory(state, detail=", ".join(without), vendor=Vendor.INTEL)
+        return Inventory(state, detail=", ".join(without), vendor=MAKER.name)
     return Inventory(
         State.READY,
         gpus=tuple(_gpu(root, index, *pair) for index, pair in enumerate(usable)),
         driver=kernel.module_version(root, usable[0][0].driver),
         lost=() if contained else without,
-        vendor=Vendor.INTEL,
+        vendor=MAKER.name,
     )
 
 
@@ -75,8 +76,8 @@ def _gpu(root: pathlib.Path, index: int, gpu: pci.Device, nodes: tuple[str, ...]
     return Gpu(
         index=index,
         uuid=f"PCI-{gpu.address}",
-        vendor=Vendor.INTEL,
-        model=pci.model(root, gpu, Vendor.INTEL) or f"Intel {gpu.product:#06x}",
+        vendor=MAKER.name,
+        model=pci.model(root, gpu, MAKER) or f"Intel {gpu.product:#06x}",
         memory_mib=_memory_mib(root, gpu),
         pci_address=gpu.address,
         minor=-1,

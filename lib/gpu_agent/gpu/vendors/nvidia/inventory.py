@@ -10,7 +10,8 @@ from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_agent.gpu.vendors.nvidia import module_version as nvidia_module
 from gpu_agent.gpu.vendors.nvidia import nvml
-from gpu_agent.model.inventory import Inventory, State, Vendor
+from gpu_agent.gpu.vendors.nvidia.maker import MAKER
+from gpu_agent.model.inventory import Inventory, State
 
 
 def look(root: pathlib.Path) -> Inventory:
@@ -19,17 +20,17 @@ def look(root: pathlib.Path) -> Inventory:
     Args:
         root: the root of the machine's files; NVML is always this machine's.
     """
-    gpus = pci.gpus(root, Vendor.NVIDIA)
+    gpus = pci.gpus(root, MAKER)
     driven = [gpu for gpu in gpus if gpu.driver == "nvidia"]
     if driven:
         passed = [gpu for gpu in driven if is_passed(gpu.address, root)]
         if passed:
             return _ask_nvml(passed, root)
-        return Inventory(State.NOT_PASSED, detail=pci.addresses(driven))
+        return Inventory(State.NOT_PASSED, detail=pci.addresses(driven), vendor=MAKER.name)
     # A container may see nothing of the bus and still have the nodes.
     if not gpus and _count_nodes(root):
         return _ask_nvml([], root)
-    return pci.undriven(gpus, Vendor.NVIDIA)
+    return pci.undriven(gpus, MAKER)
 
 
 def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
@@ -43,7 +44,7 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
                 f"{kernel_driver or 'unknown'} and {nvml.library_version() or 'unknown'}"
             ),
         }.get(error.state, str(error))
-        return Inventory(error.state, driver=kernel_driver, detail=detail)
+        return Inventory(error.state, driver=kernel_driver, detail=detail, vendor=MAKER.name)
     answered = {gpu.pci_address for gpu in answer.gpus}
     silent = (gpu.address for gpu in passed if gpu.address not in answered)
     lost = tuple(address for address in silent if is_passed(address, root, answered))
@@ -57,6 +58,7 @@ def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
         cuda=answer.cuda,
         lost=lost,
         detail=detail,
+        vendor=MAKER.name,
     )
 
 

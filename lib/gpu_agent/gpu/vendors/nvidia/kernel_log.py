@@ -7,7 +7,9 @@ import pathlib
 import stat
 import typing
 
+from gpu_agent.gpu.kernel.listener import Heard, NoSourceError
 from gpu_agent.gpu.vendors.nvidia import xid
+from gpu_agent.model.observations import Source
 from machine import exhaustion as scarcity
 
 _KMSG: typing.Final = "dev/kmsg"
@@ -15,13 +17,10 @@ _DEVICE: typing.Final = (1, 11)  # Linux Documentation/admin-guide/devices.txt
 _RECORD_BYTES: typing.Final = 8192
 # Records per turn: a flooded log must not block other work.
 _MOST_RECORDS: typing.Final = 1000
+_MOST_TEXT: typing.Final = 300
 
 
-class NoLogError(Exception):
-    """This machine has no kernel log, as in a system container; the text says why."""
-
-
-class Follower:
+class XidListener:
     """Reads new records without blocking.
 
     Attributes:
@@ -29,7 +28,7 @@ class Follower:
             file replaces the log, it must be read at intervals.
 
     Raises:
-        NoLogError: there is no log.
+        NoSourceError: there is no log.
         OSError: the machine lacks resources.
     """
 
@@ -40,14 +39,14 @@ class Follower:
         except OSError as error:
             if scarcity.is_told_by(error):
                 raise
-            raise NoLogError(f"/{_KMSG}: {error.strerror}") from error
+            raise _no_log(error.strerror) from error
         self.can_be_waited_for = stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
 
     def fileno(self) -> int:
         """The log's descriptor."""
         return self._descriptor
 
-    def read(self) -> list[xid.Message]:
+    def read(self) -> list[Heard]:
         """Return the Xids since the last call, in their order.
 
         `lost` then says how often the kernel overwrote records before they were read.
@@ -55,7 +54,7 @@ class Follower:
         Raises:
             OSError: the log can no longer be read.
         """
-        found: list[xid.Message] = []
+        found: list[Heard] = []
         for _ in range(_MOST_RECORDS):
             try:
                 part = self._part()
@@ -71,7 +70,9 @@ class Follower:
                 record = xid.record(line.decode(errors="replace"))
                 message = record and self._reader.take(record.microseconds, record.text)
                 if message:
-                    found.append(message)
+                    text = message.text[:_MOST_TEXT]
+                    address, code = message.pci_address, message.code
+                    found.append(Heard(address, Source.KERNEL, xid=code, text=text))
             self._rest = self._rest[-_RECORD_BYTES:]
         return found
 
@@ -87,6 +88,10 @@ class Follower:
         return os.read(self._descriptor, _RECORD_BYTES)
 
 
+def _no_log(why: object) -> NoSourceError:
+    return NoSourceError(f"cannot read the kernel log: /{_KMSG}: {why}")
+
+
 def _opened(path: pathlib.Path) -> int:
     """Open the log at its end.
 
@@ -95,7 +100,7 @@ def _opened(path: pathlib.Path) -> int:
     found = path.stat()
     device = os.major(found.st_rdev), os.minor(found.st_rdev)
     if not stat.S_ISREG(found.st_mode) and not (stat.S_ISCHR(found.st_mode) and device == _DEVICE):
-        raise NoLogError(f"/{_KMSG}: it is not the kernel's log")
+        raise _no_log("it is not the kernel's log")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         os.lseek(descriptor, 0, os.SEEK_END)

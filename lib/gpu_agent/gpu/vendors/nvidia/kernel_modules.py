@@ -11,7 +11,7 @@ import struct
 import typing
 
 from gpu_agent.gpu.vendors.nvidia import module_version as nvidia_module
-from machine import files, process
+from machine import files, process, procfs
 
 ROOT: typing.Final = pathlib.Path("/")
 # modprobe's message when it could not load the module, and the boot in which that was.
@@ -60,11 +60,6 @@ def kernel(root: pathlib.Path) -> str:
     return text(root / "proc/sys/kernel/osrelease")
 
 
-def boot(root: pathlib.Path) -> str:
-    """Return the unique id of this boot."""
-    return text(root / "proc/sys/kernel/random/boot_id")
-
-
 def next_kernel(root: pathlib.Path) -> str:
     """Return the kernel release of the next boot; empty if /boot has none.
 
@@ -103,7 +98,7 @@ def refused(root: pathlib.Path) -> str:
     if not said:
         return ""
     record: dict[str, str] = json.loads(said)
-    return record["said"] if record["boot"] == boot(root) else ""
+    return record["said"] if record["boot"] == procfs.boot_id(root / "proc") else ""
 
 
 def load() -> bool:
@@ -248,4 +243,4 @@ def _add(module: str) -> None:
 def _refuse(said: str) -> None:
     record = ROOT / _REFUSED
     files.ensure_directory(record.parent)
-    files.ensure_file(record, json.dumps({"boot": boot(ROOT), "said": said}) + "\n")
+    files.ensure_file(record, json.dumps({"boot": procfs.boot_id(), "said": said}) + "\n")

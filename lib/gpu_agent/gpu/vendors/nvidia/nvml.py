@@ -10,7 +10,9 @@ import pathlib
 import re
 import typing
 
-from gpu_agent.model.inventory import Gpu, MigDevice, State, Vendor
+from gpu_agent.gpu.vendors.nvidia.maker import MAKER
+from gpu_agent.gpu.vendors.vendor import QueryError, Use
+from gpu_agent.model.inventory import Gpu, MigDevice, State
 
 # libnvidia-container's names of NVML's brands (src/driver.c), in lower case, by their number in
 # nvml.h (nvmlBrandType_t).
@@ -21,7 +23,7 @@ _BRANDS: typing.Final = (
 _MAPS: typing.Final = pathlib.Path("/proc/self/maps")
 
 
-class NvmlError(Exception):
+class NvmlError(QueryError):
     """NVML can't be used at all; the text is its message.
 
     Attributes:
@@ -69,24 +71,6 @@ def read() -> Answer:
     # NVML's number for 13.0 is 13000 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR).
     version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
     return Answer(driver, version, tuple(gpus), tuple(failures))
-
-
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """The users of one GPU now, its MIG devices included.
-
-    Attributes:
-        computing: ids of the processes that have a compute context on it.
-        drawing: the same for graphics, which display servers have.
-        total_mib: its memory in MiB; 0 if NVML reports none, or if the kernel uses it as memory of
-            the machine too.
-        used_mib: the allocated part of it, without the driver's own reserve.
-    """
-
-    computing: tuple[int, ...] = ()
-    drawing: tuple[int, ...] = ()
-    total_mib: int = 0
-    used_mib: int = 0
 
 
 def uses(uuids: collections.abc.Iterable[str]) -> dict[str, Use]:
@@ -156,7 +140,7 @@ def _gpu(nvml: typing.Any, index: int) -> Gpu:
     return Gpu(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        vendor=Vendor.NVIDIA,
+        vendor=MAKER.name,
         model=nvml.nvmlDeviceGetName(handle),
         memory_mib=memory.total >> 20 if memory else 0,
         pci_address=pci_address(nvml.nvmlDeviceGetPciInfo(handle).busId),

@@ -6,23 +6,24 @@ import pathlib
 import re
 import typing
 
+from gpu_agent.gpu.vendors import registry
 from machine import files
 
 DEV: typing.Final = pathlib.Path("/dev")
-DRI: typing.Final = DEV / "dri"
-# Nodes that open MIG devices, two for each: the only sign of a new one on a present card.
-CAPS: typing.Final = DEV / "nvidia-caps"
+_NAMES: typing.Final = [vendor.node_names for vendor in registry.ALL if vendor.node_names]
+FOLDERS: typing.Final = (DEV / "dri", *(DEV / one.folder for one in _NAMES if one.folder))
+"""The folders in /dev that have nodes of GPUs, whether or not they are there."""
 # The nodes that the charm saw last; a reboot removes the file, and then Juju runs the charm.
 NOTE: typing.Final = pathlib.Path("/run/gpu-ci/devices")
 
 _NAME: typing.Final = re.compile(
-    r"nvidia[0-9]+|nvidiactl|nvidia-uvm|nvidia-cap[0-9]+|kfd|renderD[0-9]+|card[0-9]+"
+    "|".join([*(one.pattern for one in _NAMES), "renderD[0-9]+", "card[0-9]+"])
 )
 
 
 def may_be(name: str) -> bool:
     """Whether a change of this name may have changed the present nodes; empty: any name."""
-    return name in ("", DRI.name, CAPS.name) or bool(_NAME.fullmatch(name))
+    return name in ("", *(folder.name for folder in FOLDERS)) or bool(_NAME.fullmatch(name))
 
 
 def present() -> tuple[str, ...]:
@@ -47,7 +48,7 @@ def is_half_made() -> bool:
 
 
 def _named() -> list[pathlib.Path]:
-    folders = [DEV, *filter(pathlib.Path.is_dir, (DRI, CAPS))]
+    folders = [DEV, *filter(pathlib.Path.is_dir, FOLDERS)]
     found = [path for folder in folders for path in folder.iterdir()]
     return [path for path in found if _NAME.fullmatch(path.name)]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Sample GPUs in the child that queries drivers: NVIDIA's through NVML, others' in /sys."""
+"""Poll NVIDIA's GPUs through NVML, in the child that asks drivers."""
 
 import collections.abc
 import contextlib
@@ -10,15 +10,14 @@ import time
 import typing
 
 from gpu_agent.gpu.kernel import pci
-from gpu_agent.gpu.kernel import sysfs_metrics as sysfs_figures
-from gpu_agent.gpu.probe import probe_protocol as wire
+from gpu_agent.gpu.vendors.collector import Beat, Event, Note, One, Tell, as_line
 from gpu_agent.gpu.vendors.nvidia import inventory as nvidia
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.gpu.vendors.nvidia import nvml_metrics as figures
+from gpu_agent.gpu.vendors.nvidia.maker import MAKER
 from gpu_agent.gpu.vendors.nvidia.nvml_device import Device, is_for_want
 from gpu_agent.gpu.vendors.nvidia.nvml_events import Events
 from gpu_agent.model.card import Figures
-from gpu_agent.model.inventory import Vendor
 from machine import exhaustion as scarcity
 
 # A GPU that comes back, for example by a rescan of the bus, needs a new session. In seconds.
@@ -29,10 +28,8 @@ _PATIENCE: typing.Final = 1
 # If waiting for events fails, it fails at once, again and again.
 _BETWEEN_SETS: typing.Final = 5
 
-Tell = collections.abc.Callable[[wire.Said], None]
 
-
-class NvidiaLooks:
+class NvmlCollector:
     """NVIDIA's GPUs, in one NVML session that lasts from sample to sample.
 
     Args:
@@ -72,11 +69,11 @@ class NvidiaLooks:
             self._failed = 0
             bad = self._look_at_all()
         except nvml.NvmlError as error:
-            return _line(str(error)) if is_for_want(error.__cause__) else self._fail(str(error))
+            return as_line(str(error)) if is_for_want(error.__cause__) else self._fail(str(error))
         except figures.ScarceError as error:
-            return _line(str(error))
+            return as_line(str(error))
         except OSError as error:
-            return _line(f"{error.filename}: {error.strerror}")
+            return as_line(f"{error.filename}: {error.strerror}")
         self._stale = bad
         self.register()
         return ""
@@ -92,7 +89,7 @@ class NvidiaLooks:
                 self._note(f"NVML's events end: {error}")
                 return True
             if told:
-                self._tell(wire.Event(told.uuid, told.fault, told.xid, told.text))
+                self._tell(Event(told.uuid, told.fault, told.xid, told.text))
         return False
 
     def register(self) -> None:
@@ -133,7 +130,7 @@ class NvidiaLooks:
 
     def _look_at_all(self) -> bool:
         """Return whether a GPU does not answer."""
-        bus = {device.address for device in pci.gpus(self._root, Vendor.NVIDIA)}
+        bus = {device.address for device in pci.gpus(self._root, MAKER)}
         silent: dict[str, Figures | None] = {}
         for uuid, address in self._cards.items():
             try:
@@ -141,7 +138,7 @@ class NvidiaLooks:
             except figures.NoDeviceError:
                 found = None
             if found and not found.failure:
-                self._tell(wire.One(uuid, found))
+                self._tell(One(uuid, found))
                 continue
             silent[uuid] = found
             self._devices.pop(uuid, None)
@@ -152,7 +149,7 @@ class NvidiaLooks:
             elif not nvidia.is_passed(self._cards[uuid], self._root, answering):
                 continue  # removed from this container: nothing is wrong with it
             elif found:
-                self._tell(wire.One(uuid, found))
+                self._tell(One(uuid, found))
             else:
                 self.missing += (uuid,)
         return bool(silent)
@@ -161,11 +158,11 @@ class NvidiaLooks:
         try:
             if uuid not in self._devices:
                 self._devices[uuid] = figures.find(self._binding, uuid, address)
-                self._tell(wire.Beat())  # waking a GPU takes a second or more
+                self._tell(Beat())  # waking a GPU takes a second or more
             found = figures.read(self._devices[uuid])
         except self._binding.NVMLError as error:
             found = Figures(failure=str(error))
-        return found if not found.failure else Figures(failure=_line(found.failure))
+        return found if not found.failure else Figures(failure=as_line(found.failure))
 
     def _fail(self, words: str) -> str:
         """Handle an NVML that can't be used at all: a failure of each GPU, if it lasts.
@@ -181,51 +178,20 @@ class NvidiaLooks:
                 return f"{error.filename}: {error.strerror}"
         self._failed += 1
         if self._failed <= _PATIENCE:
-            return _line(words)
+            return as_line(words)
         for uuid, address in self._cards.items():
             if nvidia.is_passed(address, self._root):
-                self._tell(wire.One(uuid, Figures(failure=_line(words))))
+                self._tell(One(uuid, Figures(failure=as_line(words))))
         return ""
 
     def _note(self, text: str) -> None:
         """Log a text, once until another text is logged."""
         if text != self._noted:
             self._noted = text
-            self._tell(wire.Note(_line(text)))
+            self._tell(Note(as_line(text)))
 
     def _forget_events(self) -> None:
         events, self._events = self._events, None
         if events:
             with contextlib.suppress(self._binding.NVMLError):
                 events.close()
-
-
-class SysfsLooks:
-    """GPUs of AMD and Intel; arguments and attributes as for NvidiaLooks."""
-
-    def __init__(
-        self, cards: collections.abc.Mapping[str, str], root: pathlib.Path, tell: Tell
-    ) -> None:
-        self._cards, self._root, self._tell = cards, root, tell
-        self.missing, self.gone = tuple[str, ...](), tuple[str, ...]()
-
-    def look(self) -> str:
-        """Send the figures of each GPU; return why that is not possible now, or empty."""
-        self.missing, self.gone = (), ()
-        for uuid, address in self._cards.items():
-            try:
-                found = sysfs_figures.read(self._root, address)
-            except OSError as error:
-                return _line(f"{error.filename}: {error.strerror}")
-            if found:
-                self._tell(wire.One(uuid, found))
-            elif (self._root / "sys/bus/pci/devices" / address).exists():
-                self.missing += (uuid,)
-            else:
-                self.gone += (uuid,)
-        return ""
-
-
-def _line(words: str) -> str:
-    """Return NVML's message as the protocol accepts it."""
-    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:200]

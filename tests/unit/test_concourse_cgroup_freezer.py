@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from machine import cgroup_freezer as freezer
+from ci.concourse.restart import cgroup_freezer as freezer
 from machine import process, systemd, systemd_transient
 
 V1 = """\

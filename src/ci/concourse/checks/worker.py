@@ -1,8 +1,7 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Check Concourse's worker: its volumes, the free disk space, its limits, its ports."""
+"""Check Concourse's worker: its volumes, its limits, its ports."""
 
-import os
 import pathlib
 import re
 import time
@@ -11,9 +10,7 @@ import typing
 from ci.concourse import release
 from ci.concourse.worker import ports as worker_ports
 from ci.concourse.worker import volumes, worker
-from gpu_agent import paths as wrapper
 from gpu_agent.diagnosis import machine as facts
-from gpu_selftest import results
 from gpu_selftest.check import Check, Level, Outcome, Result, Said
 from machine import ports, process
 from machine import process_cleanup as leftovers
@@ -34,18 +31,6 @@ LIMITS: typing.Final = Check(
     source="/etc/systemd/system/concourse-worker.service; /proc/PID/limits",
     condemns=False,
 )
-DISK: typing.Final = Check(
-    "disk",
-    Level.QUICK,
-    "there is space for images, volumes and downloads of tasks",
-    # Below 1 GB the smallest CUDA image can't be unpacked. 50 GB is what the smoke test of the
-    # project's first users requires. An image is on disk once for itself, once for a step, and
-    # once for a failed build's container that Concourse keeps.
-    source="1 GB: an image with CUDA's runtime alone is larger; 50 GB: models and environments; "
-    "three times that if volumes are copies",
-    unit="GB",
-    condemns=False,
-)
 PORTS: typing.Final = Check(
     "worker-ports",
     Level.QUICK,
@@ -55,12 +40,7 @@ PORTS: typing.Final = Check(
     source="Concourse 8.3, worker/workercmd/worker.go",
     condemns=False,
 )
-CHECKS: typing.Final = (VOLUMES, LIMITS, PORTS, DISK)
-
-_GB: typing.Final = 1e9
-_FULL: typing.Final = 1.0
-_SCARCE: typing.Final = 50.0
-_COPIES: typing.Final = 3
+CHECKS: typing.Final = (VOLUMES, LIMITS, PORTS)
 
 _SERVICE: typing.Final = pathlib.Path("/etc/systemd/system") / worker.SERVICE
 # Each with systemd's name (systemd.exec(5)), the kernel's (proc(5)) and the report's.
@@ -71,21 +51,29 @@ _LIMITED: typing.Final = (
 )
 
 
-def run(root: pathlib.Path) -> list[Result]:
-    """Return a result for each of these checks, the disk's last."""
+def volume_driver(root: pathlib.Path = pathlib.Path("/")) -> str:
+    """Return how the worker keeps volumes; without a worker, how it would keep them."""
     work_dir = root / str(worker.WORK_DIR).lstrip("/")
-    driver = worker.volume_driver(root) or volumes.choose("", work_dir)
-    disk = _disk(root, _COPIES if driver == volumes.NAIVE else 1)
-    full = f"{DISK.id} failed" if disk.outcome is Outcome.FAILED else ""
-    return [_volumes(driver, work_dir, full), _limits(root), _ports(root), disk]
+    return worker.volume_driver(root) or volumes.choose("", work_dir)
 
 
-def _volumes(driver: str, work_dir: pathlib.Path, full: str) -> Result:
+def check(driver: str, root: pathlib.Path = pathlib.Path("/")) -> tuple[Result, ...]:
+    """Return a result for each of these checks.
+
+    Args:
+        driver: how the worker keeps volumes.
+        root: where the machine's files are.
+    """
+    work_dir = root / str(worker.WORK_DIR).lstrip("/")
+    return _volumes(driver, work_dir), _limits(root), _ports(root)
+
+
+def _volumes(driver: str, work_dir: pathlib.Path) -> Result:
     try:
         volumes.prove(driver, work_dir)
     except volumes.VolumeError as error:
         if error.starved:
-            return VOLUMES.result(Outcome.NOT_RUN, full or str(error))
+            return VOLUMES.result(Outcome.NOT_RUN, str(error))
         cause = "no volumes"
         return VOLUMES.told(Said(Outcome.FAILED, f"{cause}: {error}", driver, cause=cause))
     how = "copies" if driver == volumes.NAIVE else "layers"
@@ -96,8 +84,7 @@ def _limits(root: pathlib.Path) -> Result:
     """Check the limits of the worker's containerd, from which each container inherits its own."""
     unit = root / str(_SERVICE).lstrip("/")
     asked = dict(re.findall(r"^Limit(\w+)=(\S+)$", _text(unit), re.MULTILINE))
-    names = (pathlib.Path(wrapper.CONTAINERD).name,)
-    pids = leftovers.processes_running(release.ROOT, names, root / "proc")
+    pids = leftovers.processes_running(release.ROOT, ("containerd",), root / "proc")
     told = _text(root / f"proc/{pids[0]}/limits") if pids else ""
     lower: list[str] = []
     keys: list[str] = []
@@ -153,31 +140,3 @@ def _text(path: pathlib.Path) -> str:
         return path.read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def _disk(root: pathlib.Path, times: int) -> Result:
-    """Check the space where Concourse works and where the self-test writes."""
-    free = {path: _free(root, path) for path in (worker.HOME, results.HOME)}
-    path = min(free, key=lambda path: free[path])
-    room, full, scarce = free[path], _FULL * times, _SCARCE * times
-    threshold = f"at least {full:g} GB, better {scarce:g} GB"
-    text = f"{room:.1f} GB free for {path}"
-    remedy = (
-        f"sudo du -xh --max-depth=2 {path} | sort -h | tail; free space, or give {path} a larger "
-        "disk; the charm checks again within 10 minutes"
-    )
-    outcome, cause = Outcome.PASSED if room >= scarce else Outcome.WARNING, ""
-    if room < full:
-        outcome, cause = Outcome.FAILED, "disk full"
-        text = f"{cause}: {text}"
-    return DISK.told(Said(outcome, text, round(room, 1), remedy, threshold, cause))
-
-
-def _free(root: pathlib.Path, path: pathlib.Path) -> float:
-    """Return the free space of a path's file system in GB; 0 if it has no free inode."""
-    place = root / str(path).lstrip("/")
-    while not place.exists():
-        place = place.parent
-    found = os.statvfs(place)
-    out_of_inodes = found.f_files > 0 and found.f_favail == 0
-    return 0.0 if out_of_inodes else found.f_bavail * found.f_frsize / _GB

@@ -1,0 +1,42 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The calls by which hooks apply the parts of Concourse's plan, and remove them."""
+
+import collections.abc
+import dataclasses
+
+from ci.concourse import release
+from ci.concourse.plan.model import WebPlan, WorkerPlan
+from ci.concourse.web import local_postgresql, web
+from ci.concourse.worker import container_network, launcher, worker
+from ci.system import Remove, Say
+
+
+def _removals() -> dict[str, Remove]:
+    return {
+        "worker": worker.remove,
+        "launcher": launcher.remove,
+        "web": web.remove,
+        "database": local_postgresql.remove,
+        "release": release.remove,
+        "network": container_network.remove,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """The calls by which a hook applies the parts of Concourse's plan.
+
+    The defaults are the real ones. A test hands in calls that record their arguments.
+
+    Attributes:
+        remove: the call that takes a part away, by the part's name.
+    """
+
+    install_launcher: collections.abc.Callable[[], object] = launcher.ensure
+    forward: collections.abc.Callable[[], object] = container_network.ensure
+    apply_web: collections.abc.Callable[[WebPlan, Say], object] = web.apply
+    apply_worker: collections.abc.Callable[[WorkerPlan, Say], object] = worker.apply
+    retire_worker: collections.abc.Callable[[float, Say], object] = worker.retire
+    set_database_aside: collections.abc.Callable[[str], object] = local_postgresql.set_aside
+    remove: collections.abc.Mapping[str, Remove] = dataclasses.field(default_factory=_removals)

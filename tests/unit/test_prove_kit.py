@@ -1,0 +1,71 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The packages that travel with the tree for `make prove-gpu` are all that lib needs, and pure."""
+
+import ast
+import importlib.util
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The names by which the kit's packages are imported.
+IMPORTED = {"jinja2", "pynvml", "tenacity", "tomlkit"}
+OURS = {"gpu_agent", "gpu_runtime", "gpu_selftest", "machine"}
+
+
+@pytest.fixture(scope="module")
+def kit():
+    spec = importlib.util.spec_from_file_location("kit", ROOT / "scripts/prove_gpu/kit.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def test_lib_imports_no_other_package():
+    workload = ROOT / "lib/gpu_selftest/compute/workload"
+    files = [path for path in (ROOT / "lib").rglob("*.py") if workload not in path.parents]
+    found = {name for path in files for name in imported(path)}
+    assert found - sys.stdlib_module_names - OURS == IMPORTED
+
+
+def test_each_package_is_locked_with_hashes(kit):
+    part = kit._part_of_lock((ROOT / "requirements.txt").read_text())
+    entries = [line.partition("==")[0] for line in part.splitlines() if not line.startswith(" ")]
+    assert entries == list(kit._NAMES)
+    assert part.count("--hash=sha256:") >= len(entries)
+
+
+def test_a_package_that_is_not_locked_is_named(kit):
+    lock = "jinja2==1\nmarkupsafe==1\nnvidia-ml-py==1\ntenacity==1\n"
+    with pytest.raises(SystemExit, match="has no tomlkit"):
+        kit._part_of_lock(lock)
+
+
+def test_compiled_parts_are_left_out(kit, tmp_path):
+    wheel = tmp_path / "made-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("made/__init__.py", "made/_native.py", "made/_speedups.cpython-311.so"):
+            archive.writestr(name, "")
+    kit._unpack(wheel, tmp_path / "kit")
+    found = {path.name for path in (tmp_path / "kit").rglob("*") if path.is_file()}
+    assert found == {"__init__.py", "_native.py"}
+
+
+def test_a_wheel_writes_nowhere_else(kit, tmp_path):
+    wheel = tmp_path / "made-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("../made.py", "")
+    with pytest.raises(SystemExit):
+        kit._unpack(wheel, tmp_path / "kit")
+    assert not (tmp_path / "made.py").exists()
