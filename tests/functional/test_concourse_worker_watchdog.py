@@ -184,7 +184,9 @@ def test_a_worker_that_was_ended_for_a_restart_comes_back_though_the_hook_was_ki
 
 
 def test_a_worker_that_has_landed_stays_down_until_it_is_taken_up(polite):
-    assert polite.run(LAND).strip() == process(polite)
+    first = process(polite)
+    # It may have ended by the time that its number is read.
+    assert polite.run(LAND).strip() in (first, "0")
     # It is inactive only after systemd has tried to start it once more.
     state = "systemctl show -P ActiveState -P ConditionResult concourse-worker"
     until(lambda: polite.sh(state).stdout.split() == ["inactive", "no"], 60)

@@ -49,7 +49,7 @@ def test_people_and_tasks_wait_in_one_line(shared):
         shared.sh(ALICE.format("two", "touch /tmp/alice-had-one"))
         shared.sh("for i in $(seq 300); do grep -q queue /srv/alice-two && exit; sleep 0.2; done")
         said = shared.sh("cat /srv/alice-two")
-        assert said.startswith("gpu-run: waiting for 1 GPU: position 1 in the queue; concourse ")
+        assert said.startswith("gpu-run: waiting for 1 GPU: position 1 in the queue; CI task ")
         assert both.end() == 0
         shared.sh(
             "for i in $(seq 300); do [ -e /tmp/alice-had-one ] && exit; sleep 0.2; done; exit 1"
