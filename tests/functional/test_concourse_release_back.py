@@ -13,7 +13,6 @@ from ci.concourse import release
 from machine import download, files
 from tests.functional import test_concourse_release as releases
 from tests.functional.test_concourse_release import Killed, die_at, given, sha8, tarball
-from tests.unit.situations import changed
 
 root = releases.root
 
@@ -156,7 +155,7 @@ def test_disk_that_is_full_leaves_what_runs_as_it_is(old, tmp_path, monkeypatch)
 def test_version_and_checksum_that_do_not_belong_together_are_told(old, tmp_path, monkeypatch):
     path = tarball(tmp_path / "c.tgz", "8.3.0")
     monkeypatch.setattr(release, "_download", lambda *_: path)
-    wanted = changed(given(path), version="8.3.1", tarball="", sha256="ab" * 32)
+    wanted = dataclasses.replace(given(path), version="8.3.1", tarball="", sha256="ab" * 32)
     words = r"c\.tgz is Concourse 8\.3\.0 and not 8\.3\.1: correct the version or the checksum"
     with pytest.raises(release.ReleaseError, match=words):
         release.ensure(wanted, lambda _: None)

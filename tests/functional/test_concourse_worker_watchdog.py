@@ -53,7 +53,8 @@ VALUES = {
     "dispatch": "/x", "app": "/x", "variable": "X", "revision": "1", "unit": "worker/0",
     "stamp": "stamp", "python": "/usr/bin/python3", "run": "x", "state": "x", "logs": "x",
     "launcher": "/bin/true", "program": "/x", "port": 8888, "patience": 300, "limit": "900",
-    "guard": "basic.target", "shut": "/bin/true", "open": "/bin/true", "release": "/x",
+    "guard": "basic.target", "shut": "/bin/true", "open": "/bin/true", "before": "basic.target",
+    "needs": "/x",
 }  # fmt: skip
 
 
