@@ -13,8 +13,6 @@ from gpu_agent.availability import lease_report as leases
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime import runc as runcs
 from gpu_agent.runtime.settings import GpuPlan
-from gpu_runtime.holder_usage import Host
-from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
 from lifecycle.action_call import Action
 from lifecycle.drain import Drainable
@@ -87,14 +85,8 @@ class Holders:
         """Do nothing: the next hook gives out GPUs again."""
 
     def _held(self) -> dict[str, str]:
-        host = Host()
         try:
-            holders = Store(str(self._store)).read().holders.items()
-            return {
-                name: leases.words(name, holder, host)
-                for name, holder in holders
-                if host.in_use(name, holder)
-            }
+            return leases.occupants(self._store)
         except (ValueError, Refused) as error:
             raise OSError(f"the leases cannot be read: {error}") from error
 

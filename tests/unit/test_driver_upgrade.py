@@ -14,6 +14,7 @@ from gpu_agent import paths as wrapper
 from gpu_agent.availability import quarantine
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver
+from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
 from gpu_selftest import service, settings
@@ -182,7 +183,7 @@ def job(world, monkeypatch):
         job.looks -= 1
         return job.looks > 0
 
-    monkeypatch.setattr(pool.Host, "in_use", in_use)
+    monkeypatch.setattr(Host, "in_use", in_use)
     with Store(str(wrapper.STORE)) as table:
         table.holders["abc"] = Holder("", [GPUS[0].uuid], [], exclusive=True, since=0)
     return job

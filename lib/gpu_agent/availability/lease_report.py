@@ -5,6 +5,7 @@
 import collections.abc
 import dataclasses
 import json
+import pathlib
 import time
 
 from gpu_agent import paths as wrapper
@@ -222,6 +223,22 @@ def _state(containers: list[messages.Container], *, shared: bool) -> str:
     if not users:
         return "handing over" if any(each.handing_over for each in containers) else "free"
     return f"shared by {users}" if shared or users > 1 else "leased"
+
+
+def occupants(store: pathlib.Path) -> dict[str, str]:
+    """Return the holders that use GPUs now: their names, and a description of each.
+
+    Args:
+        store: the folder of the leases.
+
+    Raises:
+        OSError, ValueError, gpu_runtime.refusal.Refused: the leases cannot be read.
+    """
+    host = Host()
+    holders = Store(str(store)).read().holders.items()
+    return {
+        name: words(name, holder, host) for name, holder in holders if host.in_use(name, holder)
+    }
 
 
 def words(name: str, holder: Holder, host: Host) -> str:

@@ -8,7 +8,6 @@ import typing
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import quarantine
-from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
 from gpu_selftest import results
@@ -93,14 +92,8 @@ def wait(
 
 def occupants() -> dict[str, str]:
     """Return the holders that use GPUs: their names, and a description of each."""
-    host = Host()
     try:
-        holders = Store(str(wrapper.STORE)).read().holders.items()
-        return {
-            name: leases.words(name, holder, host)
-            for name, holder in holders
-            if host.in_use(name, holder)
-        }
+        return leases.occupants(wrapper.STORE)
     except (OSError, ValueError, Refused) as error:
         return {"": f"unknown holders, since the leases cannot be read: {error}"}
 
